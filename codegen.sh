@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Nstance Authors.
+
+# Writes everything that is generated: protobuf code, deepcopy functions,
+# OpenAPI definitions, apply configurations, clientset, listers, informers and
+# CRDs. Every generator is a tool of go.mod or hack/tools/go.mod.
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")"
+
+header=hack/boilerplate.go.txt
+module=nstance.dev/operator
+api=$module/pkg/apis/infrastructure/v1beta1
+out=pkg/generated
+tools=hack/tools/go.mod
+
+(cd proto && go tool -modfile=../$tools buf lint && go tool -modfile=../$tools buf generate)
+
+go tool deepcopy-gen --go-header-file $header --output-file zz_generated.deepcopy.go $api
+
+# The schema of our kinds goes through a file that is not kept.
+schema=$(mktemp)
+trap 'rm -f "$schema"' EXIT
+go tool openapi-gen --go-header-file $header --output-file zz_generated.openapi.go \
+	--output-dir $out/openapi --output-pkg $module/$out/openapi --report-filename /dev/null \
+	k8s.io/apimachinery/pkg/apis/meta/v1 k8s.io/apimachinery/pkg/runtime k8s.io/apimachinery/pkg/version $api
+go run ./hack/models-schema >"$schema"
+
+rm -rf $out/applyconfiguration $out/clientset $out/listers $out/informers
+go tool applyconfiguration-gen --go-header-file $header --openapi-schema "$schema" \
+	--output-dir $out/applyconfiguration --output-pkg $module/$out/applyconfiguration $api
+go tool client-gen --go-header-file $header --clientset-name versioned --input-base "" --input $api \
+	--apply-configuration-package $module/$out/applyconfiguration \
+	--output-dir $out/clientset --output-pkg $module/$out/clientset
+go tool lister-gen --go-header-file $header \
+	--output-dir $out/listers --output-pkg $module/$out/listers $api
+go tool informer-gen --go-header-file $header \
+	--versioned-clientset-package $module/$out/clientset/versioned --listers-package $module/$out/listers \
+	--output-dir $out/informers --output-pkg $module/$out/informers $api
+
+go tool -modfile=$tools controller-gen crd paths=./pkg/apis/... output:crd:dir=manifests/crd

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1beta1
+
+// Condition types. Ready means the same on every kind: what the spec asks for
+// is what there is.
+const (
+	// ConditionReady is on every kind.
+	ConditionReady = "Ready"
+	// ConditionShardsReachable, on a pool, is true while every shard of the
+	// pool is connected.
+	ConditionShardsReachable = "ShardsReachable"
+	// ConditionPaused, on a pool, is true while Cluster API's pause holds the
+	// operator back from changing anything (CAPI contract).
+	ConditionPaused = "Paused"
+	// ConditionShardReachable, on a shard group, is true while its shard is
+	// connected.
+	ConditionShardReachable = "ShardReachable"
+	// ConditionConfigValid, on a shard group, is false when the shard refused
+	// the group's configuration.
+	ConditionConfigValid = "ConfigValid"
+	// ConditionInstanceCreated, on a machine, is true once the shard has
+	// confirmed the instance.
+	ConditionInstanceCreated = "InstanceCreated"
+	// ConditionServerDeleted, on a machine, is true once the shard has told
+	// that it deleted the instance; its reason is the shard's.
+	ConditionServerDeleted = "ServerDeleted"
+	// ConditionAvailable, on a cluster, stands for the availability of the
+	// control plane, which Nstance does not manage (CAPI contract).
+	ConditionAvailable = "Available"
+)
+
+// Condition reasons that are the same on several kinds.
+const (
+	// ReasonReady: everything is as the spec asks.
+	ReasonReady = "Ready"
+	// ReasonReachable: the shard or shards are connected.
+	ReasonReachable = "Reachable"
+	// ReasonShardUnreachable: a shard is configured but does not answer.
+	ReasonShardUnreachable = "ShardUnreachable"
+	// ReasonUnknownShard: a shard is named that is not configured.
+	ReasonUnknownShard = "UnknownShard"
+	// ReasonNotSynced: a shard has not been read completely since this
+	// operator started, so nothing is decided from what it has.
+	ReasonNotSynced = "NotSynced"
+	// ReasonConfigRejected: the shard refused the configuration; the message
+	// holds its words.
+	ReasonConfigRejected = "ConfigRejected"
+	// ReasonConfigAccepted: the shard has taken the configuration.
+	ReasonConfigAccepted = "ConfigAccepted"
+	// ReasonScaling: the number of running instances is not yet the wanted one.
+	ReasonScaling = "Scaling"
+	// ReasonDeleting: the object is being deleted and waits for its shard.
+	ReasonDeleting = "Deleting"
+	// ReasonPaused: Cluster API's pause is on.
+	ReasonPaused = "Paused"
+	// ReasonNotPaused: Cluster API's pause is off.
+	ReasonNotPaused = "NotPaused"
+)

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1beta1
+
+import "nstance.dev/operator/pkg/identifier"
+
+// Labels and finalizers.
+const (
+	// LabelGroup is the Nstance group an object stands for.
+	LabelGroup = "nstance.dev/group"
+	// LabelShard is the shard an object stands for.
+	LabelShard = "nstance.dev/shard"
+
+	// FinalizerShardGroup keeps a shard group until its shard has confirmed
+	// that the group is gone.
+	FinalizerShardGroup = "nstance.dev/shard-group"
+)
+
+// AnnotationTokenExpiry, on the kubeconfig Secret, tells when its token
+// expires, in RFC 3339.
+const AnnotationTokenExpiry = "nstance.dev/token-expiry"
+
+// ShardGroupName is the name of the shard group of group on shard. It is
+// unambiguous because no identifier contains two hyphens in a row.
+func ShardGroupName(group, shard string) string {
+	return group + identifier.Separator + shard
+}

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1beta1
+
+import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+// NstanceMachinePool maps one Nstance group to a Cluster API MachinePool of the
+// same name. The MachinePool's replicas are spread over the shards.
+//
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:resource:path=nstancemachinepools,scope=Namespaced,shortName=nsmp,categories=cluster-api
+// +kubebuilder:metadata:labels="cluster.x-k8s.io/v1beta2=v1beta1"
+// +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
+// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desiredReplicas`
+// +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.replicas`
+// +kubebuilder:printcolumn:name="Shards",type=integer,JSONPath=`.status.shards.total`
+// +kubebuilder:printcolumn:name="Reachable",type=integer,JSONPath=`.status.shards.reachable`
+// +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
+// +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+type NstanceMachinePool struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +required
+	Spec NstanceMachinePoolSpec `json:"spec"`
+	// +optional
+	Status NstanceMachinePoolStatus `json:"status,omitempty"`
+}
+
+// NstanceMachinePoolSpec says which group, on which shards, of which machines.
+// How many there are is said by the MachinePool.
+type NstanceMachinePoolSpec struct {
+	// group is the id of the Nstance group. It never changes.
+	// +required
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
+	Group Identifier `json:"group"`
+	// shards are the shards the group is spread over. Order matters: what does
+	// not divide evenly goes to the shards listed first.
+	// +required
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=64
+	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="shards must not contain a shard twice"
+	Shards []Identifier `json:"shards"`
+	// template is the server's template for a group that is not in the server's
+	// own configuration; leave it out for one that is.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Template string `json:"template,omitempty"`
+	// subnets are ids of subnet pools, tried in this order; when left out the
+	// template's are used.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=16
+	Subnets []Identifier `json:"subnets,omitempty"`
+	// instanceType overrides the template's, if the server allows it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=128
+	InstanceType string `json:"instanceType,omitempty"`
+	// vars are merged over the template's vars.
+	// +optional
+	Vars map[string]string `json:"vars,omitempty"`
+	// providerIDList are the provider ids of the pool's instances, sorted. The
+	// operator writes it; Cluster API reads it.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=512
+	ProviderIDList []string `json:"providerIDList,omitempty"`
+}
+
+// Identifier is an id that Nstance shares with every provider: lower case
+// letters, digits and single hyphens, at most 32 characters.
+//
+// +kubebuilder:validation:MinLength=1
+// +kubebuilder:validation:MaxLength=32
+// +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`
+// +kubebuilder:validation:XValidation:rule="!self.contains('--')",message="must not contain consecutive hyphens"
+type Identifier string
+
+// NstanceMachinePoolStatus is what the shards of the pool report, added up.
+type NstanceMachinePoolStatus struct {
+	// ready becomes true when all shard groups were ready for the first time and
+	// then stays true: Cluster API stops copying ids and replicas when it falls
+	// back. The condition Ready tells the present.
+	// +optional
+	Ready *bool `json:"ready,omitempty"`
+	// initialization holds the mark of the CAPI contract that equals ready.
+	// +optional
+	Initialization NstanceMachinePoolInitialization `json:"initialization,omitempty"`
+	// desiredReplicas is the number of instances asked of the shards.
+	// +optional
+	DesiredReplicas *int32 `json:"desiredReplicas,omitempty"`
+	// replicas is the number of instances that the shards run.
+	// +optional
+	Replicas *int32 `json:"replicas,omitempty"`
+	// shards tells how many shards the pool has and how many are connected.
+	// +optional
+	Shards ShardsSummary `json:"shards,omitempty"`
+	// isStatic is true when any shard has the group in its own configuration;
+	// then template, subnets and shards must not be changed.
+	// +optional
+	IsStatic *bool `json:"isStatic,omitempty"`
+	// template is the template in force on the shards.
+	// +optional
+	Template string `json:"template,omitempty"`
+	// subnets are the subnet pools in force on the shards.
+	// +optional
+	// +listType=atomic
+	Subnets []string `json:"subnets,omitempty"`
+	// observedGeneration is the generation this status was computed from.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// conditions tell the present state: Ready, ShardsReachable, Paused.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	// +patchStrategy=merge
+	// +patchMergeKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
+}
+
+// NstanceMachinePoolInitialization holds the mark that CAPI waits for once.
+type NstanceMachinePoolInitialization struct {
+	// provisioned is true once the pool was ready for the first time.
+	// +optional
+	Provisioned *bool `json:"provisioned,omitempty"`
+}
+
+// ShardsSummary counts the shards of a pool.
+type ShardsSummary struct {
+	// total is the number of shards that the spec names.
+	// +optional
+	Total int32 `json:"total"`
+	// reachable is the number of those that are connected.
+	// +optional
+	Reachable int32 `json:"reachable"`
+}
+
+// NstanceMachinePoolList is a list of pools.
+//
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+type NstanceMachinePoolList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []NstanceMachinePool `json:"items"`
+}
