@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package identity
+
+import (
+	"context"
+	"net"
+
+	"google.golang.org/grpc/credentials"
+)
+
+// TransportCredentials are gRPC client credentials that read the identity at
+// each handshake: TLS 1.3, the client certificate and the CA in force at that
+// moment, and the host of the dialed endpoint as the name that the server's
+// certificate must carry.
+func (i *Identity) TransportCredentials() credentials.TransportCredentials {
+	return &transportCredentials{TransportCredentials: credentials.NewTLS(nil), identity: i}
+}
+
+// transportCredentials leaves everything but the client handshake to the
+// embedded TLS credentials.
+type transportCredentials struct {
+	credentials.TransportCredentials
+	identity *Identity
+}
+
+func (c *transportCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
+	config, err := c.identity.tlsConfig()
+	if err != nil {
+		return nil, nil, err
+	}
+	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
+}
+
+func (c *transportCredentials) Clone() credentials.TransportCredentials {
+	return c.identity.TransportCredentials()
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package informer keeps caches of what the shard servers report, fresh by a
+// watch and a poll, and tells handlers what changed.
+package informer
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+
+	"nstance.dev/operator/pkg/shard"
+)
+
+// errNotConnected is why a shard is not reachable before anything was tried.
+var errNotConnected = errors.New("not connected yet")
+
+// Handler is told of changes. Both functions get keys and not values: what
+// counts is what the cache says when the key is worked on. They run in the
+// reader's goroutine and must be quick. A nil function is not called.
+type Handler struct {
+	// OnGroup is called when a group appeared, changed or went away. A list or an
+	// event that says what is known already calls nothing.
+	OnGroup func(shard, key string)
+	// OnShard is called when HasSynced or Reachable of a shard changed.
+	OnShard func(shard string)
+}
+
+// Groups is the cache of the groups of every shard that is being served, shaped
+// like an informer: a watch with a periodic list beside it, HasSynced, handlers.
+// Its methods are safe for concurrent use. What they return shares memory with
+// the cache and is read only.
+type Groups struct {
+	timing timing
+
+	mu       sync.RWMutex
+	shards   map[string]*cache
+	handlers []Handler
+}
+
+// NewGroups makes an empty cache. Serve fills it.
+func NewGroups() *Groups {
+	return &Groups{timing: defaultTiming, shards: map[string]*cache{}}
+}
+
+// AddHandler adds a handler. Handlers are called in the order in which they were
+// added. Add them before the first Serve: what is in the cache already is not
+// told again.
+func (g *Groups) AddHandler(handler Handler) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	// A new slice, because notify works on the old one without the lock.
+	g.handlers = append(slices.Clone(g.handlers), handler)
+}
+
+// HasSynced reports whether the cache of a shard is complete: since its Serve
+// began a list has succeeded and a watch was opened. It says nothing about now;
+// for that see Reachable.
+func (g *Groups) HasSynced(shard string) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	c, ok := g.shards[shard]
+	return ok && c.synced()
+}
+
+// Synced reports whether HasSynced is true of each of the shards.
+func (g *Groups) Synced(shards []string) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	for _, id := range shards {
+		if c, ok := g.shards[id]; !ok || !c.synced() {
+			return false
+		}
+	}
+	return true
+}
+
+// Reachable reports whether the watch of a shard is open and the last list since
+// then succeeded. The error is nil when it is, and else the reason: the first
+// failure since the shard was last reachable, replaced only by one of another
+// kind (see shard.IsUnreachable), so that it is fit for the message of a
+// condition.
+func (g *Groups) Reachable(shard string) (bool, error) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	c, ok := g.shards[shard]
+	if !ok {
+		return false, errNotConnected
+	}
+	return c.reachable(), c.reason
+}
+
+// Get returns a group of a shard as last reported, whether or not the shard is
+// reachable, and whether there is one.
+func (g *Groups) Get(shardID, key string) (shard.Group, bool) {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	c, ok := g.shards[shardID]
+	if !ok {
+		return shard.Group{}, false
+	}
+	group, ok := c.groups[key]
+	return group, ok
+}
+
+// List returns the groups of a shard as last reported, by key, whether or not
+// the shard is reachable.
+func (g *Groups) List(shardID string) []shard.Group {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	c, ok := g.shards[shardID]
+	if !ok {
+		return nil
+	}
+	groups := make([]shard.Group, 0, len(c.groups))
+	for _, group := range c.groups {
+		groups = append(groups, group)
+	}
+	slices.SortFunc(groups, func(a, b shard.Group) int { return strings.Compare(a.Key, b.Key) })
+	return groups
+}
+
+// Observe puts the reply to UpsertGroup into the cache, so that a sync right
+// after the write sees it and a list that was under way does not undo it. Of a
+// group that is cached, ActualSize and ProviderIDs stay as they are: the reply
+// is about configuration, and an instance must never seem to be gone because a
+// server left it out there. A shard that is not being served is ignored.
+func (g *Groups) Observe(shardID string, group shard.Group) {
+	g.update(shardID, func(c *cache) []string {
+		if cached, ok := c.groups[group.Key]; ok {
+			group.ActualSize, group.ProviderIDs = cached.ActualSize, cached.ProviderIDs
+		}
+		return c.put(group)
+	})
+}
+
+// update changes the cache of one shard under the lock, and tells the handlers
+// afterwards. change returns the keys of the groups that it changed.
+func (g *Groups) update(shardID string, change func(*cache) []string) {
+	g.mu.Lock()
+	c, ok := g.shards[shardID]
+	if !ok {
+		g.mu.Unlock()
+		return
+	}
+	before := c.condition()
+	keys := change(c)
+	changed := c.condition() != before
+	handlers := g.handlers
+	g.mu.Unlock()
+
+	notify(handlers, shardID, keys, changed)
+}
+
+// notify calls the handlers. Groups come first: who hears that a shard has
+// synced has heard of its groups.
+func notify(handlers []Handler, shardID string, keys []string, condition bool) {
+	for _, key := range keys {
+		for _, handler := range handlers {
+			if handler.OnGroup != nil {
+				handler.OnGroup(shardID, key)
+			}
+		}
+	}
+	if !condition {
+		return
+	}
+	for _, handler := range handlers {
+		if handler.OnShard != nil {
+			handler.OnShard(shardID)
+		}
+	}
+}
