@@ -45,8 +45,8 @@ type Component struct {
 	// exited is told when a process started by Start ends without having
 	// been asked to by Stop or Kill. May be nil.
 	exited func(error)
-	// ending is set by Stop and Kill.
-	ending atomic.Bool
+	// ending is the id of the process that Stop or Kill last ended.
+	ending atomic.Int64
 }
 
 // LogPath is the file that collects the component's output.
@@ -94,7 +94,6 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 	cmd.Env = append(os.Environ(), c.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = attributes
-	c.ending.Store(false)
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting %s: %w", c.Name, err)
 	}
@@ -124,7 +123,7 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 		if err == nil {
 			go func() {
 				<-ended
-				if c.exited != nil && !c.ending.Load() {
+				if c.exited != nil && c.ending.Load() != int64(cmd.Process.Pid) {
 					c.exited(exit)
 				}
 			}()
@@ -161,7 +160,6 @@ func (c *Component) Kill(ctx context.Context) error {
 }
 
 func (c *Component) end(ctx context.Context, how func(*process) error) error {
-	c.ending.Store(true)
 	r, err := readRecord(c.dir, c.Name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // never started
@@ -169,6 +167,7 @@ func (c *Component) end(ctx context.Context, how func(*process) error) error {
 	if err != nil {
 		return err
 	}
+	c.ending.Store(int64(r.Process.PID))
 	p, err := r.Process.open()
 	if err == nil {
 		defer p.close()

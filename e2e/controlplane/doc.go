@@ -15,6 +15,7 @@
 //	pids/COMPONENT        its process id
 //	components/           how each was started, so that it can be started again
 //	pki/, kubeconfigs/    keys, certificates and the components' own access
+//	config/               files that components are configured by
 //	etcd/                 the data
 //
 // Processes are followed through /proc and pidfds: the package needs Linux.

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controlplane
+
+import (
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"path/filepath"
+	"strconv"
+
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+)
+
+// startCAPI runs the Cluster API core manager with its webhooks.
+//
+// The conversion webhooks are part of the CRDs, which the manager needs in
+// order to start; the admission webhooks are configured once it answers.
+func (cp *ControlPlane) startCAPI(ctx context.Context) error {
+	config := filepath.Join(cp.binaries.CAPIModule, "core", "config")
+	crds, err := cp.capiObjects(filepath.Join(config, "crd"))
+	if err != nil {
+		return err
+	}
+	webhooks, err := cp.capiObjects(filepath.Join(config, "webhook"))
+	if err != nil {
+		return err
+	}
+	if err := Apply(ctx, cp.config, CAPI, crds); err != nil {
+		return err
+	}
+	if err := cp.runCAPI(ctx); err != nil {
+		return err
+	}
+	return Apply(ctx, cp.config, CAPI, webhooks)
+}
+
+func (cp *ControlPlane) runCAPI(ctx context.Context) error {
+	kubeconfig, err := cp.Kubeconfig(CAPI)
+	if err != nil {
+		return err
+	}
+	certs, err := cp.authority.serving(CAPI)
+	if err != nil {
+		return err
+	}
+	health := address(cp.ports.CAPIHealth)
+	_, err = cp.Run(ctx, Spec{
+		Name: CAPI,
+		Argv: []string{
+			cp.binaries.CAPI,
+			"--kubeconfig=" + kubeconfig,
+			"--leader-elect=false",
+			"--webhook-cert-dir=" + certs,
+			"--webhook-port=" + strconv.Itoa(cp.ports.CAPIWebhook),
+			"--health-addr=" + health,
+			"--diagnostics-address=" + address(cp.ports.CAPIDiagnostics),
+			"--insecure-diagnostics",
+		},
+		// The manager asks whether it runs on the cluster it manages by
+		// looking for the Pod of this name. There is none.
+		Env: []string{
+			"POD_NAMESPACE=capi-system",
+			"POD_NAME=capi-controller-manager",
+			"POD_UID=00000000-0000-0000-0000-000000000000",
+		},
+		Ports: []int{cp.ports.CAPIWebhook, cp.ports.CAPIHealth, cp.ports.CAPIDiagnostics},
+		Ready: Probe{URL: "http://" + health + "/readyz"},
+	})
+	return err
+}
+
+// capiObjects builds a kustomization of Cluster API and directs every webhook
+// in it to the manager's port on this machine. The Service that stands for
+// the manager inside a cluster is left out.
+func (cp *ControlPlane) capiObjects(dir string) ([]*unstructured.Unstructured, error) {
+	objects, err := Render(dir)
+	if err != nil {
+		return nil, err
+	}
+	var kept []*unstructured.Unstructured
+	for _, object := range objects {
+		if object.GetKind() == "Service" {
+			continue
+		}
+		if err := cp.redirectWebhooks(object); err != nil {
+			return nil, fmt.Errorf("directing the webhooks of %s %s: %w", object.GetKind(), object.GetName(), err)
+		}
+		kept = append(kept, object)
+	}
+	return kept, nil
+}
+
+// redirectWebhooks rewrites the client configurations of a CRD's conversion
+// webhook, or of an admission webhook configuration.
+func (cp *ControlPlane) redirectWebhooks(object *unstructured.Unstructured) error {
+	if object.GetKind() == crdKind {
+		conversion, found, err := unstructured.NestedMap(object.Object, "spec", "conversion", "webhook")
+		if err != nil || !found {
+			return err
+		}
+		if err := cp.redirect(conversion); err != nil {
+			return err
+		}
+		return unstructured.SetNestedMap(object.Object, conversion, "spec", "conversion", "webhook")
+	}
+	webhooks, _, err := unstructured.NestedSlice(object.Object, "webhooks")
+	if err != nil {
+		return err
+	}
+	for _, webhook := range webhooks {
+		fields, ok := webhook.(map[string]any)
+		if !ok {
+			return fmt.Errorf("a webhook is a %T, not a map", webhook)
+		}
+		if err := cp.redirect(fields); err != nil {
+			return err
+		}
+	}
+	return unstructured.SetNestedSlice(object.Object, webhooks, "webhooks")
+}
+
+func (cp *ControlPlane) redirect(webhook map[string]any) error {
+	path, found, err := unstructured.NestedString(webhook, "clientConfig", "service", "path")
+	if err != nil {
+		return err
+	}
+	if !found {
+		return errors.New("no path of a service in its client configuration")
+	}
+	webhook["clientConfig"] = map[string]any{
+		"url":      "https://" + address(cp.ports.CAPIWebhook) + path,
+		"caBundle": base64.StdEncoding.EncodeToString(cp.authority.caPEM()),
+	}
+	return nil
+}

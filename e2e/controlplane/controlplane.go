@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// The names of the parts, in the order they start.
+const (
+	Etcd              = "etcd"
+	APIServer         = "kube-apiserver"
+	ControllerManager = "kube-controller-manager"
+	Scheduler         = "kube-scheduler"
+	CAPI              = "capi"
+	KWOK              = "kwok"
+)
+
+// Options of a control plane.
+type Options struct {
+	// Dir holds all state. What an earlier control plane left there is removed.
+	Dir string
+	// Binaries are the result of Builder.ControlPlane.
+	Binaries Binaries
+	// Ports that are zero are chosen.
+	Ports Ports
+	// Without names parts to leave out; etcd and kube-apiserver always run.
+	Without []string
+	// Exited is told when a component ends that nobody in this program asked
+	// to end. It is called from a goroutine of its own. Optional.
+	Exited func(component *Component, err error)
+}
+
+// ControlPlane is a running control plane.
+type ControlPlane struct {
+	dir        string
+	binaries   Binaries
+	ports      Ports
+	exited     func(*Component, error)
+	authority  *authority
+	config     *rest.Config
+	components []*Component // in the order they started
+}
+
+// Start runs the parts one after the other, each when the one before is
+// ready. When one fails, those that run are stopped again.
+//
+// A fixed port that is in use is an error before anything starts.
+func Start(ctx context.Context, o Options) (*ControlPlane, error) {
+	if err := checkWithout(o.Without); err != nil {
+		return nil, err
+	}
+	if err := CheckPorts(o.Ports.Uses()); err != nil {
+		return nil, err
+	}
+	if err := o.Ports.fillIn(); err != nil {
+		return nil, err
+	}
+	dir, err := filepath.Abs(o.Dir)
+	if err != nil {
+		return nil, err
+	}
+	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, exited: o.Exited}
+	if err := cp.start(ctx, o.Without); err != nil {
+		return nil, errors.Join(err, cp.Stop(context.WithoutCancel(ctx)))
+	}
+	return cp, nil
+}
+
+func checkWithout(names []string) error {
+	optional := []string{ControllerManager, Scheduler, CAPI, KWOK}
+	for _, name := range names {
+		if !slices.Contains(optional, name) {
+			return fmt.Errorf("cannot leave out %q; parts that can be: %v", name, optional)
+		}
+	}
+	return nil
+}
+
+func (cp *ControlPlane) start(ctx context.Context, without []string) error {
+	if err := cp.prepare(); err != nil {
+		return err
+	}
+	for _, part := range []struct {
+		name  string
+		start func(context.Context) error
+	}{
+		{Etcd, cp.startEtcd},
+		{APIServer, cp.startAPIServer},
+		{ControllerManager, cp.startControllerManager},
+		{Scheduler, cp.startScheduler},
+		{CAPI, cp.startCAPI},
+		{KWOK, cp.startKWOK},
+	} {
+		if slices.Contains(without, part.name) {
+			continue
+		}
+		if err := part.start(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// prepare clears the directory and makes the certificates and the
+// administrator's access.
+func (cp *ControlPlane) prepare() error {
+	if err := removeState(cp.dir); err != nil {
+		return err
+	}
+	var err error
+	if cp.authority, err = newAuthority(filepath.Join(cp.dir, "pki")); err != nil {
+		return err
+	}
+	if err := cp.writeKubeconfigFor(cp.KubeconfigPath(), "admin", mastersGroup); err != nil {
+		return err
+	}
+	cp.config, err = clientcmd.BuildConfigFromFlags("", cp.KubeconfigPath())
+	if err != nil {
+		return fmt.Errorf("reading back the administrator's kubeconfig: %w", err)
+	}
+	cp.config.QPS = -1 // the API server's priority and fairness decides
+	return nil
+}
+
+// removeState removes what an earlier control plane left below dir. Without
+// the record of a component none was there, and what lies in the directory is
+// somebody else's.
+func removeState(dir string) error {
+	components, err := Components(dir)
+	if err != nil || len(components) == 0 {
+		return err
+	}
+	for _, c := range components {
+		if pid, running := c.PID(); running {
+			return fmt.Errorf("%s of an earlier control plane in %s still runs (process %d)", c.Name, dir, pid)
+		}
+	}
+	for _, name := range []string{
+		"audit.log", "components", "config", "etcd", "kubeconfig", "kubeconfigs", "logs", "pids", "pki",
+	} {
+		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
+			return fmt.Errorf("removing old state: %w", err)
+		}
+	}
+	return nil
+}
+
+// Run starts one more component, after all others, and returns when it is
+// ready. Stop ends it first.
+func (cp *ControlPlane) Run(ctx context.Context, spec Spec) (*Component, error) {
+	c := &Component{Spec: spec, dir: cp.dir, sequence: len(cp.components)}
+	c.exited = func(err error) {
+		if cp.exited != nil {
+			cp.exited(c, err)
+		}
+	}
+	if err := c.Start(ctx); err != nil {
+		return nil, err
+	}
+	cp.components = append(cp.components, c)
+	return c, nil
+}
+
+// Stop ends all components, the last started first, and returns when all
+// processes are gone.
+func (cp *ControlPlane) Stop(ctx context.Context) error {
+	var failed []error
+	for _, c := range slices.Backward(cp.components) {
+		if err := c.Stop(ctx); err != nil {
+			failed = append(failed, err)
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// Component returns the component of that name, or nil when there is none.
+func (cp *ControlPlane) Component(name string) *Component {
+	for _, c := range cp.components {
+		if c.Name == name {
+			return c
+		}
+	}
+	return nil
+}
+
+// Components returns all components in the order they started.
+func (cp *ControlPlane) Components() []*Component { return slices.Clone(cp.components) }
+
+// Dir is the directory of all state, an absolute path.
+func (cp *ControlPlane) Dir() string { return cp.dir }
+
+// Server is the API server's URL.
+func (cp *ControlPlane) Server() string { return "https://" + address(cp.ports.APIServer) }
+
+// AdminConfig returns a client configuration of the administrator.
+func (cp *ControlPlane) AdminConfig() *rest.Config { return rest.CopyConfig(cp.config) }
+
+// KubeconfigPath is the administrator's kubeconfig file.
+func (cp *ControlPlane) KubeconfigPath() string { return filepath.Join(cp.dir, "kubeconfig") }
+
+// AuditLog is the record of all writes to the API server.
+func (cp *ControlPlane) AuditLog() AuditLog { return AuditLog(filepath.Join(cp.dir, "audit.log")) }

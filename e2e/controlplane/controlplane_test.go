@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controlplane
+
+import (
+	"context"
+	"errors"
+	"net"
+	"net/http"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+)
+
+// TestControlPlane starts every part once and looks at each from outside.
+func TestControlPlane(t *testing.T) {
+	cp := startWhole(t)
+	client := kubernetes.NewForConfigOrDie(cp.AdminConfig())
+	t.Run("audit log counts writes", func(t *testing.T) { testAudit(t, cp, client) })
+	t.Run("Cluster API refuses a bad Cluster", func(t *testing.T) { testCAPIWebhook(t, cp) })
+	t.Run("kwok makes a Node Ready and lets it go", func(t *testing.T) { testNode(t, client) })
+	t.Run("a token of a ServiceAccount is its own user", func(t *testing.T) { testServiceAccount(t, cp, client) })
+	t.Run("a killed component starts again", func(t *testing.T) { testRestart(t, cp) })
+	t.Run("stop leaves no process", func(t *testing.T) { testStop(t, cp) })
+}
+
+func startWhole(t *testing.T) *ControlPlane {
+	t.Helper()
+	root, err := FindRoot(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	binaries, err := Builder{Root: root, Progress: os.Stderr}.ControlPlane(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	begin := time.Now()
+	cp, err := Start(t.Context(), Options{
+		Dir:      t.TempDir(),
+		Binaries: binaries,
+		Exited: func(c *Component, err error) {
+			t.Errorf("%s ended by itself: %v\n%s", c.Name, err, logTail(c.LogPath(), 0))
+		},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("the control plane was ready after %s", time.Since(begin).Round(time.Second/10))
+	t.Cleanup(func() {
+		if err := cp.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	return cp
+}
+
+func testAudit(t *testing.T, cp *ControlPlane, client kubernetes.Interface) {
+	from, err := cp.AuditLog().End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	maps := client.CoreV1().ConfigMaps(metav1.NamespaceDefault)
+	created, err := maps.Create(t.Context(), &corev1.ConfigMap{
+		ObjectMeta: metav1.ObjectMeta{Name: "counted"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := maps.Get(t.Context(), created.Name, metav1.GetOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if err := maps.Delete(t.Context(), created.Name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+
+	writes, err := cp.AuditLog().Writes(from, func(w Write) bool { return w.User == "admin" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(writes) != 2 {
+		t.Fatalf("a create, a get and a delete count as %d writes, want 2: %+v", len(writes), writes)
+	}
+	for i, verb := range []string{"create", "delete"} {
+		w := writes[i]
+		if w.Verb != verb || w.Resource != "configmaps" || w.Namespace != "default" || w.Name != "counted" {
+			t.Errorf("write %d is %+v, want a %s of the config map", i, w, verb)
+		}
+	}
+}
+
+func testCAPIWebhook(t *testing.T, cp *ControlPlane) {
+	clusters := dynamic.NewForConfigOrDie(cp.AdminConfig()).Resource(schema.GroupVersionResource{
+		Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "clusters",
+	}).Namespace(metav1.NamespaceDefault)
+	// Neither infrastructure nor control plane: only the webhook knows that
+	// this is wrong.
+	_, err := clusters.Create(t.Context(), &unstructured.Unstructured{Object: map[string]any{
+		"apiVersion": "cluster.x-k8s.io/v1beta2",
+		"kind":       "Cluster",
+		"metadata":   map[string]any{"name": "empty"},
+		"spec":       map[string]any{"paused": false},
+	}}, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
+		t.Fatalf("creating a Cluster without references: %v, want a refusal", err)
+	}
+	if !strings.Contains(err.Error(), "infrastructureRef") {
+		t.Errorf("the refusal does not name the missing field: %v", err)
+	}
+}
+
+func testNode(t *testing.T, client kubernetes.Interface) {
+	capacity := corev1.ResourceList{
+		corev1.ResourceCPU:    resource.MustParse("2"),
+		corev1.ResourceMemory: resource.MustParse("8Gi"),
+		corev1.ResourcePods:   resource.MustParse("110"),
+	}
+	nodes := client.CoreV1().Nodes()
+	_, err := nodes.Create(t.Context(), &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "node-1"},
+		Spec:       corev1.NodeSpec{ProviderID: "kwok://node-1"},
+		Status: corev1.NodeStatus{
+			Capacity:    capacity,
+			Allocatable: capacity,
+			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the Node to be Ready", func(ctx context.Context) (bool, error) {
+		node, err := nodes.Get(ctx, "node-1", metav1.GetOptions{})
+		if err != nil {
+			return false, err
+		}
+		seen := map[corev1.NodeConditionType]corev1.ConditionStatus{}
+		for _, c := range node.Status.Conditions {
+			seen[c.Type] = c.Status
+		}
+		return seen[corev1.NodeReady] == corev1.ConditionTrue &&
+			seen[corev1.NodeMemoryPressure] == corev1.ConditionFalse &&
+			seen[corev1.NodeDiskPressure] == corev1.ConditionFalse &&
+			seen[corev1.NodePIDPressure] == corev1.ConditionFalse &&
+			node.Status.NodeInfo.KubeletVersion == "v1.36.3", nil
+	})
+	if err := nodes.Delete(t.Context(), "node-1", metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := nodes.Get(t.Context(), "node-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
+		t.Errorf("the deleted Node is still there: %v", err)
+	}
+}
+
+func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interface) {
+	accounts := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault)
+	account, err := accounts.Create(t.Context(), &corev1.ServiceAccount{
+		ObjectMeta: metav1.ObjectMeta{Name: "somebody"},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	request, err := accounts.CreateToken(t.Context(), account.Name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := cp.KubeconfigWithToken("somebody", request.Status.Token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from, err := cp.AuditLog().End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = kubernetes.NewForConfigOrDie(config).CoreV1().ConfigMaps(metav1.NamespaceDefault).
+		Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "forbidden"}}, metav1.CreateOptions{})
+	if !apierrors.IsForbidden(err) {
+		t.Errorf("a ServiceAccount without rights creates a config map: %v, want a refusal", err)
+	}
+	writes, err := cp.AuditLog().Writes(from, func(w Write) bool {
+		return w.User == "system:serviceaccount:default:somebody"
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(writes) != 1 || writes[0].Code != http.StatusForbidden {
+		t.Errorf("the audit log has %+v, want the one refused create", writes)
+	}
+}
+
+func testRestart(t *testing.T, cp *ControlPlane) {
+	scheduler := cp.Component(Scheduler)
+	before, running := scheduler.PID()
+	if !running {
+		t.Fatal("the scheduler does not run")
+	}
+	if err := scheduler.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if pid, running := scheduler.PID(); running {
+		t.Fatalf("the killed scheduler still runs as process %d", pid)
+	}
+	if err := scheduler.Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	after, running := scheduler.PID()
+	if !running || after == before {
+		t.Errorf("the scheduler started again as process %d (running: %t), was %d", after, running, before)
+	}
+	if err := scheduler.Start(t.Context()); err == nil {
+		t.Error("a running component was started a second time")
+	}
+}
+
+func testStop(t *testing.T, cp *ControlPlane) {
+	ids := map[string]processID{}
+	for _, c := range cp.Components() {
+		r, err := readRecord(cp.Dir(), c.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if !r.Process.running() {
+			t.Errorf("%s does not run before the stop", c.Name)
+		}
+		ids[c.Name] = r.Process
+	}
+	if len(ids) != 6 {
+		t.Errorf("%d components are on record, want 6", len(ids))
+	}
+	begin := time.Now()
+	if err := cp.Stop(t.Context()); err != nil {
+		t.Error(err)
+	}
+	t.Logf("stopped in %s", time.Since(begin).Round(time.Second/10))
+	for name, id := range ids {
+		if id.running() {
+			t.Errorf("%s still runs as process %d", name, id.PID)
+		}
+	}
+	if err := CheckPorts(cp.ports.Uses()); err != nil {
+		t.Errorf("after the stop: %v", err)
+	}
+}
+
+// eventually waits for a condition for as long as a busy machine may need.
+func eventually(t *testing.T, what string, condition wait.ConditionWithContextFunc) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, condition)
+	if err != nil {
+		t.Fatalf("waiting for %s: %v", what, err)
+	}
+}
+
+func TestBusyPortIsRefused(t *testing.T) {
+	listener, err := listen(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	port := listener.Addr().(*net.TCPAddr).Port
+
+	dir := t.TempDir()
+	_, err = Start(t.Context(), Options{Dir: dir, Ports: Ports{APIServer: port}})
+	want := "port " + strconv.Itoa(port) + ", wanted by kube-apiserver, is in use"
+	if err == nil || err.Error() != want {
+		t.Errorf("starting with a busy port: %v, want %q", err, want)
+	}
+	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
+		t.Errorf("a refused start left %v (%v)", entries, err)
+	}
+}
+
+func TestLeavingOutEtcdIsRefused(t *testing.T) {
+	_, err := Start(t.Context(), Options{Dir: t.TempDir(), Without: []string{Etcd}})
+	if err == nil || !strings.Contains(err.Error(), `"etcd"`) {
+		t.Errorf("starting without etcd: %v, want a refusal that names it", err)
+	}
+}
+
+func TestProcessIDIsNotFooledByReuse(t *testing.T) {
+	own, err := identify(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !own.running() {
+		t.Error("this process does not run, it seems")
+	}
+	reused := processID{PID: own.PID, StartTicks: own.StartTicks - 1}
+	if reused.running() {
+		t.Error("a process that started at another time is taken for the one on record")
+	}
+	if _, err := reused.open(); !errors.Is(err, errNotRunning) {
+		t.Errorf("opening a process that started at another time: %v, want %v", err, errNotRunning)
+	}
+}

@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controlplane
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"net"
+	"strconv"
+)
+
+// Ports of 127.0.0.1 that the parts listen on. Zero means any free one.
+type Ports struct {
+	Etcd              int
+	EtcdPeer          int
+	APIServer         int
+	ControllerManager int
+	Scheduler         int
+	CAPIWebhook       int
+	CAPIHealth        int
+	CAPIDiagnostics   int
+	KWOK              int
+}
+
+// PortUse is a port and the name of the component that wants it.
+type PortUse struct {
+	Port      int
+	Component string
+}
+
+// Uses lists the ports that are set, with their owners.
+func (p *Ports) Uses() []PortUse {
+	var uses []PortUse
+	for _, f := range p.fields() {
+		if *f.port != 0 {
+			uses = append(uses, PortUse{*f.port, f.component})
+		}
+	}
+	return uses
+}
+
+type portField struct {
+	port      *int
+	component string
+}
+
+func (p *Ports) fields() []portField {
+	return []portField{
+		{&p.Etcd, Etcd}, {&p.EtcdPeer, Etcd},
+		{&p.APIServer, APIServer},
+		{&p.ControllerManager, ControllerManager},
+		{&p.Scheduler, Scheduler},
+		{&p.CAPIWebhook, CAPI}, {&p.CAPIHealth, CAPI}, {&p.CAPIDiagnostics, CAPI},
+		{&p.KWOK, KWOK},
+	}
+}
+
+// fillIn gives every port that is zero a free number.
+func (p *Ports) fillIn() error {
+	var unset []*int
+	for _, f := range p.fields() {
+		if *f.port == 0 {
+			unset = append(unset, f.port)
+		}
+	}
+	free, err := FreePorts(len(unset))
+	if err != nil {
+		return err
+	}
+	for i, port := range unset {
+		*port = free[i]
+	}
+	return nil
+}
+
+// CheckPorts returns one error that names every port in use and the component
+// that wants it.
+func CheckPorts(uses []PortUse) error {
+	var busy []error
+	for _, use := range uses {
+		listener, err := listen(use.Port)
+		if err != nil {
+			busy = append(busy, fmt.Errorf("port %d, wanted by %s, is in use", use.Port, use.Component))
+			continue
+		}
+		_ = listener.Close()
+	}
+	return errors.Join(busy...)
+}
+
+// FreePorts returns n different ports that nobody listens on. They lie below
+// the range from which the kernel takes the ports of outgoing connections
+// (from 32768), so that none is taken before its server has started.
+func FreePorts(n int) ([]int, error) {
+	const lowest, highest, attempts = 20000, 32000, 1000
+	ports := make([]int, 0, n)
+	for range attempts {
+		if len(ports) == n {
+			return ports, nil
+		}
+		port := lowest + rand.IntN(highest-lowest)
+		listener, err := listen(port)
+		if err != nil {
+			continue
+		}
+		defer listener.Close() // held until all are chosen, so that they differ
+		ports = append(ports, port)
+	}
+	return nil, fmt.Errorf("found %d of %d free ports between %d and %d", len(ports), n, lowest, highest)
+}
+
+func listen(port int) (net.Listener, error) {
+	return net.Listen("tcp", address(port))
+}
+
+func address(port int) string {
+	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+}
