@@ -51,7 +51,8 @@ var defaultTiming = timing{
 const pollJitter = 0.1
 
 // Serve keeps the cache of one shard fresh until ctx ends, and returns when
-// nothing of it runs any more. There must be one Serve per shard at a time.
+// nothing of it runs any more. There must be one Serve per shard at a time. The
+// logger of ctx is expected to name the shard.
 //
 // The watch brings changes at once; a list after each opening of the watch and
 // about every 30 s brings what the watch missed. While the shard does not
@@ -141,7 +142,7 @@ func (r *reader) list(ctx context.Context) bool {
 		return false
 	}
 	if err != nil {
-		klog.FromContext(ctx).V(2).Info("Cannot list groups", "shard", r.shard, "err", err)
+		klog.FromContext(ctx).V(2).Info("Cannot list groups", "err", err)
 		err = fmt.Errorf("listing the groups of shard %q: %w", r.shard, err)
 		r.update(func(c *cache) []string {
 			c.listFailed(err)
@@ -166,7 +167,7 @@ func (r *reader) watch(ctx context.Context) {
 		if ctx.Err() != nil {
 			return
 		}
-		logger.Info("Lost the watch of groups", "shard", r.shard, "err", err)
+		logger.Info("Lost the watch of groups", "err", err)
 		err = fmt.Errorf("watching the groups of shard %q: %w", r.shard, err)
 		r.update(func(c *cache) []string {
 			c.watchLost(err)
@@ -226,7 +227,7 @@ func (r *reader) apply(ctx context.Context, event *nstancev1.GroupEvent) {
 	case nstancev1.GroupEvent_TYPE_DELETE:
 		r.update(func(c *cache) []string { return c.remove(group.Key) })
 	default:
-		klog.FromContext(ctx).Info("Ignored a group event of unknown type", "shard", r.shard, "type", event.GetType(), "group", group.Key)
+		klog.FromContext(ctx).Info("Ignored a group event of unknown type", "type", event.GetType(), "group", group.Key)
 	}
 }
 

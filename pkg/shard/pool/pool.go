@@ -34,7 +34,7 @@ type Options struct {
 // ServeFunc works with one shard until ctx ends, and then returns. It is called
 // in a goroutine of its own. ctx ends when the shard is removed, its address
 // changes or Run's context ends; context.Cause(ctx) is shard.ErrRemoved in the
-// first case only.
+// first case only. The logger of ctx names the shard.
 type ServeFunc func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient)
 
 // Pool holds a client for each configured shard while Run runs. Its methods are
