@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shard_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/shard"
+)
+
+func TestErrorKinds(t *testing.T) {
+	tests := []struct {
+		name        string
+		err         error
+		unreachable bool
+		rejected    bool
+		message     string
+	}{
+		{"no error", nil, false, false, ""},
+		{"unavailable", status.Error(codes.Unavailable, "connection refused"), true, false, "connection refused"},
+		{"deadline exceeded", status.Error(codes.DeadlineExceeded, "too late"), true, false, "too late"},
+		{"connection closed under the call", status.Error(codes.Canceled, "closing"), true, false, "closing"},
+		{"canceled by the caller", context.Canceled, false, false, "context canceled"},
+		{"invalid argument", status.Error(codes.InvalidArgument, "bad key"), false, true, "bad key"},
+		{"failed precondition", status.Error(codes.FailedPrecondition, "is static"), false, true, "is static"},
+		{"internal with the reason", status.Error(codes.Internal, "unknown template"), false, true, "unknown template"},
+		{"internal without a reason", status.Error(codes.Internal, ""), false, false, ""},
+		{"unauthenticated", status.Error(codes.Unauthenticated, "no certificate"), false, false, "no certificate"},
+		{"not of a server", errors.New("other"), false, false, "other"},
+		{"unknown shard", shard.ErrUnknownShard, false, false, "shard is not configured"},
+	}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			check(t, test.err, test.unreachable, test.rejected, test.message)
+			if _, ok := status.FromError(test.err); ok && test.err != nil {
+				wrapped := fmt.Errorf("syncing: %w", fmt.Errorf("upserting group %q: %w", "workers", test.err))
+				check(t, wrapped, test.unreachable, test.rejected, test.message)
+			}
+		})
+	}
+}
+
+func check(t *testing.T, err error, unreachable, rejected bool, message string) {
+	t.Helper()
+	if got := shard.IsUnreachable(err); got != unreachable {
+		t.Errorf("IsUnreachable(%v) = %t, want %t", err, got, unreachable)
+	}
+	if got := shard.IsRejected(err); got != rejected {
+		t.Errorf("IsRejected(%v) = %t, want %t", err, got, rejected)
+	}
+	if got := shard.Message(err); got != message {
+		t.Errorf("Message(%v) = %q, want %q", err, got, message)
+	}
+}

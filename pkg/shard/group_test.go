@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shard_test
+
+import (
+	"reflect"
+	"testing"
+
+	"nstance.dev/operator/pkg/shard"
+)
+
+func TestGroupEqual(t *testing.T) {
+	group := shard.Group{
+		Key: "workers", Tenant: "default", Template: "worker", Size: 2, InstanceType: "small",
+		Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}, Static: true, ETag: "e",
+		ActualSize: 1, ProviderIDs: []string{"kwok://a/1"},
+	}
+	if !group.Equal(group) {
+		t.Error("a group is not equal to itself")
+	}
+	fields := reflect.TypeFor[shard.Group]()
+	for i := range fields.NumField() {
+		other := group
+		reflect.ValueOf(&other).Elem().Field(i).SetZero()
+		if group.Equal(other) || other.Equal(group) {
+			t.Errorf("a difference in %s is not seen", fields.Field(i).Name)
+		}
+	}
+	absent := shard.Group{Key: "workers"}
+	empty := shard.Group{Key: "workers", Subnets: []string{}, Vars: map[string]string{}, ProviderIDs: []string{}}
+	if !absent.Equal(empty) {
+		t.Error("absent and empty lists and vars are not equal")
+	}
+}

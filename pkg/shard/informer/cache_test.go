@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer
+
+import (
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/shard"
+)
+
+func group(key string, size int32) shard.Group {
+	return shard.Group{Key: key, Size: size}
+}
+
+func sizes(c *cache) map[string]int32 {
+	out := map[string]int32{}
+	for key, group := range c.groups {
+		out[key] = group.Size
+	}
+	return out
+}
+
+func TestListNeverUndoesWhatCameAfterItBegan(t *testing.T) {
+	tests := []struct {
+		name string
+		// known is in the cache before the list begins.
+		known []shard.Group
+		// meanwhile happens between the list's begin and its answer.
+		meanwhile func(*cache)
+		answer    []shard.Group
+		want      map[string]int32
+		// changed are the keys that the answer changes.
+		changed []string
+	}{{
+		name:      "a list that brings nothing new changes nothing",
+		known:     []shard.Group{group("a", 1), group("b", 2)},
+		meanwhile: func(*cache) {},
+		answer:    []shard.Group{group("a", 1), group("b", 2)},
+		want:      map[string]int32{"a": 1, "b": 2},
+	}, {
+		name:      "a list adds, changes and removes",
+		known:     []shard.Group{group("a", 1), group("b", 2)},
+		meanwhile: func(*cache) {},
+		answer:    []shard.Group{group("b", 3), group("c", 4)},
+		want:      map[string]int32{"b": 3, "c": 4},
+		changed:   []string{"a", "b", "c"},
+	}, {
+		name:      "a change that came meanwhile stays",
+		known:     []shard.Group{group("a", 1), group("b", 2)},
+		meanwhile: func(c *cache) { c.put(group("a", 5)) },
+		answer:    []shard.Group{group("a", 1), group("b", 3)},
+		want:      map[string]int32{"a": 5, "b": 3},
+		changed:   []string{"b"},
+	}, {
+		name:      "a group that appeared meanwhile stays",
+		meanwhile: func(c *cache) { c.put(group("new", 1)) },
+		want:      map[string]int32{"new": 1},
+	}, {
+		name:      "a group that went meanwhile does not come back",
+		known:     []shard.Group{group("a", 1)},
+		meanwhile: func(c *cache) { c.remove("a") },
+		answer:    []shard.Group{group("a", 1)},
+		want:      map[string]int32{},
+	}, {
+		name:  "an event that says what is known protects it all the same",
+		known: []shard.Group{group("a", 2)},
+		meanwhile: func(c *cache) {
+			if keys := c.put(group("a", 2)); keys != nil {
+				panic("an event without news changed something")
+			}
+		},
+		answer: []shard.Group{group("a", 1)},
+		want:   map[string]int32{"a": 2},
+	}}
+	for _, test := range tests {
+		t.Run(test.name, func(t *testing.T) {
+			c := newCache()
+			for _, group := range test.known {
+				c.put(group)
+			}
+			c.listBegins()
+			test.meanwhile(c)
+			changed := c.listEnds(test.answer)
+			slices.Sort(changed)
+			if got := sizes(c); !maps.Equal(got, test.want) {
+				t.Errorf("got %v, want %v", got, test.want)
+			}
+			if !slices.Equal(changed, test.changed) {
+				t.Errorf("changed %v, want %v", changed, test.changed)
+			}
+			// The next list is newer than all of that.
+			c.listBegins()
+			c.listEnds([]shard.Group{group("z", 9)})
+			if got := sizes(c); !maps.Equal(got, map[string]int32{"z": 9}) {
+				t.Errorf("after the next list: got %v", got)
+			}
+		})
+	}
+}
+
+func TestObserve(t *testing.T) {
+	g := NewGroups()
+	var told []string
+	g.AddHandler(Handler{OnGroup: func(shard, key string) { told = append(told, shard+"/"+key) }})
+	g.Observe("a", group("workers", 1))
+	if _, ok := g.Get("a", "workers"); ok || told != nil {
+		t.Error("a shard that is not served was given a group")
+	}
+
+	g.begin("a")
+	g.Observe("a", group("workers", 1))
+	running := shard.Group{Key: "workers", Size: 1, ActualSize: 1, ProviderIDs: []string{"kwok://a/1"}}
+	g.update("a", func(c *cache) []string { return c.put(running) })
+	told = nil
+	g.Observe("a", group("workers", 3))
+	got, _ := g.Get("a", "workers")
+	if want := (shard.Group{Key: "workers", Size: 3, ActualSize: 1, ProviderIDs: []string{"kwok://a/1"}}); !got.Equal(want) {
+		t.Errorf("got %+v, want the new size and the instances that are known: %+v", got, want)
+	}
+	g.Observe("a", group("workers", 3))
+	if !slices.Equal(told, []string{"a/workers"}) {
+		t.Errorf("told of %v, want one change", told)
+	}
+}
+
+func TestReachableNeedsAListAfterTheWatchOpened(t *testing.T) {
+	c := newCache()
+	expect := func(what string, synced, reachable bool) {
+		t.Helper()
+		if c.synced() != synced || c.reachable() != reachable || (c.reason == nil) != reachable {
+			t.Errorf("after %s: synced %t, reachable %t, reason %v; want %t, %t", what, c.synced(), c.reachable(), c.reason, synced, reachable)
+		}
+	}
+	expect("nothing", false, false)
+	c.listEnds(nil)
+	expect("a list without a watch", false, false)
+	c.watchOpened()
+	expect("the watch opened", true, false)
+	c.listEnds(nil)
+	expect("a list", true, true)
+	c.listFailed(status.Error(codes.DeadlineExceeded, "too late"))
+	expect("a list failed", true, false)
+	c.listEnds(nil)
+	expect("the next list", true, true)
+	c.watchLost(status.Error(codes.Unavailable, "reset"))
+	expect("the watch was lost", true, false)
+	c.listEnds(nil)
+	expect("a list without the watch", true, false)
+	c.watchOpened()
+	expect("the watch opened again", true, false)
+	c.listEnds(nil)
+	expect("a list", true, true)
+	c.restart()
+	expect("a new start", false, false)
+}
+
+func TestReasonChangesOnlyWithItsKind(t *testing.T) {
+	c := newCache()
+	refused := fmt.Errorf("listing: %w", status.Error(codes.Unavailable, "connection refused"))
+	late := fmt.Errorf("listing: %w", status.Error(codes.DeadlineExceeded, "too late"))
+	denied := fmt.Errorf("watching: %w", status.Error(codes.Unauthenticated, "expired"))
+	for _, step := range []struct{ err, want error }{
+		{refused, refused},
+		{late, refused},
+		{denied, denied},
+		{late, late},
+	} {
+		c.listFailed(step.err)
+		if !errors.Is(c.reason, step.want) {
+			t.Errorf("after %v the reason is %v, want %v", step.err, c.reason, step.want)
+		}
+	}
+}
+
+func TestHandlersRunInOrderAndMayReadTheCache(t *testing.T) {
+	g := NewGroups()
+	var told []string
+	tell := func(name string) Handler {
+		return Handler{
+			OnGroup: func(shard, key string) {
+				group, _ := g.Get(shard, key)
+				told = append(told, fmt.Sprintf("%s: %s/%s has size %d", name, shard, key, group.Size))
+			},
+			OnShard: func(shard string) {
+				told = append(told, fmt.Sprintf("%s: %s has synced %t", name, shard, g.HasSynced(shard)))
+			},
+		}
+	}
+	g.AddHandler(tell("first"))
+	g.AddHandler(Handler{})
+	g.AddHandler(tell("second"))
+	g.begin("a")
+	g.update("a", func(c *cache) []string {
+		c.watchOpened()
+		c.listBegins()
+		return c.listEnds([]shard.Group{group("workers", 2)})
+	})
+	g.end("a", true)
+	want := []string{
+		"first: a/workers has size 2", "second: a/workers has size 2",
+		"first: a has synced true", "second: a has synced true",
+		"first: a has synced false", "second: a has synced false",
+	}
+	if !slices.Equal(told, want) {
+		t.Errorf("told\n%q, want\n%q", told, want)
+	}
+}
+
+func TestSyncedNeedsEveryShard(t *testing.T) {
+	g := NewGroups()
+	for _, id := range []string{"a", "b"} {
+		g.begin(id)
+	}
+	g.update("a", func(c *cache) []string {
+		c.watchOpened()
+		return c.listEnds(nil)
+	})
+	for _, test := range []struct {
+		shards []string
+		want   bool
+	}{
+		{nil, true},
+		{[]string{"a"}, true},
+		{[]string{"a", "b"}, false},
+		{[]string{"a", "unknown"}, false},
+	} {
+		if got := g.Synced(test.shards); got != test.want {
+			t.Errorf("Synced(%v) = %t, want %t", test.shards, got, test.want)
+		}
+	}
+}
