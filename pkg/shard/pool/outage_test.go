@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pool
+
+import (
+	"context"
+	"slices"
+	"sync/atomic"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/informer"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// quietServer is a server of the wire contract with no groups, at which nothing
+// ever happens: the hardest case for finding out that a connection is dead. It
+// has gRPC's default policy against pings.
+type quietServer struct {
+	nstancev1.UnimplementedOperatorServiceServer
+	lists, watches atomic.Int32
+}
+
+func (s *quietServer) ListGroups(context.Context, *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
+	s.lists.Add(1)
+	return &nstancev1.ListGroupsResponse{}, nil
+}
+
+func (s *quietServer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
+	s.watches.Add(1)
+	<-stream.Context().Done()
+	return nil
+}
+
+// bubble is a pool and a groups informer with their real timing, on a fake
+// clock and over a network in memory.
+type bubble struct {
+	network *network
+	servers map[string]*quietServer
+	groups  *informer.Groups
+	// conditions has a token after OnShard.
+	conditions chan string
+}
+
+// inBubble runs test with the shards served at addresses of the same name, of
+// which the lossy ones are cut off from the start.
+func inBubble(t *testing.T, shards, lossy []string, test func(t *testing.T, b *bubble)) {
+	synctest.Test(t, func(t *testing.T) {
+		b := &bubble{
+			network:    newNetwork(),
+			servers:    map[string]*quietServer{},
+			groups:     informer.NewGroups(),
+			conditions: make(chan string, 1000),
+		}
+		b.groups.AddHandler(informer.Handler{OnShard: func(shard string) { b.conditions <- shard }})
+		p := New(Options{Credentials: insecure.NewCredentials()})
+		p.options = append(p.options, grpc.WithContextDialer(b.network.dial))
+		endpoints := map[string]shard.Endpoint{}
+		for _, id := range shards {
+			b.servers[id] = &quietServer{}
+			server := grpc.NewServer()
+			nstancev1.RegisterOperatorServiceServer(server, b.servers[id])
+			go func() { _ = server.Serve(b.network.listen(id)) }()
+			t.Cleanup(server.Stop)
+			endpoints[id] = shard.Endpoint{Operator: id}
+		}
+		for _, id := range lossy {
+			b.network.lose(id, true)
+		}
+		p.Set(endpoints)
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan struct{})
+		go func() {
+			p.Run(ctx, b.groups.Serve)
+			close(done)
+		}()
+		test(t, b)
+		cancel()
+		<-done
+	})
+}
+
+// reachable waits until the shard is, or is not, reachable and returns how long
+// that took.
+func (b *bubble) reachable(t *testing.T, shard string, want bool, limit time.Duration) time.Duration {
+	t.Helper()
+	start := time.Now()
+	deadline := time.After(limit)
+	for {
+		if got, _ := b.groups.Reachable(shard); got == want {
+			return time.Since(start)
+		}
+		select {
+		case <-b.conditions:
+		case <-deadline:
+			_, err := b.groups.Reachable(shard)
+			t.Fatalf("shard %q: reachable is still not %t after %v (%v)", shard, want, limit, err)
+		}
+	}
+}
+
+func TestLostPacketsAreNoticedAndHealed(t *testing.T) {
+	inBubble(t, []string{"a", "b"}, nil, func(t *testing.T, b *bubble) {
+		b.reachable(t, "a", true, 10*time.Second)
+		b.reachable(t, "b", true, 10*time.Second)
+		var noticed, healed []time.Duration
+		// Outages begin at many moments between two polls, and end at many moments
+		// of an attempt to connect.
+		for i := range time.Duration(40) {
+			<-time.After(i * 997 * time.Millisecond)
+			b.network.lose("a", true)
+			noticed = append(noticed, b.reachable(t, "a", false, 45*time.Second))
+			if !b.groups.HasSynced("a") {
+				t.Fatal("an outage makes the cache incomplete")
+			}
+			<-time.After(i * 1013 * time.Millisecond)
+			b.network.lose("a", false)
+			healed = append(healed, b.reachable(t, "a", true, 10*time.Second))
+			if ok, err := b.groups.Reachable("b"); !ok {
+				t.Fatalf("the outage of shard a reached shard b: %v", err)
+			}
+		}
+		t.Logf("noticed after at most %v, healed after at most %v", slices.Max(noticed), slices.Max(healed))
+	})
+}
+
+func TestShardThatIsLostFromTheStartDelaysNoOther(t *testing.T) {
+	inBubble(t, []string{"a", "b", "c"}, []string{"a"}, func(t *testing.T, b *bubble) {
+		for _, id := range []string{"b", "c"} {
+			if took := b.reachable(t, id, true, 10*time.Second); took > time.Second {
+				t.Errorf("shard %q took %v", id, took)
+			}
+		}
+		<-time.After(time.Minute)
+		if _, err := b.groups.Reachable("a"); !shard.IsUnreachable(err) {
+			t.Errorf("the reason for the lost shard is %v", err)
+		}
+		if b.groups.HasSynced("a") {
+			t.Error("a shard that was never heard of has synced")
+		}
+		b.network.lose("a", false)
+		b.reachable(t, "a", true, 10*time.Second)
+	})
+}
+
+func TestKeepaliveIsWithinADefaultPolicy(t *testing.T) {
+	inBubble(t, []string{"a"}, nil, func(t *testing.T, b *bubble) {
+		b.reachable(t, "a", true, 10*time.Second)
+		<-time.After(24 * time.Hour)
+		if got := b.servers["a"].watches.Load(); got != 1 {
+			t.Errorf("the watch was opened %d times within a quiet day, want once", got)
+		}
+		if got := b.servers["a"].lists.Load(); got < 2600 || got > 3300 {
+			t.Errorf("%d lists within a day, want one about every 30 s", got)
+		}
+	})
+}
