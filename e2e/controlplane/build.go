@@ -18,7 +18,7 @@ import (
 )
 
 // Modules whose programs or files the control plane takes. Their versions are
-// those of e2e/go.mod.
+// those of e2e/cmd/kube/go.mod.
 const (
 	kubernetesModule = "k8s.io/kubernetes"
 	capiModule       = "sigs.k8s.io/cluster-api"
@@ -90,11 +90,11 @@ func (b Builder) buildControlPlane(ctx context.Context) (Binaries, error) {
 	}
 	version := modules[kubernetesModule].Version
 	for _, program := range []program{
-		{name: "kube", source: "./cmd/kube", target: built.Kube, variables: versionVariables(version)},
+		{name: "kube", source: ".", target: built.Kube, variables: versionVariables(version)},
 		{name: "capi", source: "sigs.k8s.io/cluster-api/core", target: built.CAPI},
 		{name: "kwok", source: "sigs.k8s.io/kwok/cmd/kwok", target: built.KWOK},
 	} {
-		if err := b.build(ctx, filepath.Join(b.Root, "e2e"), program); err != nil {
+		if err := b.build(ctx, b.kubeModule(), program); err != nil {
 			return Binaries{}, err
 		}
 	}
@@ -151,15 +151,18 @@ func (b Builder) upToDate(inputs string) (Binaries, bool) {
 	return s.Binaries, true
 }
 
+// kubeModule is the module of the third-party programs. It is apart from that
+// of the tests, so that nothing else moves its versions.
+func (b Builder) kubeModule() string { return filepath.Join(b.Root, "e2e", "cmd", "kube") }
+
 // inputs is a digest of all that decides what the third-party programs are:
 // the versions of all modules, our few lines around them, and the compiler.
 func (b Builder) inputs() (string, error) {
-	e2e := filepath.Join(b.Root, "e2e")
-	paths, err := filepath.Glob(filepath.Join(e2e, "cmd", "kube", "*.go"))
+	paths, err := filepath.Glob(filepath.Join(b.kubeModule(), "*.go"))
 	if err != nil {
 		return "", err
 	}
-	paths = append(paths, filepath.Join(e2e, "go.mod"), filepath.Join(e2e, "go.sum"))
+	paths = append(paths, filepath.Join(b.kubeModule(), "go.mod"), filepath.Join(b.kubeModule(), "go.sum"))
 	digest := sha256.New()
 	fmt.Fprintln(digest, runtime.Version(), runtime.GOOS, runtime.GOARCH, b.cache())
 	for _, path := range paths {

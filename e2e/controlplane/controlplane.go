@@ -7,9 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -35,6 +37,11 @@ type Options struct {
 	Ports Ports
 	// Without names parts to leave out; etcd and kube-apiserver always run.
 	Without []string
+	// Namespace is the one that the administrator's kubeconfig names; "" is
+	// "default".
+	Namespace string
+	// Progress is told of every component that has started. Optional.
+	Progress io.Writer
 	// Exited is told when a component ends that nobody in this program asked
 	// to end. It is called from a goroutine of its own. Optional.
 	Exited func(component *Component, err error)
@@ -45,6 +52,7 @@ type ControlPlane struct {
 	dir        string
 	binaries   Binaries
 	ports      Ports
+	progress   io.Writer
 	exited     func(*Component, error)
 	authority  *authority
 	config     *rest.Config
@@ -69,8 +77,11 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, err
 	}
-	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, exited: o.Exited}
-	if err := cp.start(ctx, o.Without); err != nil {
+	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, progress: o.Progress, exited: o.Exited}
+	if cp.progress == nil {
+		cp.progress = io.Discard
+	}
+	if err := cp.start(ctx, o); err != nil {
 		return nil, errors.Join(err, cp.Stop(context.WithoutCancel(ctx)))
 	}
 	return cp, nil
@@ -86,8 +97,8 @@ func checkWithout(names []string) error {
 	return nil
 }
 
-func (cp *ControlPlane) start(ctx context.Context, without []string) error {
-	if err := cp.prepare(); err != nil {
+func (cp *ControlPlane) start(ctx context.Context, o Options) error {
+	if err := cp.prepare(o.Namespace); err != nil {
 		return err
 	}
 	for _, part := range []struct {
@@ -101,7 +112,7 @@ func (cp *ControlPlane) start(ctx context.Context, without []string) error {
 		{CAPI, cp.startCAPI},
 		{KWOK, cp.startKWOK},
 	} {
-		if slices.Contains(without, part.name) {
+		if slices.Contains(o.Without, part.name) {
 			continue
 		}
 		if err := part.start(ctx); err != nil {
@@ -113,7 +124,7 @@ func (cp *ControlPlane) start(ctx context.Context, without []string) error {
 
 // prepare clears the directory and makes the certificates and the
 // administrator's access.
-func (cp *ControlPlane) prepare() error {
+func (cp *ControlPlane) prepare(namespace string) error {
 	if err := removeState(cp.dir); err != nil {
 		return err
 	}
@@ -121,7 +132,7 @@ func (cp *ControlPlane) prepare() error {
 	if cp.authority, err = newAuthority(filepath.Join(cp.dir, "pki")); err != nil {
 		return err
 	}
-	if err := cp.writeKubeconfigFor(cp.KubeconfigPath(), "admin", mastersGroup); err != nil {
+	if err := cp.writeAdminKubeconfig(namespace); err != nil {
 		return err
 	}
 	cp.config, err = clientcmd.BuildConfigFromFlags("", cp.KubeconfigPath())
@@ -164,9 +175,11 @@ func (cp *ControlPlane) Run(ctx context.Context, spec Spec) (*Component, error) 
 			cp.exited(c, err)
 		}
 	}
+	begin := time.Now()
 	if err := c.Start(ctx); err != nil {
 		return nil, err
 	}
+	fmt.Fprintf(cp.progress, "started %s in %s\n", c.Name, time.Since(begin).Round(time.Second/10))
 	cp.components = append(cp.components, c)
 	return c, nil
 }

@@ -89,9 +89,9 @@ type module struct {
 	Error   string
 }
 
-// download fetches modules at the versions of e2e/go.mod and tells where they are.
+// download fetches modules at the versions of kubeModule and tells where they are.
 func (b Builder) download(ctx context.Context, paths ...string) (map[string]module, error) {
-	cmd := goCommand(ctx, filepath.Join(b.Root, "e2e"), append([]string{"mod", "download", "-json"}, paths...)...)
+	cmd := goCommand(ctx, b.kubeModule(), append([]string{"mod", "download", "-json"}, paths...)...)
 	output, err := cmd.Output()
 	modules := map[string]module{}
 	for decoder := json.NewDecoder(bytes.NewReader(output)); ; {

@@ -24,28 +24,41 @@ func (cp *ControlPlane) Kubeconfig(user string) (string, error) {
 // KubeconfigWithToken writes a kubeconfig file for the holder of a bearer
 // token, for instance of a ServiceAccount, and returns its path.
 func (cp *ControlPlane) KubeconfigWithToken(name, token string) (string, error) {
-	path := filepath.Join(cp.dir, "kubeconfigs", name)
-	return path, cp.writeKubeconfig(path, name, &clientcmdapi.AuthInfo{Token: token})
+	return cp.writeKubeconfig(cp.kubeconfigFile(name), name, "", &clientcmdapi.AuthInfo{Token: token})
 }
 
 // kubeconfigFor writes a kubeconfig file with a client certificate.
 func (cp *ControlPlane) kubeconfigFor(user string, groups ...string) (string, error) {
-	path := filepath.Join(cp.dir, "kubeconfigs", user)
-	return path, cp.writeKubeconfigFor(path, user, groups...)
+	info, err := cp.certificateLogin(user, groups...)
+	if err != nil {
+		return "", err
+	}
+	return cp.writeKubeconfig(cp.kubeconfigFile(user), user, "", info)
 }
 
-func (cp *ControlPlane) writeKubeconfigFor(path, user string, groups ...string) error {
-	certPEM, keyPEM, err := cp.authority.client(user, groups...)
+func (cp *ControlPlane) writeAdminKubeconfig(namespace string) error {
+	const user = "admin"
+	info, err := cp.certificateLogin(user, mastersGroup)
 	if err != nil {
 		return err
 	}
-	return cp.writeKubeconfig(path, user, &clientcmdapi.AuthInfo{
-		ClientCertificateData: certPEM,
-		ClientKeyData:         keyPEM,
-	})
+	_, err = cp.writeKubeconfig(cp.KubeconfigPath(), user, namespace, info)
+	return err
 }
 
-func (cp *ControlPlane) writeKubeconfig(path, user string, info *clientcmdapi.AuthInfo) error {
+func (cp *ControlPlane) certificateLogin(user string, groups ...string) (*clientcmdapi.AuthInfo, error) {
+	certPEM, keyPEM, err := cp.authority.client(user, groups...)
+	if err != nil {
+		return nil, err
+	}
+	return &clientcmdapi.AuthInfo{ClientCertificateData: certPEM, ClientKeyData: keyPEM}, nil
+}
+
+func (cp *ControlPlane) kubeconfigFile(user string) string {
+	return filepath.Join(cp.dir, "kubeconfigs", user)
+}
+
+func (cp *ControlPlane) writeKubeconfig(path, user, namespace string, info *clientcmdapi.AuthInfo) (string, error) {
 	const name = "devcluster"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = &clientcmdapi.Cluster{
@@ -53,13 +66,13 @@ func (cp *ControlPlane) writeKubeconfig(path, user string, info *clientcmdapi.Au
 		CertificateAuthorityData: cp.authority.caPEM(),
 	}
 	config.AuthInfos[user] = info
-	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: user}
+	config.Contexts[name] = &clientcmdapi.Context{Cluster: name, AuthInfo: user, Namespace: namespace}
 	config.CurrentContext = name
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return fmt.Errorf("writing the kubeconfig of %s: %w", user, err)
+		return "", fmt.Errorf("writing the kubeconfig of %s: %w", user, err)
 	}
 	if err := clientcmd.WriteToFile(*config, path); err != nil {
-		return fmt.Errorf("writing the kubeconfig of %s: %w", user, err)
+		return "", fmt.Errorf("writing the kubeconfig of %s: %w", user, err)
 	}
-	return nil
+	return path, nil
 }

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"slices"
+	"syscall"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+// downTimeout is how long down waits for an up that it has asked to end.
+const downTimeout = 2 * time.Minute
+
+// down ends the up that runs in the folder, and what an earlier one left.
+func (d devcluster) down(ctx context.Context) error {
+	lock, err := acquire(d.dir)
+	var held heldError
+	if errors.As(err, &held) {
+		fmt.Fprintf(d.out, "stopping the dev cluster of process %d\n", held.pid)
+		lock, err = d.stopUp(ctx, held.pid)
+	}
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	return d.stopComponents(ctx)
+}
+
+func (d devcluster) stopUp(ctx context.Context, pid int) (*lock, error) {
+	up, err := os.FindProcess(pid)
+	if err != nil {
+		return nil, err
+	}
+	if err := up.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
+		return nil, fmt.Errorf("stopping process %d: %w", pid, err)
+	}
+	ctx, cancel := context.WithTimeout(ctx, downTimeout)
+	defer cancel()
+	lock, err := acquireWhenFree(ctx, d.dir)
+	if err != nil {
+		return nil, fmt.Errorf("waiting for process %d to end: %w", pid, err)
+	}
+	return lock, nil
+}
+
+// stopComponents ends the components that are on record and still run. The
+// caller has the lock.
+func (d devcluster) stopComponents(ctx context.Context) error {
+	components, err := controlplane.Components(d.dir)
+	if err != nil {
+		return err
+	}
+	for _, c := range slices.Backward(components) {
+		pid, running := c.PID()
+		if !running {
+			continue
+		}
+		fmt.Fprintf(d.out, "stopping %s, left behind as process %d\n", c.Name, pid)
+		if err := c.Stop(ctx); err != nil {
+			return err
+		}
+	}
+	return nil
+}

@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Command devcluster runs a whole Nstance on one machine: a real Kubernetes
+// control plane with Cluster API, three shard servers whose instances are
+// Nodes without machines, and the operator.
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/spf13/cobra"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	// After the first signal the next one ends the program at once. The kernel
+	// then ends its children.
+	context.AfterFunc(ctx, stop)
+
+	err := newCommand().ExecuteContext(ctx)
+	if err != nil && !errors.Is(err, context.Canceled) {
+		fmt.Fprintln(os.Stderr, "devcluster:", err)
+		os.Exit(1)
+	}
+}
+
+func newCommand() *cobra.Command {
+	var dir string
+	root := &cobra.Command{
+		Use:           "devcluster",
+		Short:         "Run a whole Nstance on this machine",
+		SilenceUsage:  true,
+		SilenceErrors: true,
+	}
+	root.PersistentFlags().StringVar(&dir, "dir", "",
+		"folder of all state (default: .dev in the root of the repository)")
+
+	// in gives the commands the folder as an absolute path.
+	in := func(run func(ctx context.Context, d devcluster, args []string) error) func(*cobra.Command, []string) error {
+		return func(cmd *cobra.Command, args []string) error {
+			d, err := locate(dir)
+			if err != nil {
+				return err
+			}
+			d.out = cmd.OutOrStdout()
+			return run(cmd.Context(), d, args)
+		}
+	}
+	root.AddCommand(
+		&cobra.Command{
+			Use:   "up",
+			Short: "Start everything and stay in the foreground until Ctrl-C, which stops it again",
+			Long: `Start everything and stay in the foreground until Ctrl-C, which stops it again.
+
+What is missing is built first. Every start begins with an empty cluster; what
+the last one left in the folder is removed, its logs included.`,
+			Args: cobra.NoArgs,
+			RunE: in(func(ctx context.Context, d devcluster, _ []string) error { return d.up(ctx) }),
+		},
+		&cobra.Command{
+			Use:   "down",
+			Short: "Stop a running up, and whatever an earlier one left behind",
+			Args:  cobra.NoArgs,
+			RunE:  in(func(ctx context.Context, d devcluster, _ []string) error { return d.down(ctx) }),
+		},
+		&cobra.Command{
+			Use:   "status",
+			Short: "Show the components",
+			Args:  cobra.NoArgs,
+			RunE:  in(func(_ context.Context, d devcluster, _ []string) error { return d.status() }),
+		},
+		&cobra.Command{
+			Use:   "kill COMPONENT",
+			Short: "End a component with SIGKILL, like a crash",
+			Args:  cobra.ExactArgs(1),
+			RunE:  in(func(ctx context.Context, d devcluster, args []string) error { return d.kill(ctx, args[0]) }),
+		},
+		&cobra.Command{
+			Use:   "start COMPONENT",
+			Short: "Start a component again that has ended",
+			Args:  cobra.ExactArgs(1),
+			RunE:  in(func(ctx context.Context, d devcluster, args []string) error { return d.start(ctx, args[0]) }),
+		},
+	)
+	return root
+}

@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package main
+
+import (
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+)
+
+// All ports of the dev cluster. They are fixed, so that a kubeconfig in a
+// user's shell stays right, and below 32768, from where the kernel hands out
+// ports of its own choice.
+var (
+	controlPlanePorts = controlplane.Ports{
+		Etcd:              26379,
+		EtcdPeer:          26380,
+		APIServer:         26443,
+		ControllerManager: 26257,
+		Scheduler:         26259,
+		CAPIWebhook:       26943,
+		CAPIHealth:        26944,
+		CAPIDiagnostics:   26945,
+		KWOK:              26247,
+	}
+	shards = []nstance.Shard{
+		{ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983},
+		{ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984},
+		{ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985},
+	}
+	operator = nstance.Operator{Component: "operator", HTTPPort: 28080}
+)
+
+func portUses() []controlplane.PortUse {
+	uses := controlPlanePorts.Uses()
+	for _, shard := range shards {
+		uses = append(uses, shard.PortUses()...)
+	}
+	return append(uses, controlplane.PortUse{Port: operator.HTTPPort, Component: operator.Component})
+}

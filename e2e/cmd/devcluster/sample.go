@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package main
+
+import (
+	"context"
+	"fmt"
+	"path/filepath"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+
+	"nstance.dev/operator/e2e/nstance"
+)
+
+const (
+	samplePool     = "workers" // of manifests/samples
+	sampleReplicas = 3
+	sampleTimeout  = 3 * time.Minute
+)
+
+// notReadyError says what the sample still lacked when patience ended.
+type notReadyError struct{ lacks string }
+
+func (e notReadyError) Error() string {
+	return fmt.Sprintf("the sample pool %s is not up after %s: %s", samplePool, sampleTimeout, e.lacks)
+}
+
+// waitForSample waits until Cluster API finds the sample pool running and all
+// of its Nodes are Ready.
+func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) error {
+	pools, err := dynamic.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	nodes, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	fmt.Fprintf(d.out, "waiting for the sample pool %s\n", samplePool)
+	var lacks string
+	err = wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, sampleTimeout, true,
+		func(ctx context.Context) (bool, error) {
+			phase, ready := poolPhase(ctx, pools), readyNodes(ctx, nodes)
+			lacks = fmt.Sprintf("MachinePool phase %q, %d of %d Nodes Ready", phase, ready, sampleReplicas)
+			return phase == "Running" && ready == sampleReplicas, nil
+		})
+	if err != nil {
+		return notReadyError{lacks}
+	}
+	return nil
+}
+
+// poolPhase returns "" as long as there is none to be read.
+func poolPhase(ctx context.Context, client dynamic.Interface) string {
+	resource := schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machinepools"}
+	pool, err := client.Resource(resource).Namespace(nstance.Namespace).Get(ctx, samplePool, metav1.GetOptions{})
+	if err != nil {
+		return ""
+	}
+	phase, _, _ := unstructured.NestedString(pool.Object, "status", "phase")
+	return phase
+}
+
+func readyNodes(ctx context.Context, client kubernetes.Interface) int {
+	nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return 0
+	}
+	ready := 0
+	for _, node := range nodes.Items {
+		for _, c := range node.Status.Conditions {
+			if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue {
+				ready++
+			}
+		}
+	}
+	return ready
+}
+
+func (d devcluster) printReady(took time.Duration) {
+	var commands strings.Builder
+	for _, command := range []string{
+		"export KUBECONFIG=" + filepath.Join(d.dir, "kubeconfig"),
+		`export PATH="` + filepath.Join(d.dir, "bin") + `:$PATH"`,
+		"kubectl scale machinepool " + samplePool + " --replicas=10",
+		"kubectl get nstanceshardgroups,machinepools,nodes",
+	} {
+		fmt.Fprintf(&commands, "  %s\n", command)
+	}
+	fmt.Fprintf(d.out, "\nReady after %s. In another terminal:\n\n%s\nCtrl-C stops everything.\n",
+		took.Round(time.Second), commands.String())
+}

@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+)
+
+// up runs the cluster until ctx ends, and stops it.
+func (d devcluster) up(ctx context.Context) error {
+	lock, err := acquire(d.dir)
+	if err != nil {
+		return err
+	}
+	defer lock.release()
+	if err := d.stopComponents(ctx); err != nil {
+		return err
+	}
+	// Before a build of minutes, and again when it is over.
+	if err := controlplane.CheckPorts(portUses()); err != nil {
+		return err
+	}
+
+	begin := time.Now()
+	programs, err := d.build(ctx)
+	if err != nil {
+		return errors.Join(ctx.Err(), err)
+	}
+	if err := controlplane.CheckPorts(portUses()); err != nil {
+		return err
+	}
+	cp, err := controlplane.Start(ctx, controlplane.Options{
+		Dir:       d.dir,
+		Binaries:  programs.controlPlane,
+		Ports:     controlPlanePorts,
+		Namespace: nstance.Namespace,
+		Progress:  d.out,
+		Exited:    d.reportExit,
+	})
+	if err != nil {
+		return errors.Join(ctx.Err(), err)
+	}
+	err = d.runNstance(ctx, cp, programs, begin)
+
+	fmt.Fprintln(d.out, "\nstopping")
+	return errors.Join(err, cp.Stop(context.WithoutCancel(ctx)))
+}
+
+// programs are what a cluster consists of.
+type programs struct {
+	controlPlane     controlplane.Binaries
+	operator, server string
+}
+
+func (d devcluster) build(ctx context.Context) (programs, error) {
+	builder := controlplane.Builder{Root: d.root, Progress: d.out}
+	var p programs
+	var err error
+	if p.controlPlane, err = builder.ControlPlane(ctx); err != nil {
+		return p, err
+	}
+	if p.operator, p.server, err = builder.Product(ctx); err != nil {
+		return p, err
+	}
+	return p, linkKubectl(p.controlPlane.Kube, filepath.Join(d.dir, "bin", "kubectl"))
+}
+
+// linkKubectl makes kubectl a name of the multi-call program.
+func linkKubectl(kube, path string) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
+		return err
+	}
+	return os.Symlink(kube, path)
+}
+
+// runNstance brings up Nstance and its sample, and returns nil when ctx ends.
+func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, begin time.Time) error {
+	err := d.startNstance(ctx, cp, p)
+	if err == nil {
+		err = d.waitForSample(ctx, cp.AdminConfig())
+	}
+	if ctx.Err() != nil {
+		return nil // asked to stop while it started
+	}
+	var unready notReadyError
+	if errors.As(err, &unready) {
+		// It may yet become ready, and its logs and objects tell why not.
+		fmt.Fprintf(d.out, "\n%v\nlogs: %s\n", err, filepath.Join(d.dir, "logs"))
+	} else if err != nil {
+		return err
+	} else {
+		d.printReady(time.Since(begin))
+	}
+	<-ctx.Done()
+	return nil
+}
+
+func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs) error {
+	manifests := filepath.Join(d.root, "manifests")
+	n, err := nstance.Install(ctx, cp, nstance.Options{
+		Manifests: manifests,
+		Operator:  p.operator,
+		Server:    p.server,
+		Shards:    shards,
+	})
+	if err != nil {
+		return err
+	}
+	if err := n.StartShards(ctx); err != nil {
+		return err
+	}
+	if _, err := n.StartOperator(ctx, operator); err != nil {
+		return err
+	}
+	return n.Apply(ctx, filepath.Join(manifests, "samples"))
+}
+
+// reportExit tells of a component that nobody here asked to end. The cluster
+// goes on without it.
+func (d devcluster) reportExit(c *controlplane.Component, err error) {
+	how := "exit status 0"
+	if err != nil {
+		how = err.Error()
+	}
+	fmt.Fprintf(d.out, "\n%s has ended (%s)\n  its log:  %s\n  to start: %s start %s\n",
+		c.Name, how, c.LogPath(), os.Args[0], c.Name)
+}

@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package nstance puts Nstance on a running control plane: its kinds and
+// rights from the repository's manifests, shard servers whose instances are
+// Nodes, and operators that work as their own ServiceAccount.
+package nstance
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/server/pki"
+)
+
+// Names and ids of every installation.
+const (
+	Namespace = "nstance-system"
+	ClusterID = "dev"
+	Tenant    = "default"
+	// OperatorUser is the operator in the API server's audit log.
+	OperatorUser = "system:serviceaccount:" + Namespace + ":" + serviceAccount
+
+	serviceAccount = "nstance-operator"
+	// certificateLifetime is longer than any cluster that this package starts.
+	certificateLifetime = 365 * 24 * time.Hour
+)
+
+// Options of an installation.
+type Options struct {
+	// Manifests is the repository's folder of that name.
+	Manifests string
+	// Operator and Server are the programs.
+	Operator, Server string
+	// Shards are those that the operator is told of. Ports that are zero are
+	// chosen.
+	Shards []Shard
+}
+
+// Nstance is an installation. Its shard servers and operators are components
+// of the control plane, which stops them.
+type Nstance struct {
+	options   Options
+	cp        *controlplane.ControlPlane
+	client    kubernetes.Interface
+	authority *pki.Authority
+	dir       string
+}
+
+// Install applies the manifests and writes the configuration and the
+// certificates that shard servers and operators share. It starts nothing.
+func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*Nstance, error) {
+	client, err := kubernetes.NewForConfig(cp.AdminConfig())
+	if err != nil {
+		return nil, fmt.Errorf("installing Nstance: %w", err)
+	}
+	authority, err := pki.NewAuthority("nstance " + ClusterID)
+	if err != nil {
+		return nil, fmt.Errorf("installing Nstance: %w", err)
+	}
+	if err := fillInPorts(o.Shards); err != nil {
+		return nil, err
+	}
+	n := &Nstance{
+		options:   o,
+		cp:        cp,
+		client:    client,
+		authority: authority,
+		dir:       filepath.Join(cp.Dir(), "nstance"),
+	}
+	if err := os.RemoveAll(n.dir); err != nil {
+		return nil, fmt.Errorf("removing old state: %w", err)
+	}
+	if err := n.writeFile(n.caFile(), authority.CertificatePEM()); err != nil {
+		return nil, err
+	}
+	if err := n.applyBases(ctx); err != nil {
+		return nil, err
+	}
+	return n, n.applyConfiguration(ctx)
+}
+
+func (n *Nstance) caFile() string { return filepath.Join(n.dir, "ca.crt") }
+
+// writeFile writes a file that only its owner may read.
+func (n *Nstance) writeFile(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o600)
+}

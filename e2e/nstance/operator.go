@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package nstance
+
+import (
+	"context"
+	"fmt"
+
+	authenticationv1 "k8s.io/api/authentication/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+// Operator says how one operator is run.
+type Operator struct {
+	// Component is the name it runs under, such as "operator".
+	Component string
+	// HTTPPort serves health and metrics. Zero means any free one.
+	HTTPPort int
+	// Flags are added to the command line.
+	Flags []string
+}
+
+// URL is where the operator serves health and metrics.
+func (o Operator) URL() string { return "http://" + address(o.HTTPPort) }
+
+// StartOperator runs an operator with the rights of its ServiceAccount and
+// nothing more, and returns it with its port filled in once its caches have
+// synced. Several may run: one leads.
+func (n *Nstance) StartOperator(ctx context.Context, o Operator) (Operator, error) {
+	if o.HTTPPort == 0 {
+		ports, err := controlplane.FreePorts(1)
+		if err != nil {
+			return o, err
+		}
+		o.HTTPPort = ports[0]
+	}
+	token, err := n.token(ctx)
+	if err != nil {
+		return o, err
+	}
+	kubeconfig, err := n.cp.KubeconfigWithToken(o.Component, token)
+	if err != nil {
+		return o, err
+	}
+	_, err = n.cp.Run(ctx, controlplane.Spec{
+		Name: o.Component,
+		Argv: append([]string{
+			n.options.Operator,
+			"--kubeconfig", kubeconfig,
+			"--namespace", Namespace,
+			"--cluster-id", ClusterID,
+			"--tenant", Tenant,
+			"--http-address", address(o.HTTPPort),
+			"--capi-kubeconfig-server", n.cp.Server(),
+		}, o.Flags...),
+		Ports: []int{o.HTTPPort},
+		Ready: controlplane.Probe{URL: o.URL() + "/readyz"},
+	})
+	return o, err
+}
+
+// token asks for a token of the operator's ServiceAccount that lasts as long
+// as the certificates: nothing renews it, as the kubelet would for a Pod.
+func (n *Nstance) token(ctx context.Context) (string, error) {
+	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
+		ExpirationSeconds: ptr.To(int64(certificateLifetime.Seconds())),
+	}}
+	answer, err := n.client.CoreV1().ServiceAccounts(Namespace).
+		CreateToken(ctx, serviceAccount, request, metav1.CreateOptions{})
+	if err != nil {
+		return "", fmt.Errorf("requesting a token of ServiceAccount %s/%s: %w", Namespace, serviceAccount, err)
+	}
+	return answer.Status.Token, nil
+}

@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package nstance
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"slices"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+
+	"nstance.dev/operator/pkg/server/pki"
+)
+
+// Dial connects to a shard's server with a certificate of the operator's role
+// and tenant, for looking at groups or changing them behind its back.
+func (n *Nstance) Dial(shardID string) (*grpc.ClientConn, error) {
+	i := slices.IndexFunc(n.options.Shards, func(s Shard) bool { return s.ID == shardID })
+	if i < 0 {
+		return nil, fmt.Errorf("dialing shard %s: no such shard", shardID)
+	}
+	certPEM, keyPEM, err := n.authority.IssueClient(
+		pki.Client{ID: ClusterID, Tenant: Tenant, Role: pki.RoleOperator}, certificateLifetime)
+	if err != nil {
+		return nil, fmt.Errorf("dialing shard %s: %w", shardID, err)
+	}
+	pair, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("dialing shard %s: %w", shardID, err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(n.authority.CertificatePEM())
+	transport := credentials.NewTLS(&tls.Config{
+		Certificates: []tls.Certificate{pair},
+		RootCAs:      roots,
+		MinVersion:   tls.VersionTLS13,
+	})
+	connection, err := grpc.NewClient(address(n.options.Shards[i].OperatorPort), grpc.WithTransportCredentials(transport))
+	if err != nil {
+		return nil, fmt.Errorf("dialing shard %s: %w", shardID, err)
+	}
+	return connection, nil
+}
