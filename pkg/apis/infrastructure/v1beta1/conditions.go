@@ -49,10 +49,22 @@ const (
 	ReasonConfigRejected = "ConfigRejected"
 	// ReasonConfigAccepted: the shard has taken the configuration.
 	ReasonConfigAccepted = "ConfigAccepted"
+	// ReasonUpsertFailed: the shard answered with an error that is neither a
+	// refusal nor a lost connection; the message holds its words.
+	ReasonUpsertFailed = "UpsertFailed"
 	// ReasonScaling: the number of running instances is not yet the wanted one.
 	ReasonScaling = "Scaling"
 	// ReasonDeleting: the object is being deleted and waits for its shard.
 	ReasonDeleting = "Deleting"
+	// ReasonNoMachinePool: there is no MachinePool that says how many replicas.
+	ReasonNoMachinePool = "NoMachinePool"
+	// ReasonMachinePoolConflict: it is not clear which MachinePool says how many
+	// replicas.
+	ReasonMachinePoolConflict = "MachinePoolConflict"
+	// ReasonGroupInUse: another pool has the same group on the same shard.
+	ReasonGroupInUse = "GroupInUse"
+	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
+	ReasonAmbiguousProviderID = "AmbiguousProviderID"
 	// ReasonPaused: Cluster API's pause is on.
 	ReasonPaused = "Paused"
 	// ReasonNotPaused: Cluster API's pause is off.

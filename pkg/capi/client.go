@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package capi is the typed client, with informers and listers, for the two
+// Cluster API kinds that the operator watches. Cluster API itself ships types
+// and no clients.
+package capi
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/serializer"
+	"k8s.io/client-go/gentype"
+	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// Client talks to the kinds of group cluster.x-k8s.io in version v1beta2.
+type Client struct {
+	rest  rest.Interface
+	codec runtime.ParameterCodec
+}
+
+// ClusterClient reads and writes the Clusters of one namespace.
+type ClusterClient = gentype.ClientWithList[*clusterv1.Cluster, *clusterv1.ClusterList]
+
+// MachinePoolClient reads and writes the MachinePools of one namespace.
+type MachinePoolClient = gentype.ClientWithList[*clusterv1.MachinePool, *clusterv1.MachinePoolList]
+
+// NewForConfig makes a Client from config, which it does not change.
+func NewForConfig(config *rest.Config) (*Client, error) {
+	scheme := runtime.NewScheme()
+	if err := clusterv1.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register Cluster API kinds: %w", err)
+	}
+	config = rest.CopyConfig(config)
+	config.GroupVersion = &clusterv1.GroupVersion
+	config.APIPath = "/apis"
+	config.NegotiatedSerializer = serializer.NewCodecFactory(scheme).WithoutConversion()
+	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
+	if config.UserAgent == "" {
+		config.UserAgent = rest.DefaultKubernetesUserAgent()
+	}
+	client, err := rest.RESTClientFor(config)
+	if err != nil {
+		return nil, fmt.Errorf("make client for %s: %w", clusterv1.GroupVersion, err)
+	}
+	return &Client{rest: client, codec: runtime.NewParameterCodec(scheme)}, nil
+}
+
+// Clusters is the client for the Clusters of namespace.
+func (c *Client) Clusters(namespace string) *ClusterClient {
+	return gentype.NewClientWithList[*clusterv1.Cluster, *clusterv1.ClusterList](
+		"clusters", c.rest, c.codec, namespace,
+		func() *clusterv1.Cluster { return &clusterv1.Cluster{} },
+		func() *clusterv1.ClusterList { return &clusterv1.ClusterList{} })
+}
+
+// MachinePools is the client for the MachinePools of namespace.
+func (c *Client) MachinePools(namespace string) *MachinePoolClient {
+	return gentype.NewClientWithList[*clusterv1.MachinePool, *clusterv1.MachinePoolList](
+		"machinepools", c.rest, c.codec, namespace,
+		func() *clusterv1.MachinePool { return &clusterv1.MachinePool{} },
+		func() *clusterv1.MachinePoolList { return &clusterv1.MachinePoolList{} })
+}

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package cluster gives Cluster API the cluster that its MachinePools belong to:
+// an NstanceCluster, a Cluster that refers to it, and a kubeconfig Secret with
+// which CAPI's controllers reach the cluster's Nodes.
+package cluster
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/client-go/kubernetes"
+	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	"k8s.io/client-go/listers"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/clock"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
+	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
+	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
+	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+)
+
+// Config says which cluster the objects stand for.
+type Config struct {
+	// Namespace is where the objects are.
+	Namespace string
+	// Name is the name of the NstanceCluster and of the Cluster.
+	Name string
+	// Endpoint is the API server that the NstanceCluster publishes.
+	Endpoint v1beta1.APIEndpoint
+	// Kubeconfig is how the kubeconfig Secret is made; nil when it is the
+	// administrator's to keep.
+	Kubeconfig *KubeconfigSource
+}
+
+// KubeconfigSource says what goes into the kubeconfig Secret.
+type KubeconfigSource struct {
+	// Server is the URL of the API server as CAPI's controllers reach it.
+	Server string
+	// CAData is the PEM bundle that its certificate is verified with.
+	CAData []byte
+	// ServiceAccount, in the same namespace, is whose token it holds.
+	ServiceAccount string
+}
+
+// Controller is the controller of the one NstanceCluster.
+type Controller struct {
+	config          Config
+	nstanceClusters clientset.NstanceClusterInterface
+	clusters        *capi.ClusterClient
+	secrets         corev1.SecretInterface
+	accounts        corev1.ServiceAccountInterface
+	lister          nstancelisters.NstanceClusterNamespaceLister
+	clusterLister   listers.ResourceIndexer[*clusterv1.Cluster]
+	clock           clock.PassiveClock
+	queue           *controller.Queue
+	writes          *controller.Writes
+}
+
+// New makes the controller and registers its handlers, whose registrations are
+// returned for waiting until they have seen every object.
+func New(
+	config Config,
+	client clientset.InfrastructureV1beta1Interface,
+	capiClient *capi.Client,
+	kube kubernetes.Interface,
+	nstanceClusters informers.NstanceClusterInformer,
+	clusters *capi.Informer[*clusterv1.Cluster],
+	clock clock.PassiveClock,
+) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
+	c := &Controller{
+		config:          config,
+		nstanceClusters: client.NstanceClusters(config.Namespace),
+		clusters:        capiClient.Clusters(config.Namespace),
+		secrets:         kube.CoreV1().Secrets(config.Namespace),
+		accounts:        kube.CoreV1().ServiceAccounts(config.Namespace),
+		lister:          nstanceClusters.Lister().NstanceClusters(config.Namespace),
+		clusterLister:   clusters.Lister(),
+		clock:           clock,
+		writes:          controller.NewWrites(nstanceClusters.Informer().GetStore()),
+	}
+	c.queue = controller.NewQueue("cluster", c.sync)
+
+	ours, err := nstanceClusters.Informer().AddEventHandler(controller.OnChange(func(_, _ *v1beta1.NstanceCluster) { c.enqueue() }))
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch NstanceClusters: %w", err)
+	}
+	theirs, err := clusters.AddEventHandler(controller.OnChange(func(before, after *clusterv1.Cluster) {
+		// Only whether there is one matters; what it becomes is Cluster API's.
+		if before == nil || after == nil {
+			c.enqueue()
+		}
+	}))
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch Clusters: %w", err)
+	}
+	// There is nothing to watch before the objects exist.
+	c.enqueue()
+	return c, []cache.ResourceEventHandlerRegistration{ours, theirs}, nil
+}
+
+// Run syncs the cluster until ctx ends.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }
+
+func (c *Controller) enqueue() {
+	c.queue.Add(cache.NewObjectName(c.config.Namespace, c.config.Name))
+}

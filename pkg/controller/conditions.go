@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controller
+
+import (
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+)
+
+// FieldManager owns every field that the operator writes.
+const FieldManager = "nstance-operator"
+
+// Apply are the options of every server-side apply. Force takes a field back
+// from whoever wrote it by hand: each field that the operator applies is its
+// own.
+var Apply = metav1.ApplyOptions{FieldManager: FieldManager, Force: true}
+
+// SetCondition sets one condition of a status that was computed from generation.
+// Its transition time changes only when its status does.
+func SetCondition(conditions *[]metav1.Condition, generation int64, kind string, status metav1.ConditionStatus, reason, message string) {
+	meta.SetStatusCondition(conditions, metav1.Condition{
+		Type:               kind,
+		Status:             status,
+		Reason:             reason,
+		Message:            message,
+		ObservedGeneration: generation,
+	})
+}
+
+// ApplyConditions turns conditions into what server-side apply sends.
+func ApplyConditions(conditions []metav1.Condition) []*metav1ac.ConditionApplyConfiguration {
+	applied := make([]*metav1ac.ConditionApplyConfiguration, 0, len(conditions))
+	for _, c := range conditions {
+		applied = append(applied, metav1ac.Condition().
+			WithType(c.Type).
+			WithStatus(c.Status).
+			WithReason(c.Reason).
+			WithMessage(c.Message).
+			WithObservedGeneration(c.ObservedGeneration).
+			WithLastTransitionTime(c.LastTransitionTime))
+	}
+	return applied
+}
+
+// TurnedFalse returns the condition of type kind when after has it False for a
+// reason that before did not have. It tells which transitions are worth an
+// event: the same trouble twice is not.
+func TurnedFalse(before, after []metav1.Condition, kind string) *metav1.Condition {
+	now := meta.FindStatusCondition(after, kind)
+	if now == nil || now.Status != metav1.ConditionFalse {
+		return nil
+	}
+	was := meta.FindStatusCondition(before, kind)
+	if was != nil && was.Status == metav1.ConditionFalse && was.Reason == now.Reason {
+		return nil
+	}
+	return now
+}

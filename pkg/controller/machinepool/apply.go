@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"maps"
+	"slices"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+)
+
+// applyShardGroup is a shard group with all that the pool's controller owns of
+// it. The finalizer comes with the object, so that no group can exist on a shard
+// without something that waits for its end.
+func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *applyv1beta1.NstanceShardGroupApplyConfiguration {
+	spec := want.spec
+	applied := applyv1beta1.NstanceShardGroup(v1beta1.ShardGroupName(string(spec.Group), string(spec.Shard)), pool.Namespace).
+		WithLabels(shardGroupLabels(&spec)).
+		WithFinalizers(v1beta1.FinalizerShardGroup).
+		WithOwnerReferences(metav1ac.OwnerReference().
+			WithAPIVersion(v1beta1.SchemeGroupVersion.String()).
+			WithKind(poolKind).
+			WithName(pool.Name).
+			WithUID(pool.UID).
+			WithController(true)).
+		WithSpec(applyv1beta1.NstanceShardGroupSpec().
+			WithGroup(spec.Group).
+			WithShard(spec.Shard).
+			WithSize(spec.Size).
+			WithSubnets(spec.Subnets...).
+			WithVars(spec.Vars))
+	if spec.Template != "" {
+		applied.Spec.WithTemplate(spec.Template)
+	}
+	if spec.InstanceType != "" {
+		applied.Spec.WithInstanceType(spec.InstanceType)
+	}
+	if want.uid != "" {
+		applied.WithUID(types.UID(want.uid))
+	}
+	return applied
+}
+
+// sameShardGroup tells whether a shard group already is what applyShardGroup
+// would make of it.
+func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, want *v1beta1.NstanceShardGroupSpec) bool {
+	for name, value := range shardGroupLabels(want) {
+		if group.Labels[name] != value {
+			return false
+		}
+	}
+	return metav1.IsControlledBy(group, pool) &&
+		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
+		group.Spec.Group == want.Group &&
+		group.Spec.Shard == want.Shard &&
+		group.Spec.Size == want.Size &&
+		group.Spec.Template == want.Template &&
+		group.Spec.InstanceType == want.InstanceType &&
+		slices.Equal(group.Spec.Subnets, want.Subnets) &&
+		maps.Equal(group.Spec.Vars, want.Vars)
+}
+
+func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
+	return map[string]string{
+		v1beta1.LabelGroup: string(spec.Group),
+		v1beta1.LabelShard: string(spec.Shard),
+	}
+}
+
+// applyProviderIDs is the one field of a pool's spec that the operator owns.
+func applyProviderIDs(pool *v1beta1.NstanceMachinePool, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
+}
+
+// applyStatus is status as the whole of what the operator owns in it.
+func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	applied := applyv1beta1.NstanceMachinePoolStatus().
+		WithShards(applyv1beta1.ShardsSummary().WithTotal(status.Shards.Total).WithReachable(status.Shards.Reachable)).
+		WithSubnets(status.Subnets...).
+		WithObservedGeneration(status.ObservedGeneration).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	applied.Ready = status.Ready
+	applied.DesiredReplicas = status.DesiredReplicas
+	applied.Replicas = status.Replicas
+	applied.IsStatic = status.IsStatic
+	if status.Initialization.Provisioned != nil {
+		applied.WithInitialization(applyv1beta1.NstanceMachinePoolInitialization().
+			WithProvisioned(*status.Initialization.Provisioned))
+	}
+	if status.Template != "" {
+		applied.WithTemplate(status.Template)
+	}
+	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).WithStatus(applied)
+}

@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package machinepool spreads the replicas of a MachinePool over the shards of
+// its NstanceMachinePool, one NstanceShardGroup each, and adds up what the shard
+// groups report.
+package machinepool
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
+	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
+	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
+	listers "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+const (
+	// workers bound how many pools are synced at once.
+	workers = 4
+	// staleRetry is how long a sync waits for the caches to show its last write.
+	staleRetry = 50 * time.Millisecond
+)
+
+// Shards tells which shards are configured.
+type Shards interface {
+	Has(shard string) bool
+}
+
+// Groups is the cache of what shard servers report.
+type Groups interface {
+	// Get returns a group of a shard, if the shard has it.
+	Get(shard, key string) (shard.Group, bool)
+	// HasSynced tells whether the shard's groups are known completely.
+	HasSynced(shard string) bool
+}
+
+// Controller is the controller of NstanceMachinePools in one namespace.
+type Controller struct {
+	namespace   string
+	clusterName string
+
+	pools        clientset.NstanceMachinePoolInterface
+	shardGroups  clientset.NstanceShardGroupInterface
+	machinePools *capi.MachinePoolClient
+
+	poolLister       listers.NstanceMachinePoolNamespaceLister
+	shardGroupLister listers.NstanceShardGroupNamespaceLister
+	poolIndex        cache.Indexer
+	shardGroupIndex  cache.Indexer
+	machinePoolIndex cache.Indexer
+	nodeIndex        cache.Indexer
+
+	shards   Shards
+	groups   Groups
+	recorder events.EventRecorder
+	queue    *controller.Queue
+
+	poolWrites        *controller.Writes
+	shardGroupWrites  *controller.Writes
+	machinePoolWrites *controller.Writes
+}
+
+// New makes the controller and registers its handlers, whose registrations are
+// returned for waiting until they have seen every object. MachinePools that it
+// makes belong to the Cluster named clusterName.
+func New(
+	namespace, clusterName string,
+	client clientset.InfrastructureV1beta1Interface,
+	capiClient *capi.Client,
+	pools informers.NstanceMachinePoolInformer,
+	shardGroups informers.NstanceShardGroupInformer,
+	machinePools *capi.Informer[*clusterv1.MachinePool],
+	nodes cache.SharedIndexInformer,
+	shards Shards,
+	groups Groups,
+	recorder events.EventRecorder,
+) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
+	c := &Controller{
+		namespace:         namespace,
+		clusterName:       clusterName,
+		pools:             client.NstanceMachinePools(namespace),
+		shardGroups:       client.NstanceShardGroups(namespace),
+		machinePools:      capiClient.MachinePools(namespace),
+		poolLister:        pools.Lister().NstanceMachinePools(namespace),
+		shardGroupLister:  shardGroups.Lister().NstanceShardGroups(namespace),
+		poolIndex:         pools.Informer().GetIndexer(),
+		shardGroupIndex:   shardGroups.Informer().GetIndexer(),
+		machinePoolIndex:  machinePools.GetIndexer(),
+		nodeIndex:         nodes.GetIndexer(),
+		shards:            shards,
+		groups:            groups,
+		recorder:          recorder,
+		poolWrites:        controller.NewWrites(pools.Informer().GetStore()),
+		shardGroupWrites:  controller.NewWrites(shardGroups.Informer().GetStore()),
+		machinePoolWrites: controller.NewWrites(machinePools.GetStore()),
+	}
+	c.queue = controller.NewQueue("machinepool", c.sync)
+
+	var registrations []cache.ResourceEventHandlerRegistration
+	for _, watched := range []struct {
+		kind     string
+		informer cache.SharedIndexInformer
+		indexers cache.Indexers
+		handler  cache.ResourceEventHandler
+	}{
+		{"pools", pools.Informer(), poolIndexers, controller.OnChange(c.poolChanged)},
+		{"shard groups", shardGroups.Informer(), shardGroupIndexers, controller.OnChange(c.shardGroupChanged)},
+		{"MachinePools", machinePools, machinePoolIndexers, controller.OnChange(c.machinePoolChanged)},
+		{"Nodes", nodes, nodeIndexers, controller.OnChange(c.nodeChanged)},
+	} {
+		if err := watched.informer.AddIndexers(watched.indexers); err != nil {
+			return nil, nil, fmt.Errorf("index %s: %w", watched.kind, err)
+		}
+		registration, err := watched.informer.AddEventHandler(watched.handler)
+		if err != nil {
+			return nil, nil, fmt.Errorf("watch %s: %w", watched.kind, err)
+		}
+		registrations = append(registrations, registration)
+	}
+	return c, registrations, nil
+}
+
+// Run syncs pools until ctx ends.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+
+// ShardChanged is to be called when a shard was configured or removed, became
+// synced, or when its connection came or went.
+func (c *Controller) ShardChanged(shard string) {
+	for _, pool := range indexed[v1beta1.NstanceMachinePool](c.poolIndex, byShard, shard) {
+		c.queue.Add(cache.MetaObjectToName(pool))
+	}
+}
+
+// poolChanged sees every change of a pool. A new spec is synced at once; a new
+// status is most often our own.
+func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
+	switch {
+	case after == nil:
+		c.queue.Add(cache.MetaObjectToName(before))
+	case before != nil && before.Generation == after.Generation:
+		c.queue.AddAfter(cache.MetaObjectToName(after), controller.BatchPeriod)
+	default:
+		c.queue.Add(cache.MetaObjectToName(after))
+	}
+}
+
+// shardGroupChanged wakes the pool of a shard group. Instances come up one by
+// one; their pool takes them up in batches.
+func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
+	group := after
+	if group == nil {
+		group = before
+	}
+	pool := poolOf(group)
+	if pool == "" {
+		return
+	}
+	if before != nil && after != nil && before.Generation == after.Generation {
+		c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
+		return
+	}
+	c.queue.Add(c.key(pool))
+}
+
+// machinePoolChanged wakes the pool that a MachinePool refers to. Of a
+// MachinePool only its replicas matter; its status is Cluster API's.
+func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
+	if before != nil && after != nil && before.ResourceVersion != after.ResourceVersion &&
+		ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) &&
+		infrastructureOf(before) == infrastructureOf(after) {
+		return
+	}
+	for _, machinePool := range []*clusterv1.MachinePool{before, after} {
+		if machinePool == nil {
+			continue
+		}
+		if pool := infrastructureOf(machinePool); pool != "" {
+			c.queue.Add(c.key(pool))
+		}
+	}
+}
+
+// nodeChanged wakes the pools that have an instance with the Node's provider id.
+func (c *Controller) nodeChanged(before, after *corev1.Node) {
+	if before != nil && after != nil && before.Spec.ProviderID == after.Spec.ProviderID {
+		return
+	}
+	for _, node := range []*corev1.Node{before, after} {
+		if node == nil || node.Spec.ProviderID == "" {
+			continue
+		}
+		for _, group := range c.shardGroupsWith(node.Spec.ProviderID) {
+			if pool := poolOf(group); pool != "" {
+				c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
+			}
+		}
+	}
+}
+
+func (c *Controller) key(name string) cache.ObjectName {
+	return cache.NewObjectName(c.namespace, name)
+}

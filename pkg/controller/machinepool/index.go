@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/providerid"
+)
+
+// The indexes that the controller looks things up by, so that no sync ever walks
+// a whole cache.
+const (
+	// byShard finds pools by a shard that they name.
+	byShard = "shard"
+	// byPool finds shard groups by the pool that owns them.
+	byPool = "pool"
+	// byInfrastructure finds MachinePools by the pool that they refer to.
+	byInfrastructure = "infrastructure"
+	// byProviderID finds Nodes and shard groups by the key of a provider id.
+	byProviderID = "providerID"
+)
+
+var (
+	poolIndexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
+		pool, ok := obj.(*v1beta1.NstanceMachinePool)
+		if !ok {
+			return nil, nil
+		}
+		shards := make([]string, len(pool.Spec.Shards))
+		for i, shard := range pool.Spec.Shards {
+			shards[i] = string(shard)
+		}
+		return shards, nil
+	}}
+
+	shardGroupIndexers = cache.Indexers{
+		byPool: func(obj any) ([]string, error) {
+			if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
+				return present(poolOf(group)), nil
+			}
+			return nil, nil
+		},
+		byProviderID: func(obj any) ([]string, error) {
+			group, ok := obj.(*v1beta1.NstanceShardGroup)
+			if !ok {
+				return nil, nil
+			}
+			keys := make([]string, len(group.Status.ProviderIDs))
+			for i, id := range group.Status.ProviderIDs {
+				keys[i] = providerid.Key(id)
+			}
+			return keys, nil
+		},
+	}
+
+	machinePoolIndexers = cache.Indexers{byInfrastructure: func(obj any) ([]string, error) {
+		if machinePool, ok := obj.(*clusterv1.MachinePool); ok {
+			return present(infrastructureOf(machinePool)), nil
+		}
+		return nil, nil
+	}}
+
+	nodeIndexers = cache.Indexers{byProviderID: func(obj any) ([]string, error) {
+		if node, ok := obj.(*corev1.Node); ok {
+			return present(providerid.Key(node.Spec.ProviderID)), nil
+		}
+		return nil, nil
+	}}
+)
+
+// poolOf is the name of the pool that owns a shard group, "" when none does.
+func poolOf(group *v1beta1.NstanceShardGroup) string {
+	owner := metav1.GetControllerOfNoCopy(group)
+	if owner == nil || owner.Kind != poolKind {
+		return ""
+	}
+	return owner.Name
+}
+
+// infrastructureOf is the name of the pool that a MachinePool refers to, "" when
+// it refers to another kind.
+func infrastructureOf(machinePool *clusterv1.MachinePool) string {
+	ref := machinePool.Spec.Template.Spec.InfrastructureRef
+	if ref.Kind != poolKind || ref.APIGroup != v1beta1.GroupName {
+		return ""
+	}
+	return ref.Name
+}
+
+// nodesOf are the Nodes whose provider id names the same machine as id.
+func (c *Controller) nodesOf(id string) []*corev1.Node {
+	var nodes []*corev1.Node
+	for _, node := range indexed[corev1.Node](c.nodeIndex, byProviderID, providerid.Key(id)) {
+		if providerid.Match(id, node.Spec.ProviderID) {
+			nodes = append(nodes, node)
+		}
+	}
+	return nodes
+}
+
+// shardGroupsWith are the shard groups that may have an instance of that id.
+func (c *Controller) shardGroupsWith(id string) []*v1beta1.NstanceShardGroup {
+	return indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))
+}
+
+func indexed[T any](indexer cache.Indexer, index, value string) []*T {
+	found, err := indexer.ByIndex(index, value)
+	if err != nil {
+		// Only an index that was never added gives an error.
+		panic(err)
+	}
+	objects := make([]*T, 0, len(found))
+	for _, obj := range found {
+		if object, ok := obj.(*T); ok {
+			objects = append(objects, object)
+		}
+	}
+	return objects
+}
+
+func present(value string) []string {
+	if value == "" {
+		return nil
+	}
+	return []string{value}
+}

@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"cmp"
+	"fmt"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+)
+
+// newStatus adds up the shard groups. pool is the pool as it now is, with its
+// newest generation.
+func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decision, ambiguous *trouble) v1beta1.NstanceMachinePoolStatus {
+	status := *pool.Status.DeepCopy()
+	status.ObservedGeneration = pool.Generation
+	addUp(&status, seen, decided)
+
+	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
+		controller.SetCondition(&status.Conditions, pool.Generation, kind, value, reason, message)
+	}
+	if away := unreachable(seen); away == nil {
+		set(v1beta1.ConditionShardsReachable, metav1.ConditionTrue, v1beta1.ReasonReachable, "")
+	} else {
+		set(v1beta1.ConditionShardsReachable, metav1.ConditionFalse, away.reason, away.message)
+	}
+
+	wrong := cmp.Or(decided.hold, ambiguous, unready(seen, decided))
+	if wrong == nil {
+		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
+		status.Ready = ptr.To(true)
+		status.Initialization.Provisioned = ptr.To(true)
+	} else {
+		set(v1beta1.ConditionReady, metav1.ConditionFalse, wrong.reason, wrong.message)
+	}
+	return status
+}
+
+func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided decision) {
+	var desired, replicas, reachable int32
+	static := false
+	var config *v1beta1.GroupConfig
+	for _, group := range seen.owned {
+		desired += group.Spec.Size
+		replicas += ptr.Deref(group.Status.Replicas, 0)
+		static = static || ptr.Deref(group.Status.IsStatic, false)
+	}
+	for _, shard := range seen.shards {
+		if shard.group == nil || !metav1.IsControlledBy(shard.group, seen.pool) {
+			continue
+		}
+		if config == nil {
+			config = shard.group.Status.Config
+		}
+		if meta.IsStatusConditionTrue(shard.group.Status.Conditions, v1beta1.ConditionShardReachable) {
+			reachable++
+		}
+	}
+	if decided.sizes != nil {
+		desired = 0
+		for _, size := range decided.sizes {
+			desired += size
+		}
+	}
+	status.DesiredReplicas = &desired
+	status.Replicas = &replicas
+	status.IsStatic = &static
+	status.Shards = v1beta1.ShardsSummary{Total: int32(len(seen.shards)), Reachable: reachable}
+	status.Template, status.Subnets = "", nil
+	if config != nil {
+		status.Template, status.Subnets = config.Template, slices.Clone(config.Subnets)
+	}
+}
+
+// unreachable names the shards that are not connected, nil when all are.
+func unreachable(seen observation) *trouble {
+	reason := v1beta1.ReasonShardUnreachable
+	var away []string
+	for _, shard := range seen.shards {
+		switch {
+		case !shard.configured:
+			reason = v1beta1.ReasonUnknownShard
+			away = append(away, shard.id)
+		case shard.group == nil || !meta.IsStatusConditionTrue(shard.group.Status.Conditions, v1beta1.ConditionShardReachable):
+			away = append(away, shard.id)
+		}
+	}
+	if len(away) == 0 {
+		return nil
+	}
+	return &trouble{reason, fmt.Sprintf("not connected: %s", strings.Join(away, ", "))}
+}
+
+// unready is the first reason why a shard does not run what is wanted. While
+// shards scale it always says the same: how far they are is in the numbers, and
+// a message that counts would be written once per instance.
+func unready(seen observation, decided decision) *trouble {
+	var scaling *trouble
+	for i, size := range decided.sizes {
+		shard := seen.shards[i]
+		ready := &metav1.Condition{Reason: v1beta1.ReasonScaling}
+		if group := shard.group; group != nil && group.Spec.Size == size && group.Status.ObservedGeneration == group.Generation {
+			ready = cmp.Or(meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady), ready)
+		}
+		switch {
+		case ready.Status == metav1.ConditionTrue:
+		case ready.Reason == v1beta1.ReasonScaling:
+			scaling = &trouble{v1beta1.ReasonScaling, "not every shard runs the wanted number of instances yet"}
+		default:
+			return &trouble{ready.Reason, fmt.Sprintf("%s: %s", shard.id, ready.Message)}
+		}
+	}
+	return scaling
+}

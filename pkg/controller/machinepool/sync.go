@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+)
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	pool, err := c.poolLister.Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read pool %s from the cache: %w", key, err)
+	}
+	if !pool.DeletionTimestamp.IsZero() {
+		return 0, nil
+	}
+	if !c.upToDate(pool) {
+		return staleRetry, nil
+	}
+
+	seen, err := c.observe(pool)
+	if err != nil {
+		return 0, err
+	}
+	decided := plan(seen)
+	err = errors.Join(
+		c.createMachinePool(ctx, pool, decided.create),
+		c.applyShardGroups(ctx, pool, decided.apply),
+		c.removeShardGroups(ctx, decided.remove),
+	)
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	return 0, errors.Join(err, c.report(ctx, seen, decided))
+}
+
+// upToDate tells whether the caches show everything that earlier syncs of this
+// pool have written.
+func (c *Controller) upToDate(pool *v1beta1.NstanceMachinePool) bool {
+	own := cache.MetaObjectToName(pool)
+	groups := make([]cache.ObjectName, len(pool.Spec.Shards))
+	for i, shard := range pool.Spec.Shards {
+		groups[i] = c.key(v1beta1.ShardGroupName(string(pool.Spec.Group), string(shard)))
+	}
+	return c.poolWrites.Seen(own) && c.machinePoolWrites.Seen(own) && c.shardGroupWrites.Seen(groups...)
+}
+
+// observe reads the caches.
+func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, error) {
+	seen := observation{
+		pool:         pool,
+		machinePools: indexed[clusterv1.MachinePool](c.machinePoolIndex, byInfrastructure, pool.Name),
+		owned:        indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool.Name),
+	}
+	_, namesake, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
+	if err != nil {
+		return observation{}, fmt.Errorf("read MachinePool %s from the cache: %w", c.key(pool.Name), err)
+	}
+	seen.namesake = namesake
+	for _, id := range pool.Spec.Shards {
+		state := shardState{
+			id:         string(id),
+			configured: c.shards.Has(string(id)),
+			synced:     c.groups.HasSynced(string(id)),
+		}
+		if group, ok := c.groups.Get(string(id), string(pool.Spec.Group)); ok {
+			state.size = group.Size
+		}
+		name := v1beta1.ShardGroupName(string(pool.Spec.Group), string(id))
+		state.group, err = c.shardGroupLister.Get(name)
+		if apierrors.IsNotFound(err) {
+			state.group = nil
+		} else if err != nil {
+			return observation{}, fmt.Errorf("read shard group %s from the cache: %w", c.key(name), err)
+		}
+		seen.shards = append(seen.shards, state)
+	}
+	return seen, nil
+}
+
+// createMachinePool makes the MachinePool of a pool that has none. Afterwards
+// its replicas belong to users and the autoscaler alone.
+func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool, replicas *int32) error {
+	if replicas == nil {
+		return nil
+	}
+	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, *replicas),
+		metav1.CreateOptions{FieldManager: controller.FieldManager})
+	if err != nil {
+		return fmt.Errorf("create MachinePool %s: %w", klog.KObj(pool), err)
+	}
+	c.machinePoolWrites.Wrote(created)
+	klog.FromContext(ctx).Info("MachinePool created", "replicas", *replicas)
+	return nil
+}
+
+// newMachinePool is a MachinePool without a bootstrap provider: instances get
+// what they need from their shard server, so the name of the bootstrap Secret is
+// set and empty (CAPI contract).
+func newMachinePool(pool *v1beta1.NstanceMachinePool, clusterName string, replicas int32) *clusterv1.MachinePool {
+	return &clusterv1.MachinePool{
+		ObjectMeta: metav1.ObjectMeta{Name: pool.Name, Namespace: pool.Namespace},
+		Spec: clusterv1.MachinePoolSpec{
+			ClusterName: clusterName,
+			Replicas:    &replicas,
+			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+				ClusterName: clusterName,
+				Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
+					APIGroup: v1beta1.GroupName, Kind: poolKind, Name: pool.Name,
+				},
+			}},
+		},
+	}
+}
+
+func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []shardGroupSpec) error {
+	var failed []error
+	for _, want := range wanted {
+		written, err := c.shardGroups.Apply(ctx, applyShardGroup(pool, want), controller.Apply)
+		if err != nil {
+			failed = append(failed, fmt.Errorf("apply shard group %s of pool %s: %w",
+				v1beta1.ShardGroupName(string(want.spec.Group), string(want.spec.Shard)), klog.KObj(pool), err))
+			continue
+		}
+		c.shardGroupWrites.Wrote(written)
+	}
+	return errors.Join(failed...)
+}
+
+func (c *Controller) removeShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
+	var failed []error
+	for _, group := range groups {
+		err := c.shardGroups.Delete(ctx, group.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(group.UID))})
+		if err != nil && !apierrors.IsNotFound(err) {
+			failed = append(failed, fmt.Errorf("delete shard group %s: %w", klog.KObj(group), err))
+		}
+	}
+	return errors.Join(failed...)
+}
+
+// report writes what the shard groups say: first the provider ids into the spec,
+// where Cluster API reads them, then the status, which names the generation that
+// the spec then has.
+func (c *Controller) report(ctx context.Context, seen observation, decided decision) error {
+	pool := seen.pool
+	ids, ambiguous := c.providerIDs(seen.owned)
+	if !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
+		written, err := c.pools.Apply(ctx, applyProviderIDs(pool, ids), controller.Apply)
+		if err != nil {
+			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
+		}
+		c.poolWrites.Wrote(written)
+		pool = written
+	}
+
+	status := newStatus(pool, seen, decided, ambiguous)
+	if equality.Semantic.DeepEqual(status, seen.pool.Status) {
+		return nil
+	}
+	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controller.Apply)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
+	}
+	c.poolWrites.Wrote(written)
+	c.recordTrouble(seen.pool, status)
+	return nil
+}

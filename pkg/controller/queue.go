@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package controller is what every controller shares: the queue that runs its
+// sync function, and the handler that turns informer changes into keys.
+package controller
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+)
+
+// A failed sync is retried after a delay that doubles between these two. The
+// longest keeps objects of a shard that came back from waiting for minutes.
+const (
+	firstRetry = 50 * time.Millisecond
+	lastRetry  = 20 * time.Second
+)
+
+// BatchPeriod is how long a queue waits for more of the same after news that
+// nobody is waiting for, such as one more instance running. News of many
+// instances within it cost one sync, and so one write.
+const BatchPeriod = time.Second
+
+// SyncFunc brings the object of key into the wanted state, whatever happened
+// before. When requeue is positive and err nil, the key is synced again after
+// that time; an error is retried with growing delays.
+type SyncFunc func(ctx context.Context, key cache.ObjectName) (requeue time.Duration, err error)
+
+// Queue holds the keys that want to be synced. A key is in it at most once, and
+// never synced by two workers at a time.
+type Queue struct {
+	name  string
+	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
+	sync  SyncFunc
+}
+
+// NewQueue makes a queue whose metrics and logs carry name.
+func NewQueue(name string, sync SyncFunc) *Queue {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](firstRetry, lastRetry)
+	return &Queue{
+		name: name,
+		sync: sync,
+		queue: workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
+			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: name}),
+	}
+}
+
+// Add asks for a sync of key now.
+func (q *Queue) Add(key cache.ObjectName) { q.queue.Add(key) }
+
+// AddAfter asks for a sync of key after delay. Of several delays for one key
+// the shortest counts.
+func (q *Queue) AddAfter(key cache.ObjectName, delay time.Duration) { q.queue.AddAfter(key, delay) }
+
+// Run syncs keys until ctx ends, and returns when the last sync has returned.
+func (q *Queue) Run(ctx context.Context, workers int) {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "controller", q.name)
+	ctx = klog.NewContext(ctx, logger)
+	logger.Info("Starting workers", "workers", workers)
+
+	var wg sync.WaitGroup
+	for range workers {
+		wg.Go(func() {
+			for q.next(ctx) {
+			}
+		})
+	}
+	<-ctx.Done()
+	q.queue.ShutDown()
+	wg.Wait()
+	logger.Info("Workers stopped")
+}
+
+func (q *Queue) next(ctx context.Context) bool {
+	key, shutdown := q.queue.Get()
+	if shutdown || ctx.Err() != nil {
+		return false
+	}
+	defer q.queue.Done(key)
+	defer utilruntime.HandleCrashWithContext(ctx)
+
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "object", key)
+	requeue, err := q.sync(klog.NewContext(ctx, logger), key)
+	switch {
+	case ctx.Err() != nil:
+		// The work was cut off; whoever leads next begins with every key.
+	case apierrors.IsConflict(err):
+		logger.V(4).Info("Object changed meanwhile, syncing again", "err", err)
+		q.queue.AddRateLimited(key)
+	case err != nil:
+		utilruntime.HandleErrorWithContext(klog.NewContext(ctx, logger), err, "Sync failed", "retries", q.queue.NumRequeues(key))
+		q.queue.AddRateLimited(key)
+	default:
+		q.queue.Forget(key)
+		if requeue > 0 {
+			q.queue.AddAfter(key, requeue)
+		}
+	}
+	return true
+}

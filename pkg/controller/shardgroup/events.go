@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	corev1 "k8s.io/api/core/v1"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+)
+
+// recordTrouble reports what the new status says for the first time.
+func (c *Controller) recordTrouble(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardGroupStatus) {
+	for kind, action := range map[string]string{
+		v1beta1.ConditionShardReachable: "Connect",
+		v1beta1.ConditionConfigValid:    "UpsertGroup",
+	} {
+		if trouble := controller.TurnedFalse(object.Status.Conditions, status.Conditions, kind); trouble != nil {
+			c.recorder.Eventf(object, nil, corev1.EventTypeWarning, trouble.Reason, action, "%s", trouble.Message)
+		}
+	}
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// newStatus is the status of object after a sync. What the shard has not told
+// stays as it was: an unreachable shard keeps its replicas and provider ids.
+func newStatus(object *v1beta1.NstanceShardGroup, seen observation, done outcome, refused *rejection) v1beta1.NstanceShardGroupStatus {
+	status := *object.Status.DeepCopy()
+	switch {
+	case seen.group != nil:
+		status.IsStatic = ptr.To(seen.group.Static)
+		status.Replicas = ptr.To(seen.group.ActualSize)
+		status.ProviderIDs = slices.Clone(seen.group.ProviderIDs)
+		status.Config = reportedConfig(seen.group)
+	case seen.synced:
+		status.IsStatic = ptr.To(false)
+		status.Replicas = ptr.To[int32](0)
+		status.ProviderIDs = nil
+		status.Config = nil
+	}
+	if !equality.Semantic.DeepEqual(status, object.Status) {
+		status.LastSyncTime = ptr.To(done.now.Rfc3339Copy())
+	}
+	status.ObservedGeneration = object.Generation
+	setConditions(&status, object, seen, done, refused)
+	return status
+}
+
+func reportedConfig(group *shard.Group) *v1beta1.GroupConfig {
+	return &v1beta1.GroupConfig{
+		Template:     group.Template,
+		Subnets:      slices.Clone(group.Subnets),
+		InstanceType: group.InstanceType,
+		Vars:         maps.Clone(group.Vars),
+	}
+}
+
+func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, seen observation, done outcome, refused *rejection) {
+	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
+		controller.SetCondition(&status.Conditions, object.Generation, kind, value, reason, message)
+	}
+	id := string(object.Spec.Shard)
+
+	// A shard that was never connected since the operator started is not known
+	// to be away: the last words stand until it answers or fails to.
+	reachable := known(object.Status.Conditions, v1beta1.ConditionShardReachable)
+	switch {
+	case !seen.configured:
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonUnknownShard,
+			Message: fmt.Sprintf("shard %q is not configured", id)}
+	case shard.IsUnreachable(done.err):
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonShardUnreachable,
+			Message: shard.Message(done.err)}
+	case seen.reachable && seen.synced:
+		reachable = &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReachable}
+	case seen.lost != nil:
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonShardUnreachable,
+			Message: shard.Message(seen.lost)}
+	case reachable == nil:
+		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced,
+			Message: fmt.Sprintf("shard %q is being connected", id)}
+	}
+	set(v1beta1.ConditionShardReachable, reachable.Status, reachable.Reason, reachable.Message)
+
+	switch {
+	case refused != nil && refused.generation == object.Generation:
+		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, refused.message)
+	case seen.group != nil && inOrder(&object.Spec, seen.group):
+		set(v1beta1.ConditionConfigValid, metav1.ConditionTrue, v1beta1.ReasonConfigAccepted, "")
+	}
+
+	ready, reason, message := readiness(status, object, seen, done, reachable)
+	if ready == "" {
+		return
+	}
+	set(v1beta1.ConditionReady, ready, reason, message)
+}
+
+// readiness tells whether the shard runs what the spec asks for; an empty
+// status means that nothing new is known.
+func readiness(
+	status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, seen observation, done outcome, reachable *metav1.Condition,
+) (ready metav1.ConditionStatus, reason, message string) {
+	valid := known(status.Conditions, v1beta1.ConditionConfigValid)
+	switch {
+	case !object.DeletionTimestamp.IsZero():
+		message = "the shard has not confirmed that the group is gone"
+		if reachable.Status != metav1.ConditionTrue {
+			message += ": " + reachable.Message
+		}
+		return metav1.ConditionFalse, v1beta1.ReasonDeleting, message
+	case reachable.Status == metav1.ConditionFalse:
+		return metav1.ConditionFalse, reachable.Reason, reachable.Message
+	case !seen.synced:
+		if known(status.Conditions, v1beta1.ConditionReady) != nil {
+			return "", "", ""
+		}
+		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, reachable.Message
+	case valid != nil && valid.Status == metav1.ConditionFalse:
+		return metav1.ConditionFalse, v1beta1.ReasonConfigRejected, valid.Message
+	case done.err != nil:
+		return metav1.ConditionFalse, v1beta1.ReasonUpsertFailed, shard.Message(done.err)
+	case seen.group == nil || !inOrder(&object.Spec, seen.group) || seen.group.ActualSize != object.Spec.Size:
+		return metav1.ConditionFalse, v1beta1.ReasonScaling,
+			fmt.Sprintf("%d of %d instances run", ptr.Deref(status.Replicas, 0), object.Spec.Size)
+	default:
+		return metav1.ConditionTrue, v1beta1.ReasonReady, ""
+	}
+}
+
+func known(conditions []metav1.Condition, kind string) *metav1.Condition {
+	for i := range conditions {
+		if conditions[i].Type == kind {
+			return &conditions[i]
+		}
+	}
+	return nil
+}
+
+// applyStatus is status as the whole of what the operator owns in it.
+func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardGroupStatus) *applyv1beta1.NstanceShardGroupApplyConfiguration {
+	applied := applyv1beta1.NstanceShardGroupStatus().
+		WithObservedGeneration(status.ObservedGeneration).
+		WithProviderIDs(status.ProviderIDs...).
+		WithConditions(controller.ApplyConditions(status.Conditions)...)
+	applied.IsStatic = status.IsStatic
+	applied.Replicas = status.Replicas
+	applied.LastSyncTime = status.LastSyncTime
+	if status.Config != nil {
+		applied.WithConfig(applyv1beta1.GroupConfig().
+			WithTemplate(status.Config.Template).
+			WithSubnets(status.Config.Subnets...).
+			WithInstanceType(status.Config.InstanceType).
+			WithVars(status.Config.Vars))
+	}
+	return applyv1beta1.NstanceShardGroup(object.Name, object.Namespace).WithUID(object.UID).WithStatus(applied)
+}

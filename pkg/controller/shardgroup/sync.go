@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/equality"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
+)
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	object, err := c.lister.Get(key.Name)
+	if apierrors.IsNotFound(err) {
+		c.forget(key)
+		return 0, nil
+	}
+	if err != nil {
+		return 0, fmt.Errorf("read shard group %s from the cache: %w", key, err)
+	}
+	if !c.writes.Seen(key) {
+		return staleRetry, nil
+	}
+
+	seen := c.observe(object)
+	now := metav1.NewTime(c.clock.Now())
+	done := outcome{step: plan(object, seen, c.refusal(key), now.Time), now: now}
+	switch done.step {
+	case upsert:
+		done.err = c.upsert(ctx, key, object, &seen)
+	case remove:
+		if done.err = c.shards.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group)); done.err == nil {
+			return 0, c.release(ctx, object)
+		}
+	}
+	if ctx.Err() != nil {
+		return 0, ctx.Err()
+	}
+	if err := c.writeStatus(ctx, object, seen, done); err != nil {
+		return 0, err
+	}
+	if refused := c.refusal(key); refused != nil {
+		return refused.until.Sub(now.Time), nil
+	}
+	return 0, done.err
+}
+
+// observe reads the caches.
+func (c *Controller) observe(object *v1beta1.NstanceShardGroup) observation {
+	id, key := string(object.Spec.Shard), string(object.Spec.Group)
+	seen := observation{configured: c.shards.Has(id), synced: c.groups.HasSynced(id)}
+	seen.reachable, seen.lost = c.groups.Reachable(id)
+	if group, ok := c.groups.Get(id, key); ok {
+		seen.group = &group
+	}
+	return seen
+}
+
+// upsert sends the whole configuration and puts the answer into the cache, so
+// that neither this sync nor the next one sees the group as it was before. A
+// refusal is remembered instead of returned: trying again would change nothing.
+func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, seen *observation) error {
+	id := string(object.Spec.Shard)
+	before := seen.group
+	group, err := c.shards.UpsertGroup(ctx, id, string(object.Spec.Group), wanted(&object.Spec, before))
+	switch {
+	case err == nil:
+		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size)
+		c.groups.Observe(id, group)
+		seen.group = &group
+		c.setRefusal(key, nil)
+	case shard.IsRejected(err):
+		c.setRefusal(key, &rejection{
+			generation: object.Generation,
+			etag:       etag(before),
+			until:      c.clock.Now().Add(rejectedRetry),
+			message:    shard.Message(err),
+		})
+	}
+	return err
+}
+
+// release lets the API server remove the object. The shard has confirmed that
+// the group is gone.
+func (c *Controller) release(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
+	at := slices.Index(object.Finalizers, v1beta1.FinalizerShardGroup)
+	if at < 0 {
+		return nil
+	}
+	path := fmt.Sprintf("/metadata/finalizers/%d", at)
+	patch, err := json.Marshal([]map[string]any{
+		{"op": "test", "path": "/metadata/uid", "value": object.UID},
+		{"op": "test", "path": path, "value": v1beta1.FinalizerShardGroup},
+		{"op": "remove", "path": path},
+	})
+	if err != nil {
+		return fmt.Errorf("encode the patch that removes the finalizer of shard group %s: %w", klog.KObj(object), err)
+	}
+	_, err = c.client.Patch(ctx, object.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("remove the finalizer of shard group %s: %w", klog.KObj(object), err)
+	}
+	return nil
+}
+
+// writeStatus applies the status if it differs from the one in the cache, and
+// reports new trouble as events.
+func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceShardGroup, seen observation, done outcome) error {
+	status := newStatus(object, seen, done, c.refusal(cache.MetaObjectToName(object)))
+	if equality.Semantic.DeepEqual(status, object.Status) {
+		return nil
+	}
+	written, err := c.client.ApplyStatus(ctx, applyStatus(object, status), controller.Apply)
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		return fmt.Errorf("write the status of shard group %s: %w", klog.KObj(object), err)
+	}
+	c.writes.Wrote(written)
+	c.recordTrouble(object, status)
+	return nil
+}
+
+func (c *Controller) refusal(key cache.ObjectName) *rejection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if refused, ok := c.rejected[key]; ok {
+		return &refused
+	}
+	return nil
+}
+
+func (c *Controller) setRefusal(key cache.ObjectName, refused *rejection) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if refused == nil {
+		delete(c.rejected, key)
+		return
+	}
+	c.rejected[key] = *refused
+}
+
+func (c *Controller) forget(key cache.ObjectName) { c.setRefusal(key, nil) }
