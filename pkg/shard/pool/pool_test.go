@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pool
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+
+	"google.golang.org/grpc/credentials/insecure"
+
+	"nstance.dev/operator/pkg/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+func endpoint(address string) shard.Endpoint {
+	return shard.Endpoint{Operator: address}
+}
+
+// recorder is a ServeFunc that writes down when it begins and ends.
+type recorder struct {
+	mu    sync.Mutex
+	lines []string
+	// hold keeps serve from returning while it is not nil and open.
+	hold chan struct{}
+}
+
+func (r *recorder) serve(ctx context.Context, shardID string, _ nstancev1.OperatorServiceClient) {
+	r.record("begin " + shardID)
+	<-ctx.Done()
+	if r.hold != nil {
+		<-r.hold
+	}
+	cause := "other"
+	if errors.Is(context.Cause(ctx), shard.ErrRemoved) {
+		cause = "removed"
+	}
+	r.record("end " + shardID + " " + cause)
+}
+
+func (r *recorder) record(line string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.lines = append(r.lines, line)
+}
+
+// expect waits until everything has settled, and compares what was recorded
+// since the last time, in any order.
+func (r *recorder) expect(t *testing.T, what string, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	slices.Sort(r.lines)
+	slices.Sort(want)
+	if !slices.Equal(r.lines, want) {
+		t.Errorf("%s: got %q, want %q", what, r.lines, want)
+	}
+	r.lines = nil
+}
+
+func TestRunFollowsTheEndpoints(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := New(Options{Credentials: insecure.NewCredentials()})
+		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1")})
+		ctx, cancel := context.WithCancel(t.Context())
+		r := &recorder{}
+		returned := false
+		go func() {
+			p.Run(ctx, r.serve)
+			returned = true
+		}()
+		r.expect(t, "set before Run", "begin a")
+
+		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1"), "b": endpoint("b:1")})
+		r.expect(t, "a shard is added", "begin b")
+
+		p.Set(map[string]shard.Endpoint{"a": {Operator: "a:1", Registration: "a:2"}, "b": endpoint("b:1")})
+		r.expect(t, "another registration address")
+
+		p.Set(map[string]shard.Endpoint{"a": endpoint("a:3"), "b": endpoint("b:1")})
+		r.expect(t, "another address", "end a other", "begin a")
+
+		p.Set(map[string]shard.Endpoint{"b": endpoint("b:1")})
+		r.expect(t, "a shard is removed", "end a removed")
+
+		r.hold = make(chan struct{})
+		p.Set(nil)
+		p.Set(map[string]shard.Endpoint{"b": endpoint("b:1")})
+		p.Set(map[string]shard.Endpoint{})
+		r.expect(t, "removed, but still busy")
+		p.Set(map[string]shard.Endpoint{"b": endpoint("b:1")})
+		r.expect(t, "back, but the predecessor is still busy")
+		close(r.hold)
+		r.expect(t, "the predecessor is done", "end b removed", "begin b")
+
+		r.hold = make(chan struct{})
+		cancel()
+		r.expect(t, "the end, but a shard is still busy")
+		if returned {
+			t.Error("Run returned before serve did")
+		}
+		close(r.hold)
+		r.expect(t, "the end", "end b other")
+		if !returned {
+			t.Error("Run did not return")
+		}
+		if p.mu.Lock(); len(p.members) > 0 {
+			t.Error("a member is left")
+		}
+		p.mu.Unlock()
+	})
+}
+
+func TestMembership(t *testing.T) {
+	p := New(Options{Credentials: insecure.NewCredentials()})
+	var told []string
+	p.AddHandler(func(shard string) { told = append(told, shard) })
+	expect := func(what string, shards, handled []string) {
+		t.Helper()
+		if got := p.Shards(); !slices.Equal(got, shards) {
+			t.Errorf("%s: shards %v, want %v", what, got, shards)
+		}
+		for _, id := range []string{"a", "b", "c"} {
+			if got, want := p.Has(id), slices.Contains(shards, id); got != want {
+				t.Errorf("%s: Has(%q) = %t, want %t", what, id, got, want)
+			}
+		}
+		if !slices.Equal(told, handled) {
+			t.Errorf("%s: told of %v, want %v", what, told, handled)
+		}
+		told = nil
+	}
+	expect("new", nil, nil)
+	endpoints := map[string]shard.Endpoint{"c": endpoint("c:1"), "a": endpoint("a:1")}
+	p.Set(endpoints)
+	expect("two added", []string{"a", "c"}, []string{"a", "c"})
+	delete(endpoints, "a")
+	expect("the caller's map is its own", []string{"a", "c"}, nil)
+	p.Set(map[string]shard.Endpoint{"b": endpoint("b:1"), "c": endpoint("c:2")})
+	expect("one replaced, one moved", []string{"b", "c"}, []string{"a", "b"})
+	p.Set(nil)
+	expect("none", nil, []string{"b", "c"})
+}
