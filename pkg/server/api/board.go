@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package api
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// Groups tells what is wanted.
+type Groups interface {
+	Get(instance.GroupKey) (*groups.Group, bool)
+}
+
+// Instances tells what there is.
+type Instances interface {
+	List(instance.GroupKey) []instance.Instance
+}
+
+// Board shows the status of every group to whoever asks or watches. Whoever
+// changes a group or an instance calls Refresh; only a status that differs is
+// shown anew.
+type Board struct {
+	groups    Groups
+	instances Instances
+	closed    chan struct{}
+
+	mu sync.Mutex
+	// statuses are never changed once they are here, only replaced.
+	statuses map[instance.GroupKey]*nstancev1.GroupStatus
+	watchers map[*watcher]struct{}
+}
+
+// NewBoard returns a board that is empty until groups are refreshed.
+func NewBoard(groups Groups, instances Instances) *Board {
+	return &Board{
+		groups:    groups,
+		instances: instances,
+		closed:    make(chan struct{}),
+		statuses:  map[instance.GroupKey]*nstancev1.GroupStatus{},
+		watchers:  map[*watcher]struct{}{},
+	}
+}
+
+// Refresh brings the status of one group up to date. It never waits for a
+// watcher.
+func (b *Board) Refresh(key instance.GroupKey) {
+	// Reading under the lock keeps an older status from replacing a newer one.
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	before, shown := b.statuses[key]
+	group, found := b.groups.Get(key)
+	if !found {
+		if shown {
+			delete(b.statuses, key)
+			b.tell(key)
+		}
+		return
+	}
+	after := newStatus(group, b.instances.List(key))
+	if shown && proto.Equal(before, after) {
+		return
+	}
+	b.statuses[key] = after
+	b.tell(key)
+}
+
+// Close ends all watches, present and future.
+func (b *Board) Close() {
+	close(b.closed)
+}
+
+// tell is called with the lock held.
+func (b *Board) tell(key instance.GroupKey) {
+	for w := range b.watchers {
+		if w.tenant == key.Tenant {
+			w.add(key.Group)
+		}
+	}
+}
+
+// list returns the statuses of a tenant's groups in the order of their keys.
+func (b *Board) list(tenant string) []*nstancev1.GroupStatus {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	var list []*nstancev1.GroupStatus
+	for key, status := range b.statuses {
+		if key.Tenant == tenant {
+			list = append(list, status)
+		}
+	}
+	slices.SortFunc(list, func(x, y *nstancev1.GroupStatus) int { return strings.Compare(x.Key, y.Key) })
+	return list
+}
+
+// watch returns a watcher that begins with all groups of the tenant. The caller
+// ends it with unwatch.
+func (b *Board) watch(tenant string) *watcher {
+	w := &watcher{board: b, tenant: tenant, waiting: map[string]struct{}{}, wake: make(chan struct{}, 1)}
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	for _, key := range slices.SortedFunc(maps.Keys(b.statuses), instance.GroupKey.Compare) {
+		if key.Tenant == tenant {
+			w.add(key.Group)
+		}
+	}
+	b.watchers[w] = struct{}{}
+	return w
+}
+
+func (b *Board) unwatch(w *watcher) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	delete(b.watchers, w)
+}

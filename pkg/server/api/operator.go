@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package api serves operators over gRPC: it reads who calls from the client
+// certificate, hands the call to the rooms below, and answers in the codes of
+// the wire contract.
+package api
+
+import (
+	"context"
+	"errors"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// OperatorService is the service of that name. What is not here answers
+// Unimplemented.
+type OperatorService struct {
+	nstancev1.UnimplementedOperatorServiceServer
+
+	store     *groups.Store
+	instances Instances
+	board     *Board
+	changed   func(instance.GroupKey)
+}
+
+// NewOperatorService returns the service. It calls changed after a group has
+// been changed and before the caller is answered.
+func NewOperatorService(store *groups.Store, instances Instances, board *Board, changed func(instance.GroupKey)) *OperatorService {
+	return &OperatorService{store: store, instances: instances, board: board, changed: changed}
+}
+
+// ListGroups returns the groups of the caller's tenant, from memory.
+func (s *OperatorService) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
+	return &nstancev1.ListGroupsResponse{Groups: s.board.list(clientFrom(ctx).Tenant)}, nil
+}
+
+// UpsertGroup makes or changes a group of the caller's tenant and answers when
+// that is stored. InvalidArgument and FailedPrecondition are permanent until
+// the request or the server's configuration is another.
+func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.UpsertGroupRequest) (*nstancev1.GroupStatus, error) {
+	logger := klog.FromContext(ctx)
+	key := instance.GroupKey{Tenant: clientFrom(ctx).Tenant, Group: request.GetKey()}
+	wanted := request.GetConfig()
+	logger.V(2).Info("Received group", "group", key.Group, "size", wanted.GetSize())
+	if err := groups.ValidateKey(key); err != nil {
+		return nil, toStatus(err)
+	}
+	if wanted == nil {
+		return nil, status.Errorf(codes.InvalidArgument, "group %s: config: Required value", key)
+	}
+	group, changed, err := s.store.Upsert(key, groups.Change{
+		Template:     wanted.GetTemplate(),
+		Size:         wanted.GetSize(),
+		InstanceType: wanted.GetInstanceType(),
+		SubnetPools:  wanted.GetSubnets(),
+		Vars:         wanted.GetVars(),
+		Args:         wanted.GetArgs(),
+	})
+	if err != nil {
+		logger.Error(err, "Group was not changed", "group", key.Group)
+		return nil, toStatus(err)
+	}
+	if changed {
+		s.changed(key)
+	}
+	return newStatus(group, s.instances.List(key)), nil
+}
+
+// DeleteGroup removes what operators stored of a group. A group that does not
+// exist is deleted already.
+func (s *OperatorService) DeleteGroup(ctx context.Context, request *nstancev1.DeleteGroupRequest) (*emptypb.Empty, error) {
+	logger := klog.FromContext(ctx)
+	key := instance.GroupKey{Tenant: clientFrom(ctx).Tenant, Group: request.GetKey()}
+	logger.V(2).Info("Received deletion of group", "group", key.Group)
+	changed, err := s.store.Delete(key)
+	if err != nil {
+		logger.Error(err, "Group was not deleted", "group", key.Group)
+		return nil, toStatus(err)
+	}
+	if changed {
+		s.changed(key)
+	}
+	return &emptypb.Empty{}, nil
+}
+
+// WatchGroups sends one upsert for every group of the caller's tenant, then one
+// event whenever a group's status changes. Events of one group are in order. A
+// caller that is slow gets fewer of them, the last one always.
+func (s *OperatorService) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
+	ctx := stream.Context()
+	watcher := s.board.watch(clientFrom(ctx).Tenant)
+	defer s.board.unwatch(watcher)
+	for {
+		event, err := watcher.next(ctx)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(event); err != nil {
+			return err
+		}
+	}
+}
+
+// toStatus gives an error of the store its code.
+func toStatus(err error) error {
+	var invalid *groups.InvalidError
+	var restricted *groups.RestrictedError
+	switch {
+	case errors.As(err, &invalid):
+		return status.Error(codes.InvalidArgument, err.Error())
+	case errors.As(err, &restricted):
+		return status.Error(codes.FailedPrecondition, err.Error())
+	default:
+		// Storage that fails now may work later. Internal would tell the
+		// operator to give up (wire contract).
+		return status.Error(codes.Unavailable, err.Error())
+	}
+}

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package api
+
+import (
+	"slices"
+
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// newStatus tells of a group and of its instances those that run: what is on
+// its way, in or out, is nobody's to use (server document).
+func newStatus(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
+	status := &nstancev1.GroupStatus{
+		Key:          group.Key.Group,
+		Tenant:       group.Key.Tenant,
+		Template:     group.Template,
+		Size:         group.Size,
+		InstanceType: group.InstanceType,
+		Subnets:      group.SubnetPools,
+		Vars:         group.Vars,
+		IsStatic:     group.Static,
+		Etag:         group.ETag,
+	}
+	for _, i := range instances {
+		if i.State == instance.Running {
+			status.ProviderIds = append(status.ProviderIds, i.ProviderID)
+		}
+	}
+	slices.Sort(status.ProviderIds)
+	status.ActualSize = int32(len(status.ProviderIds))
+	return status
+}

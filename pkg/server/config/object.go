@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package config
+
+import (
+	"encoding/json"
+	"maps"
+	"slices"
+	"strings"
+
+	"github.com/tailscale/hujson"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// object reads the members of one JSON object. Unlike encoding/json it goes on
+// after an error, so that all mistakes of a file are reported together. It
+// remembers which members were asked for: finish reports the others.
+type object struct {
+	path    *field.Path
+	members map[string]*hujson.Value
+	asked   []string
+	errs    *field.ErrorList
+}
+
+// newObject reads value, which may be nil for an absent member.
+func newObject(path *field.Path, value *hujson.Value, errs *field.ErrorList) *object {
+	o := &object{path: path, members: map[string]*hujson.Value{}, errs: errs}
+	if value == nil {
+		return o
+	}
+	composite, ok := value.Value.(*hujson.Object)
+	if !ok {
+		o.wrongType(path, value, "an object")
+		return o
+	}
+	for i := range composite.Members {
+		name := composite.Members[i].Name.Value.(hujson.Literal).String()
+		if _, twice := o.members[name]; twice {
+			*errs = append(*errs, field.Duplicate(path.Child(name), name))
+			continue
+		}
+		o.members[name] = &composite.Members[i].Value
+	}
+	return o
+}
+
+// member returns nil when the object has no member of that name.
+func (o *object) member(name string) *hujson.Value {
+	o.asked = append(o.asked, name)
+	return o.members[name]
+}
+
+// object returns the object at name, an empty one when absent.
+func (o *object) object(name string) *object {
+	return newObject(o.path.Child(name), o.member(name), o.errs)
+}
+
+// names returns the names of all members, sorted so that errors come in the
+// same order each time.
+func (o *object) names() []string {
+	return slices.Sorted(maps.Keys(o.members))
+}
+
+// each calls read with every member of the object, which must be objects
+// themselves, in the order of their names.
+func (o *object) each(read func(name string, value *object)) {
+	for _, name := range o.names() {
+		value := o.object(name)
+		read(name, value)
+		value.finish()
+	}
+}
+
+// text returns "" when absent.
+func (o *object) text(name string) string {
+	return o.readText(o.path.Child(name), o.member(name))
+}
+
+func (o *object) readText(path *field.Path, value *hujson.Value) string {
+	if value == nil {
+		return ""
+	}
+	literal, ok := value.Value.(hujson.Literal)
+	if !ok || literal.Kind() != '"' {
+		o.wrongType(path, value, "a string")
+		return ""
+	}
+	return literal.String()
+}
+
+// integer returns nil when absent.
+func (o *object) integer(name string) *int32 {
+	value := o.member(name)
+	if value == nil {
+		return nil
+	}
+	var number int32
+	literal, ok := value.Value.(hujson.Literal)
+	if !ok || literal.Kind() != '0' || json.Unmarshal(literal, &number) != nil {
+		o.wrongType(o.path.Child(name), value, "an integer of at most 32 bits")
+		return nil
+	}
+	return &number
+}
+
+// texts returns a list of strings, nil when absent.
+func (o *object) texts(name string) []string {
+	value := o.member(name)
+	if value == nil {
+		return nil
+	}
+	path := o.path.Child(name)
+	array, ok := value.Value.(*hujson.Array)
+	if !ok {
+		o.wrongType(path, value, "a list of strings")
+		return nil
+	}
+	list := make([]string, len(array.Elements))
+	for i := range array.Elements {
+		list[i] = o.readText(path.Index(i), &array.Elements[i])
+	}
+	return list
+}
+
+// dictionary returns an object of strings, nil when absent or empty.
+func (o *object) dictionary(name string) map[string]string {
+	value := o.object(name)
+	if len(value.members) == 0 {
+		return nil
+	}
+	dictionary := make(map[string]string, len(value.members))
+	for _, key := range value.names() {
+		dictionary[key] = value.text(key)
+	}
+	return dictionary
+}
+
+// finish reports the members that nobody asked for.
+func (o *object) finish() {
+	for _, name := range o.names() {
+		if !slices.Contains(o.asked, name) {
+			*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), compact(o.members[name]),
+				"unknown key, allowed are "+strings.Join(slices.Sorted(slices.Values(o.asked)), ", ")))
+		}
+	}
+}
+
+func (o *object) wrongType(path *field.Path, value *hujson.Value, want string) {
+	if path == nil {
+		path = field.NewPath("(root)")
+	}
+	*o.errs = append(*o.errs, field.TypeInvalid(path, compact(value), "must be "+want))
+}
+
+// compact returns value in one line and, since it is for a message, not all of
+// a long one.
+func compact(value *hujson.Value) string {
+	clone := value.Clone()
+	clone.Minimize()
+	const enough = 80
+	if text := []rune(clone.String()); len(text) > enough {
+		return string(text[:enough]) + "…"
+	}
+	return clone.String()
+}

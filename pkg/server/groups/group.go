@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package groups holds the groups of a shard: the static ones of the
+// configuration, the dynamic ones that operators make, and the rules by which
+// the two become one.
+package groups
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"encoding/json"
+	"fmt"
+	"maps"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// Group is a group with everything merged into it: template, configuration and
+// what operators stored. Nobody changes it.
+type Group struct {
+	Key      instance.GroupKey
+	Template string
+	// Kind is the template's, the prefix of instance ids.
+	Kind string
+	// Size is how many managed instances are wanted.
+	Size         int32
+	InstanceType string
+	// SubnetPools are pool ids in the order in which they are tried.
+	SubnetPools []string
+	// Vars are the template's, overlaid with the group's.
+	Vars map[string]string
+	// Static is true for a group that the configuration names.
+	Static bool
+	// ETag is a digest of the fields above: it differs when one of them does.
+	ETag string
+}
+
+// Change is what an operator asks of a group. Size always replaces; the other
+// fields leave the group as it is when they are empty, and Vars are added key
+// by key.
+type Change struct {
+	Template     string
+	Size         int32
+	InstanceType string
+	SubnetPools  []string
+	Vars         map[string]string
+	Args         map[string]string
+}
+
+// stored is what is kept of an operator's changes to one group, in the groups
+// file too. Of a static group it overrides size, instance type and vars only.
+type stored struct {
+	Template     string            `json:"template,omitempty"`
+	Size         int32             `json:"size"`
+	InstanceType string            `json:"instance_type,omitempty"`
+	SubnetPools  []string          `json:"subnet_pools,omitempty"`
+	Vars         map[string]string `json:"vars,omitempty"`
+}
+
+// with returns what is stored after change. s may be nil. Restricted fields of
+// a static group are not stored: the configuration alone decides them.
+func (s *stored) with(change Change, static bool) *stored {
+	next := stored{}
+	if s != nil {
+		next = *s
+	}
+	next.Size = change.Size
+	next.InstanceType = either(change.InstanceType, next.InstanceType)
+	next.Vars = union(next.Vars, change.Vars)
+	if !static {
+		next.Template = either(change.Template, next.Template)
+		if len(change.SubnetPools) > 0 {
+			next.SubnetPools = change.SubnetPools
+		}
+	}
+	return &next
+}
+
+// merge makes the group of key from its parts. configured is nil for a dynamic
+// group, override for a static one that no operator changed. The references
+// have been checked before.
+func merge(key instance.GroupKey, templates map[string]config.Template, configured *config.Group, override *stored) (*Group, error) {
+	group := &Group{Key: key, Static: configured != nil}
+	var pools []string
+	if configured != nil {
+		template := templates[configured.Template]
+		group.Template = configured.Template
+		group.Size = template.Size
+		if configured.Size != nil {
+			group.Size = *configured.Size
+		}
+		group.InstanceType = configured.InstanceType
+		group.Vars = configured.Vars
+		if configured.SubnetPool != "" {
+			pools = []string{configured.SubnetPool}
+		}
+	}
+	if override != nil {
+		group.Size = override.Size
+		group.InstanceType = either(override.InstanceType, group.InstanceType)
+		group.Vars = union(group.Vars, override.Vars)
+		if configured == nil {
+			group.Template = override.Template
+			pools = override.SubnetPools
+		}
+	}
+	template := templates[group.Template]
+	group.Kind = template.Kind
+	group.InstanceType = either(group.InstanceType, template.InstanceType)
+	group.Vars = union(template.Vars, group.Vars)
+	if len(pools) == 0 && template.SubnetPool != "" {
+		pools = []string{template.SubnetPool}
+	}
+	group.SubnetPools = pools
+	return group, group.sign()
+}
+
+// sign computes the ETag of what has been filled in.
+func (g *Group) sign() error {
+	// Maps are encoded in the order of their keys, and union never returns an
+	// empty one, so equal groups have equal text.
+	text, err := json.Marshal(g)
+	if err != nil {
+		return fmt.Errorf("computing the etag of group %s: %w", g.Key, err)
+	}
+	sum := sha256.Sum256(text)
+	g.ETag = hex.EncodeToString(sum[:])
+	return nil
+}
+
+// either returns value unless it is empty.
+func either(value, fallback string) string {
+	if value != "" {
+		return value
+	}
+	return fallback
+}
+
+// union returns base overlaid with over; nil when both are empty. It changes
+// neither.
+func union(base, over map[string]string) map[string]string {
+	if len(base)+len(over) == 0 {
+		return nil
+	}
+	merged := make(map[string]string, len(base)+len(over))
+	maps.Copy(merged, base)
+	maps.Copy(merged, over)
+	return merged
+}

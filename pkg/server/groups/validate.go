@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"fmt"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// Paths of the request's fields, as its sender knows them.
+var (
+	keyPath    = field.NewPath("key")
+	configPath = field.NewPath("config")
+)
+
+// ValidateKey returns an InvalidError unless tenant and group are identifiers.
+func ValidateKey(key instance.GroupKey) error {
+	var problems field.ErrorList
+	if err := identifier.Validate(key.Tenant); err != nil {
+		problems = append(problems, field.Invalid(field.NewPath("tenant"), key.Tenant, err.Error()))
+	}
+	if err := identifier.Validate(key.Group); err != nil {
+		problems = append(problems, field.Invalid(keyPath, key.Group, err.Error()))
+	}
+	if len(problems) > 0 {
+		return &InvalidError{Group: key, Problems: problems}
+	}
+	return nil
+}
+
+// validate returns an InvalidError for what no group may have, or else a
+// RestrictedError for what this group may not have. before is nil for a new
+// group, after is what the change would make of it.
+func validate(c *config.Config, change Change, before, after *Group) error {
+	var problems field.ErrorList
+	if change.Size < 0 {
+		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, "must not be negative"))
+	}
+	problems = append(problems, validateSubnets(c, change, before, after)...)
+	problems = append(problems, validateReferences(c, configPath, after)...)
+	if len(change.Args) > 0 && !after.Static {
+		problems = append(problems, field.Forbidden(configPath.Child("args"), "provider "+c.Shard.Infra.Provider+" takes none"))
+	}
+	if len(problems) > 0 {
+		return &InvalidError{Group: after.Key, Problems: problems}
+	}
+	if after.Static {
+		if problems := validateStatic(change, before); len(problems) > 0 {
+			return &RestrictedError{Group: after.Key, Problems: problems}
+		}
+	}
+	return nil
+}
+
+// validateReferences checks what group refers to. Its template comes first:
+// the rest can only be judged by it.
+func validateReferences(c *config.Config, path *field.Path, group *Group) field.ErrorList {
+	if err := c.CheckTemplate(path.Child("template"), group.Template); err != nil {
+		return field.ErrorList{err}
+	}
+	var problems field.ErrorList
+	arch := c.Templates[group.Template].Arch
+	if err := c.CheckInstanceType(path.Child("instance_type"), group.InstanceType, arch); err != nil {
+		problems = append(problems, err)
+	}
+	if len(group.SubnetPools) == 0 {
+		problems = append(problems, field.Required(path.Child("subnets"), fmt.Sprintf("template %q has no subnet pool", group.Template)))
+	}
+	return problems
+}
+
+// validateSubnets checks the pools that the change names, and that a dynamic
+// group has only pools that dynamic groups may use, be they its template's. A
+// group that keeps pools from before they were ruled out may do so.
+func validateSubnets(c *config.Config, change Change, before, after *Group) field.ErrorList {
+	var problems field.ErrorList
+	path := configPath.Child("subnets")
+	for i, pool := range change.SubnetPools {
+		if slices.Contains(change.SubnetPools[:i], pool) {
+			problems = append(problems, field.Duplicate(path.Index(i), pool))
+		} else if err := c.Shard.CheckSubnetPool(path.Index(i), pool); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	allowed := c.Shard.DynamicSubnetPools
+	unchanged := before != nil && slices.Equal(before.SubnetPools, after.SubnetPools)
+	if len(problems) > 0 || after.Static || len(allowed) == 0 || unchanged {
+		return problems
+	}
+	for i, pool := range after.SubnetPools {
+		if !slices.Contains(allowed, pool) {
+			problems = append(problems, field.NotSupported(path.Index(i), pool, allowed))
+		}
+	}
+	return problems
+}
+
+// validateStatic refuses to change what the configuration alone decides. Equal
+// values pass, so that an operator may repeat what it was told.
+func validateStatic(change Change, group *Group) field.ErrorList {
+	var problems field.ErrorList
+	forbid := func(name string, value, allowed any) {
+		problems = append(problems, field.Forbidden(configPath.Child(name),
+			fmt.Sprintf("%q is set by the server configuration, which allows only %q", value, allowed)))
+	}
+	if change.Template != "" && change.Template != group.Template {
+		forbid("template", change.Template, group.Template)
+	}
+	if len(change.SubnetPools) > 0 && !slices.Equal(change.SubnetPools, group.SubnetPools) {
+		forbid("subnets", change.SubnetPools, group.SubnetPools)
+	}
+	if len(change.Args) > 0 {
+		forbid("args", change.Args, map[string]string{})
+	}
+	return problems
+}

@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package kwok is an instance provider without machines: an instance is a Node
+// object, which kwok (or nobody) keeps ready. Everything above the provider is
+// as with a cloud.
+package kwok
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+const (
+	// workers is how many calls to the API server are under way at most. They
+	// wait for the network, not for the processor.
+	workers = 8
+	// callTimeout bounds each of these calls.
+	callTimeout = 10 * time.Second
+	// retryAfter and retryAtMost bound the wait after a call that failed.
+	retryAfter  = 200 * time.Millisecond
+	retryAtMost = 30 * time.Second
+	// confirmAfter is when a Node that was made must have been seen.
+	confirmAfter = time.Minute
+)
+
+// Provider makes and deletes Nodes. A Node that is there is a running instance.
+// What is not yet visible there, an ordered instance or a deletion, is an order
+// that workers carry out.
+type Provider struct {
+	config *config.Config
+	client kubernetes.Interface
+	nodes  cache.SharedIndexInformer
+	queue  workqueue.TypedRateLimitingInterface[string]
+	synced chan struct{}
+
+	// mu guards orders.
+	mu sync.Mutex
+	// orders by instance id.
+	orders map[string]order
+}
+
+// order is what shall become of an instance that the Nodes do not show yet.
+type order struct {
+	spec      instance.Spec
+	createdAt time.Time
+	// end is true once the instance shall go, be it there or not.
+	end bool
+}
+
+var _ instance.Provider = (*Provider)(nil)
+
+// New returns a provider for the cluster and shard of c that keeps its Nodes
+// through client.
+func New(c *config.Config, client kubernetes.Interface) (*Provider, error) {
+	nodes, err := newNodeInformer(client, c.ClusterID, c.Shard.ID)
+	if err != nil {
+		return nil, err
+	}
+	return &Provider{
+		config: c,
+		client: client,
+		nodes:  nodes,
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryAfter, retryAtMost)),
+		synced: make(chan struct{}),
+		orders: map[string]order{},
+	}, nil
+}
+
+// Run follows the Nodes and carries out orders until ctx ends.
+func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey)) error {
+	registration, err := p.nodes.AddEventHandler(p.handler(changed))
+	if err != nil {
+		return fmt.Errorf("following the Nodes of shard %s: %w", p.config.Shard.ID, err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { p.nodes.RunWithContext(ctx) })
+	defer running.Wait()
+
+	defer p.queue.ShutDown()
+	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+		return nil
+	}
+	close(p.synced)
+	for range workers {
+		running.Go(func() {
+			for p.work(ctx, changed) {
+			}
+		})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// Synced is closed when all Nodes of the shard are known.
+func (p *Provider) Synced() <-chan struct{} {
+	return p.synced
+}
+
+// List returns the instances of a group: those ordered and those whose Node is
+// there.
+func (p *Provider) List(group instance.GroupKey) []instance.Instance {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	instances := map[string]instance.Instance{}
+	for _, node := range p.nodesOf(group) {
+		instances[node.Name] = fromNode(node)
+	}
+	for id, order := range p.orders {
+		if order.spec.Group != group {
+			continue
+		}
+		i, there := instances[id]
+		if !there {
+			i = instance.Instance{ID: id, Group: group, State: instance.Pending, CreatedAt: order.createdAt}
+		}
+		if order.end {
+			i.State = instance.Terminating
+		}
+		instances[id] = i
+	}
+	return slices.Collect(maps.Values(instances))
+}
+
+// Create orders a Node, which appears after the boot delay.
+func (p *Provider) Create(_ context.Context, spec instance.Spec) error {
+	if _, known := p.config.Shard.Infra.Kwok.InstanceTypes[spec.Type]; !known {
+		return fmt.Errorf("creating instance %s: unknown instance type %q", spec.ID, spec.Type)
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.orders[spec.ID] = order{spec: spec, createdAt: createdAt(spec.ID, time.Now())}
+	p.queue.AddAfter(spec.ID, p.config.Shard.Infra.Kwok.BootDelay)
+	return nil
+}
+
+// Delete orders that an instance goes. One that is still booting goes without
+// its Node's ever being there.
+func (p *Provider) Delete(_ context.Context, id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	current, ordered := p.orders[id]
+	if !ordered {
+		node, there := p.node(id)
+		if !there {
+			return nil
+		}
+		current.spec = instance.Spec{ID: id, Group: groupOf(node)}
+	}
+	current.end = true
+	p.orders[id] = current
+	p.queue.Add(id)
+	return nil
+}
+
+// work carries out one order. It returns false when there will be no more.
+func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey)) bool {
+	id, shutdown := p.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer p.queue.Done(id)
+	if ctx.Err() != nil {
+		return false
+	}
+	if err := p.carryOut(ctx, id, changed); err != nil {
+		klog.FromContext(ctx).Error(err, "Instance is not as ordered, will retry", "instance", id)
+		p.queue.AddRateLimited(id)
+		return true
+	}
+	p.queue.Forget(id)
+	return true
+}
+
+// carryOut makes one call to the API server. The queue never has two workers at
+// one id, so a deletion cannot overtake a creation that is under way.
+func (p *Provider) carryOut(ctx context.Context, id string, changed func(instance.GroupKey)) error {
+	p.mu.Lock()
+	order, ordered := p.orders[id]
+	p.mu.Unlock()
+	if !ordered {
+		return nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	nodes := p.client.CoreV1().Nodes()
+
+	if !order.end {
+		// An attempt whose answer was lost may have made the Node.
+		_, err := nodes.Create(ctx, p.newNode(order.spec), metav1.CreateOptions{FieldManager: fieldManager})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("creating Node %s: %w", id, err)
+		}
+		// The order stands until the Node is seen. One that somebody deletes
+		// before that never is, and has to be made again.
+		p.queue.AddAfter(id, confirmAfter)
+		return nil
+	}
+	if err := nodes.Delete(ctx, id, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+		return fmt.Errorf("deleting Node %s: %w", id, err)
+	}
+	if p.settle(id) {
+		changed(order.spec.Group)
+	}
+	return nil
+}
+
+// settle forgets the order to end id when no Node is known: there never was
+// one, or it is gone already. Otherwise the handler does, when the Node goes.
+func (p *Provider) settle(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, there := p.node(id); there {
+		return false
+	}
+	delete(p.orders, id)
+	return true
+}

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package puidv7
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+)
+
+// vectors are the published samples.
+var vectors = []struct{ text, prefix, uuid string }{
+	{"knc06bgm7733st2576nx5jht4ecjw", "knc", "01970a1c-e31e-7422-9cd5-e9651d11cc97"},
+	{"abc06awcb4f5hzmfey7qwt7s8a6q4", "abc", "0195c62c-8f2c-7f47-bbc7-bf347ca146b9"},
+}
+
+func TestVectors(t *testing.T) {
+	for _, v := range vectors {
+		id, err := Parse(v.text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if id.Prefix != v.prefix || id.UUID.String() != v.uuid {
+			t.Errorf("Parse(%q) = %q, %v, want %q, %s", v.text, id.Prefix, id.UUID, v.prefix, v.uuid)
+		}
+		if got := (ID{Prefix: v.prefix, UUID: uuid.MustParse(v.uuid)}).String(); got != v.text {
+			t.Errorf("%s with prefix %s gives %q, want %q", v.uuid, v.prefix, got, v.text)
+		}
+	}
+}
+
+func TestNew(t *testing.T) {
+	before := time.Now().Truncate(time.Millisecond)
+	last := ""
+	for range 1000 {
+		id, err := New("knd")
+		if err != nil {
+			t.Fatal(err)
+		}
+		text := id.String()
+		if text <= last {
+			t.Fatalf("%q was made after %q but sorts before it", text, last)
+		}
+		last = text
+		read, err := Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if read != id {
+			t.Fatalf("Parse(%q) = %v, want %v", text, read, id)
+		}
+		if made := id.Time(); made.Before(before) || made.After(time.Now()) {
+			t.Fatalf("%q was made at %v, which is not now", text, made)
+		}
+	}
+	for _, prefix := range []string{"", "kn", "kndd", "Knd", "k1d", "k-d", "éa"} {
+		if id, err := New(prefix); err == nil {
+			t.Errorf("New(%q) = %v, want an error", prefix, id)
+		}
+	}
+}
+
+func TestParseRefuses(t *testing.T) {
+	const good = "knc06bgm7733st2576nx5jht4ecjw"
+	tests := []struct{ name, text, want string }{
+		{"empty", "", "has 0 characters"},
+		{"too short", good[:28], "has 28 characters"},
+		{"too long", good + "0", "has 30 characters"},
+		{"digit in the prefix", "k1c" + good[3:], "three lower case letters"},
+		{"upper case prefix", "KNC" + good[3:], "three lower case letters"},
+		{"upper case body", "knc" + strings.ToUpper(good[3:]), "illegal base32"},
+		{"look-alike letter o", strings.Replace(good, "0", "o", 1), "illegal base32"},
+		{"look-alike letter l", good[:28] + "l", "illegal base32"},
+		{"line break", good[:15] + "\n" + good[16:], "illegal base32"},
+		{"padding bits set", good[:28] + "x", "not in canonical form"},
+		{"version 4", ID{Prefix: "knc", UUID: uuid.MustParse("01970a1c-e31e-4422-9cd5-e9651d11cc97")}.String(), "version 4"},
+		{"another variant", ID{Prefix: "knc", UUID: uuid.MustParse("01970a1c-e31e-7422-1cd5-e9651d11cc97")}.String(), "variant Reserved"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			id, err := Parse(tc.text)
+			if err == nil {
+				t.Fatalf("Parse(%q) = %v, want an error", tc.text, id)
+			}
+			if tc.name == "line break" {
+				return // which of the two checks finds it does not matter
+			}
+			if !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got error %v, want one with %q", err, tc.want)
+			}
+		})
+	}
+}
+
+func FuzzParse(f *testing.F) {
+	for _, v := range vectors {
+		f.Add(v.text)
+	}
+	f.Add("knc06bgm7733st2576nx5jht4ecj\n")
+	f.Add("")
+	f.Fuzz(func(t *testing.T, text string) {
+		id, err := Parse(text)
+		if err != nil {
+			return
+		}
+		if got := id.String(); got != text {
+			t.Errorf("Parse(%q) gives %q", text, got)
+		}
+		if !strings.ContainsRune("048cgmrw", rune(text[Length-1])) {
+			t.Errorf("Parse(%q) accepted a last character that holds padding bits", text)
+		}
+	})
+}

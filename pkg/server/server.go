@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package server puts a shard server together and runs it.
+package server
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"path/filepath"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/grpc"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/api"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/reconciler"
+)
+
+// Server is a shard server. Its fields are what it is made of; all but the last
+// are mandatory.
+type Server struct {
+	Config *config.Config
+	// DataDir is the folder of what must survive a restart. It is made when
+	// missing, and must be this server's alone.
+	DataDir  string
+	Provider instance.Provider
+	// Listen opens a TCP listener. It is net.ListenConfig's, unless the caller
+	// wants to hold the connections.
+	Listen func(ctx context.Context, address string) (net.Listener, error)
+	// GRPCOptions are added before those of the server, so that interceptors
+	// among them see every call, refused ones too.
+	GRPCOptions []grpc.ServerOption
+}
+
+// Run serves until ctx ends, and returns when everything has stopped. Then the
+// error is nil.
+//
+// Operators are served from when all instances are known: before that, groups
+// would look as if they had none.
+func (s *Server) Run(ctx context.Context) error {
+	registry := prometheus.NewRegistry()
+	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	health := newHealth(registry)
+	healthListener, err := s.Listen(ctx, s.Config.Shard.Bind.HealthAddr)
+	if err != nil {
+		return fmt.Errorf("listening for health checks (shard.bind.health_addr): %w", err)
+	}
+
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return health.serve(ctx, healthListener) })
+	g.Go(func() error { return s.run(ctx, g, registry, health) })
+	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("shard %s: %w", s.Config.Shard.ID, err)
+	}
+	return nil
+}
+
+// run starts the parts in the order in which they need each other.
+func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus.Registerer, health *health) error {
+	logger := klog.FromContext(ctx)
+	store, err := groups.Open(s.Config, filepath.Join(s.DataDir, "groups"))
+	if err != nil {
+		return err
+	}
+	board := api.NewBoard(store, s.Provider)
+	reconciler := reconciler.New(store, s.Provider)
+	changed := func(key instance.GroupKey) {
+		board.Refresh(key)
+		reconciler.Enqueue(key)
+	}
+	g.Go(func() error { return s.Provider.Run(ctx, changed) })
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-s.Provider.Synced():
+	}
+
+	// Groups that have instances but are no more come from the provider.
+	for _, key := range store.Keys() {
+		changed(key)
+	}
+	g.Go(func() error {
+		reconciler.Run(ctx)
+		return nil
+	})
+
+	listener, err := s.Listen(ctx, s.Config.Shard.Bind.OperatorAddr)
+	if err != nil {
+		return fmt.Errorf("listening for operators (shard.bind.operator_addr): %w", err)
+	}
+	operators, err := s.newOperatorServer(logger, registry, api.NewOperatorService(store, s.Provider, board, changed))
+	if err != nil {
+		return errors.Join(err, listener.Close())
+	}
+	logger.Info("Serving operators", "shard", s.Config.Shard.ID, "address", listener.Addr().String(), "groups", len(store.Keys()))
+	health.ready.Store(true)
+	return serveGRPC(ctx, operators, listener, func() {
+		health.ready.Store(false)
+		board.Close()
+	})
+}
