@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/generated/clientset/versioned"
+)
+
+// clients reach the API server, one for each family of kinds.
+type clients struct {
+	kube    kubernetes.Interface
+	nstance versioned.Interface
+	capi    *capi.Client
+	// ca verifies the API server's certificate, PEM.
+	ca []byte
+}
+
+func newClients(kubeconfig string) (*clients, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+	if err != nil {
+		return nil, fmt.Errorf("load the configuration for the API server: %w", err)
+	}
+	// The API server's priority and fairness decides, not a limit of our own.
+	config.QPS = -1
+	rest.AddUserAgent(config, controller.FieldManager)
+	if err := rest.LoadTLSFiles(config); err != nil {
+		return nil, fmt.Errorf("load the TLS files for the API server: %w", err)
+	}
+
+	made := &clients{ca: config.CAData}
+	builtIn := rest.CopyConfig(config)
+	builtIn.ContentType = runtime.ContentTypeProtobuf
+	builtIn.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	if made.kube, err = kubernetes.NewForConfig(builtIn); err != nil {
+		return nil, fmt.Errorf("make the client for built-in kinds: %w", err)
+	}
+	if made.nstance, err = versioned.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("make the client for our kinds: %w", err)
+	}
+	if made.capi, err = capi.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("make the client for Cluster API's kinds: %w", err)
+	}
+	return made, nil
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"sync/atomic"
+	"time"
+
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/component-base/metrics/legacyregistry"
+	"k8s.io/klog/v2"
+
+	// Metrics of the queues, of the clients and of the election.
+	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection"
+	_ "k8s.io/component-base/metrics/prometheus/restclient"
+	_ "k8s.io/component-base/metrics/prometheus/workqueue"
+)
+
+const (
+	// renewTolerance is how long after its deadline a lease that was not renewed
+	// makes the process unhealthy.
+	renewTolerance = 20 * time.Second
+	// readHeaderTimeout keeps clients that send nothing from piling up.
+	readHeaderTimeout = 10 * time.Second
+)
+
+// health is what the probes ask.
+type health struct {
+	// synced is set once the Kubernetes caches are complete, on a standby too.
+	synced   atomic.Bool
+	watchdog *leaderelection.HealthzAdaptor
+}
+
+func newHealth() *health {
+	return &health{watchdog: leaderelection.NewLeaderHealthzAdaptor(renewTolerance)}
+}
+
+// serve answers /healthz, /readyz and /metrics until ctx ends. It returns once
+// the address is bound.
+func (h *health) serve(ctx context.Context, address string) error {
+	mux := http.NewServeMux()
+	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
+		answer(w, h.watchdog.Check(r))
+	})
+	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) {
+		if !h.synced.Load() {
+			answer(w, errors.New("caches are not complete yet"))
+			return
+		}
+		answer(w, nil)
+	})
+	mux.Handle("GET /metrics", legacyregistry.Handler())
+
+	listener, err := net.Listen("tcp", address)
+	if err != nil {
+		return fmt.Errorf("listen on --http-address %s: %w", address, err)
+	}
+	server := &http.Server{Handler: mux, ReadHeaderTimeout: readHeaderTimeout}
+	context.AfterFunc(ctx, func() { _ = server.Close() })
+	go func() {
+		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
+			klog.FromContext(ctx).Error(err, "HTTP server ended", "address", address)
+		}
+	}()
+	return nil
+}
+
+func answer(w http.ResponseWriter, err error) {
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusServiceUnavailable)
+		return
+	}
+	_, _ = fmt.Fprint(w, "ok")
+}

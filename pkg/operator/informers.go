@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	kubeinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/generated/informers/externalversions"
+	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
+)
+
+// informers watch everything in Kubernetes that the operator acts on. They hold
+// no field that it does not read.
+type informers struct {
+	nstance      infrastructure.Interface
+	clusters     *capi.Informer[*clusterv1.Cluster]
+	machinePools *capi.Informer[*clusterv1.MachinePool]
+	nodes        cache.SharedIndexInformer
+
+	shards, ca, cert cache.SharedIndexInformer
+
+	start []func(context.Context)
+}
+
+func newInformers(clients *clients, options *Options) (*informers, error) {
+	nstance := externalversions.NewSharedInformerFactoryWithOptions(clients.nstance, options.ResyncPeriod,
+		externalversions.WithNamespace(options.Namespace),
+		externalversions.WithTransform(withoutManagedFields))
+	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
+		kubeinformers.WithTransform(onlyProviderID))
+
+	all := &informers{
+		nstance:      nstance.Infrastructure().V1beta1(),
+		clusters:     capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		machinePools: capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		nodes:        nodes.Core().V1().Nodes().Informer(),
+	}
+	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext)
+	for _, informer := range []cache.SharedIndexInformer{all.clusters, all.machinePools} {
+		if err := informer.SetTransform(withoutManagedFields); err != nil {
+			return nil, err
+		}
+		all.start = append(all.start, func(ctx context.Context) { go informer.RunWithContext(ctx) })
+	}
+
+	// The operator may read these three objects by name only.
+	one := func(name string) kubeinformers.SharedInformerFactory {
+		factory := named(clients.kube, options.Namespace, name, options.ResyncPeriod)
+		all.start = append(all.start, factory.StartWithContext)
+		return factory
+	}
+	all.shards = one(options.ShardsConfigMap).Core().V1().ConfigMaps().Informer()
+	all.ca = one(options.CAConfigMap).Core().V1().ConfigMaps().Informer()
+	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
+	return all, nil
+}
+
+// run starts all informers. They stop when ctx ends.
+func (i *informers) run(ctx context.Context) {
+	for _, start := range i.start {
+		start(ctx)
+	}
+}
+
+func named(client kubernetes.Interface, namespace, name string, resync time.Duration) kubeinformers.SharedInformerFactory {
+	return kubeinformers.NewSharedInformerFactoryWithOptions(client, resync,
+		kubeinformers.WithNamespace(namespace),
+		kubeinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
+			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
+		}))
+}
+
+// withoutManagedFields drops who wrote what, which the API server keeps and the
+// operator never reads.
+func withoutManagedFields(obj any) (any, error) {
+	if object, err := meta.Accessor(obj); err == nil {
+		object.SetManagedFields(nil)
+	}
+	return obj, nil
+}
+
+// onlyProviderID keeps of a Node what it is found by. A large cluster has many
+// Nodes, and each changes every few seconds.
+func onlyProviderID(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
+		Spec:       corev1.NodeSpec{ProviderID: node.Spec.ProviderID},
+	}, nil
+}

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"errors"
+	"fmt"
+	"net/url"
+	"os"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/spf13/pflag"
+	"k8s.io/apimachinery/pkg/util/validation"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/identifier"
+)
+
+// podNamespaceFile holds the namespace of the Pod that a process runs in.
+const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
+
+// Options are the settings of the operator. Each is a flag, and an environment
+// variable of the same name with the prefix NSTANCE_.
+type Options struct {
+	// Kubeconfig is a file; empty means the Pod's own account.
+	Kubeconfig string
+	// Namespace is where all of the operator's objects are.
+	Namespace string
+	// ClusterID and Tenant name the cluster: {ClusterID}--{Tenant}.
+	ClusterID, Tenant string
+	// HTTPAddress serves /healthz, /readyz and /metrics.
+	HTTPAddress string
+
+	// ShardsConfigMap, CAConfigMap and CertSecret name the objects that hold the
+	// shards' endpoints, their CA and the operator's client certificate.
+	ShardsConfigMap, CAConfigMap, CertSecret string
+
+	// CAPIEndpoint is the URL of the API server of an external cluster; empty
+	// means that the operator runs in the cluster it makes Nodes for.
+	CAPIEndpoint string
+	// CAPIServiceAccount is whose tokens Cluster API gets.
+	CAPIServiceAccount string
+	// CAPIKubeconfigServer is the URL of the API server as CAPI reaches it.
+	CAPIKubeconfigServer string
+
+	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go's
+	// leader election.
+	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	// ResyncPeriod is after what time every object is looked at again.
+	ResyncPeriod time.Duration
+}
+
+// DefaultOptions are the options that apply when nothing is set.
+func DefaultOptions() *Options {
+	return &Options{
+		Tenant:               "default",
+		HTTPAddress:          ":8081",
+		ShardsConfigMap:      "nstance-shards",
+		CAConfigMap:          "nstance-cluster-ca",
+		CertSecret:           "nstance-operator-cert",
+		CAPIServiceAccount:   "nstance-capi-workload",
+		CAPIKubeconfigServer: "https://kubernetes.default.svc:443",
+		LeaseDuration:        15 * time.Second,
+		RenewDeadline:        10 * time.Second,
+		RetryPeriod:          2 * time.Second,
+		ResyncPeriod:         10 * time.Minute,
+	}
+}
+
+// AddFlags makes a flag of every option.
+func (o *Options) AddFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.Kubeconfig, "kubeconfig", o.Kubeconfig, "kubeconfig file; empty for the Pod's own account")
+	flags.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the operator's objects; empty for the Pod's own")
+	flags.StringVar(&o.ClusterID, "cluster-id", o.ClusterID, "id of the cluster (required)")
+	flags.StringVar(&o.Tenant, "tenant", o.Tenant, "id of the tenant")
+	flags.StringVar(&o.HTTPAddress, "http-address", o.HTTPAddress, "address that serves /healthz, /readyz and /metrics")
+	flags.StringVar(&o.ShardsConfigMap, "shards-configmap", o.ShardsConfigMap, "ConfigMap with the shards' endpoints")
+	flags.StringVar(&o.CAConfigMap, "ca-configmap", o.CAConfigMap, "ConfigMap with the shards' CA in ca.crt")
+	flags.StringVar(&o.CertSecret, "cert-secret", o.CertSecret, "Secret with the operator's client certificate in tls.crt and tls.key")
+	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
+	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
+	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
+	flags.DurationVar(&o.LeaseDuration, "leader-elect-lease-duration", o.LeaseDuration, "how long a standby waits for a silent leader")
+	flags.DurationVar(&o.RenewDeadline, "leader-elect-renew-deadline", o.RenewDeadline, "how long a leader tries to renew before it gives up")
+	flags.DurationVar(&o.RetryPeriod, "leader-elect-retry-period", o.RetryPeriod, "how long to wait between two tries to get or renew the lease")
+	flags.DurationVar(&o.ResyncPeriod, "resync-period", o.ResyncPeriod, "after what time every object is looked at again")
+}
+
+// FromEnvironment sets each flag that was not given from the environment
+// variable of its name: --cluster-id from NSTANCE_CLUSTER_ID.
+func FromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	var wrong []error
+	flags.VisitAll(func(flag *pflag.Flag) {
+		name := "NSTANCE_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
+		value, ok := lookup(name)
+		if !ok || flag.Changed {
+			return
+		}
+		if err := flags.Set(flag.Name, value); err != nil {
+			wrong = append(wrong, fmt.Errorf("environment variable %s: %w", name, err))
+		}
+	})
+	return errors.Join(wrong...)
+}
+
+// Complete fills in what only the surroundings know.
+func (o *Options) Complete() error {
+	if o.Namespace != "" {
+		return nil
+	}
+	namespace, err := os.ReadFile(podNamespaceFile)
+	if err != nil {
+		return fmt.Errorf("--namespace is not set and the Pod's own cannot be read: %w", err)
+	}
+	o.Namespace = strings.TrimSpace(string(namespace))
+	return nil
+}
+
+// Validate returns every wrong option, by the name of its flag.
+func (o *Options) Validate() error {
+	var wrong []error
+	refuse := func(flag, format string, args ...any) {
+		wrong = append(wrong, fmt.Errorf("--%s: %w", flag, fmt.Errorf(format, args...)))
+	}
+	if err := identifier.Validate(o.ClusterID); err != nil {
+		refuse("cluster-id", "%w", err)
+	}
+	if err := identifier.Validate(o.Tenant); err != nil {
+		refuse("tenant", "%w", err)
+	}
+	// The name of the Cluster becomes the value of a label.
+	if name := o.ClusterName(); len(name) > validation.LabelValueMaxLength {
+		refuse("cluster-id", "%q, made of cluster id and tenant, has %d characters, at most %d are allowed", name, len(name), validation.LabelValueMaxLength)
+	}
+	if problems := validation.IsDNS1123Label(o.Namespace); len(problems) > 0 {
+		refuse("namespace", "%q: %s", o.Namespace, strings.Join(problems, "; "))
+	}
+	if o.CAPIEndpoint != "" {
+		if _, err := parseEndpoint(o.CAPIEndpoint); err != nil {
+			refuse("capi-endpoint", "%w", err)
+		}
+	}
+	if _, err := parseEndpoint(o.CAPIKubeconfigServer); err != nil {
+		refuse("capi-kubeconfig-server", "%w", err)
+	}
+	if o.RenewDeadline <= o.RetryPeriod || o.RetryPeriod <= 0 {
+		refuse("leader-elect-renew-deadline", "%s must be more than the retry period %s, and that more than 0", o.RenewDeadline, o.RetryPeriod)
+	}
+	if o.LeaseDuration <= o.RenewDeadline {
+		refuse("leader-elect-lease-duration", "%s must be more than the renew deadline %s", o.LeaseDuration, o.RenewDeadline)
+	}
+	if o.ResyncPeriod < 0 {
+		refuse("resync-period", "%s must not be negative", o.ResyncPeriod)
+	}
+	return errors.Join(wrong...)
+}
+
+// ClusterName is the name of the Cluster and the NstanceCluster.
+func (o *Options) ClusterName() string {
+	return o.ClusterID + identifier.Separator + o.Tenant
+}
+
+// endpoint is the API server of the cluster that Nodes are made for.
+func (o *Options) endpoint() (v1beta1.APIEndpoint, error) {
+	if o.CAPIEndpoint != "" {
+		return parseEndpoint(o.CAPIEndpoint)
+	}
+	return parseEndpoint(o.CAPIKubeconfigServer)
+}
+
+// parseEndpoint takes host and port from the URL of an API server.
+func parseEndpoint(address string) (v1beta1.APIEndpoint, error) {
+	parsed, err := url.Parse(address)
+	if err != nil {
+		return v1beta1.APIEndpoint{}, fmt.Errorf("%q is not a URL: %w", address, err)
+	}
+	if parsed.Scheme != "https" || parsed.Hostname() == "" {
+		return v1beta1.APIEndpoint{}, fmt.Errorf("%q must be of the form https://host:port", address)
+	}
+	port := 443
+	if text := parsed.Port(); text != "" {
+		if port, err = strconv.Atoi(text); err != nil || port < 1 || port > 65535 {
+			return v1beta1.APIEndpoint{}, fmt.Errorf("port of %q must be between 1 and 65535", address)
+		}
+	}
+	return v1beta1.APIEndpoint{Host: parsed.Hostname(), Port: int32(port)}, nil
+}
