@@ -97,7 +97,7 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 	if err := cmd.Start(); err != nil {
 		return fmt.Errorf("starting %s: %w", c.Name, err)
 	}
-	id, err := identify(cmd.Process.Pid)
+	id, _, err := identify(cmd.Process.Pid)
 	if err == nil {
 		err = record{Spec: c.Spec, Sequence: c.sequence, Process: id}.write(c.dir)
 	}
@@ -108,7 +108,7 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 		exit = cmd.Wait()
 		close(ended)
 	}()
-	if err != nil && !errors.Is(err, errNotRunning) {
+	if err != nil {
 		_ = cmd.Process.Kill()
 		<-ended
 		return fmt.Errorf("starting %s: %w", c.Name, err)

@@ -5,7 +5,6 @@ package controlplane
 
 import (
 	"context"
-	"errors"
 	"net"
 	"net/http"
 	"os"
@@ -291,22 +290,5 @@ func TestLeavingOutEtcdIsRefused(t *testing.T) {
 	_, err := Start(t.Context(), Options{Dir: t.TempDir(), Without: []string{Etcd}})
 	if err == nil || !strings.Contains(err.Error(), `"etcd"`) {
 		t.Errorf("starting without etcd: %v, want a refusal that names it", err)
-	}
-}
-
-func TestProcessIDIsNotFooledByReuse(t *testing.T) {
-	own, err := identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if !own.running() {
-		t.Error("this process does not run, it seems")
-	}
-	reused := processID{PID: own.PID, StartTicks: own.StartTicks - 1}
-	if reused.running() {
-		t.Error("a process that started at another time is taken for the one on record")
-	}
-	if _, err := reused.open(); !errors.Is(err, errNotRunning) {
-		t.Errorf("opening a process that started at another time: %v, want %v", err, errNotRunning)
 	}
 }

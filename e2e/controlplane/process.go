@@ -4,6 +4,7 @@
 package controlplane
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -29,39 +30,29 @@ type processID struct {
 	StartTicks uint64 `json:"startTicks"`
 }
 
-// identify returns the identity of the process that has pid now, or
-// errNotRunning when there is none or it is a zombie.
-func identify(pid int) (processID, error) {
+// identify returns the identity of the process that has pid now, and whether
+// it still runs or is only waiting for its parent to take notice. With no such
+// process the error is errNotRunning.
+func identify(pid int) (id processID, running bool, err error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
-		return processID{}, errNotRunning
+		return processID{}, false, errNotRunning
 	}
 	if err != nil {
-		return processID{}, fmt.Errorf("reading the state of process %d: %w", pid, err)
+		return processID{}, false, fmt.Errorf("reading the state of process %d: %w", pid, err)
 	}
 	// The second field is the command in parentheses and may itself hold
 	// spaces and parentheses; the fields are counted from behind it.
-	_, rest, ok := cutLast(string(stat), ") ")
-	fields := strings.Fields(rest)
-	if !ok || len(fields) < 20 {
-		return processID{}, fmt.Errorf("the state of process %d has an unknown form: %q", pid, stat)
-	}
-	if state := fields[0]; state == "Z" || state == "X" {
-		return processID{}, errNotRunning
+	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
+	if len(fields) < 20 {
+		return processID{}, false, fmt.Errorf("the state of process %d has an unknown form: %q", pid, stat)
 	}
 	start, err := strconv.ParseUint(fields[19], 10, 64)
 	if err != nil {
-		return processID{}, fmt.Errorf("the start time of process %d: %w", pid, err)
+		return processID{}, false, fmt.Errorf("the start time of process %d: %w", pid, err)
 	}
-	return processID{PID: pid, StartTicks: start}, nil
-}
-
-func cutLast(s, separator string) (before, after string, found bool) {
-	i := strings.LastIndex(s, separator)
-	if i < 0 {
-		return s, "", false
-	}
-	return s[:i], s[i+len(separator):], true
+	running = fields[0] != "Z" && fields[0] != "X"
+	return processID{PID: pid, StartTicks: start}, running, nil
 }
 
 // process is an open handle of a running process, its child or not. The
@@ -79,7 +70,9 @@ func (id processID) open() (*process, error) {
 	}
 	p := &process{fd: fd}
 	// Compared after opening: from here on the handle cannot change hands.
-	if now, err := identify(id.PID); err != nil || now != id {
+	// Whether it runs does not matter: a handle of what has ended waits for
+	// nothing, and a first thread that has ended may have left others.
+	if now, _, err := identify(id.PID); err != nil || now != id {
 		p.close()
 		return nil, errNotRunning
 	}
@@ -87,8 +80,8 @@ func (id processID) open() (*process, error) {
 }
 
 func (id processID) running() bool {
-	now, err := identify(id.PID)
-	return err == nil && now == id
+	now, running, err := identify(id.PID)
+	return err == nil && now == id && running
 }
 
 func (p *process) close() { _ = unix.Close(p.fd) }
