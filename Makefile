@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Nstance Authors.
+
+SHELL := /bin/bash -o pipefail
+TOOL := go tool -modfile=$(CURDIR)/hack/tools/go.mod
+
+.PHONY: help
+help: ## Show this list.
+	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
+
+.PHONY: run
+run: ## Start a whole cluster with Nstance, until Ctrl-C.
+	@echo "building devcluster (the first time takes some minutes)"
+	@cd e2e && go build -o ../.dev/bin/devcluster ./cmd/devcluster
+	@exec .dev/bin/devcluster up
+
+.PHONY: build
+build: ## Build the operator and the server into bin/.
+	go build -o bin/ ./cmd/...
+
+.PHONY: test
+test: test-unit test-e2e ## Run every test.
+
+.PHONY: test-unit
+test-unit: ## Run the tests that need no cluster.
+	go test -race ./...
+
+.PHONY: test-e2e
+test-e2e: ## Run the tests against a real control plane.
+	cd e2e && go test -race -p 1 -timeout 40m ./...
+
+.PHONY: bench
+bench: ## Measure latency, writes and memory against a real control plane.
+	cd e2e && go test -run '^$$' -bench . -benchtime 1x -timeout 40m ./...
+
+.PHONY: generate
+generate: ## Write all generated code and the CRDs.
+	./codegen.sh
+
+.PHONY: verify
+verify: verify-generated verify-modules verify-imports verify-format lint ## Check everything that is not a test.
+
+.PHONY: verify-generated
+verify-generated: ## Check that generated code is up to date.
+	hack/verify-generated.sh
+
+.PHONY: verify-modules
+verify-modules: ## Check that go.mod files list what is used.
+	go mod tidy -diff
+	cd e2e && go mod tidy -diff
+
+.PHONY: verify-imports
+verify-imports: ## Check who imports whom.
+	hack/verify-imports.sh
+
+.PHONY: verify-format
+verify-format: ## Check formatting and license headers.
+	hack/verify-format.sh
+
+.PHONY: lint
+lint: ## Run go vet and golangci-lint.
+	go vet ./...
+	cd e2e && go vet ./...
+	$(TOOL) golangci-lint run ./...
+	cd e2e && $(TOOL) golangci-lint run --config ../.golangci.yml ./...
