@@ -47,7 +47,7 @@ func withSlowServer(t *testing.T, test func(t *testing.T, p *Pool)) {
 		p := New(Options{Credentials: insecure.NewCredentials()})
 		p.options = append(p.options, grpc.WithContextDialer(n.dial))
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1"), "down": endpoint("down:1")})
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(withLogger(t))
 		done := make(chan struct{})
 		go func() {
 			p.Run(ctx, func(ctx context.Context, _ string, _ nstancev1.OperatorServiceClient) { <-ctx.Done() })

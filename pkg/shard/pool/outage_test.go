@@ -5,6 +5,7 @@ package pool
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"sync/atomic"
 	"testing"
@@ -13,6 +14,7 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/shard"
@@ -20,17 +22,18 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// quietServer is a server of the wire contract with no groups, at which nothing
-// ever happens: the hardest case for finding out that a connection is dead. It
-// has gRPC's default policy against pings.
+// quietServer is a server of the wire contract at which nothing ever happens:
+// the hardest case for finding out that a connection is dead. It has gRPC's
+// default policy against pings.
 type quietServer struct {
 	nstancev1.UnimplementedOperatorServiceServer
+	groups         []*nstancev1.GroupStatus
 	lists, watches atomic.Int32
 }
 
 func (s *quietServer) ListGroups(context.Context, *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
 	s.lists.Add(1)
-	return &nstancev1.ListGroupsResponse{}, nil
+	return &nstancev1.ListGroupsResponse{Groups: s.groups}, nil
 }
 
 func (s *quietServer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
@@ -49,9 +52,17 @@ type bubble struct {
 	conditions chan string
 }
 
-// inBubble runs test with the shards served at addresses of the same name, of
-// which the lossy ones are cut off from the start.
-func inBubble(t *testing.T, shards, lossy []string, test func(t *testing.T, b *bubble)) {
+// setup says what a bubble begins with.
+type setup struct {
+	// shards are served at addresses of the same name.
+	shards []string
+	// lossy are those of shards that are cut off from the start.
+	lossy []string
+	// groups are at each shard.
+	groups []*nstancev1.GroupStatus
+}
+
+func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 	synctest.Test(t, func(t *testing.T) {
 		b := &bubble{
 			network:    newNetwork(),
@@ -63,19 +74,19 @@ func inBubble(t *testing.T, shards, lossy []string, test func(t *testing.T, b *b
 		p := New(Options{Credentials: insecure.NewCredentials()})
 		p.options = append(p.options, grpc.WithContextDialer(b.network.dial))
 		endpoints := map[string]shard.Endpoint{}
-		for _, id := range shards {
-			b.servers[id] = &quietServer{}
+		for _, id := range s.shards {
+			b.servers[id] = &quietServer{groups: s.groups}
 			server := grpc.NewServer()
 			nstancev1.RegisterOperatorServiceServer(server, b.servers[id])
 			go func() { _ = server.Serve(b.network.listen(id)) }()
 			t.Cleanup(server.Stop)
 			endpoints[id] = shard.Endpoint{Operator: id}
 		}
-		for _, id := range lossy {
+		for _, id := range s.lossy {
 			b.network.lose(id, true)
 		}
 		p.Set(endpoints)
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(withLogger(t))
 		done := make(chan struct{})
 		go func() {
 			p.Run(ctx, b.groups.Serve)
@@ -107,7 +118,7 @@ func (b *bubble) reachable(t *testing.T, shard string, want bool, limit time.Dur
 }
 
 func TestLostPacketsAreNoticedAndHealed(t *testing.T) {
-	inBubble(t, []string{"a", "b"}, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, setup{shards: []string{"a", "b"}}, func(t *testing.T, b *bubble) {
 		b.reachable(t, "a", true, 10*time.Second)
 		b.reachable(t, "b", true, 10*time.Second)
 		var noticed, healed []time.Duration
@@ -132,7 +143,7 @@ func TestLostPacketsAreNoticedAndHealed(t *testing.T) {
 }
 
 func TestShardThatIsLostFromTheStartDelaysNoOther(t *testing.T) {
-	inBubble(t, []string{"a", "b", "c"}, []string{"a"}, func(t *testing.T, b *bubble) {
+	inBubble(t, setup{shards: []string{"a", "b", "c"}, lossy: []string{"a"}}, func(t *testing.T, b *bubble) {
 		for _, id := range []string{"b", "c"} {
 			if took := b.reachable(t, id, true, 10*time.Second); took > time.Second {
 				t.Errorf("shard %q took %v", id, took)
@@ -151,7 +162,7 @@ func TestShardThatIsLostFromTheStartDelaysNoOther(t *testing.T) {
 }
 
 func TestKeepaliveIsWithinADefaultPolicy(t *testing.T) {
-	inBubble(t, []string{"a"}, nil, func(t *testing.T, b *bubble) {
+	inBubble(t, setup{shards: []string{"a"}}, func(t *testing.T, b *bubble) {
 		b.reachable(t, "a", true, 10*time.Second)
 		<-time.After(24 * time.Hour)
 		if got := b.servers["a"].watches.Load(); got != 1 {
@@ -159,6 +170,28 @@ func TestKeepaliveIsWithinADefaultPolicy(t *testing.T) {
 		}
 		if got := b.servers["a"].lists.Load(); got < 2600 || got > 3300 {
 			t.Errorf("%d lists within a day, want one about every 30 s", got)
+		}
+	})
+}
+
+func TestShardMayHaveTenThousandGroups(t *testing.T) {
+	groups := make([]*nstancev1.GroupStatus, 10_000)
+	size := 0
+	for i := range groups {
+		groups[i] = &nstancev1.GroupStatus{Key: fmt.Sprintf("group-%d", i), Tenant: "default", Template: "worker", Size: 10}
+		for j := range 10 {
+			groups[i].ProviderIds = append(groups[i].ProviderIds, fmt.Sprintf("aws:///us-west-2a/i-%017d", i*10+j))
+		}
+		size += proto.Size(groups[i])
+	}
+	const defaultLimit = 4 << 20
+	if size < defaultLimit {
+		t.Fatalf("the list has %d bytes, too few to show anything", size)
+	}
+	inBubble(t, setup{shards: []string{"a"}, groups: groups}, func(t *testing.T, b *bubble) {
+		b.reachable(t, "a", true, 10*time.Second)
+		if got := len(b.groups.List("a")); got != len(groups) {
+			t.Errorf("%d groups, want %d", got, len(groups))
 		}
 	})
 }

@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 
 	"google.golang.org/grpc/credentials/insecure"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -19,6 +21,11 @@ import (
 
 func endpoint(address string) shard.Endpoint {
 	return shard.Endpoint{Operator: address}
+}
+
+// withLogger is the test's context with a logger that writes to the test.
+func withLogger(t *testing.T) context.Context {
+	return klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig()))
 }
 
 // recorder is a ServeFunc that writes down when it begins and ends.
@@ -67,7 +74,7 @@ func TestRunFollowsTheEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Options{Credentials: insecure.NewCredentials()})
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1")})
-		ctx, cancel := context.WithCancel(t.Context())
+		ctx, cancel := context.WithCancel(withLogger(t))
 		r := &recorder{}
 		returned := false
 		go func() {

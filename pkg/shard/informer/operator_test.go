@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer_test
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/identity"
+	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/shard/pool"
+)
+
+// patience is how long a condition may take on a busy machine.
+const patience = time.Minute
+
+// operator is the shard side of an operator: identity, pool and groups informer
+// with their real timing, over TCP and mutual TLS.
+type operator struct {
+	authority *pki.Authority
+	identity  *identity.Identity
+	pool      *pool.Pool
+	groups    *informer.Groups
+
+	mu sync.Mutex
+	// changed is closed and replaced whenever a handler was called.
+	changed chan struct{}
+	// told are the calls of OnGroup.
+	told []string
+}
+
+func startOperator(t *testing.T, endpoints map[string]string) *operator {
+	t.Helper()
+	o := &operator{authority: newAuthority(t), identity: &identity.Identity{}, groups: informer.NewGroups(), changed: make(chan struct{})}
+	o.issue(t, "first")
+	o.pool = pool.New(pool.Options{Credentials: o.identity.TransportCredentials()})
+	o.groups.AddHandler(informer.Handler{
+		OnGroup: func(shard, key string) { o.tell(shard + "/" + key) },
+		OnShard: func(string) { o.tell("") },
+	})
+	o.set(endpoints)
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
+	done := make(chan struct{})
+	go func() {
+		o.pool.Run(ctx, o.groups.Serve)
+		close(done)
+	}()
+	t.Cleanup(func() {
+		cancel()
+		<-done
+	})
+	return o
+}
+
+// issue gives the operator a new certificate.
+func (o *operator) issue(t *testing.T, id string) {
+	t.Helper()
+	certPEM, keyPEM, err := o.authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := o.identity.Set(certPEM, keyPEM, o.authority.CertificatePEM()); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func (o *operator) set(endpoints map[string]string) {
+	parsed := map[string]shard.Endpoint{}
+	for id, address := range endpoints {
+		parsed[id] = shard.Endpoint{Operator: address}
+	}
+	o.pool.Set(parsed)
+}
+
+func (o *operator) tell(line string) {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	if line != "" {
+		o.told = append(o.told, line)
+	}
+	close(o.changed)
+	o.changed = make(chan struct{})
+}
+
+func (o *operator) next() <-chan struct{} {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return o.changed
+}
+
+// until waits for a condition on what the informer knows.
+func (o *operator) until(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	deadline := time.After(patience)
+	for {
+		next := o.next()
+		if condition() {
+			return
+		}
+		select {
+		case <-next:
+		case <-deadline:
+			t.Fatalf("after %v still not: %s", patience, what)
+		}
+	}
+}
+
+func (o *operator) untilReachable(t *testing.T, shardID string, want bool) {
+	t.Helper()
+	o.until(t, fmt.Sprintf("reachable of %s is %t", shardID, want), func() bool {
+		got, _ := o.groups.Reachable(shardID)
+		return got == want
+	})
+}
+
+// untilInstances waits until a group has n instances.
+func (o *operator) untilInstances(t *testing.T, shardID, key string, n int) shard.Group {
+	t.Helper()
+	var group shard.Group
+	o.until(t, fmt.Sprintf("group %s of shard %s has %d instances", key, shardID, n), func() bool {
+		group, _ = o.groups.Get(shardID, key)
+		return int(group.ActualSize) == n && len(group.ProviderIDs) == n
+	})
+	return group
+}
+
+func (o *operator) upsert(t *testing.T, shardID, key string, size int32) shard.Group {
+	t.Helper()
+	group, err := o.pool.UpsertGroup(t.Context(), shardID, key, shard.GroupConfig{Template: "worker", Size: size})
+	if err != nil {
+		t.Fatal(err)
+	}
+	o.groups.Observe(shardID, group)
+	return group
+}
+
+func newAuthority(t *testing.T) *pki.Authority {
+	t.Helper()
+	authority, err := pki.NewAuthority(servertest.ClusterID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return authority
+}

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials/insecure"
+	"google.golang.org/grpc/status"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"nstance.dev/operator/pkg/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// peer speaks the wire contract as other servers may, but our own does not:
+// watches that miss changes, answers that come late, refusals.
+type peer struct {
+	nstancev1.UnimplementedOperatorServiceServer
+	// events go to the watch; nil ends it.
+	events chan *nstancev1.GroupEvent
+
+	mu      sync.Mutex
+	groups  []*nstancev1.GroupStatus
+	refusal error
+	// hold delays the answers to lists, whose content is settled already.
+	hold           chan struct{}
+	lists, watches int
+}
+
+func (p *peer) change(change func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	change()
+}
+
+func (p *peer) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
+	p.mu.Lock()
+	p.lists++
+	answer, refusal, hold := &nstancev1.ListGroupsResponse{Groups: p.groups}, p.refusal, p.hold
+	p.mu.Unlock()
+	if hold != nil {
+		select {
+		case <-hold:
+		case <-ctx.Done():
+		}
+	}
+	return answer, refusal
+}
+
+func (p *peer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
+	p.mu.Lock()
+	p.watches++
+	refusal := p.refusal
+	p.mu.Unlock()
+	if refusal != nil {
+		return refusal
+	}
+	for {
+		select {
+		case <-stream.Context().Done():
+			return nil
+		case event := <-p.events:
+			if event == nil {
+				return nil
+			}
+			if err := stream.Send(event); err != nil {
+				return err
+			}
+		}
+	}
+}
+
+func upsert(key string, size int32) *nstancev1.GroupEvent {
+	return &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Group: &nstancev1.GroupStatus{Key: key, Size: size}}
+}
+
+// withPeer runs test on a fake clock while g serves shard "a" at p. told returns
+// what the handlers were told since the last time.
+func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told func() []string)) {
+	synctest.Test(t, func(t *testing.T) {
+		p.events = make(chan *nstancev1.GroupEvent)
+		listener := bufconn.Listen(1 << 20)
+		server := grpc.NewServer()
+		nstancev1.RegisterOperatorServiceServer(server, p)
+		go func() { _ = server.Serve(listener) }()
+		t.Cleanup(server.Stop)
+		connection, err := grpc.NewClient("passthrough:///peer",
+			grpc.WithTransportCredentials(insecure.NewCredentials()),
+			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = connection.Close() })
+
+		g := NewGroups()
+		var mu sync.Mutex
+		var lines []string
+		record := func(line string) {
+			mu.Lock()
+			defer mu.Unlock()
+			lines = append(lines, line)
+		}
+		g.AddHandler(Handler{
+			OnGroup: func(shard, key string) { record(shard + "/" + key) },
+			OnShard: record,
+		})
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
+		done := make(chan struct{})
+		go func() {
+			g.Serve(ctx, "a", nstancev1.NewOperatorServiceClient(connection))
+			close(done)
+		}()
+		synctest.Wait()
+		test(t, g, func() []string {
+			synctest.Wait()
+			mu.Lock()
+			defer mu.Unlock()
+			out := lines
+			lines = nil
+			return out
+		})
+		cancel()
+		<-done
+	})
+}
+
+func expectSizes(t *testing.T, g *Groups, want ...string) {
+	t.Helper()
+	synctest.Wait()
+	var got []string
+	for _, group := range g.List("a") {
+		got = append(got, fmt.Sprintf("%s=%d", group.Key, group.Size))
+	}
+	if !slices.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+}
+
+func TestPollBringsWhatTheWatchMissed(t *testing.T) {
+	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}, {Key: "old", Size: 2}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+		expectSizes(t, g, "old=2", "workers=1")
+		told()
+		p.change(func() { p.groups = []*nstancev1.GroupStatus{{Key: "workers", Size: 3}, {Key: "new", Size: 4}} })
+		<-time.After(33 * time.Second)
+		expectSizes(t, g, "new=4", "workers=3")
+		got := told()
+		slices.Sort(got)
+		if want := []string{"a/new", "a/old", "a/workers"}; !slices.Equal(got, want) {
+			t.Errorf("told of %v, want %v", got, want)
+		}
+	})
+}
+
+func TestEvents(t *testing.T) {
+	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+		if !g.HasSynced("a") {
+			t.Error("not synced after a list")
+		}
+		told()
+		p.events <- upsert("workers", 2)
+		p.events <- upsert("workers", 2)
+		p.events <- upsert("other", 5)
+		expectSizes(t, g, "other=5", "workers=2")
+		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "other"}}
+		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "unheard-of"}}
+		p.events <- &nstancev1.GroupEvent{Type: 9, Group: &nstancev1.GroupStatus{Key: "workers", Size: 9}}
+		expectSizes(t, g, "workers=2")
+		if got, want := told(), []string{"a/workers", "a/other", "a/other"}; !slices.Equal(got, want) {
+			t.Errorf("told of %v, want %v", got, want)
+		}
+	})
+}
+
+func TestLateListDoesNotUndoEventsAndReplies(t *testing.T) {
+	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "watched", Size: 1}, {Key: "written", Size: 1}, {Key: "deleted", Size: 1}}}
+	withPeer(t, p, func(t *testing.T, g *Groups, _ func() []string) {
+		hold := make(chan struct{})
+		p.change(func() { p.hold = hold })
+		<-time.After(34 * time.Second)
+		// A list is under way and its answer settled.
+		p.events <- upsert("watched", 2)
+		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "deleted"}}
+		g.Observe("a", shard.Group{Key: "written", Size: 2})
+		synctest.Wait()
+		close(hold)
+		expectSizes(t, g, "watched=2", "written=2")
+		if ok, err := g.Reachable("a"); !ok {
+			t.Errorf("not reachable: %v", err)
+		}
+	})
+}
+
+func TestQuietShardTellsNobody(t *testing.T) {
+	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1, Vars: map[string]string{"a": "1"}, ProviderIds: []string{"x"}}}}
+	withPeer(t, p, func(t *testing.T, _ *Groups, told func() []string) {
+		if got, want := told(), []string{"a/workers", "a"}; !slices.Equal(got, want) {
+			t.Errorf("at first told of %v, want %v", got, want)
+		}
+		<-time.After(24 * time.Hour)
+		if got := told(); got != nil {
+			t.Errorf("in a quiet day told of %v", got)
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		if p.watches != 1 || p.lists < 2600 || p.lists > 3300 {
+			t.Errorf("%d watches and %d lists in a day, want 1 and one list about every 30 s", p.watches, p.lists)
+		}
+	})
+}
+
+func TestRefusalsAreRetriedSlowlyAndTheReasonIsKept(t *testing.T) {
+	p := &peer{refusal: status.Error(codes.Unauthenticated, "certificate expired")}
+	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+		<-time.After(10 * time.Minute)
+		if ok, err := g.Reachable("a"); ok || shard.Message(err) != "certificate expired" {
+			t.Errorf("reachable %t, reason %v", ok, err)
+		}
+		if got, want := told(), []string{"a"}; !slices.Equal(got, want) {
+			t.Errorf("told of %v, want %v", got, want)
+		}
+		p.change(func() {
+			if p.watches < 20 || p.watches > 100 {
+				t.Errorf("%d watches in 10 minutes", p.watches)
+			}
+			if p.lists < 20 || p.lists > 150 {
+				t.Errorf("%d lists in 10 minutes", p.lists)
+			}
+			p.refusal = nil
+		})
+		<-time.After(25 * time.Second)
+		if ok, err := g.Reachable("a"); !ok {
+			t.Errorf("still not reachable: %v", err)
+		}
+	})
+}
+
+func TestWatchThatTheServerEndsIsOpenedAgain(t *testing.T) {
+	p := &peer{}
+	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+		told()
+		p.events <- nil
+		synctest.Wait()
+		if ok, err := g.Reachable("a"); ok || !shard.IsUnreachable(err) {
+			t.Errorf("reachable %t, reason %v", ok, err)
+		}
+		if !g.HasSynced("a") {
+			t.Error("the end of the watch makes the cache incomplete")
+		}
+		<-time.After(time.Second)
+		if ok, err := g.Reachable("a"); !ok {
+			t.Errorf("not reachable again: %v", err)
+		}
+	})
+}

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer_test
+
+import (
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/shard"
+)
+
+func TestSnapshotAndLiveChanges(t *testing.T) {
+	o := startOperator(t, nil)
+	server := servertest.Start(t, servertest.Options{
+		Authority: o.authority,
+		Groups:    `{"default": {"static": {"template": "worker", "size": 2}}, "other": {"hidden": {"template": "worker", "size": 1}}}`,
+	})
+	o.set(map[string]string{"a": server.Addr})
+	o.untilReachable(t, "a", true)
+	if !o.groups.HasSynced("a") {
+		t.Error("reachable but not synced")
+	}
+	static := o.untilInstances(t, "a", "static", 2)
+	if !static.Static || static.Template != "worker" || static.Size != 2 || static.Tenant != "default" {
+		t.Errorf("the static group is %+v", static)
+	}
+
+	answer := o.upsert(t, "a", "workers", 3)
+	if got, ok := o.groups.Get("a", "workers"); !ok || got.Size != 3 || got.ETag != answer.ETag {
+		t.Errorf("right after the write the cache has %+v", got)
+	}
+	o.untilInstances(t, "a", "workers", 3)
+	if got := len(o.groups.List("a")); got != 2 {
+		t.Errorf("%d groups, want the 2 of the tenant", got)
+	}
+
+	if err := o.pool.DeleteGroup(t.Context(), "a", "workers"); err != nil {
+		t.Fatal(err)
+	}
+	o.until(t, "group workers is gone", func() bool {
+		_, ok := o.groups.Get("a", "workers")
+		return !ok
+	})
+	if got := len(server.Calls("WatchGroups")); got != 1 {
+		t.Errorf("the watch was opened %d times, want once", got)
+	}
+}
+
+func TestRefusalsKeepTheServersWords(t *testing.T) {
+	o := startOperator(t, nil)
+	server := servertest.Start(t, servertest.Options{
+		Authority: o.authority,
+		Groups:    `{"default": {"static": {"template": "worker", "size": 0}}}`,
+	})
+	o.set(map[string]string{"a": server.Addr})
+	o.untilReachable(t, "a", true)
+	for _, test := range []struct {
+		name, key string
+		config    shard.GroupConfig
+	}{
+		{"ill-formed key", "No--Key", shard.GroupConfig{Template: "worker"}},
+		{"unknown template", "workers", shard.GroupConfig{Template: "unheard-of"}},
+		{"subnets of a static group", "static", shard.GroupConfig{Subnets: []string{"another"}}},
+	} {
+		_, err := o.pool.UpsertGroup(t.Context(), "a", test.key, test.config)
+		if !shard.IsRejected(err) || shard.IsUnreachable(err) || shard.Message(err) == "" {
+			t.Errorf("%s: got error %v", test.name, err)
+		}
+		t.Logf("%s: %s", test.name, shard.Message(err))
+	}
+}
+
+func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
+	o := startOperator(t, nil)
+	first := servertest.Start(t, servertest.Options{
+		Authority: o.authority,
+		Groups:    `{"default": {"static": {"template": "worker", "size": 1}}}`,
+	})
+	o.set(map[string]string{"a": first.Addr})
+	o.untilReachable(t, "a", true)
+	o.upsert(t, "a", "workers", 2)
+	before := o.untilInstances(t, "a", "workers", 2)
+	o.untilInstances(t, "a", "static", 1)
+
+	first.Kill()
+	o.untilReachable(t, "a", false)
+	if _, err := o.groups.Reachable("a"); !shard.IsUnreachable(err) {
+		t.Errorf("the reason is %v", err)
+	}
+	if got, ok := o.groups.Get("a", "workers"); !ok || !got.Equal(before) {
+		t.Errorf("during the outage the cache has %+v, want what was last reported: %+v", got, before)
+	}
+	if !o.groups.HasSynced("a") {
+		t.Error("the outage makes the cache incomplete")
+	}
+	if _, err := o.pool.UpsertGroup(t.Context(), "a", "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
+		t.Errorf("a call during the outage: got error %v", err)
+	}
+
+	// Back at the same address with another size of a group that was known, and
+	// without the static one.
+	second := servertest.Start(t, servertest.Options{
+		Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
+	})
+	o.untilReachable(t, "a", true)
+	o.until(t, "the static group is gone", func() bool {
+		_, ok := o.groups.Get("a", "static")
+		return !ok
+	})
+	after := o.untilInstances(t, "a", "workers", 2)
+	if !slices.Equal(after.ProviderIDs, before.ProviderIDs) {
+		t.Errorf("after the outage the instances are %v, want %v", after.ProviderIDs, before.ProviderIDs)
+	}
+	o.upsert(t, "a", "workers", 1)
+	o.untilInstances(t, "a", "workers", 1)
+	if got := len(second.Upserts("workers")); got != 1 {
+		t.Errorf("the server got %d upserts, want the one that was made of it", got)
+	}
+}
+
+func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
+	o := startOperator(t, nil)
+	groups := `{"default": {"workers": {"template": "worker", "size": 1}}}`
+	first := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
+	second := servertest.Start(t, servertest.Options{Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Groups: groups})
+	o.set(map[string]string{"a": first.Addr})
+	o.untilInstances(t, "a", "workers", 1)
+
+	o.set(map[string]string{"a": second.Addr})
+	o.until(t, "the new address is watched", func() bool {
+		if _, ok := o.groups.Get("a", "workers"); !ok {
+			t.Error("the move emptied the cache")
+		}
+		ok, _ := o.groups.Reachable("a")
+		return ok && len(second.Calls("WatchGroups")) == 1
+	})
+	if !o.groups.HasSynced("a") {
+		t.Error("not synced with the new address")
+	}
+
+	o.set(nil)
+	o.until(t, "the cache of the removed shard is dropped", func() bool { return len(o.groups.List("a")) == 0 })
+	if o.groups.HasSynced("a") {
+		t.Error("a removed shard has synced")
+	}
+	if ok, err := o.groups.Reachable("a"); ok || err == nil {
+		t.Errorf("a removed shard is reachable: %t, %v", ok, err)
+	}
+}
+
+func TestSilentShardDelaysNoOther(t *testing.T) {
+	// A listener that nobody accepts from: connections open, but no TLS happens.
+	silent, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = silent.Close() })
+	o := startOperator(t, map[string]string{"silent": silent.Addr().String()})
+	server := servertest.Start(t, servertest.Options{Authority: o.authority})
+	start := time.Now()
+	o.set(map[string]string{"silent": silent.Addr().String(), "a": server.Addr})
+	o.untilReachable(t, "a", true)
+	o.upsert(t, "a", "workers", 1)
+	if got := time.Since(start); got > 5*time.Second {
+		t.Errorf("the other shard took %v", got)
+	}
+	if ok, _ := o.groups.Reachable("silent"); ok || o.groups.HasSynced("silent") || o.groups.Synced([]string{"a", "silent"}) {
+		t.Error("a shard that says nothing is reachable or synced")
+	}
+	o.until(t, "there is a reason for the silent shard", func() bool {
+		_, err := o.groups.Reachable("silent")
+		return shard.IsUnreachable(err)
+	})
+}
+
+func TestRotationNeedsNoRestart(t *testing.T) {
+	o := startOperator(t, nil)
+	former := servertest.Start(t, servertest.Options{Authority: o.authority})
+	o.set(map[string]string{"a": former.Addr})
+	o.untilReachable(t, "a", true)
+	o.upsert(t, "a", "workers", 0)
+
+	// A new authority and a new certificate. What is connected stays connected.
+	o.authority = newAuthority(t)
+	o.issue(t, "second")
+	o.upsert(t, "a", "workers", 1)
+	if ok, err := o.groups.Reachable("a"); !ok {
+		t.Errorf("the rotation broke the connection: %v", err)
+	}
+
+	// Servers that trust the new authority only, and are trusted for it only.
+	former.Kill()
+	o.untilReachable(t, "a", false)
+	servertest.Start(t, servertest.Options{
+		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
+	})
+	o.untilReachable(t, "a", true)
+	o.upsert(t, "a", "workers", 2)
+	o.untilInstances(t, "a", "workers", 2)
+}
