@@ -50,4 +50,3 @@ func modelName(name string) string {
 	}
 	return name
 }
-

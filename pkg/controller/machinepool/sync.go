@@ -104,6 +104,10 @@ func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.Nstanc
 	}
 	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, *replicas),
 		metav1.CreateOptions{FieldManager: controller.FieldManager})
+	if apierrors.IsAlreadyExists(err) {
+		// Somebody was faster; the cache will show it and wake this pool.
+		return nil
+	}
 	if err != nil {
 		return fmt.Errorf("create MachinePool %s: %w", klog.KObj(pool), err)
 	}
