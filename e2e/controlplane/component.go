@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -42,9 +43,9 @@ type Component struct {
 	Spec
 	dir      string
 	sequence int
-	// exited is told when a process started by Start ends without having
-	// been asked to by Stop or Kill. May be nil.
-	exited func(error)
+	// exited is told how a process ended that was started by Start and not
+	// asked to end by Stop or Kill. May be nil.
+	exited func(how string)
 	// ending is the id of the process that Stop or Kill last ended.
 	ending atomic.Int64
 }
@@ -64,7 +65,9 @@ func (c *Component) PID() (int, bool) {
 // Start runs the component as a child that does not outlive this program, and
 // returns once it is ready. A component that is running already is refused.
 func (c *Component) Start(ctx context.Context) error {
-	// The kernel sends it when the parent ends, in whatever way.
+	// The kernel sends the signal when the parent ends, in whatever way. More
+	// exactly when the thread ends that started the child; a Go program ends
+	// threads early only for goroutines that return while locked to theirs.
 	return c.start(ctx, &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL})
 }
 
@@ -85,55 +88,55 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 		return fmt.Errorf("starting %s: %w", c.Name, err)
 	}
 	defer log.Close()
-	offset, err := log.Seek(0, os.SEEK_END)
+	begin, err := log.Seek(0, io.SeekEnd)
 	if err != nil {
 		return fmt.Errorf("starting %s: %w", c.Name, err)
 	}
-
 	cmd := exec.Command(c.Argv[0], c.Argv[1:]...)
 	cmd.Env = append(os.Environ(), c.Env...)
 	cmd.Stdout, cmd.Stderr = log, log
 	cmd.SysProcAttr = attributes
-	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("starting %s: %w", c.Name, err)
-	}
-	id, _, err := identify(cmd.Process.Pid)
-	if err == nil {
-		err = record{Spec: c.Spec, Sequence: c.sequence, Process: id}.write(c.dir)
-	}
-
-	ended := make(chan struct{})
-	var exit error
-	go func() {
-		exit = cmd.Wait()
-		close(ended)
-	}()
+	child, err := launch(cmd)
 	if err != nil {
-		_ = cmd.Process.Kill()
-		<-ended
 		return fmt.Errorf("starting %s: %w", c.Name, err)
 	}
+	if err := c.settle(ctx, child); err != nil {
+		child.kill()
+		return fmt.Errorf("starting %s: %w\n%s", c.Name, err, logTail(c.LogPath(), begin))
+	}
+	go c.report(child)
+	return nil
+}
 
-	probing, cancel := context.WithTimeout(ctx, startTimeout)
+// settle puts a new process on record and waits until it is ready.
+func (c *Component) settle(ctx context.Context, child *child) error {
+	id, _, err := identify(child.pid())
+	if err != nil {
+		return err
+	}
+	if err := (record{Spec: c.Spec, Sequence: c.sequence, Process: id}).write(c.dir); err != nil {
+		return err
+	}
+	ctx, cancel := context.WithTimeout(ctx, startTimeout)
 	defer cancel()
 	probed := make(chan error, 1)
-	go func() { probed <- c.Ready.wait(probing) }()
+	go func() { probed <- c.Ready.wait(ctx) }()
 	select {
-	case err = <-probed:
-		if err == nil {
-			go func() {
-				<-ended
-				if c.exited != nil && c.ending.Load() != int64(cmd.Process.Pid) {
-					c.exited(exit)
-				}
-			}()
-			return nil
+	case err := <-probed:
+		if err != nil {
+			return fmt.Errorf("it did not become ready: %w", err)
 		}
-		_ = cmd.Process.Kill()
-		<-ended
-		return fmt.Errorf("%s did not become ready: %w\n%s", c.Name, err, logTail(c.LogPath(), offset))
-	case <-ended:
-		return fmt.Errorf("%s ended before it was ready: %v\n%s", c.Name, exit, logTail(c.LogPath(), offset))
+		return nil
+	case <-child.ended:
+		return fmt.Errorf("it ended before it was ready: %s", child.how())
+	}
+}
+
+// report waits for the end of a process and tells of one that nobody asked for.
+func (c *Component) report(child *child) {
+	<-child.ended
+	if c.exited != nil && c.ending.Load() != int64(child.pid()) {
+		c.exited(child.how())
 	}
 }
 

@@ -43,8 +43,9 @@ type Options struct {
 	// Progress is told of every component that has started. Optional.
 	Progress io.Writer
 	// Exited is told when a component ends that nobody in this program asked
-	// to end. It is called from a goroutine of its own. Optional.
-	Exited func(component *Component, err error)
+	// to end, and how ("signal: killed"). It is called from a goroutine of its
+	// own. Optional.
+	Exited func(component *Component, how string)
 }
 
 // ControlPlane is a running control plane.
@@ -53,7 +54,7 @@ type ControlPlane struct {
 	binaries   Binaries
 	ports      Ports
 	progress   io.Writer
-	exited     func(*Component, error)
+	exited     func(*Component, string)
 	authority  *authority
 	config     *rest.Config
 	components []*Component // in the order they started
@@ -170,9 +171,9 @@ func removeState(dir string) error {
 // ready. Stop ends it first.
 func (cp *ControlPlane) Run(ctx context.Context, spec Spec) (*Component, error) {
 	c := &Component{Spec: spec, dir: cp.dir, sequence: len(cp.components)}
-	c.exited = func(err error) {
+	c.exited = func(how string) {
 		if cp.exited != nil {
-			cp.exited(c, err)
+			cp.exited(c, how)
 		}
 	}
 	begin := time.Now()

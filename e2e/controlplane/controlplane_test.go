@@ -52,8 +52,8 @@ func startWhole(t *testing.T) *ControlPlane {
 	cp, err := Start(t.Context(), Options{
 		Dir:      t.TempDir(),
 		Binaries: binaries,
-		Exited: func(c *Component, err error) {
-			t.Errorf("%s ended by itself: %v\n%s", c.Name, err, logTail(c.LogPath(), 0))
+		Exited: func(c *Component, how string) {
+			t.Errorf("%s ended by itself: %s\n%s", c.Name, how, logTail(c.LogPath(), 0))
 		},
 	})
 	if err != nil {

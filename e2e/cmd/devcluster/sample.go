@@ -54,6 +54,9 @@ func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) erro
 			lacks = fmt.Sprintf("MachinePool phase %q, %d of %d Nodes Ready", phase, ready, sampleReplicas)
 			return phase == "Running" && ready == sampleReplicas, nil
 		})
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
 	if err != nil {
 		return notReadyError{lacks}
 	}

@@ -85,23 +85,22 @@ func linkKubectl(kube, path string) error {
 	return os.Symlink(kube, path)
 }
 
-// runNstance brings up Nstance and its sample, and returns nil when ctx ends.
+// runNstance brings up Nstance and its sample and stays until ctx ends, or
+// until something fails that it cannot do without.
 func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, begin time.Time) error {
 	err := d.startNstance(ctx, cp, p)
 	if err == nil {
 		err = d.waitForSample(ctx, cp.AdminConfig())
 	}
-	if ctx.Err() != nil {
-		return nil // asked to stop while it started
-	}
 	var unready notReadyError
-	if errors.As(err, &unready) {
+	switch {
+	case err == nil:
+		d.printReady(time.Since(begin))
+	case errors.As(err, &unready):
 		// It may yet become ready, and its logs and objects tell why not.
 		fmt.Fprintf(d.out, "\n%v\nlogs: %s\n", err, filepath.Join(d.dir, "logs"))
-	} else if err != nil {
-		return err
-	} else {
-		d.printReady(time.Since(begin))
+	default:
+		return errors.Join(ctx.Err(), err)
 	}
 	<-ctx.Done()
 	return nil
@@ -129,11 +128,7 @@ func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPl
 
 // reportExit tells of a component that nobody here asked to end. The cluster
 // goes on without it.
-func (d devcluster) reportExit(c *controlplane.Component, err error) {
-	how := "exit status 0"
-	if err != nil {
-		how = err.Error()
-	}
+func (d devcluster) reportExit(c *controlplane.Component, how string) {
 	fmt.Fprintf(d.out, "\n%s has ended (%s)\n  its log:  %s\n  to start: %s start %s\n",
 		c.Name, how, c.LogPath(), os.Args[0], c.Name)
 }
