@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tests
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+)
+
+// The trip through the whole house, up, down and to nothing.
+func TestScale(t *testing.T) {
+	createPool(t, "workers", 3)
+	eventually(t, 2*time.Minute, "the cluster is provisioned and available", func(ctx context.Context) error {
+		cluster, err := env.capi.Clusters(nstance.Namespace).Get(ctx, clusterName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if cluster.Status.Phase != string(clusterv1.ClusterPhaseProvisioned) ||
+			!meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterAvailableCondition) {
+			return fmt.Errorf("phase %s, conditions %+v", cluster.Status.Phase, cluster.Status.Conditions)
+		}
+		return nil
+	})
+	for _, step := range []struct {
+		replicas int32
+		sizes    []int32
+	}{
+		{3, []int32{1, 1, 1}},
+		{10, []int32{4, 3, 3}},
+		{4, []int32{2, 1, 1}},
+		{0, []int32{0, 0, 0}},
+		{2, []int32{1, 1, 0}},
+	} {
+		scale(t, "workers", step.replicas)
+		eventually(t, time.Minute, fmt.Sprintf("%d replicas are spread", step.replicas), func(ctx context.Context) error {
+			return sizesAre(ctx, "workers", step.sizes...)
+		})
+		eventually(t, 2*time.Minute, fmt.Sprintf("%d replicas run", step.replicas), func(ctx context.Context) error {
+			return running(ctx, "workers", step.replicas)
+		})
+	}
+}
+
+// A pool without a MachinePool gets one, with as many replicas as its group has.
+func TestMachinePoolIsMade(t *testing.T) {
+	const name = "adopted"
+	upsertBehind(t, "us-west-2a", name, 2)
+	upsertBehind(t, "us-west-2c", name, 1)
+	_, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).
+		Create(t.Context(), newPool(name, shardIDs...), metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { removePool(t, name) })
+	eventually(t, time.Minute, "the MachinePool has the sum of the sizes", func(ctx context.Context) error {
+		machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if machinePool.Spec.Replicas == nil || *machinePool.Spec.Replicas != 3 {
+			return fmt.Errorf("replicas %v, want 3", machinePool.Spec.Replicas)
+		}
+		return nil
+	})
+	eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, 3) })
+}
+
+// One change of a pool costs a fixed number of writes, however many instances
+// come or go.
+func TestWritesPerChange(t *testing.T) {
+	const name = "counted"
+	createPool(t, name, 3)
+	eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, 3) })
+
+	for _, replicas := range []int32{15, 6} {
+		from := auditEnd(t)
+		scale(t, name, replicas)
+		eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, replicas) })
+		count := countWrites(t, from, name)
+		t.Logf("scaling to %d: %s", replicas, count)
+		if count.shardGroupSpecs > 3 || count.shardGroupStatuses > 6 || count.pool > 3 || count.other > 0 {
+			t.Errorf("scaling to %d cost %s; at most 3 spec writes and 6 status writes to the 3 shard groups and 3 to the pool are allowed:%s",
+				replicas, count, describe(operatorWrites(t, from, nil)))
+		}
+	}
+}
+
+type writeCount struct{ shardGroupSpecs, shardGroupStatuses, pool, other int }
+
+func (c writeCount) String() string {
+	return fmt.Sprintf("%d shard group specs, %d shard group statuses, %d pool, %d other",
+		c.shardGroupSpecs, c.shardGroupStatuses, c.pool, c.other)
+}
+
+// countWrites sorts the operator's writes since from by what they wrote.
+func countWrites(t testing.TB, from controlplane.Position, pool string) writeCount {
+	t.Helper()
+	var count writeCount
+	for _, w := range operatorWrites(t, from, nil) {
+		switch {
+		case w.Resource == "nstanceshardgroups" && w.Subresource == "":
+			count.shardGroupSpecs++
+		case w.Resource == "nstanceshardgroups" && w.Subresource == "status":
+			count.shardGroupStatuses++
+		case w.Resource == "nstancemachinepools" && w.Name == pool:
+			count.pool++
+		default:
+			count.other++
+		}
+	}
+	return count
+}
