@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -37,6 +38,7 @@ type environment struct {
 	kube     kubernetes.Interface
 	nstance  versioned.Interface
 	capi     *capi.Client
+	dynamic  dynamic.Interface
 	shards   []nstance.Shard
 	operator nstance.Operator
 }
@@ -118,6 +120,9 @@ func run(m *testing.M) (code int, err error) {
 		return 1, err
 	}
 	if env.capi, err = capi.NewForConfig(config); err != nil {
+		return 1, err
+	}
+	if env.dynamic, err = dynamic.NewForConfig(config); err != nil {
 		return 1, err
 	}
 	return m.Run(), nil

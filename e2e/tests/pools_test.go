@@ -102,8 +102,8 @@ func removePool(t testing.TB, name string) {
 func scale(t testing.TB, name string, replicas int32) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-	_, err := env.capi.MachinePools(nstance.Namespace).Patch(context.WithoutCancel(t.Context()), name,
-		types.MergePatchType, patch, metav1.PatchOptions{}, "scale")
+	_, err := env.dynamic.Resource(clusterv1.GroupVersion.WithResource("machinepools")).Namespace(nstance.Namespace).
+		Patch(context.WithoutCancel(t.Context()), name, types.MergePatchType, patch, metav1.PatchOptions{}, "scale")
 	if err != nil {
 		t.Fatal(err)
 	}

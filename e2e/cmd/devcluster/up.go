@@ -51,7 +51,9 @@ func (d devcluster) up(ctx context.Context) error {
 	}
 	err = d.runNstance(ctx, cp, programs, begin)
 
-	fmt.Fprintln(d.out, "\nstopping")
+	if ctx.Err() != nil {
+		fmt.Fprintf(d.out, "\nstopping: %v\n", context.Cause(ctx))
+	}
 	return errors.Join(err, cp.Stop(context.WithoutCancel(ctx)))
 }
 
