@@ -108,12 +108,11 @@ func (c *cache) listFailed(err error) {
 func (c *cache) watchOpened() {
 	c.opened = true
 	c.open = true
-	// Changes between the former watch and this one are known after a list.
-	c.fresh = false
 }
 
 func (c *cache) watchLost(err error) {
 	c.open = false
+	// What changes until the next watch is known only after another list.
 	c.fresh = false
 	c.fail(err)
 }

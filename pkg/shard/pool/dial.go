@@ -26,13 +26,15 @@ const (
 	// apart than lastConnectDelay (give or take connectJitter), so that a shard is
 	// back within 10 s of its recovery. An attempt that gets no answer at all is
 	// given up after connectTimeout.
-	firstConnectDelay    = 500 * time.Millisecond
-	lastConnectDelay     = 4 * time.Second
-	connectDelayGrowth   = 1.6
-	connectJitter        = 0.2
-	connectTimeout       = 5 * time.Second
-	maxReceivedBytes     = 64 << 20
-	resolveAtEachAttempt = "passthrough:///"
+	firstConnectDelay  = 500 * time.Millisecond
+	lastConnectDelay   = 4 * time.Second
+	connectDelayGrowth = 1.6
+	connectJitter      = 0.2
+	connectTimeout     = 5 * time.Second
+
+	// maxReceivedBytes is the size of the largest answer. A list of 10,000 groups
+	// with their provider ids is larger than gRPC's own limit of 4 MiB.
+	maxReceivedBytes = 64 << 20
 )
 
 // dialOptions are those of every connection.
@@ -55,11 +57,7 @@ func dialOptions(credentials credentials.TransportCredentials) []grpc.DialOption
 			},
 			MinConnectTimeout: connectTimeout,
 		}),
-		// A list of 10,000 groups with their provider ids is larger than gRPC's
-		// default limit of 4 MiB.
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceivedBytes)),
-		// A service configuration would come with DNS records, which are not used.
-		grpc.WithDisableServiceConfig(),
 	}
 }
 
@@ -67,5 +65,5 @@ func dialOptions(credentials credentials.TransportCredentials) []grpc.DialOption
 // resolver looks again at most every 30 s, too slow for a server that returns
 // with another address.
 func target(address string) string {
-	return resolveAtEachAttempt + address
+	return "passthrough:///" + address
 }

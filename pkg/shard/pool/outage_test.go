@@ -122,8 +122,8 @@ func TestLostPacketsAreNoticedAndHealed(t *testing.T) {
 		b.reachable(t, "a", true, 10*time.Second)
 		b.reachable(t, "b", true, 10*time.Second)
 		var noticed, healed []time.Duration
-		// Outages begin at many moments between two polls, and end at many moments
-		// of an attempt to connect.
+		// Outages begin at many moments between two polls, last from no time to a
+		// quarter of an hour, and end at many moments of an attempt to connect.
 		for i := range time.Duration(40) {
 			<-time.After(i * 997 * time.Millisecond)
 			b.network.lose("a", true)
@@ -131,7 +131,7 @@ func TestLostPacketsAreNoticedAndHealed(t *testing.T) {
 			if !b.groups.HasSynced("a") {
 				t.Fatal("an outage makes the cache incomplete")
 			}
-			<-time.After(i * 1013 * time.Millisecond)
+			<-time.After(i * 23_013 * time.Millisecond)
 			b.network.lose("a", false)
 			healed = append(healed, b.reachable(t, "a", true, 10*time.Second))
 			if ok, err := b.groups.Reachable("b"); !ok {

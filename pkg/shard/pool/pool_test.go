@@ -102,6 +102,9 @@ func TestRunFollowsTheEndpoints(t *testing.T) {
 		r.expect(t, "removed, but still busy")
 		p.Set(map[string]shard.Endpoint{"b": endpoint("b:1")})
 		r.expect(t, "back, but the predecessor is still busy")
+		if _, err := p.client("b"); !shard.IsUnreachable(err) {
+			t.Errorf("a call would use the predecessor: got error %v", err)
+		}
 		close(r.hold)
 		r.expect(t, "the predecessor is done", "end b removed", "begin b")
 
