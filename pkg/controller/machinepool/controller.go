@@ -9,9 +9,13 @@ package machinepool
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
@@ -29,6 +33,10 @@ import (
 const (
 	// workers bound how many pools are synced at once.
 	workers = 4
+	// shardGroupBatch is how long a pool waits for more shards to report. It is
+	// longer than what a shard group waits for more instances, so that a change
+	// of several shards is one write to the pool.
+	shardGroupBatch = 2 * controller.BatchPeriod
 	// staleRetry is how long a sync waits for the caches to show its last write.
 	staleRetry = 50 * time.Millisecond
 )
@@ -157,21 +165,47 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 }
 
 // shardGroupChanged wakes the pool of a shard group. Instances come up one by
-// one; their pool takes them up in batches.
+// one and shard after shard; their pool takes them up in batches.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
 	group := after
 	if group == nil {
 		group = before
 	}
 	pool := poolOf(group)
-	if pool == "" {
-		return
+	switch {
+	case pool == "":
+	case before == nil || after == nil || before.Generation != after.Generation:
+		c.queue.Add(c.key(pool))
+	case before.ResourceVersion == after.ResourceVersion || tellsNews(&before.Status, &after.Status):
+		c.queue.AddAfter(c.key(pool), shardGroupBatch)
 	}
-	if before != nil && after != nil && before.Generation == after.Generation {
-		c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
-		return
+}
+
+// tellsNews tells whether a shard group's new status changes anything about its
+// pool. That a shard group is no longer ready because it scales is no news: its
+// pool has asked for that, or the number of instances changes with it.
+func tellsNews(before, after *v1beta1.NstanceShardGroupStatus) bool {
+	if !ptr.Equal(before.Replicas, after.Replicas) ||
+		!ptr.Equal(before.IsStatic, after.IsStatic) ||
+		!slices.Equal(before.ProviderIDs, after.ProviderIDs) ||
+		!equality.Semantic.DeepEqual(before.Config, after.Config) {
+		return true
 	}
-	c.queue.Add(c.key(pool))
+	ready := meta.FindStatusCondition(after.Conditions, v1beta1.ConditionReady)
+	scaling := ready != nil && ready.Status == metav1.ConditionFalse && ready.Reason == v1beta1.ReasonScaling
+	if !scaling && before.ObservedGeneration != after.ObservedGeneration {
+		return true
+	}
+	for _, now := range after.Conditions {
+		if scaling && now.Type == v1beta1.ConditionReady {
+			continue
+		}
+		was := meta.FindStatusCondition(before.Conditions, now.Type)
+		if was == nil || was.Status != now.Status || was.Reason != now.Reason || was.Message != now.Message {
+			return true
+		}
+	}
+	return false
 }
 
 // machinePoolChanged wakes the pool that a MachinePool refers to. Of a
