@@ -21,6 +21,9 @@ import (
 	"nstance.dev/operator/pkg/shard/pool"
 )
 
+// shardID is the shard that most of a test is about.
+const shardID = "a"
+
 // patience is how long a condition may take on a busy machine.
 const patience = time.Minute
 
@@ -115,7 +118,7 @@ func (o *operator) until(t *testing.T, what string, condition func() bool) {
 	}
 }
 
-func (o *operator) untilReachable(t *testing.T, shardID string, want bool) {
+func (o *operator) untilReachable(t *testing.T, want bool) {
 	t.Helper()
 	o.until(t, fmt.Sprintf("reachable of %s is %t", shardID, want), func() bool {
 		got, _ := o.groups.Reachable(shardID)
@@ -124,7 +127,7 @@ func (o *operator) untilReachable(t *testing.T, shardID string, want bool) {
 }
 
 // untilInstances waits until a group has n instances.
-func (o *operator) untilInstances(t *testing.T, shardID, key string, n int) shard.Group {
+func (o *operator) untilInstances(t *testing.T, key string, n int) shard.Group {
 	t.Helper()
 	var group shard.Group
 	o.until(t, fmt.Sprintf("group %s of shard %s has %d instances", key, shardID, n), func() bool {
@@ -134,7 +137,7 @@ func (o *operator) untilInstances(t *testing.T, shardID, key string, n int) shar
 	return group
 }
 
-func (o *operator) upsert(t *testing.T, shardID, key string, size int32) shard.Group {
+func (o *operator) upsert(t *testing.T, key string, size int32) shard.Group {
 	t.Helper()
 	group, err := o.pool.UpsertGroup(t.Context(), shardID, key, shard.GroupConfig{Template: "worker", Size: size})
 	if err != nil {

@@ -19,30 +19,30 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 		Authority: o.authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 2}}, "other": {"hidden": {"template": "worker", "size": 1}}}`,
 	})
-	o.set(map[string]string{"a": server.Addr})
-	o.untilReachable(t, "a", true)
-	if !o.groups.HasSynced("a") {
+	o.set(map[string]string{shardID: server.Addr})
+	o.untilReachable(t, true)
+	if !o.groups.HasSynced(shardID) {
 		t.Error("reachable but not synced")
 	}
-	static := o.untilInstances(t, "a", "static", 2)
+	static := o.untilInstances(t, "static", 2)
 	if !static.Static || static.Template != "worker" || static.Size != 2 || static.Tenant != "default" {
 		t.Errorf("the static group is %+v", static)
 	}
 
-	answer := o.upsert(t, "a", "workers", 3)
-	if got, ok := o.groups.Get("a", "workers"); !ok || got.Size != 3 || got.ETag != answer.ETag {
+	answer := o.upsert(t, "workers", 3)
+	if got, ok := o.groups.Get(shardID, "workers"); !ok || got.Size != 3 || got.ETag != answer.ETag {
 		t.Errorf("right after the write the cache has %+v", got)
 	}
-	o.untilInstances(t, "a", "workers", 3)
-	if got := len(o.groups.List("a")); got != 2 {
+	o.untilInstances(t, "workers", 3)
+	if got := len(o.groups.List(shardID)); got != 2 {
 		t.Errorf("%d groups, want the 2 of the tenant", got)
 	}
 
-	if err := o.pool.DeleteGroup(t.Context(), "a", "workers"); err != nil {
+	if err := o.pool.DeleteGroup(t.Context(), shardID, "workers"); err != nil {
 		t.Fatal(err)
 	}
 	o.until(t, "group workers is gone", func() bool {
-		_, ok := o.groups.Get("a", "workers")
+		_, ok := o.groups.Get(shardID, "workers")
 		return !ok
 	})
 	if got := len(server.Calls("WatchGroups")); got != 1 {
@@ -56,8 +56,8 @@ func TestRefusalsKeepTheServersWords(t *testing.T) {
 		Authority: o.authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 0}}}`,
 	})
-	o.set(map[string]string{"a": server.Addr})
-	o.untilReachable(t, "a", true)
+	o.set(map[string]string{shardID: server.Addr})
+	o.untilReachable(t, true)
 	for _, test := range []struct {
 		name, key string
 		config    shard.GroupConfig
@@ -66,7 +66,7 @@ func TestRefusalsKeepTheServersWords(t *testing.T) {
 		{"unknown template", "workers", shard.GroupConfig{Template: "unheard-of"}},
 		{"subnets of a static group", "static", shard.GroupConfig{Subnets: []string{"another"}}},
 	} {
-		_, err := o.pool.UpsertGroup(t.Context(), "a", test.key, test.config)
+		_, err := o.pool.UpsertGroup(t.Context(), shardID, test.key, test.config)
 		if !shard.IsRejected(err) || shard.IsUnreachable(err) || shard.Message(err) == "" {
 			t.Errorf("%s: got error %v", test.name, err)
 		}
@@ -80,24 +80,24 @@ func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
 		Authority: o.authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 1}}}`,
 	})
-	o.set(map[string]string{"a": first.Addr})
-	o.untilReachable(t, "a", true)
-	o.upsert(t, "a", "workers", 2)
-	before := o.untilInstances(t, "a", "workers", 2)
-	o.untilInstances(t, "a", "static", 1)
+	o.set(map[string]string{shardID: first.Addr})
+	o.untilReachable(t, true)
+	o.upsert(t, "workers", 2)
+	before := o.untilInstances(t, "workers", 2)
+	o.untilInstances(t, "static", 1)
 
 	first.Kill()
-	o.untilReachable(t, "a", false)
-	if _, err := o.groups.Reachable("a"); !shard.IsUnreachable(err) {
+	o.untilReachable(t, false)
+	if _, err := o.groups.Reachable(shardID); !shard.IsUnreachable(err) {
 		t.Errorf("the reason is %v", err)
 	}
-	if got, ok := o.groups.Get("a", "workers"); !ok || !got.Equal(before) {
+	if got, ok := o.groups.Get(shardID, "workers"); !ok || !got.Equal(before) {
 		t.Errorf("during the outage the cache has %+v, want what was last reported: %+v", got, before)
 	}
-	if !o.groups.HasSynced("a") {
+	if !o.groups.HasSynced(shardID) {
 		t.Error("the outage makes the cache incomplete")
 	}
-	if _, err := o.pool.UpsertGroup(t.Context(), "a", "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
+	if _, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
 		t.Errorf("a call during the outage: got error %v", err)
 	}
 
@@ -106,17 +106,17 @@ func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
 	second := servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
 	})
-	o.untilReachable(t, "a", true)
+	o.untilReachable(t, true)
 	o.until(t, "the static group is gone", func() bool {
-		_, ok := o.groups.Get("a", "static")
+		_, ok := o.groups.Get(shardID, "static")
 		return !ok
 	})
-	after := o.untilInstances(t, "a", "workers", 2)
+	after := o.untilInstances(t, "workers", 2)
 	if !slices.Equal(after.ProviderIDs, before.ProviderIDs) {
 		t.Errorf("after the outage the instances are %v, want %v", after.ProviderIDs, before.ProviderIDs)
 	}
-	o.upsert(t, "a", "workers", 1)
-	o.untilInstances(t, "a", "workers", 1)
+	o.upsert(t, "workers", 1)
+	o.untilInstances(t, "workers", 1)
 	if got := len(second.Upserts("workers")); got != 1 {
 		t.Errorf("the server got %d upserts, want the one that was made of it", got)
 	}
@@ -127,27 +127,27 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	groups := `{"default": {"workers": {"template": "worker", "size": 1}}}`
 	first := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
 	second := servertest.Start(t, servertest.Options{Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Groups: groups})
-	o.set(map[string]string{"a": first.Addr})
-	o.untilInstances(t, "a", "workers", 1)
+	o.set(map[string]string{shardID: first.Addr})
+	o.untilInstances(t, "workers", 1)
 
-	o.set(map[string]string{"a": second.Addr})
+	o.set(map[string]string{shardID: second.Addr})
 	o.until(t, "the new address is watched", func() bool {
-		if _, ok := o.groups.Get("a", "workers"); !ok {
+		if _, ok := o.groups.Get(shardID, "workers"); !ok {
 			t.Error("the move emptied the cache")
 		}
-		ok, _ := o.groups.Reachable("a")
+		ok, _ := o.groups.Reachable(shardID)
 		return ok && len(second.Calls("WatchGroups")) == 1
 	})
-	if !o.groups.HasSynced("a") {
+	if !o.groups.HasSynced(shardID) {
 		t.Error("not synced with the new address")
 	}
 
 	o.set(nil)
-	o.until(t, "the cache of the removed shard is dropped", func() bool { return len(o.groups.List("a")) == 0 })
-	if o.groups.HasSynced("a") {
+	o.until(t, "the cache of the removed shard is dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
+	if o.groups.HasSynced(shardID) {
 		t.Error("a removed shard has synced")
 	}
-	if ok, err := o.groups.Reachable("a"); ok || err == nil {
+	if ok, err := o.groups.Reachable(shardID); ok || err == nil {
 		t.Errorf("a removed shard is reachable: %t, %v", ok, err)
 	}
 }
@@ -162,13 +162,13 @@ func TestSilentShardDelaysNoOther(t *testing.T) {
 	o := startOperator(t, map[string]string{"silent": silent.Addr().String()})
 	server := servertest.Start(t, servertest.Options{Authority: o.authority})
 	start := time.Now()
-	o.set(map[string]string{"silent": silent.Addr().String(), "a": server.Addr})
-	o.untilReachable(t, "a", true)
-	o.upsert(t, "a", "workers", 1)
+	o.set(map[string]string{"silent": silent.Addr().String(), shardID: server.Addr})
+	o.untilReachable(t, true)
+	o.upsert(t, "workers", 1)
 	if got := time.Since(start); got > 5*time.Second {
 		t.Errorf("the other shard took %v", got)
 	}
-	if ok, _ := o.groups.Reachable("silent"); ok || o.groups.HasSynced("silent") || o.groups.Synced([]string{"a", "silent"}) {
+	if ok, _ := o.groups.Reachable("silent"); ok || o.groups.HasSynced("silent") || o.groups.Synced([]string{shardID, "silent"}) {
 		t.Error("a shard that says nothing is reachable or synced")
 	}
 	o.until(t, "there is a reason for the silent shard", func() bool {
@@ -180,25 +180,25 @@ func TestSilentShardDelaysNoOther(t *testing.T) {
 func TestRotationNeedsNoRestart(t *testing.T) {
 	o := startOperator(t, nil)
 	former := servertest.Start(t, servertest.Options{Authority: o.authority})
-	o.set(map[string]string{"a": former.Addr})
-	o.untilReachable(t, "a", true)
-	o.upsert(t, "a", "workers", 0)
+	o.set(map[string]string{shardID: former.Addr})
+	o.untilReachable(t, true)
+	o.upsert(t, "workers", 0)
 
 	// A new authority and a new certificate. What is connected stays connected.
 	o.authority = newAuthority(t)
 	o.issue(t, "second")
-	o.upsert(t, "a", "workers", 1)
-	if ok, err := o.groups.Reachable("a"); !ok {
+	o.upsert(t, "workers", 1)
+	if ok, err := o.groups.Reachable(shardID); !ok {
 		t.Errorf("the rotation broke the connection: %v", err)
 	}
 
 	// Servers that trust the new authority only, and are trusted for it only.
 	former.Kill()
-	o.untilReachable(t, "a", false)
+	o.untilReachable(t, false)
 	servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
 	})
-	o.untilReachable(t, "a", true)
-	o.upsert(t, "a", "workers", 2)
-	o.untilInstances(t, "a", "workers", 2)
+	o.untilReachable(t, true)
+	o.upsert(t, "workers", 2)
+	o.untilInstances(t, "workers", 2)
 }
