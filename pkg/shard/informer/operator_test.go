@@ -137,9 +137,10 @@ func (o *operator) untilInstances(t *testing.T, key string, n int) shard.Group {
 	return group
 }
 
-func (o *operator) upsert(t *testing.T, key string, size int32) shard.Group {
+// scale writes the size of group workers, as a controller would.
+func (o *operator) scale(t *testing.T, size int32) shard.Group {
 	t.Helper()
-	group, err := o.pool.UpsertGroup(t.Context(), shardID, key, shard.GroupConfig{Template: "worker", Size: size})
+	group, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Template: "worker", Size: size})
 	if err != nil {
 		t.Fatal(err)
 	}

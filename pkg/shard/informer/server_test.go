@@ -29,7 +29,7 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 		t.Errorf("the static group is %+v", static)
 	}
 
-	answer := o.upsert(t, "workers", 3)
+	answer := o.scale(t, 3)
 	if got, ok := o.groups.Get(shardID, "workers"); !ok || got.Size != 3 || got.ETag != answer.ETag {
 		t.Errorf("right after the write the cache has %+v", got)
 	}
@@ -82,7 +82,7 @@ func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
 	})
 	o.set(map[string]string{shardID: first.Addr})
 	o.untilReachable(t, true)
-	o.upsert(t, "workers", 2)
+	o.scale(t, 2)
 	before := o.untilInstances(t, "workers", 2)
 	o.untilInstances(t, "static", 1)
 
@@ -115,7 +115,7 @@ func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
 	if !slices.Equal(after.ProviderIDs, before.ProviderIDs) {
 		t.Errorf("after the outage the instances are %v, want %v", after.ProviderIDs, before.ProviderIDs)
 	}
-	o.upsert(t, "workers", 1)
+	o.scale(t, 1)
 	o.untilInstances(t, "workers", 1)
 	if got := len(second.Upserts("workers")); got != 1 {
 		t.Errorf("the server got %d upserts, want the one that was made of it", got)
@@ -164,7 +164,7 @@ func TestSilentShardDelaysNoOther(t *testing.T) {
 	start := time.Now()
 	o.set(map[string]string{"silent": silent.Addr().String(), shardID: server.Addr})
 	o.untilReachable(t, true)
-	o.upsert(t, "workers", 1)
+	o.scale(t, 1)
 	if got := time.Since(start); got > 5*time.Second {
 		t.Errorf("the other shard took %v", got)
 	}
@@ -182,12 +182,12 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 	former := servertest.Start(t, servertest.Options{Authority: o.authority})
 	o.set(map[string]string{shardID: former.Addr})
 	o.untilReachable(t, true)
-	o.upsert(t, "workers", 0)
+	o.scale(t, 0)
 
 	// A new authority and a new certificate. What is connected stays connected.
 	o.authority = newAuthority(t)
 	o.issue(t, "second")
-	o.upsert(t, "workers", 1)
+	o.scale(t, 1)
 	if ok, err := o.groups.Reachable(shardID); !ok {
 		t.Errorf("the rotation broke the connection: %v", err)
 	}
@@ -199,6 +199,6 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
 	})
 	o.untilReachable(t, true)
-	o.upsert(t, "workers", 2)
+	o.scale(t, 2)
 	o.untilInstances(t, "workers", 2)
 }
