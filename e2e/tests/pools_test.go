@@ -4,6 +4,7 @@
 package tests
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -94,7 +95,14 @@ func removePool(t testing.TB, name string) {
 		if err == nil && len(groups) > 0 {
 			err = fmt.Errorf("%d shard groups", len(groups))
 		}
-		return err
+		if err != nil {
+			return err
+		}
+		_, err = env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return cmp.Or(err, errors.New("there is still a MachinePool"))
 	})
 }
 

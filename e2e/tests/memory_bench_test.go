@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tests
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// BenchmarkMemory measures the operator's resident memory with 1,000 pools over
+// three shards. It leaves them behind, so it must be the last benchmark.
+func BenchmarkMemory(b *testing.B) {
+	const pools = 1000
+	before := resident(b)
+	for b.Loop() {
+		var group errgroup.Group
+		group.SetLimit(8)
+		for i := range pools {
+			group.Go(func() error { return tryCreatePool(b.Context(), fmt.Sprintf("many-%d", i), 0) })
+		}
+		if err := group.Wait(); err != nil {
+			b.Fatal(err)
+		}
+		eventually(b, 15*time.Minute, "all pools are ready", func(ctx context.Context) error {
+			list, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			ready := 0
+			for _, pool := range list.Items {
+				if meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) {
+					ready++
+				}
+			}
+			if ready < pools {
+				return fmt.Errorf("%d of %d", ready, pools)
+			}
+			return nil
+		})
+	}
+	b.ReportMetric(before, "MiB-before")
+	b.ReportMetric(resident(b), "MiB-with-1000-pools")
+}
+
+// resident is the operator's resident memory in MiB.
+func resident(b *testing.B) float64 {
+	b.Helper()
+	pid, ok := env.cp.Component(env.operator.Component).PID()
+	if !ok {
+		b.Fatal("the operator does not run")
+	}
+	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer func() { _ = file.Close() }()
+	for lines := bufio.NewScanner(file); lines.Scan(); {
+		value, found := strings.CutPrefix(lines.Text(), "VmRSS:")
+		if !found {
+			continue
+		}
+		kib, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(value, "kB")))
+		if err != nil {
+			b.Fatal(err)
+		}
+		return float64(kib) / 1024
+	}
+	b.Fatal("no VmRSS")
+	return 0
+}
