@@ -189,7 +189,7 @@ func (s *Server) writeCertificates(folder string) {
 	}
 }
 
-// connections are the listeners and connections of one server, so that they can
+// connections are those that one server has accepted, so that they can
 // be dropped under its feet.
 type connections struct {
 	mu      sync.Mutex
@@ -202,7 +202,6 @@ func (c *connections) listen(ctx context.Context, address string) (net.Listener,
 	if err != nil {
 		return nil, err
 	}
-	c.add(listener)
 	return &trackedListener{Listener: listener, connections: c}, nil
 }
 

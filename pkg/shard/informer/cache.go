@@ -3,11 +3,7 @@
 
 package informer
 
-import (
-	"errors"
-
-	"nstance.dev/operator/pkg/shard"
-)
+import "nstance.dev/operator/pkg/shard"
 
 // cache is what is known of one shard. The lock of Groups guards it.
 type cache struct {
@@ -25,21 +21,22 @@ type cache struct {
 	// fresh is whether the last list succeeded, and the watch that was open then
 	// is the one that is open now.
 	fresh bool
-	// reason is why the shard is not reachable; nil when it is.
+	// reason is why the shard is not reachable; nil when it is, and before
+	// anything was tried.
 	reason error
 }
 
 // condition is the part of a cache whose changes OnShard is called for.
 type condition struct {
-	synced bool
-	reason error
+	synced    bool
+	reachable bool
+	reason    error
 }
 
 func newCache() *cache {
 	return &cache{
 		groups:  map[string]shard.Group{},
 		touched: map[string]struct{}{},
-		reason:  errNotConnected,
 	}
 }
 
@@ -47,12 +44,12 @@ func (c *cache) synced() bool    { return c.opened && c.listed }
 func (c *cache) reachable() bool { return c.open && c.fresh }
 
 func (c *cache) condition() condition {
-	return condition{synced: c.synced(), reason: c.reason}
+	return condition{synced: c.synced(), reachable: c.reachable(), reason: c.reason}
 }
 
 // restart forgets the state of the connection but not the groups.
 func (c *cache) restart() {
-	*c = cache{groups: c.groups, touched: map[string]struct{}{}, reason: errNotConnected}
+	*c = cache{groups: c.groups, touched: map[string]struct{}{}}
 }
 
 // put stores a group that an event or Observe brought, and returns its key if
@@ -127,7 +124,7 @@ func (c *cache) settle() {
 // fail stores err as the reason unless the present one says the same in other
 // words.
 func (c *cache) fail(err error) {
-	if c.reason == nil || errors.Is(c.reason, errNotConnected) || shard.IsUnreachable(c.reason) != shard.IsUnreachable(err) {
+	if c.reason == nil || shard.IsUnreachable(c.reason) != shard.IsUnreachable(err) {
 		c.reason = err
 	}
 }

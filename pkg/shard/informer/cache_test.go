@@ -133,36 +133,36 @@ func TestObserve(t *testing.T) {
 
 func TestReachableNeedsAListAfterTheWatchOpened(t *testing.T) {
 	c := newCache()
-	expect := func(what string, synced, reachable bool) {
+	expect := func(what string, synced, reachable, failed bool) {
 		t.Helper()
-		if c.synced() != synced || c.reachable() != reachable || (c.reason == nil) != reachable {
-			t.Errorf("after %s: synced %t, reachable %t, reason %v; want %t, %t", what, c.synced(), c.reachable(), c.reason, synced, reachable)
+		if c.synced() != synced || c.reachable() != reachable || (c.reason != nil) != failed {
+			t.Errorf("after %s: synced %t, reachable %t, reason %v; want %t, %t, a reason %t", what, c.synced(), c.reachable(), c.reason, synced, reachable, failed)
 		}
 	}
-	expect("nothing", false, false)
+	expect("nothing", false, false, false)
 	c.listEnds(nil)
-	expect("a list without a watch", false, false)
+	expect("a list without a watch", false, false, false)
 	c.watchOpened()
-	expect("the watch opened", true, false)
+	expect("the watch opened", true, false, false)
 	c.listEnds(nil)
-	expect("a list", true, true)
+	expect("a list", true, true, false)
 	c.listFailed(status.Error(codes.DeadlineExceeded, "too late"))
-	expect("a list failed", true, false)
+	expect("a list failed", true, false, true)
 	c.listEnds(nil)
-	expect("the next list", true, true)
+	expect("the next list", true, true, false)
 	c.watchLost(status.Error(codes.Unavailable, "reset"))
-	expect("the watch was lost", true, false)
+	expect("the watch was lost", true, false, true)
 	c.watchOpened()
-	expect("the watch opened again", true, false)
+	expect("the watch opened again", true, false, true)
 	c.watchLost(status.Error(codes.Unavailable, "reset"))
 	c.listEnds(nil)
-	expect("a list without the watch", true, false)
+	expect("a list without the watch", true, false, true)
 	c.watchOpened()
-	expect("the watch opened once more", true, false)
+	expect("the watch opened once more", true, false, true)
 	c.listEnds(nil)
-	expect("a list", true, true)
+	expect("a list", true, true, false)
 	c.restart()
-	expect("a new start", false, false)
+	expect("a new start", false, false, false)
 }
 
 func TestReasonChangesOnlyWithItsKind(t *testing.T) {

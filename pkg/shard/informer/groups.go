@@ -6,16 +6,12 @@
 package informer
 
 import (
-	"errors"
 	"slices"
 	"strings"
 	"sync"
 
 	"nstance.dev/operator/pkg/shard"
 )
-
-// errNotConnected is why a shard is not reachable before anything was tried.
-var errNotConnected = errors.New("not connected yet")
 
 // Handler is told of changes. Both functions get keys and not values: what
 // counts is what the cache says when the key is worked on. They run in the
@@ -78,16 +74,17 @@ func (g *Groups) Synced(shards []string) bool {
 }
 
 // Reachable reports whether the watch of a shard is open and the last list since
-// then succeeded. The error is nil when it is, and else the reason: the first
-// failure since the shard was last reachable, replaced only by one of another
-// kind (see shard.IsUnreachable), so that it is fit for the message of a
-// condition.
+// then succeeded, and if not why: the first failure since the shard was last
+// reachable, replaced only by one of another kind (see shard.IsUnreachable), so
+// that it is fit for the message of a condition. While the first connection is
+// being made there is no reason: it is not known yet whether the shard is
+// reachable.
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	c, ok := g.shards[shard]
 	if !ok {
-		return false, errNotConnected
+		return false, nil
 	}
 	return c.reachable(), c.reason
 }

@@ -147,7 +147,7 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	if o.groups.HasSynced(shardID) {
 		t.Error("a removed shard has synced")
 	}
-	if ok, err := o.groups.Reachable(shardID); ok || err == nil {
+	if ok, err := o.groups.Reachable(shardID); ok || err != nil {
 		t.Errorf("a removed shard is reachable: %t, %v", ok, err)
 	}
 }
