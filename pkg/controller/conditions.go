@@ -17,6 +17,9 @@ const FieldManager = "nstance-operator"
 // own.
 var Apply = metav1.ApplyOptions{FieldManager: FieldManager, Force: true}
 
+// maxMessage is the longest message of a condition that the CRDs allow.
+const maxMessage = 32768
+
 // SetCondition sets one condition of a status that was computed from generation.
 // Its transition time changes only when its status does.
 func SetCondition(conditions *[]metav1.Condition, generation int64, kind string, status metav1.ConditionStatus, reason, message string) {
@@ -24,7 +27,7 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 		Type:               kind,
 		Status:             status,
 		Reason:             reason,
-		Message:            message,
+		Message:            shorten(message, maxMessage),
 		ObservedGeneration: generation,
 	})
 }

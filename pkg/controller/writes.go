@@ -4,6 +4,8 @@
 package controller
 
 import (
+	"maps"
+	"slices"
 	"sync"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -38,19 +40,19 @@ func (w *Writes) Wrote(object metav1.Object) {
 func (w *Writes) Seen(keys ...cache.ObjectName) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	seen := true
-	for _, key := range keys {
-		written, ok := w.last[key]
-		if !ok {
-			continue
-		}
-		// A version that cannot be compared says nothing about staleness.
-		order, err := resourceversion.CompareResourceVersion(w.store.LastStoreSyncResourceVersion(), written)
-		if err == nil && order < 0 {
-			seen = false
-			continue
-		}
-		delete(w.last, key)
+	if len(w.last) == 0 {
+		return true
 	}
-	return seen
+	// All that the cache has caught up with is forgotten, not only what was asked
+	// for: nobody asks again for an object that was deleted.
+	cached := w.store.LastStoreSyncResourceVersion()
+	maps.DeleteFunc(w.last, func(_ cache.ObjectName, written string) bool {
+		order, err := resourceversion.CompareResourceVersion(cached, written)
+		// A version that cannot be compared says nothing about staleness.
+		return err != nil || order >= 0
+	})
+	return !slices.ContainsFunc(keys, func(key cache.ObjectName) bool {
+		_, unseen := w.last[key]
+		return unseen
+	})
 }
