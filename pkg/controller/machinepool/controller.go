@@ -9,13 +9,9 @@ package machinepool
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/equality"
-	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
@@ -176,40 +172,14 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	case pool == "":
 	case before == nil || after == nil || before.Generation != after.Generation:
 		c.queue.Add(c.key(pool))
-	case before.ResourceVersion == after.ResourceVersion || tellsNews(&before.Status, &after.Status):
+	case before.ResourceVersion == after.ResourceVersion || tellsNews(before, after):
 		c.queue.AddAfter(c.key(pool), shardGroupBatch)
 	}
 }
 
-// tellsNews tells whether a shard group's new status changes anything about its
-// pool. That a shard group is no longer ready because it scales is no news: its
-// pool has asked for that, or the number of instances changes with it.
-func tellsNews(before, after *v1beta1.NstanceShardGroupStatus) bool {
-	if !ptr.Equal(before.Replicas, after.Replicas) ||
-		!ptr.Equal(before.IsStatic, after.IsStatic) ||
-		!slices.Equal(before.ProviderIDs, after.ProviderIDs) ||
-		!equality.Semantic.DeepEqual(before.Config, after.Config) {
-		return true
-	}
-	ready := meta.FindStatusCondition(after.Conditions, v1beta1.ConditionReady)
-	scaling := ready != nil && ready.Status == metav1.ConditionFalse && ready.Reason == v1beta1.ReasonScaling
-	if !scaling && before.ObservedGeneration != after.ObservedGeneration {
-		return true
-	}
-	for _, now := range after.Conditions {
-		if scaling && now.Type == v1beta1.ConditionReady {
-			continue
-		}
-		was := meta.FindStatusCondition(before.Conditions, now.Type)
-		if was == nil || was.Status != now.Status || was.Reason != now.Reason || was.Message != now.Message {
-			return true
-		}
-	}
-	return false
-}
-
-// machinePoolChanged wakes the pool that a MachinePool refers to. Of a
-// MachinePool only its replicas matter; its status is Cluster API's.
+// machinePoolChanged wakes the pool that a MachinePool refers to, and the one of
+// its name, which has to make do without while the MachinePool refers elsewhere.
+// Of a MachinePool only its replicas matter; its status is Cluster API's.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	if before != nil && after != nil && before.ResourceVersion != after.ResourceVersion &&
 		ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) &&
@@ -220,6 +190,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 		if machinePool == nil {
 			continue
 		}
+		c.queue.Add(c.key(machinePool.Name))
 		if pool := infrastructureOf(machinePool); pool != "" {
 			c.queue.Add(c.key(pool))
 		}

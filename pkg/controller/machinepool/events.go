@@ -6,8 +6,6 @@ package machinepool
 import (
 	"slices"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 )
@@ -26,6 +24,6 @@ var reported = []string{
 func (c *Controller) recordTrouble(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
 	trouble := controller.TurnedFalse(pool.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
 	if trouble != nil && slices.Contains(reported, trouble.Reason) {
-		c.recorder.Eventf(pool, nil, corev1.EventTypeWarning, trouble.Reason, "Distribute", "%s", trouble.Message)
+		controller.Warn(c.recorder, pool, trouble.Reason, "Distribute", trouble.Message)
 	}
 }

@@ -4,6 +4,9 @@
 package machinepool
 
 import (
+	"slices"
+	"strings"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
@@ -91,6 +94,15 @@ func infrastructureOf(machinePool *clusterv1.MachinePool) string {
 		return ""
 	}
 	return ref.Name
+}
+
+// shardGroupsOf are the shard groups of a pool, by name. Those of a former pool
+// with the same name are not its own.
+func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceShardGroup {
+	groups := slices.DeleteFunc(indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool.Name),
+		func(group *v1beta1.NstanceShardGroup) bool { return !metav1.IsControlledBy(group, pool) })
+	slices.SortFunc(groups, func(a, b *v1beta1.NstanceShardGroup) int { return strings.Compare(a.Name, b.Name) })
+	return groups
 }
 
 // nodesOf are the Nodes whose provider id names the same machine as id.

@@ -8,26 +8,45 @@ import (
 	"slices"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/providerid"
 )
 
 // providerIDs are the ids of all instances of the given shard groups, sorted,
 // since Cluster API compares the list in order. Each is written as on its Node,
-// because Cluster API finds the Node by comparing byte for byte; before there is
-// a Node, and when more than one could be meant, it is written as the server
-// writes it.
-func (c *Controller) providerIDs(groups []*v1beta1.NstanceShardGroup) (ids []string, ambiguous *trouble) {
+// because Cluster API finds the Node by comparing byte for byte. While there is
+// no such Node, or more than one could be meant, it stays written as it is in
+// before: Cluster API deletes the Node of an id that leaves the list. An id that
+// is in no way written there yet is written as the server writes it.
+func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup) (ids []string, ambiguous *trouble) {
+	listed := make(map[string][]string, len(before))
+	for _, id := range before {
+		key := providerid.Key(id)
+		listed[key] = append(listed[key], id)
+	}
 	for _, group := range groups {
 		for _, id := range group.Status.ProviderIDs {
 			nodes := c.nodesOf(id)
 			if len(nodes) == 1 {
-				id = nodes[0].Spec.ProviderID
-			} else if len(nodes) > 1 && ambiguous == nil {
+				ids = append(ids, nodes[0].Spec.ProviderID)
+				continue
+			}
+			if len(nodes) > 1 && ambiguous == nil {
 				ambiguous = &trouble{v1beta1.ReasonAmbiguousProviderID,
 					fmt.Sprintf("provider id %q matches %d Nodes", id, len(nodes))}
 			}
-			ids = append(ids, id)
+			ids = append(ids, asListed(listed[providerid.Key(id)], id))
 		}
 	}
 	slices.Sort(ids)
 	return slices.Compact(ids), ambiguous
+}
+
+// asListed is id in the words of the first of listed that names the same
+// machine.
+func asListed(listed []string, id string) string {
+	at := slices.IndexFunc(listed, func(other string) bool { return providerid.Match(id, other) })
+	if at < 0 {
+		return id
+	}
+	return listed[at]
 }

@@ -27,11 +27,8 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
 		controller.SetCondition(&status.Conditions, pool.Generation, kind, value, reason, message)
 	}
-	if away := unreachable(seen); away == nil {
-		set(v1beta1.ConditionShardsReachable, metav1.ConditionTrue, v1beta1.ReasonReachable, "")
-	} else {
-		set(v1beta1.ConditionShardsReachable, metav1.ConditionFalse, away.reason, away.message)
-	}
+	reachable, reason, message := reachability(seen)
+	set(v1beta1.ConditionShardsReachable, reachable, reason, message)
 
 	wrong := cmp.Or(decided.hold, ambiguous, unready(seen, decided))
 	if wrong == nil {
@@ -80,23 +77,34 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided d
 	}
 }
 
-// unreachable names the shards that are not connected, nil when all are.
-func unreachable(seen observation) *trouble {
-	reason := v1beta1.ReasonShardUnreachable
-	var away []string
+// reachability tells whether all shards are connected, and names those that are
+// not. A shard of which nobody has said anything yet is not known to be away.
+func reachability(seen observation) (status metav1.ConditionStatus, reason, message string) {
+	reason = v1beta1.ReasonShardUnreachable
+	var away, unknown []string
 	for _, shard := range seen.shards {
+		var connected *metav1.Condition
+		if shard.group != nil {
+			connected = meta.FindStatusCondition(shard.group.Status.Conditions, v1beta1.ConditionShardReachable)
+		}
 		switch {
 		case !shard.configured:
 			reason = v1beta1.ReasonUnknownShard
 			away = append(away, shard.id)
-		case shard.group == nil || !meta.IsStatusConditionTrue(shard.group.Status.Conditions, v1beta1.ConditionShardReachable):
+		case connected == nil || connected.Status == metav1.ConditionUnknown:
+			unknown = append(unknown, shard.id)
+		case connected.Status == metav1.ConditionFalse:
 			away = append(away, shard.id)
 		}
 	}
-	if len(away) == 0 {
-		return nil
+	switch {
+	case len(away) > 0:
+		return metav1.ConditionFalse, reason, fmt.Sprintf("not connected: %s", strings.Join(away, ", "))
+	case len(unknown) > 0:
+		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, fmt.Sprintf("not known yet: %s", strings.Join(unknown, ", "))
+	default:
+		return metav1.ConditionTrue, v1beta1.ReasonReachable, ""
 	}
-	return &trouble{reason, fmt.Sprintf("not connected: %s", strings.Join(away, ", "))}
 }
 
 // unready is the first reason why a shard does not run what is wanted. While

@@ -68,7 +68,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 	seen := observation{
 		pool:         pool,
 		machinePools: indexed[clusterv1.MachinePool](c.machinePoolIndex, byInfrastructure, pool.Name),
-		owned:        indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool.Name),
+		owned:        c.shardGroupsOf(pool),
 	}
 	_, namesake, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
 	if err != nil {
@@ -166,7 +166,7 @@ func (c *Controller) removeShardGroups(ctx context.Context, groups []*v1beta1.Ns
 // the spec then has.
 func (c *Controller) report(ctx context.Context, seen observation, decided decision) error {
 	pool := seen.pool
-	ids, ambiguous := c.providerIDs(seen.owned)
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, seen.owned)
 	if !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyProviderIDs(pool, ids), controller.Apply)
 		if err != nil {
