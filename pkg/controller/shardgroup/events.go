@@ -4,8 +4,6 @@
 package shardgroup
 
 import (
-	corev1 "k8s.io/api/core/v1"
-
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 )
@@ -17,7 +15,7 @@ func (c *Controller) recordTrouble(object *v1beta1.NstanceShardGroup, status v1b
 		v1beta1.ConditionConfigValid:    "UpsertGroup",
 	} {
 		if trouble := controller.TurnedFalse(object.Status.Conditions, status.Conditions, kind); trouble != nil {
-			c.recorder.Eventf(object, nil, corev1.EventTypeWarning, trouble.Reason, action, "%s", trouble.Message)
+			controller.Warn(c.recorder, object, trouble.Reason, action, trouble.Message)
 		}
 	}
 }

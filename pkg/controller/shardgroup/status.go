@@ -9,6 +9,7 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/equality"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -18,6 +19,9 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
+// connecting is the message while nothing can be said about a shard.
+const connecting = "the shard is being connected"
+
 // newStatus is the status of object after a sync. What the shard has not told
 // stays as it was: an unreachable shard keeps its replicas and provider ids.
 func newStatus(object *v1beta1.NstanceShardGroup, seen observation, done outcome, refused *rejection) v1beta1.NstanceShardGroupStatus {
@@ -26,7 +30,7 @@ func newStatus(object *v1beta1.NstanceShardGroup, seen observation, done outcome
 	case seen.group != nil:
 		status.IsStatic = ptr.To(seen.group.Static)
 		status.Replicas = ptr.To(seen.group.ActualSize)
-		status.ProviderIDs = slices.Clone(seen.group.ProviderIDs)
+		status.ProviderIDs = slices.Sorted(slices.Values(seen.group.ProviderIDs))
 		status.Config = reportedConfig(seen.group)
 	case seen.synced:
 		status.IsStatic = ptr.To(false)
@@ -59,7 +63,7 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 
 	// A shard that was never connected since the operator started is not known
 	// to be away: the last words stand until it answers or fails to.
-	reachable := known(object.Status.Conditions, v1beta1.ConditionShardReachable)
+	reachable := meta.FindStatusCondition(object.Status.Conditions, v1beta1.ConditionShardReachable)
 	switch {
 	case !seen.configured:
 		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonUnknownShard,
@@ -73,8 +77,7 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonShardUnreachable,
 			Message: shard.Message(seen.lost)}
 	case reachable == nil:
-		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced,
-			Message: fmt.Sprintf("shard %q is being connected", id)}
+		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced, Message: connecting}
 	}
 	set(v1beta1.ConditionShardReachable, reachable.Status, reachable.Reason, reachable.Message)
 
@@ -97,22 +100,24 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 func readiness(
 	status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, seen observation, done outcome, reachable *metav1.Condition,
 ) (ready metav1.ConditionStatus, reason, message string) {
-	valid := known(status.Conditions, v1beta1.ConditionConfigValid)
+	valid := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionConfigValid)
 	switch {
 	case !object.DeletionTimestamp.IsZero():
 		message = "the shard has not confirmed that the group is gone"
 		if reachable.Status != metav1.ConditionTrue {
 			message += ": " + reachable.Message
+		} else if done.err != nil {
+			message += ": " + shard.Message(done.err)
 		}
 		return metav1.ConditionFalse, v1beta1.ReasonDeleting, message
 	case reachable.Status == metav1.ConditionFalse:
 		return metav1.ConditionFalse, reachable.Reason, reachable.Message
 	case !seen.synced:
-		if known(status.Conditions, v1beta1.ConditionReady) != nil {
+		if was := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady); was != nil && was.ObservedGeneration == object.Generation {
 			return "", "", ""
 		}
-		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, reachable.Message
-	case valid != nil && valid.Status == metav1.ConditionFalse:
+		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, connecting
+	case valid != nil && valid.Status == metav1.ConditionFalse && valid.ObservedGeneration == object.Generation:
 		return metav1.ConditionFalse, v1beta1.ReasonConfigRejected, valid.Message
 	case done.err != nil:
 		return metav1.ConditionFalse, v1beta1.ReasonUpsertFailed, shard.Message(done.err)
@@ -122,15 +127,6 @@ func readiness(
 	default:
 		return metav1.ConditionTrue, v1beta1.ReasonReady, ""
 	}
-}
-
-func known(conditions []metav1.Condition, kind string) *metav1.Condition {
-	for i := range conditions {
-		if conditions[i].Type == kind {
-			return &conditions[i]
-		}
-	}
-	return nil
 }
 
 // applyStatus is status as the whole of what the operator owns in it.

@@ -37,6 +37,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 
 	seen := c.observe(object)
 	now := metav1.NewTime(c.clock.Now())
+	c.reviewRefusal(key, object, seen, now.Time)
 	done := outcome{step: plan(object, seen, c.refusal(key), now.Time), now: now}
 	switch done.step {
 	case upsert:
@@ -52,10 +53,13 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err := c.writeStatus(ctx, object, seen, done); err != nil {
 		return 0, err
 	}
-	if refused := c.refusal(key); refused != nil {
+	refused := c.refusal(key)
+	switch {
+	case done.step == upsert && refused != nil, done.step == nothing && refused.holds(object.Generation, seen.group, now.Time):
 		return refused.until.Sub(now.Time), nil
+	default:
+		return 0, done.err
 	}
-	return 0, done.err
 }
 
 // observe reads the caches.
@@ -80,8 +84,11 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 	case err == nil:
 		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size)
 		c.groups.Observe(id, group)
-		seen.group = &group
-		c.setRefusal(key, nil)
+		// The cache knows the instances better than the answer to a change of
+		// configuration.
+		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
+			seen.group = &cached
+		}
 	case shard.IsRejected(err):
 		c.setRefusal(key, &rejection{
 			generation: object.Generation,
@@ -133,6 +140,17 @@ func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceSha
 	c.writes.Wrote(written)
 	c.recordTrouble(object, status)
 	return nil
+}
+
+// reviewRefusal forgets a refusal that no longer counts: the spec or the server's
+// group has changed, its time is over, or the server now has what was refused.
+func (c *Controller) reviewRefusal(key cache.ObjectName, object *v1beta1.NstanceShardGroup, seen observation, now time.Time) {
+	if !seen.synced {
+		return
+	}
+	if !c.refusal(key).holds(object.Generation, seen.group, now) || seen.group != nil && inOrder(&object.Spec, seen.group) {
+		c.setRefusal(key, nil)
+	}
 }
 
 func (c *Controller) refusal(key cache.ObjectName) *rejection {
