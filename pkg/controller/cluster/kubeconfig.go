@@ -4,6 +4,7 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
 	"fmt"
 	"time"
@@ -46,7 +47,7 @@ func (c *Controller) ensureKubeconfig(ctx context.Context) (time.Duration, error
 	if err != nil && !apierrors.IsNotFound(err) {
 		return 0, fmt.Errorf("read Secret %s/%s: %w", c.config.Namespace, name, err)
 	}
-	if err == nil && len(secret.Data[secretKey]) > 0 {
+	if err == nil && source.made(secret.Data[secretKey]) {
 		if left := untilRefresh(secret.Annotations, c.clock.Now()); left > 0 {
 			return left, nil
 		}
@@ -83,6 +84,22 @@ func untilRefresh(annotations map[string]string, now time.Time) time.Duration {
 		return 0
 	}
 	return max(expiry.Sub(now)-refreshBefore, 0)
+}
+
+// made tells whether a kubeconfig was made from this source. One that was made
+// with other settings of the operator is of no use any more.
+func (s *KubeconfigSource) made(kubeconfig []byte) bool {
+	config, err := clientcmd.Load(kubeconfig)
+	if err != nil {
+		return false
+	}
+	current, ok := config.Contexts[config.CurrentContext]
+	if !ok || current.AuthInfo != s.ServiceAccount {
+		return false
+	}
+	cluster, ok := config.Clusters[current.Cluster]
+	return ok && cluster.Server == s.Server && bytes.Equal(cluster.CertificateAuthorityData, s.CAData) &&
+		config.AuthInfos[current.AuthInfo] != nil && config.AuthInfos[current.AuthInfo].Token != ""
 }
 
 func kubeconfig(cluster string, source *KubeconfigSource, token string) ([]byte, error) {

@@ -28,7 +28,9 @@ const staleRetry = 50 * time.Millisecond
 const kind = "NstanceCluster"
 
 // sync makes what is missing. The kubeconfig comes first: as soon as the
-// endpoint is published, CAPI wants to connect.
+// endpoint is published, CAPI wants to connect. While the Cluster is being
+// deleted CAPI still needs the kubeconfig, and waits for the NstanceCluster to be
+// gone; both are made anew when the Cluster is gone too.
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	if key != cache.NewObjectName(c.config.Namespace, c.config.Name) {
 		return 0, nil
@@ -40,10 +42,21 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err != nil {
 		return 0, err
 	}
+	cluster, err := c.clusterLister.Get(c.config.Name)
+	if err != nil && !apierrors.IsNotFound(err) {
+		return 0, fmt.Errorf("read Cluster %s from the cache: %w", key, err)
+	}
+	if err == nil && !cluster.DeletionTimestamp.IsZero() {
+		return refresh, nil
+	}
+	exists := err == nil
 	if err := c.ensureNstanceCluster(ctx); err != nil {
 		return 0, err
 	}
-	return refresh, c.ensureCluster(ctx)
+	if exists {
+		return refresh, nil
+	}
+	return refresh, c.createCluster(ctx)
 }
 
 func (c *Controller) ensureNstanceCluster(ctx context.Context) error {
@@ -103,17 +116,10 @@ func applyStatus(object *v1beta1.NstanceCluster, status v1beta1.NstanceClusterSt
 			WithConditions(controller.ApplyConditions(status.Conditions)...))
 }
 
-// ensureCluster makes the Cluster once. Its spec is then its users': they pause
-// it, for one.
-func (c *Controller) ensureCluster(ctx context.Context) error {
-	_, err := c.clusterLister.Get(c.config.Name)
-	if err == nil {
-		return nil
-	}
-	if !apierrors.IsNotFound(err) {
-		return fmt.Errorf("read Cluster %s from the cache: %w", c.config.Name, err)
-	}
-	_, err = c.clusters.Create(ctx, newCluster(c.config.Namespace, c.config.Name), metav1.CreateOptions{FieldManager: controller.FieldManager})
+// createCluster makes the Cluster. Its spec is then its users': they pause it,
+// for one.
+func (c *Controller) createCluster(ctx context.Context) error {
+	_, err := c.clusters.Create(ctx, newCluster(c.config.Namespace, c.config.Name), metav1.CreateOptions{FieldManager: controller.FieldManager})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Cluster %s/%s: %w", c.config.Namespace, c.config.Name, err)
 	}
