@@ -35,6 +35,20 @@ type configuration struct {
 	endpoints map[string]shard.Endpoint
 	ca        []byte
 	cert, key []byte
+	// leading tells whether this process is the one that records events.
+	leading bool
+	// wrong is what is wrong with shards, the ConfigMap that endpoints were last
+	// read from; nil when nothing is.
+	wrong  error
+	shards *corev1.ConfigMap
+}
+
+// lead has trouble recorded as events from now on, present trouble included.
+func (c *configuration) lead() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.leading = true
+	c.recordWrong()
 }
 
 // watch registers the handlers, and returns their registrations for waiting
@@ -60,16 +74,21 @@ func (c *configuration) watch(ctx context.Context, informers *informers) ([]cach
 }
 
 func (c *configuration) setEndpoints(ctx context.Context, object *corev1.ConfigMap) {
+	logger := klog.FromContext(ctx)
 	if object == nil {
-		klog.FromContext(ctx).Info("ConfigMap with the shards is gone, keeping the shards it had")
+		logger.Info("ConfigMap with the shards is gone, keeping the shards it had")
 		return
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.shards != nil && c.shards.UID == object.UID && maps.Equal(c.shards.Data, object.Data) {
+		return
+	}
 	endpoints, err := shard.ParseEndpoints(object.Data)
+	c.shards, c.wrong = object, err
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Wrong entries in the ConfigMap with the shards", "configMap", klog.KObj(object))
-		c.recorder.Eventf(object, nil, corev1.EventTypeWarning, "InvalidEndpoint", "Connect", "%s", err)
+		logger.Error(err, "Wrong entries in the ConfigMap with the shards", "configMap", klog.KObj(object))
+		c.recordWrong()
 	}
 	// A shard whose entry became unreadable is still there.
 	for id, endpoint := range c.endpoints {
@@ -84,11 +103,17 @@ func (c *configuration) setEndpoints(ctx context.Context, object *corev1.ConfigM
 	}
 	c.endpoints = endpoints
 	c.pool.Set(endpoints)
-	klog.FromContext(ctx).Info("Shards configured", "shards", c.pool.Shards())
+	logger.Info("Shards configured", "shards", c.pool.Shards())
+}
+
+func (c *configuration) recordWrong() {
+	if c.leading && c.wrong != nil {
+		controller.Warn(c.recorder, c.shards, "InvalidEndpoint", "Connect", c.wrong.Error())
+	}
 }
 
 func (c *configuration) setCA(ctx context.Context, object *corev1.ConfigMap) {
-	if object == nil {
+	if object == nil || object.Data[caKey] == "" {
 		return
 	}
 	c.mu.Lock()
@@ -101,14 +126,18 @@ func (c *configuration) setCert(ctx context.Context, object *corev1.Secret) {
 	if object == nil {
 		return
 	}
+	cert, key := object.Data[corev1.TLSCertKey], object.Data[corev1.TLSPrivateKeyKey]
+	if len(cert) == 0 || len(key) == 0 {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.cert, c.key = object.Data[corev1.TLSCertKey], object.Data[corev1.TLSPrivateKeyKey]
+	c.cert, c.key = cert, key
 	c.setIdentity(ctx)
 }
 
 func (c *configuration) setIdentity(ctx context.Context) {
-	if len(c.ca) == 0 || len(c.cert) == 0 || len(c.key) == 0 {
+	if c.ca == nil || c.cert == nil {
 		return
 	}
 	if err := c.identity.Set(c.cert, c.key, c.ca); err != nil {

@@ -8,7 +8,9 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/client-go/kubernetes"
@@ -35,19 +37,22 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 	identity := host + "_" + string(uuid.NewUUID())
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "identity", identity)
 
+	lock := &resourcelock.LeaseLock{
+		LeaseMeta:  metav1.ObjectMeta{Name: leaseName, Namespace: options.Namespace},
+		Client:     client.CoordinationV1(),
+		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
+	}
 	started, stopped := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
-		Name: leaseName,
-		Lock: &resourcelock.LeaseLock{
-			LeaseMeta:  metav1.ObjectMeta{Name: leaseName, Namespace: options.Namespace},
-			Client:     client.CoordinationV1(),
-			LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
-		},
-		LeaseDuration:   options.LeaseDuration,
-		RenewDeadline:   options.RenewDeadline,
-		RetryPeriod:     options.RetryPeriod,
-		ReleaseOnCancel: true,
-		WatchDog:        watchdog,
+		Name:          leaseName,
+		Lock:          lock,
+		LeaseDuration: options.LeaseDuration,
+		RenewDeadline: options.RenewDeadline,
+		RetryPeriod:   options.RetryPeriod,
+		// A Lease that could not be renewed would be released as well, and lead be
+		// told only after that was tried: for as long, work would go on beside the
+		// next leader's.
+		ReleaseOnCancel: false,
 		Callbacks: leaderelection.LeaderCallbacks{
 			OnStartedLeading: func(context.Context) { close(started) },
 			OnStoppedLeading: func() { close(stopped) },
@@ -59,6 +64,8 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 	if err != nil {
 		return fmt.Errorf("set up the leader election: %w", err)
 	}
+
+	watchdog.SetLeaderElection(elector)
 
 	// The elector outlives ctx: it is ended last.
 	electorCtx, resign := context.WithCancel(context.WithoutCancel(ctx))
@@ -72,6 +79,7 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 	case <-ctx.Done():
 		resign()
 		<-stopped
+		release(electorCtx, lock, options.RenewDeadline)
 		return nil
 	}
 
@@ -87,5 +95,34 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 	}
 	resign()
 	<-stopped
+	release(electorCtx, lock, options.RenewDeadline)
 	return err
+}
+
+// release frees the Lease if this process holds it, so that a standby need not
+// wait until it has run out. Nothing else may use lock any more.
+func release(ctx context.Context, lock resourcelock.Interface, timeout time.Duration) {
+	logger := klog.FromContext(ctx)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
+	defer cancel()
+	held, _, err := lock.Get(ctx)
+	if err != nil {
+		if !apierrors.IsNotFound(err) {
+			logger.Error(err, "Cannot read the Lease, it will run out by itself", "lease", lock.Describe())
+		}
+		return
+	}
+	if held.HolderIdentity != lock.Identity() {
+		return
+	}
+	now := metav1.Now()
+	err = lock.Update(ctx, resourcelock.LeaderElectionRecord{
+		LeaseDurationSeconds: 1,
+		AcquireTime:          now,
+		RenewTime:            now,
+		LeaderTransitions:    held.LeaderTransitions,
+	})
+	if err != nil {
+		logger.Error(err, "Cannot release the Lease, it will run out by itself", "lease", lock.Describe())
+	}
 }

@@ -82,9 +82,10 @@ func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, e
 
 // parts is what runs on the leader.
 type parts struct {
-	pool        *pool.Pool
-	groups      *informer.Groups
-	controllers []interface{ Run(context.Context) }
+	configuration *configuration
+	pool          *pool.Pool
+	groups        *informer.Groups
+	controllers   []interface{ Run(context.Context) }
 	// synced are done when every handler has seen every object.
 	synced []cache.DoneChecker
 }
@@ -101,8 +102,8 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 		}
 	}
 
-	configuration := &configuration{pool: p.pool, identity: id, recorder: recorder}
-	registrations, err := configuration.watch(ctx, informers)
+	p.configuration = &configuration{pool: p.pool, identity: id, recorder: recorder}
+	registrations, err := p.configuration.watch(ctx, informers)
 	if err != nil {
 		return nil, err
 	}
@@ -157,6 +158,7 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 // work connects to the shards and runs the controllers until ctx ends. It
 // returns when all of them have stopped, the controllers before the connections.
 func (p *parts) work(ctx context.Context) error {
+	p.configuration.lead()
 	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
 	defer disconnect()
 	var shards, controllers sync.WaitGroup

@@ -14,6 +14,7 @@ import (
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
+	"k8s.io/client-go/tools/leaderelection"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/identifier"
@@ -146,8 +147,26 @@ func (o *Options) Validate() error {
 	if _, err := parseEndpoint(o.CAPIKubeconfigServer); err != nil {
 		refuse("capi-kubeconfig-server", "%w", err)
 	}
-	if o.RenewDeadline <= o.RetryPeriod || o.RetryPeriod <= 0 {
-		refuse("leader-elect-renew-deadline", "%s must be more than the retry period %s, and that more than 0", o.RenewDeadline, o.RetryPeriod)
+	for _, object := range []struct{ flag, name string }{
+		{"shards-configmap", o.ShardsConfigMap},
+		{"ca-configmap", o.CAConfigMap},
+		{"cert-secret", o.CertSecret},
+		{"capi-serviceaccount", o.CAPIServiceAccount},
+	} {
+		if problems := validation.IsDNS1123Subdomain(object.name); len(problems) > 0 {
+			refuse(object.flag, "%q: %s", object.name, strings.Join(problems, "; "))
+		}
+	}
+	if o.RetryPeriod <= 0 {
+		refuse("leader-elect-retry-period", "%s must be more than 0", o.RetryPeriod)
+	}
+	// client-go's election adds some jitter to the period.
+	if least := time.Duration(leaderelection.JitterFactor * float64(o.RetryPeriod)); o.RenewDeadline <= least {
+		refuse("leader-elect-renew-deadline", "%s must be more than %s, the retry period and a fifth", o.RenewDeadline, least)
+	}
+	// A Lease counts in seconds.
+	if o.LeaseDuration < time.Second {
+		refuse("leader-elect-lease-duration", "%s must be at least 1s", o.LeaseDuration)
 	}
 	if o.LeaseDuration <= o.RenewDeadline {
 		refuse("leader-elect-lease-duration", "%s must be more than the renew deadline %s", o.LeaseDuration, o.RenewDeadline)
