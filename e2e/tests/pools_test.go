@@ -65,7 +65,7 @@ func createPool(t testing.TB, name string, replicas int32) {
 	if err := tryCreatePool(t.Context(), name, replicas); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { removePool(t, name) })
+	t.Cleanup(func() { removePools(t, name) })
 }
 
 func tryCreatePool(ctx context.Context, name string, replicas int32) error {
@@ -78,32 +78,41 @@ func tryCreatePool(ctx context.Context, name string, replicas int32) error {
 	return err
 }
 
-// removePool scales a pool to nothing before it deletes it, so that the next
-// test finds no Node of this one.
-func removePool(t testing.TB, name string) {
+// removePools scales pools to nothing before it deletes them, so that the next
+// test finds none of their Nodes.
+func removePools(t testing.TB, names ...string) {
 	ctx := context.WithoutCancel(t.Context())
-	scale(t, name, 0)
-	eventually(t, time.Minute, name+" has no instances", func(ctx context.Context) error {
-		return sizesAre(ctx, name, 0, 0, 0)
-	})
-	err := env.capi.MachinePools(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
-	if err != nil && !apierrors.IsNotFound(err) {
-		t.Error(err)
+	for _, name := range names {
+		scale(t, name, 0)
 	}
-	eventually(t, time.Minute, name+" is gone", func(ctx context.Context) error {
-		groups, err := shardGroups(ctx, name)
-		if err == nil && len(groups) > 0 {
-			err = fmt.Errorf("%d shard groups", len(groups))
+	for _, name := range names {
+		eventually(t, time.Minute, name+" has no instances", func(ctx context.Context) error {
+			return sizesAre(ctx, name, 0, 0, 0)
+		})
+		err := env.capi.MachinePools(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
 		}
-		if err != nil {
-			return err
-		}
-		_, err = env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return cmp.Or(err, errors.New("there is still a MachinePool"))
-	})
+	}
+	for _, name := range names {
+		eventually(t, time.Minute, name+" is gone", func(ctx context.Context) error { return gone(ctx, name) })
+	}
+}
+
+// gone succeeds when nothing of a pool is left.
+func gone(ctx context.Context, name string) error {
+	groups, err := shardGroups(ctx, name)
+	if err != nil {
+		return err
+	}
+	if len(groups) > 0 {
+		return fmt.Errorf("%d shard groups are left", len(groups))
+	}
+	_, err = env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return cmp.Or(err, errors.New("the MachinePool is left"))
 }
 
 // scale does what kubectl scale does.

@@ -15,21 +15,19 @@ import (
 // When nothing happens the operator does nothing, through several resyncs.
 func TestQuietWhenIdle(t *testing.T) {
 	const pools, rounds = 100, 5
+	names := make([]string, pools)
 	var group errgroup.Group
 	group.SetLimit(8)
-	for i := range pools {
-		group.Go(func() error { return tryCreatePool(t.Context(), quietName(i), 1) })
+	for i := range names {
+		names[i] = fmt.Sprintf("quiet-%d", i)
+		group.Go(func() error { return tryCreatePool(t.Context(), names[i], 1) })
 	}
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() {
-		for i := range pools {
-			removePool(t, quietName(i))
-		}
-	})
-	for i := range pools {
-		eventually(t, 5*time.Minute, quietName(i)+" runs", func(ctx context.Context) error { return running(ctx, quietName(i), 1) })
+	t.Cleanup(func() { removePools(t, names...) })
+	for _, name := range names {
+		eventually(t, 5*time.Minute, name+" runs", func(ctx context.Context) error { return running(ctx, name, 1) })
 	}
 	// What follows a write of our own is still part of it.
 	synced := func(ctx context.Context) (float64, error) {
@@ -61,5 +59,3 @@ func TestQuietWhenIdle(t *testing.T) {
 		t.Errorf("%v UpsertGroup calls while nothing happened", more)
 	}
 }
-
-func quietName(i int) string { return fmt.Sprintf("quiet-%d", i) }

@@ -61,7 +61,7 @@ func TestMachinePoolIsMade(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { removePool(t, name) })
+	t.Cleanup(func() { removePools(t, name) })
 	eventually(t, time.Minute, "the MachinePool has the sum of the sizes", func(ctx context.Context) error {
 		machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
