@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os"
+	"slices"
 	"sync"
 	"time"
 
@@ -43,13 +44,13 @@ func (s *Server) newOperatorServer(logger klog.Logger, registry prometheus.Regis
 	}
 	countUnary, countStream := api.Count(registry)
 	authorizeUnary, authorizeStream := api.Authorize(logger, pki.RoleOperator)
-	options := append(s.GRPCOptions[:len(s.GRPCOptions):len(s.GRPCOptions)],
+	options := slices.Concat(s.GRPCOptions, []grpc.ServerOption{
 		grpc.Creds(creds),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAtMost, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(countUnary, authorizeUnary),
 		grpc.ChainStreamInterceptor(countStream, authorizeStream),
-	)
+	})
 	server := grpc.NewServer(options...)
 	nstancev1.RegisterOperatorServiceServer(server, service)
 	return server, nil

@@ -32,11 +32,11 @@ func (k GroupKey) Compare(other GroupKey) int {
 type State int
 
 const (
-	// Pending: ordered, not there yet.
+	// Pending instances are ordered and not there yet.
 	Pending State = iota
-	// Running: there, whatever its health.
+	// Running instances are there, whatever their health.
 	Running
-	// Terminating: on its way out. It can only go from here.
+	// Terminating instances are on their way out. They can only go from here.
 	Terminating
 )
 

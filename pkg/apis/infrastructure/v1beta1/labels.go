@@ -17,7 +17,7 @@ const (
 	FinalizerShardGroup = "nstance.dev/shard-group"
 )
 
-// AnnotationTokenExpiry, on the kubeconfig Secret, tells when its token
+// AnnotationTokenExpiry on the kubeconfig Secret tells when its token
 // expires, in RFC 3339.
 const AnnotationTokenExpiry = "nstance.dev/token-expiry"
 
