@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controllertest
+
+import (
+	"bytes"
+	"encoding/json"
+	"io"
+	"net/http"
+	"path"
+	"slices"
+	"strconv"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+
+	"nstance.dev/operator/pkg/capi"
+)
+
+// CAPI takes the objects that are created with its Client.
+type CAPI struct {
+	Client *capi.Client
+	// Created are the objects in the order in which they were taken.
+	Created []*unstructured.Unstructured
+	// Taken are names that are in use already, as resource/name.
+	Taken []string
+}
+
+// NewCAPI makes a CAPI without objects.
+func NewCAPI(t testing.TB) *CAPI {
+	c := &CAPI{}
+	client, err := capi.NewForConfig(&rest.Config{Host: "http://capi.test", Transport: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	c.Client = client
+	return c
+}
+
+// RoundTrip answers requests that create an object, and no others.
+func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
+	resource := path.Base(request.URL.Path)
+	group := schema.GroupResource{Group: "cluster.x-k8s.io", Resource: resource}
+	if request.Method != http.MethodPost {
+		return respond(request, apierrors.NewMethodNotSupported(group, request.Method))
+	}
+	body, err := io.ReadAll(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	object := &unstructured.Unstructured{}
+	if err := object.UnmarshalJSON(body); err != nil {
+		return nil, err
+	}
+	name := resource + "/" + object.GetName()
+	if slices.Contains(c.Taken, name) {
+		return respond(request, apierrors.NewAlreadyExists(group, object.GetName()))
+	}
+	c.Taken = append(c.Taken, name)
+	object.SetUID(types.UID("uid-of-" + object.GetName()))
+	object.SetResourceVersion(strconv.Itoa(1000 + len(c.Taken)))
+	c.Created = append(c.Created, object)
+	return respond(request, object)
+}
+
+func respond(request *http.Request, answer any) (*http.Response, error) {
+	code := http.StatusCreated
+	if failed, ok := answer.(*apierrors.StatusError); ok {
+		status := failed.Status()
+		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+		code, answer = int(status.Code), status
+	}
+	body, err := json.Marshal(answer)
+	if err != nil {
+		return nil, err
+	}
+	return &http.Response{
+		StatusCode: code,
+		Header:     http.Header{"Content-Type": {"application/json"}},
+		Body:       io.NopCloser(bytes.NewReader(body)),
+		Request:    request,
+	}, nil
+}

@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+)
+
+func TestWhatWakesWhichPoolWhen(t *testing.T) {
+	pool := newPool("a", "b")
+	group := func(version string, change func(*v1beta1.NstanceShardGroup)) *v1beta1.NstanceShardGroup {
+		made := ready(newShardGroup(pool, "a", 2), "i-1")
+		made.ResourceVersion = version
+		if change != nil {
+			change(made)
+		}
+		return made
+	}
+	elsewhere := func(version string) *clusterv1.MachinePool {
+		made := machinePool("workers", ptr.To[int32](1))
+		made.ResourceVersion = version
+		made.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
+		return made
+	}
+	replicas := func(version string, n int32) *clusterv1.MachinePool {
+		made := machinePool("other", &n)
+		made.ResourceVersion = version
+		return made
+	}
+	tests := map[string]struct {
+		change func(*Controller)
+		want   []string
+	}{
+		"a new spec, at once": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.Generation++
+			c.poolChanged(pool, after)
+		}, []string{"workers at 0s"}},
+		"a new status, most often our own": {func(c *Controller) {
+			c.poolChanged(pool, pool.DeepCopy())
+		}, []string{"workers at 1s"}},
+		"a shard group that appears or goes": {func(c *Controller) {
+			c.shardGroupChanged(nil, group("1", nil))
+		}, []string{"workers at 0s"}},
+		"one more instance, with whatever follows": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("2", func(g *v1beta1.NstanceShardGroup) { g.Status.ProviderIDs = nil }))
+		}, []string{"workers at 2s"}},
+		"a report without news wakes nothing": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("2", func(g *v1beta1.NstanceShardGroup) { g.Status.LastSyncTime = ptr.To(metav1.Now()) }))
+		}, nil},
+		"a resync of a shard group": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), group("1", nil))
+		}, []string{"workers at 2s"}},
+		"a shard group of nobody wakes nothing": {func(c *Controller) {
+			c.shardGroupChanged(nil, group("1", func(g *v1beta1.NstanceShardGroup) { g.OwnerReferences = nil }))
+		}, nil},
+		"other replicas, at once": {func(c *Controller) {
+			c.machinePoolChanged(replicas("1", 3), replicas("2", 4))
+		}, []string{"other at 0s", "workers at 0s"}},
+		"a MachinePool's own status wakes nothing": {func(c *Controller) {
+			c.machinePoolChanged(replicas("1", 3), replicas("2", 3))
+		}, nil},
+		"a namesake that refers elsewhere goes": {func(c *Controller) {
+			c.machinePoolChanged(elsewhere("1"), nil)
+		}, []string{"workers at 0s"}},
+		"a MachinePool that refers elsewhere from now on": {func(c *Controller) {
+			after := elsewhere("2")
+			after.Name = "other"
+			c.machinePoolChanged(replicas("1", 1), after)
+		}, []string{"other at 0s", "workers at 0s"}},
+		"the Node of an instance": {func(c *Controller) {
+			c.nodeChanged(nil, node("one", "aws:///us-west-2a/i-1"))
+		}, []string{"workers at 1s"}},
+		"a Node gets its provider id": {func(c *Controller) {
+			c.nodeChanged(node("one", ""), node("one", "i-1"))
+		}, []string{"workers at 1s"}},
+		"another Node wakes nothing": {func(c *Controller) {
+			c.nodeChanged(nil, node("one", "aws:///us-west-2a/i-9"))
+			c.nodeChanged(nil, node("two", ""))
+		}, nil},
+		"a Node's heartbeat wakes nothing": {func(c *Controller) {
+			c.nodeChanged(node("one", "i-1"), node("one", "i-1"))
+		}, nil},
+		"a shard of the pool": {func(c *Controller) { c.ShardChanged("b") }, []string{"workers at 0s"}},
+		"another shard wakes nothing": {func(c *Controller) {
+			c.ShardChanged("c")
+		}, nil},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, nil, pool.DeepCopy(), group("", nil))
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var woken []string
+				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+					woken = append(woken, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
+					return 0, nil
+				})
+				test.change(h.controller)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				h.controller.queue.Run(ctx, 1)
+				slices.Sort(woken)
+				if !slices.Equal(woken, test.want) {
+					t.Errorf("woke %q, want %q", woken, test.want)
+				}
+			})
+		})
+	}
+}

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controller
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+)
+
+var workers = cache.NewObjectName("default", "workers")
+
+// TestMain leaves only the first of apimachinery's error handlers, which logs.
+// The other one slows errors down by the time since the last one, and that is
+// nonsense when a test has a clock of its own.
+func TestMain(m *testing.M) {
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	m.Run()
+}
+
+// journal is a sync function that writes down when it was called.
+type journal struct {
+	mu    sync.Mutex
+	start time.Time
+	calls []call
+	// answer is asked for what to return for the nth call, from 0.
+	answer func(n int) (time.Duration, error)
+}
+
+type call struct {
+	key cache.ObjectName
+	at  time.Duration
+}
+
+func (j *journal) sync(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	n := len(j.calls)
+	j.calls = append(j.calls, call{key, time.Since(j.start)})
+	return j.answer(n)
+}
+
+// times are the moments of the calls since the start.
+func (j *journal) times() []time.Duration {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	var times []time.Duration
+	for _, call := range j.calls {
+		times = append(times, call.at)
+	}
+	return times
+}
+
+// runQueue runs a queue with this sync function for d of the bubble's time,
+// after use has been called, and returns when its workers have stopped.
+func runQueue(t *testing.T, sync SyncFunc, d time.Duration, use func(*Queue)) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())), d)
+	defer cancel()
+	queue := NewQueue("test", sync)
+	use(queue)
+	queue.Run(ctx, 2)
+}
+
+func TestQueueSchedule(t *testing.T) {
+	failed := errors.New("failed")
+	const ms = time.Millisecond
+	tests := map[string]struct {
+		answer func(n int) (time.Duration, error)
+		use    func(*Queue)
+		d      time.Duration
+		want   []time.Duration
+	}{
+		"a failed sync is retried after delays that double up to the longest": {
+			answer: func(int) (time.Duration, error) { return 0, failed },
+			d:      75 * time.Second,
+			want: []time.Duration{0, 50 * ms, 150 * ms, 350 * ms, 750 * ms, 1550 * ms, 3150 * ms, 6350 * ms, 12750 * ms,
+				25550 * ms, 45550 * ms, 65550 * ms},
+		},
+		"a conflict is retried as well": {
+			answer: func(n int) (time.Duration, error) {
+				if n == 0 {
+					return 0, apierrors.NewConflict(schema.GroupResource{}, "workers", failed)
+				}
+				return 0, nil
+			},
+			d:    time.Minute,
+			want: []time.Duration{0, 50 * ms},
+		},
+		"a success forgets earlier failures": {
+			answer: func(n int) (time.Duration, error) {
+				switch n {
+				case 0, 1, 3:
+					return 0, failed
+				case 2:
+					return time.Second, nil
+				default:
+					return 0, nil
+				}
+			},
+			d:    time.Minute,
+			want: []time.Duration{0, 50 * ms, 150 * ms, 1150 * ms, 1200 * ms},
+		},
+		"a sync is repeated after the time it asks for": {
+			answer: func(n int) (time.Duration, error) { return 10 * time.Second, nil },
+			d:      35 * time.Second,
+			want:   []time.Duration{0, 10 * time.Second, 20 * time.Second, 30 * time.Second},
+		},
+		"an error counts more than the time it comes with": {
+			answer: func(n int) (time.Duration, error) {
+				if n == 0 {
+					return 10 * time.Second, failed
+				}
+				return 0, nil
+			},
+			d:    time.Minute,
+			want: []time.Duration{0, 50 * ms},
+		},
+		"without news nothing is repeated": {
+			answer: func(int) (time.Duration, error) { return 0, nil },
+			d:      time.Hour,
+			want:   []time.Duration{0},
+		},
+		"of several delays the shortest counts, and once": {
+			answer: func(int) (time.Duration, error) { return 0, nil },
+			use: func(q *Queue) {
+				q.AddAfter(workers, 3*time.Second)
+				q.AddAfter(workers, time.Second)
+				q.AddAfter(workers, 2*time.Second)
+			},
+			d:    time.Hour,
+			want: []time.Duration{time.Second},
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				j := &journal{start: time.Now(), answer: test.answer}
+				use := test.use
+				if use == nil {
+					use = func(q *Queue) { q.Add(workers) }
+				}
+				runQueue(t, j.sync, test.d, use)
+				if got := j.times(); !slices.Equal(got, test.want) {
+					t.Errorf("synced at %v, want %v", got, test.want)
+				}
+			})
+		})
+	}
+}
+
+func TestQueueFailuresOfOneKeyDoNotDelayAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		other := cache.NewObjectName("default", "other")
+		j := &journal{start: time.Now()}
+		runQueue(t, func(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+			if key == workers {
+				return 0, errors.New("failed")
+			}
+			return j.sync(ctx, key)
+		}, time.Minute, func(q *Queue) {
+			j.answer = func(n int) (time.Duration, error) {
+				if n == 0 {
+					return 0, errors.New("failed once")
+				}
+				return 0, nil
+			}
+			q.Add(workers)
+			q.AddAfter(other, 30*time.Second)
+		})
+		want := []time.Duration{30 * time.Second, 30*time.Second + firstRetry}
+		if got := j.times(); !slices.Equal(got, want) {
+			t.Errorf("the other key was synced at %v, want %v", got, want)
+		}
+	})
+}
+
+func TestQueueSyncsAKeyWithOneWorkerAtATime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		var mu sync.Mutex
+		var active, most, syncs int
+		release := make(chan struct{})
+		queue := NewQueue("test", func(context.Context, cache.ObjectName) (time.Duration, error) {
+			mu.Lock()
+			active++
+			syncs++
+			most = max(most, active)
+			mu.Unlock()
+			<-release
+			mu.Lock()
+			active--
+			mu.Unlock()
+			return 0, nil
+		})
+		done := make(chan struct{})
+		go func() { defer close(done); queue.Run(ctx, 4) }()
+		for range 3 {
+			queue.Add(workers)
+			synctest.Wait()
+		}
+		close(release)
+		synctest.Wait()
+		// The first Add, and one more sync for the two that came meanwhile.
+		if most != 1 || syncs != 2 {
+			t.Errorf("%d syncs of one key, up to %d at a time; want 2, and 1", syncs, most)
+		}
+		cancel()
+		<-done
+	})
+}
+
+func TestQueueRunWaitsForItsWorkers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		release := make(chan struct{})
+		var syncs int
+		queue := NewQueue("test", func(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
+			syncs++
+			<-release
+			return 0, ctx.Err()
+		})
+		done := make(chan struct{})
+		go func() { defer close(done); queue.Run(ctx, 1) }()
+		queue.Add(workers)
+		queue.Add(cache.NewObjectName("default", "waiting"))
+		synctest.Wait()
+		cancel()
+		synctest.Wait()
+		select {
+		case <-done:
+			t.Error("Run has returned while a sync was going on")
+		default:
+		}
+		close(release)
+		<-done
+		if syncs != 1 {
+			t.Errorf("%d syncs, want only the one that had begun before the end", syncs)
+		}
+	})
+}
