@@ -100,9 +100,9 @@ func TestWhatWakesWhichPoolWhen(t *testing.T) {
 			c.ShardChanged("c")
 		}, nil},
 	}
+	h := newHarness(t, nil, pool.DeepCopy(), group("", nil))
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, nil, pool.DeepCopy(), group("", nil))
 			synctest.Test(t, func(t *testing.T) {
 				start := time.Now()
 				var woken []string

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"slices"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+const deleteGroup = "delete workers on a"
+
+func TestDeletionWaitsForTheShard(t *testing.T) {
+	h := newHarness(t, deleting(newObject()))
+	h.shard.group = reported()
+	h.expect(deleteGroup, release)
+	if h.object() != nil {
+		t.Error("the object is still there")
+	}
+	h.expect()
+}
+
+func TestDeletionOfAGroupThatTheShardDoesNotHaveAsksAllTheSame(t *testing.T) {
+	h := newHarness(t, deleting(newObject()))
+	h.expect(deleteGroup, release)
+}
+
+func TestDeletionKeepsTheFinalizersOfOthers(t *testing.T) {
+	object := deleting(newObject())
+	object.Finalizers = []string{"somebody/else", v1beta1.FinalizerShardGroup, "and/another"}
+	h := newHarness(t, object)
+	h.expect(deleteGroup, release)
+	if got, want := h.object().Finalizers, []string{"somebody/else", "and/another"}; !slices.Equal(got, want) {
+		t.Errorf("the finalizers are %q, want %q", got, want)
+	}
+	h.expect(writeStatus)
+	h.expect()
+}
+
+func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
+	for _, code := range []codes.Code{codes.Unavailable, codes.FailedPrecondition, codes.Internal, codes.Unknown} {
+		h := newHarness(t, deleting(newObject()))
+		h.shard.remove = status.Error(code, "still in use")
+		did, _, err := h.sync()
+		if err == nil || !slices.Equal(did, []string{deleteGroup, writeStatus}) {
+			t.Errorf("%s: did %q, error %v; want an error for the retry", code, did, err)
+		}
+		if got := h.object(); got == nil || len(got.Finalizers) != 1 {
+			t.Fatalf("%s: the finalizer is gone", code)
+		}
+		if got, want := h.conditions(), "Ready=False Deleting: the shard has not confirmed that the group is gone: still in use"; !slices.Contains(got, want) {
+			t.Errorf("%s: the conditions are %q", code, got)
+		}
+		h.shard.remove = nil
+		h.expect(deleteGroup, release)
+	}
+}
+
+// The cache may be older than a change of the finalizers.
+func TestDeletionDoesNotTakeTheFinalizerOfAnother(t *testing.T) {
+	h := newHarness(t, deleting(newObject()))
+	h.Show(h.informers)
+	h.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Finalizers = []string{"somebody/else", v1beta1.FinalizerShardGroup}
+	})
+	if _, _, err := h.syncStale(); err == nil {
+		t.Error("no error for the retry")
+	}
+	if got := h.object().Finalizers; len(got) != 2 {
+		t.Errorf("the finalizers are %q", got)
+	}
+	h.expect(deleteGroup, release)
+}
+
+func TestDeletionDoesNotTakeTheFinalizerOfASuccessor(t *testing.T) {
+	h := newHarness(t, deleting(newObject()))
+	h.Show(h.informers)
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.UID, g.DeletionTimestamp = "uid-of-the-successor", nil })
+	if _, _, err := h.syncStale(); err == nil {
+		t.Error("no error for the retry")
+	}
+	if got := h.object().Finalizers; len(got) != 1 {
+		t.Errorf("the finalizers are %q", got)
+	}
+}

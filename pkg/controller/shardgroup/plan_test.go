@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// Every combination of what may be known: nothing is ever called on missing
+// information, and what is asked for is called whenever nothing is missing.
+func TestPlanOfEveryCombination(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	groups := map[string]*shard.Group{
+		"no group":                 nil,
+		"the group":                reported(),
+		"a group of another size":  changed(reported(), func(g *shard.Group) { g.Size = 1 }),
+		"the group with more vars": changed(reported(), func(g *shard.Group) { g.Vars = map[string]string{"a": "1", "b": "2"} }),
+	}
+	yesAndNo := []bool{false, true}
+	for name, group := range groups {
+		for _, configured := range yesAndNo {
+			for _, synced := range yesAndNo {
+				for _, reachable := range yesAndNo {
+					for _, going := range yesAndNo {
+						for _, finalizer := range yesAndNo {
+							for _, refused := range yesAndNo {
+								object := newObject()
+								if going {
+									deleting(object)
+								}
+								if !finalizer {
+									object.Finalizers = nil
+								}
+								var refusal *rejection
+								if refused {
+									refusal = &rejection{generation: object.Generation, etag: etag(group), until: now.Add(time.Minute)}
+								}
+								seen := observation{configured: configured, synced: synced, reachable: reachable, group: group}
+								complete := configured && synced && reachable
+								inOrder := name == "the group" || name == "the group with more vars"
+								want := nothing
+								switch {
+								case complete && going && finalizer:
+									want = remove
+								case complete && !going && !inOrder && !refused:
+									want = upsert
+								}
+								if got := plan(object, seen, refusal, now); got != want {
+									t.Errorf("%s, configured %t, synced %t, reachable %t, deleting %t, finalizer %t, refused %t: got step %d, want %d",
+										name, configured, synced, reachable, going, finalizer, refused, got, want)
+								}
+							}
+						}
+					}
+				}
+			}
+		}
+	}
+}
+
+func TestRefusalHolds(t *testing.T) {
+	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	refused := &rejection{generation: 2, etag: "etag-1", until: now.Add(time.Minute)}
+	tests := map[string]struct {
+		refused    *rejection
+		generation int64
+		group      *shard.Group
+		now        time.Time
+		want       bool
+	}{
+		"nothing was refused":                   {nil, 2, reported(), now, false},
+		"nothing has changed":                   {refused, 2, reported(), now, true},
+		"the spec has changed":                  {refused, 3, reported(), now, false},
+		"the server's group has changed":        {refused, 2, changed(reported(), func(g *shard.Group) { g.ETag = "etag-2" }), now, false},
+		"the server's group is gone":            {refused, 2, nil, now, false},
+		"instances do not matter":               {refused, 2, changed(reported(), func(g *shard.Group) { g.ActualSize = 0 }), now, true},
+		"its time has come":                     {refused, 2, reported(), now.Add(time.Minute), false},
+		"there was no group and there is none":  {&rejection{generation: 2, until: now.Add(time.Minute)}, 2, nil, now, true},
+		"there was no group and now there is 1": {&rejection{generation: 2, until: now.Add(time.Minute)}, 2, reported(), now, false},
+	}
+	for name, test := range tests {
+		if got := test.refused.holds(test.generation, test.group, test.now); got != test.want {
+			t.Errorf("%s: got %t", name, got)
+		}
+	}
+}
+
+func TestInOrder(t *testing.T) {
+	bare := func(spec *v1beta1.NstanceShardGroupSpec) {
+		*spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: 3}
+	}
+	same := func(*v1beta1.NstanceShardGroupSpec) {}
+	tests := map[string]struct {
+		spec  func(*v1beta1.NstanceShardGroupSpec)
+		group func(*shard.Group)
+		want  bool
+	}{
+		"all is as asked for":               {same, func(*shard.Group) {}, true},
+		"the size differs":                  {same, func(g *shard.Group) { g.Size = 2 }, false},
+		"instances are still on their way":  {same, func(g *shard.Group) { g.ActualSize = 0 }, true},
+		"the type differs":                  {same, func(g *shard.Group) { g.InstanceType = "small" }, false},
+		"the template differs":              {same, func(g *shard.Group) { g.Template = "other" }, false},
+		"the subnets differ":                {same, func(g *shard.Group) { g.Subnets = []string{"public"} }, false},
+		"the subnets are in another order":  {func(s *v1beta1.NstanceShardGroupSpec) { s.Subnets = []v1beta1.Identifier{"x", "y"} }, func(g *shard.Group) { g.Subnets = []string{"y", "x"} }, false},
+		"a var is missing":                  {same, func(g *shard.Group) { g.Vars = nil }, false},
+		"a var differs":                     {same, func(g *shard.Group) { g.Vars = map[string]string{"a": "2"} }, false},
+		"an empty var is missing":           {func(s *v1beta1.NstanceShardGroupSpec) { s.Vars = map[string]string{"b": ""} }, func(*shard.Group) {}, false},
+		"the server adds vars":              {same, func(g *shard.Group) { g.Vars = map[string]string{"a": "1", "b": "2"} }, true},
+		"what is left out is the server's":  {bare, func(*shard.Group) {}, true},
+		"a size is never left out":          {bare, func(g *shard.Group) { g.Size = 0 }, false},
+		"a static group has its template":   {same, func(g *shard.Group) { g.Static, g.Template = true, "other" }, true},
+		"a static group has its subnets":    {same, func(g *shard.Group) { g.Static, g.Subnets = true, nil }, true},
+		"a static group gets its size":      {same, func(g *shard.Group) { g.Static, g.Size = true, 1 }, false},
+		"a static group gets its type":      {same, func(g *shard.Group) { g.Static, g.InstanceType = true, "small" }, false},
+		"a static group gets its vars, too": {same, func(g *shard.Group) { g.Static, g.Vars = true, nil }, false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			object, group := newObject(), reported()
+			test.spec(&object.Spec)
+			test.group(group)
+			if got := inOrder(&object.Spec, group); got != test.want {
+				t.Errorf("got %t", got)
+			}
+		})
+	}
+}
+
+func TestWanted(t *testing.T) {
+	whole := shard.GroupConfig{Template: "standard", Size: 3, InstanceType: "large", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}}
+	withoutStatics := whole
+	withoutStatics.Template, withoutStatics.Subnets = "", nil
+	for name, test := range map[string]struct {
+		group *shard.Group
+		want  shard.GroupConfig
+	}{
+		"a new group":    {nil, whole},
+		"another size":   {changed(reported(), func(g *shard.Group) { g.Size = 1 }), whole},
+		"a static group": {changed(reported(), func(g *shard.Group) { g.Static = true }), withoutStatics},
+	} {
+		got := wanted(&newObject().Spec, test.group)
+		if fmt.Sprint(got.Size, got.Template, got.InstanceType) != fmt.Sprint(test.want.Size, test.want.Template, test.want.InstanceType) ||
+			!slices.Equal(got.Subnets, test.want.Subnets) || !maps.Equal(got.Vars, test.want.Vars) {
+			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
+		}
+	}
+	if got := wanted(&v1beta1.NstanceShardGroupSpec{Size: 0}, nil); got.Size != 0 || got.Subnets != nil {
+		t.Errorf("of nothing came %+v", got)
+	}
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"errors"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+const (
+	upsert3     = "upsert workers on a with size 3"
+	writeStatus = "apply nstanceshardgroups/status workers--a"
+	release     = "patch nstanceshardgroups workers--a"
+)
+
+func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.expect(upsert3, writeStatus)
+	h.expect()
+	h.shard.group = reported()
+	h.expect(writeStatus)
+	for range 3 {
+		h.after(10 * time.Minute)
+		h.expect()
+	}
+	if want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}; !slices.Equal(h.conditions(), want) {
+		t.Errorf("the conditions are %q", h.conditions())
+	}
+	if got := h.events(); len(got) > 0 {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestSyncPutsDriftRight(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.shard.group = reported()
+	h.expect(writeStatus)
+	h.shard.group = changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 9, "etag-2" })
+	did, _, err := h.sync()
+	if err != nil || len(did) == 0 || did[0] != upsert3 {
+		t.Errorf("did %q, error %v", did, err)
+	}
+}
+
+// Cluster API deletes the Node of an instance that seems to be gone.
+func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.shard.group = reported()
+	h.expect(writeStatus)
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
+	h.expect("upsert workers on a with size 5", writeStatus)
+	got := h.object().Status
+	if want := []string{"i-1", "i-2", "i-3"}; !slices.Equal(got.ProviderIDs, want) || *got.Replicas != 3 {
+		t.Errorf("after an answer without instances the status has %q and %d replicas", got.ProviderIDs, *got.Replicas)
+	}
+}
+
+func TestSyncOfAStaleCacheWaits(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.expect(upsert3, writeStatus)
+	did, requeue, err := h.syncStale()
+	if err != nil || len(did) > 0 || requeue != staleRetry {
+		t.Errorf("did %q, requeue %s, error %v", did, requeue, err)
+	}
+}
+
+func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
+	for name, change := range map[string]func(*oneShard){
+		"not configured": func(s *oneShard) { s.configured = false },
+		"not synced":     func(s *oneShard) { s.synced = false },
+		"not reachable":  func(s *oneShard) { s.reachable, s.lost = false, lost },
+	} {
+		for _, object := range []*v1beta1.NstanceShardGroup{newObject(), deleting(newObject())} {
+			h := newHarness(t, object)
+			change(h.shard)
+			h.expect(writeStatus)
+			h.expect()
+			if got := h.object(); got == nil || len(got.Finalizers) != 1 {
+				t.Errorf("%s: the finalizer is gone", name)
+			}
+		}
+	}
+}
+
+func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.shard.group = reported()
+	h.expect(writeStatus)
+	h.shard.reachable, h.shard.lost = false, lost
+	h.expect(writeStatus)
+	h.expect()
+	if got, want := h.events(), []string{"Warning ShardUnreachable connection refused"}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+	if got := h.object().Status.ProviderIDs; len(got) != 3 {
+		t.Errorf("the ids are %q", got)
+	}
+	for size := range int32(5) {
+		h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 10 + size })
+		h.expect(writeStatus)
+	}
+	h.shard.reachable, h.shard.lost = true, nil
+	h.expect("upsert workers on a with size 14", writeStatus)
+}
+
+func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.shard.upsert = refuse(status.Error(codes.DeadlineExceeded, "too late"))
+	did, _, err := h.sync()
+	if !slices.Equal(did, []string{upsert3, writeStatus}) || !shard.IsUnreachable(err) {
+		t.Errorf("did %q, error %v; want an error for the retry", did, err)
+	}
+	if want := "ShardReachable=False ShardUnreachable: too late"; h.conditions()[0] != want {
+		t.Errorf("the conditions are %q", h.conditions())
+	}
+	// The same trouble again is neither written nor recorded.
+	if did, _, err := h.sync(); !slices.Equal(did, []string{upsert3}) || err == nil {
+		t.Errorf("did %q, error %v", did, err)
+	}
+	if got := h.events(); len(got) != 1 {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestSyncOfAFailureIsRetried(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.shard.upsert = refuse(status.Error(codes.Unimplemented, "no such call"))
+	if _, _, err := h.sync(); err == nil {
+		t.Error("no error for the retry")
+	}
+	if got := h.conditions(); !slices.Contains(got, "Ready=False UpsertFailed: no such call") {
+		t.Errorf("the conditions are %q", got)
+	}
+}
+
+func TestSyncRetriesWhenTheStatusCannotBeWritten(t *testing.T) {
+	h := newHarness(t, newObject())
+	failed := errors.New("failed")
+	h.Fail(writeStatus, failed)
+	if _, _, err := h.sync(); !errors.Is(err, failed) {
+		t.Errorf("got error %v", err)
+	}
+	h.Fail(writeStatus, nil)
+	h.expect(writeStatus)
+}
