@@ -53,7 +53,7 @@ func NewAPI(t testing.TB, objects ...runtime.Object) *API {
 	a.PrependReactor("patch", "*", a.patch)
 	a.PrependReactor("delete", "*", a.delete)
 	a.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		err := a.errors[describe(action)]
+		err := a.errors[Describe(action)]
 		return err != nil, nil, err
 	})
 	return a
@@ -71,14 +71,15 @@ func (a *API) Writes() []string {
 		switch action.GetVerb() {
 		case "get", "list", "watch":
 		default:
-			writes = append(writes, describe(action))
+			writes = append(writes, Describe(action))
 		}
 	}
 	a.ClearActions()
 	return writes
 }
 
-func describe(action clienttesting.Action) string {
+// Describe is an action as verb, resource and name; an apply is not called patch.
+func Describe(action clienttesting.Action) string {
 	verb, resource, name := action.GetVerb(), action.GetResource().Resource, ""
 	if action.GetSubresource() != "" {
 		resource += "/" + action.GetSubresource()
@@ -86,8 +87,11 @@ func describe(action clienttesting.Action) string {
 	if patch, ok := action.(clienttesting.PatchAction); ok && patch.GetPatchType() == types.ApplyPatchType {
 		verb = "apply"
 	}
-	if named, ok := action.(interface{ GetName() string }); ok {
-		name = named.GetName()
+	switch action := action.(type) {
+	case clienttesting.CreateActionImpl:
+		name = action.Name
+	case interface{ GetName() string }:
+		name = action.GetName()
 	}
 	return strings.TrimSpace(fmt.Sprintf("%s %s %s", verb, resource, name))
 }
