@@ -14,9 +14,8 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/nstance"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -43,7 +42,7 @@ func BenchmarkMemory(b *testing.B) {
 			}
 			ready := 0
 			for _, pool := range list.Items {
-				if meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) {
+				if strings.HasPrefix(pool.Name, "many-") && meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) {
 					ready++
 				}
 			}
