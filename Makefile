@@ -6,7 +6,7 @@ TOOL := go tool -modfile=$(CURDIR)/hack/tools/go.mod
 
 .PHONY: help
 help: ## Show this list.
-	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | column -t -s $$'\t'
+	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
 run: ## Start a whole cluster with Nstance, until Ctrl-C.
