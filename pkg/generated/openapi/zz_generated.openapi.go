@@ -3539,7 +3539,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, ShardsReachable, Paused.",
+							Description: "conditions tell the present state: Ready, ShardsReachable.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3692,7 +3692,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, InstanceCreated, ServerDeleted.",
+							Description: "conditions tell the present state: Ready.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

@@ -11,21 +11,12 @@ const (
 	// ConditionShardsReachable, on a pool, is true while every shard of the
 	// pool is connected.
 	ConditionShardsReachable = "ShardsReachable"
-	// ConditionPaused, on a pool, is true while Cluster API's pause holds the
-	// operator back from changing anything (CAPI contract).
-	ConditionPaused = "Paused"
 	// ConditionShardReachable, on a shard group, is true while its shard is
 	// connected.
 	ConditionShardReachable = "ShardReachable"
 	// ConditionConfigValid, on a shard group, is false when the shard refused
 	// the group's configuration.
 	ConditionConfigValid = "ConfigValid"
-	// ConditionInstanceCreated, on a machine, is true once the shard has
-	// confirmed the instance.
-	ConditionInstanceCreated = "InstanceCreated"
-	// ConditionServerDeleted, on a machine, is true once the shard has told
-	// that it deleted the instance; its reason is the shard's.
-	ConditionServerDeleted = "ServerDeleted"
 	// ConditionAvailable, on a cluster, stands for the availability of the
 	// control plane, which Nstance does not manage (CAPI contract).
 	ConditionAvailable = "Available"
@@ -65,8 +56,4 @@ const (
 	ReasonGroupInUse = "GroupInUse"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"
-	// ReasonPaused: Cluster API's pause is on.
-	ReasonPaused = "Paused"
-	// ReasonNotPaused: Cluster API's pause is off.
-	ReasonNotPaused = "NotPaused"
 )

@@ -80,7 +80,7 @@ type NstanceMachineStatus struct {
 	// +optional
 	// +listType=atomic
 	Addresses []MachineAddress `json:"addresses,omitempty"`
-	// conditions tell the present state: Ready, InstanceCreated, ServerDeleted.
+	// conditions tell the present state: Ready.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -118,7 +118,7 @@ type NstanceMachinePoolStatus struct {
 	// observedGeneration is the generation this status was computed from.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, ShardsReachable, Paused.
+	// conditions tell the present state: Ready, ShardsReachable.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

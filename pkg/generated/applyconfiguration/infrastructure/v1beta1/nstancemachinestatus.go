@@ -26,7 +26,7 @@ type NstanceMachineStatusApplyConfiguration struct {
 	Initialization *NstanceMachineInitializationApplyConfiguration `json:"initialization,omitempty"`
 	// addresses are the addresses of the instance.
 	Addresses []MachineAddressApplyConfiguration `json:"addresses,omitempty"`
-	// conditions tell the present state: Ready, InstanceCreated, ServerDeleted.
+	// conditions tell the present state: Ready.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
