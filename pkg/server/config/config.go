@@ -135,8 +135,8 @@ func Parse(data []byte, dir string) (*Config, error) {
 	return config, nil
 }
 
-// join returns all errors as one. A field of the wrong type has been reported
-// already, so that it is also seen as missing is left out.
+// join returns all errors as one. What is or lies in a field of the wrong type
+// has been reported with it, so that it also breaks a rule is left out.
 func join(shapeErrs, ruleErrs field.ErrorList) error {
 	reported := make(map[string]bool, len(shapeErrs))
 	errs := make([]error, 0, len(shapeErrs)+len(ruleErrs))
@@ -145,9 +145,19 @@ func join(shapeErrs, ruleErrs field.ErrorList) error {
 		errs = append(errs, err)
 	}
 	for _, err := range ruleErrs {
-		if !reported[err.Field] {
+		if !within(err.Field, reported) {
 			errs = append(errs, err)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// within tells whether path, or a path that leads to it, is one of paths.
+func within(path string, paths map[string]bool) bool {
+	for end, char := range path {
+		if (char == '.' || char == '[') && paths[path[:end]] {
+			return true
+		}
+	}
+	return paths[path]
 }

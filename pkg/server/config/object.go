@@ -140,7 +140,7 @@ func (o *object) dictionary(name string) map[string]string {
 func (o *object) finish() {
 	for _, name := range o.names() {
 		if !slices.Contains(o.asked, name) {
-			*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), compact(o.members[name]),
+			*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), shown(o.members[name]),
 				"unknown key, allowed are "+strings.Join(slices.Sorted(slices.Values(o.asked)), ", ")))
 		}
 	}
@@ -150,17 +150,18 @@ func (o *object) wrongType(path *field.Path, value *hujson.Value, want string) {
 	if path == nil {
 		path = field.NewPath("(root)")
 	}
-	*o.errs = append(*o.errs, field.TypeInvalid(path, compact(value), "must be "+want))
+	*o.errs = append(*o.errs, field.TypeInvalid(path, shown(value), "must be "+want))
 }
 
-// compact returns value in one line and, since it is for a message, not all of
-// a long one.
-func compact(value *hujson.Value) string {
+// shown returns what an error shows of value: all of a short one, as the file
+// has it but in one line, and the beginning of a long one.
+func shown(value *hujson.Value) any {
 	clone := value.Clone()
 	clone.Minimize()
+	text := clone.String()
 	const enough = 80
-	if text := []rune(clone.String()); len(text) > enough {
-		return string(text[:enough]) + "…"
+	if runes := []rune(text); len(runes) > enough {
+		return string(runes[:enough]) + "…"
 	}
-	return clone.String()
+	return json.RawMessage(text)
 }

@@ -8,6 +8,7 @@ import (
 	"maps"
 	"net"
 	"slices"
+	"strconv"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -17,6 +18,9 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
+
+// architectures are those that a template or an instance type may have.
+var architectures = []string{instance.ArchAMD64, instance.ArchARM64}
 
 // validate returns every rule that is broken, in the order of the file's keys.
 func (c *Config) validate() field.ErrorList {
@@ -47,7 +51,7 @@ func (s *Shard) validate(path *field.Path) field.ErrorList {
 	errs = append(errs, validateAddress(bind.Child("operator_addr"), s.Bind.OperatorAddr)...)
 	// Port 0 is any free port, so two of them differ.
 	if s.Bind.HealthAddr != "" && s.Bind.HealthAddr == s.Bind.OperatorAddr && !strings.HasSuffix(s.Bind.HealthAddr, ":0") {
-		errs = append(errs, field.Invalid(bind.Child("operator_addr"), s.Bind.OperatorAddr, "must differ from bind.health_addr"))
+		errs = append(errs, field.Invalid(bind.Child("operator_addr"), s.Bind.OperatorAddr, "must differ from shard.bind.health_addr"))
 	}
 
 	tls := path.Child("tls")
@@ -66,15 +70,17 @@ func (s *Shard) validate(path *field.Path) field.ErrorList {
 
 func (i *Infra) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
-	errs = append(errs, validateLocation(path.Child("region"), i.Region)...)
-	errs = append(errs, validateLocation(path.Child("zone"), i.Zone)...)
+	errs = append(errs, validateLabelValue(path.Child("region"), i.Region)...)
+	errs = append(errs, validateLabelValue(path.Child("zone"), i.Zone)...)
 	if i.Provider != ProviderKwok {
 		return append(errs, field.NotSupported(path.Child("provider"), i.Provider, []string{ProviderKwok}))
 	}
 	options := path.Child("options")
 	errs = append(errs, validateRequired(options.Child("kubeconfig"), i.Kwok.Kubeconfig)...)
 	for _, name := range slices.Sorted(maps.Keys(i.Kwok.InstanceTypes)) {
-		errs = append(errs, validateArch(options.Child("instance_types").Child(name, "arch"), i.Kwok.InstanceTypes[name].Arch)...)
+		path := options.Child("instance_types").Child(name)
+		errs = append(errs, validateLabelValue(path, name)...)
+		errs = append(errs, validateArch(path.Child("arch"), i.Kwok.InstanceTypes[name].Arch)...)
 	}
 	return errs
 }
@@ -173,6 +179,10 @@ func (c *Config) CheckTemplate(path *field.Path, name string) *field.Error {
 // instance type of that name and it has the architecture arch: an instance type
 // must fit the template's (server document).
 func (c *Config) CheckInstanceType(path *field.Path, name, arch string) *field.Error {
+	if c.Shard.Infra.Provider != ProviderKwok || !slices.Contains(architectures, arch) {
+		// That is reported where it stands, and leaves nothing to judge by.
+		return nil
+	}
 	fitting := map[string]instance.Type{}
 	for name, t := range c.Shard.Infra.Kwok.InstanceTypes {
 		if t.Arch == arch {
@@ -208,7 +218,7 @@ func validateRequired(path *field.Path, value string) field.ErrorList {
 }
 
 // validateLocation: regions and zones become values of Node labels.
-func validateLocation(path *field.Path, value string) field.ErrorList {
+func validateLabelValue(path *field.Path, value string) field.ErrorList {
 	errs := validateRequired(path, value)
 	for _, problem := range validation.IsValidLabelValue(value) {
 		errs = append(errs, field.Invalid(path, value, problem))
@@ -217,14 +227,18 @@ func validateLocation(path *field.Path, value string) field.ErrorList {
 }
 
 func validateArch(path *field.Path, value string) field.ErrorList {
-	if allowed := []string{instance.ArchAMD64, instance.ArchARM64}; !slices.Contains(allowed, value) {
-		return field.ErrorList{field.NotSupported(path, value, allowed)}
+	if !slices.Contains(architectures, value) {
+		return field.ErrorList{field.NotSupported(path, value, architectures)}
 	}
 	return nil
 }
 
 func validateAddress(path *field.Path, value string) field.ErrorList {
-	if _, port, err := net.SplitHostPort(value); err != nil || port == "" {
+	_, port, err := net.SplitHostPort(value)
+	if err == nil {
+		_, err = strconv.ParseUint(port, 10, 16)
+	}
+	if err != nil {
 		return field.ErrorList{field.Invalid(path, value, `must be host:port, such as "127.0.0.1:8993" or "[::]:8993"`)}
 	}
 	return nil

@@ -93,10 +93,12 @@ func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey)) err
 	defer running.Wait()
 
 	defer p.queue.ShutDown()
-	if !cache.WaitForCacheSync(ctx.Done(), registration.HasSynced) {
+	select {
+	case <-ctx.Done():
 		return nil
+	case <-registration.HasSyncedChecker().Done():
+		close(p.synced)
 	}
-	close(p.synced)
 	for range workers {
 		running.Go(func() {
 			for p.work(ctx, changed) {
@@ -176,10 +178,11 @@ func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey)) bo
 		return false
 	}
 	defer p.queue.Done(id)
+	err := p.carryOut(ctx, id, changed)
 	if ctx.Err() != nil {
 		return false
 	}
-	if err := p.carryOut(ctx, id, changed); err != nil {
+	if err != nil {
 		klog.FromContext(ctx).Error(err, "Instance is not as ordered, will retry", "instance", id)
 		p.queue.AddRateLimited(id)
 		return true
