@@ -66,7 +66,7 @@ func (s *Server) Run(ctx context.Context) error {
 // run starts the parts in the order in which they need each other.
 func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus.Registerer, health *health) error {
 	logger := klog.FromContext(ctx)
-	store, err := groups.Open(s.Config, filepath.Join(s.DataDir, "groups"))
+	store, err := groups.Open(ctx, s.Config, filepath.Join(s.DataDir, "groups"))
 	if err != nil {
 		return err
 	}

@@ -40,6 +40,9 @@ func (f file) read() (map[string]map[string]*stored, error) {
 	if err := decoder.Decode(&content); err != nil {
 		return nil, fmt.Errorf("reading the dynamic groups in %s: %w", f.path, err)
 	}
+	if content == nil {
+		return nil, fmt.Errorf("reading the dynamic groups in %s: must be an object, not null", f.path)
+	}
 	return content, nil
 }
 

@@ -78,6 +78,12 @@ func (s *stored) with(change Change, static bool) *stored {
 	return &next
 }
 
+// onlyOverrides tells whether s was stored of a static group. That of a dynamic
+// one names its template.
+func (s *stored) onlyOverrides() bool {
+	return s != nil && s.Template == "" && len(s.SubnetPools) == 0
+}
+
 // merge makes the group of key from its parts. configured is nil for a dynamic
 // group, override for a static one that no operator changed. The references
 // have been checked before.

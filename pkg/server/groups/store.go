@@ -4,6 +4,7 @@
 package groups
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"maps"
@@ -13,7 +14,7 @@ import (
 	"slices"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
@@ -37,10 +38,11 @@ type Store struct {
 }
 
 // Open reads the groups file of the shard below folder dir, which it creates
-// when it is missing. A stored group whose template, instance type or subnet
-// pool is no longer configured is an error: to go on without it would end its
-// instances.
-func Open(c *config.Config, dir string) (*Store, error) {
+// when it is missing. A file that is damaged, or holds a group whose template,
+// instance type or subnet pool is no longer configured, is an error: to go on
+// without it would end instances. What operators stored of a static group goes
+// with the group when the configuration drops it.
+func Open(ctx context.Context, c *config.Config, dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("creating the folder of the dynamic groups: %w", err)
 	}
@@ -53,35 +55,44 @@ func Open(c *config.Config, dir string) (*Store, error) {
 	if s.content, err = s.file.read(); err != nil {
 		return nil, err
 	}
-	keys := map[instance.GroupKey]bool{}
 	for tenant, groups := range c.Groups {
 		for name := range groups {
-			keys[instance.GroupKey{Tenant: tenant, Group: name}] = true
-		}
-	}
-	for tenant, groups := range s.content {
-		for name, override := range groups {
-			if override == nil {
-				return nil, fmt.Errorf("dynamic groups in %s: %s.%s must be an object, not null", s.file.path, tenant, name)
+			key := instance.GroupKey{Tenant: tenant, Group: name}
+			if s.groups[key], err = s.merge(key, nil); err != nil {
+				return nil, err
 			}
-			keys[instance.GroupKey{Tenant: tenant, Group: name}] = true
 		}
 	}
-	var problems []error
-	for _, key := range slices.SortedFunc(maps.Keys(keys), instance.GroupKey.Compare) {
-		group, err := s.merge(key, s.content[key.Tenant][key.Group])
-		if err != nil {
-			return nil, err
-		}
-		for _, problem := range validateReferences(c, field.NewPath(key.Tenant, key.Group), group) {
-			problems = append(problems, problem)
-		}
-		s.groups[key] = group
-	}
-	if len(problems) > 0 {
-		return nil, fmt.Errorf("dynamic groups in %s do not fit the configuration:\n%w", s.file.path, errors.Join(problems...))
+	if err := s.addStored(klog.FromContext(ctx)); err != nil {
+		return nil, fmt.Errorf("dynamic groups in %s:\n%w", s.file.path, err)
 	}
 	return s, nil
+}
+
+// addStored merges the content of the file into the groups, and reports all
+// that is wrong with it.
+func (s *Store) addStored(logger klog.Logger) error {
+	var problems []error
+	for _, tenant := range slices.Sorted(maps.Keys(s.content)) {
+		for _, name := range slices.Sorted(maps.Keys(s.content[tenant])) {
+			key := instance.GroupKey{Tenant: tenant, Group: name}
+			override := s.content[tenant][name]
+			if _, static := s.groups[key]; !static && override.onlyOverrides() {
+				logger.Info("Forgot the changes to a static group that is configured no more", "tenant", tenant, "group", name)
+				delete(s.content[tenant], name)
+				continue
+			}
+			group, err := s.merge(key, override)
+			if err != nil {
+				return err
+			}
+			for _, problem := range validateStored(s.config, override, group) {
+				problems = append(problems, problem)
+			}
+			s.groups[key] = group
+		}
+	}
+	return errors.Join(problems...)
 }
 
 // Get returns false when there is no such group.

@@ -76,9 +76,38 @@ func validateReferences(c *config.Config, path *field.Path, group *Group) field.
 	return problems
 }
 
+// validateStored checks what a groups file holds of a group: it was right when
+// it was written, but the configuration may be another now, and a file can be
+// edited. group is what has been merged from it.
+func validateStored(c *config.Config, override *stored, group *Group) field.ErrorList {
+	path := field.NewPath(group.Key.Tenant, group.Key.Group)
+	if override == nil {
+		return field.ErrorList{field.Required(path, "must be an object, not null")}
+	}
+	var problems field.ErrorList
+	for _, name := range []string{group.Key.Tenant, group.Key.Group} {
+		if err := identifier.Validate(name); err != nil {
+			problems = append(problems, field.Invalid(path, name, err.Error()))
+		}
+	}
+	if override.Size < 0 {
+		problems = append(problems, field.Invalid(path.Child("size"), override.Size, "must not be negative"))
+	}
+	for i, pool := range override.SubnetPools {
+		if group.Static {
+			break // The configuration decides.
+		}
+		if err := c.Shard.CheckSubnetPool(path.Child("subnet_pools").Index(i), pool); err != nil {
+			problems = append(problems, err)
+		}
+	}
+	return append(problems, validateReferences(c, path, group)...)
+}
+
 // validateSubnets checks the pools that the change names, and that a dynamic
 // group has only pools that dynamic groups may use, be they its template's. A
-// group that keeps pools from before they were ruled out may do so.
+// group that keeps pools from before they were ruled out may do so; a static
+// one always keeps its own.
 func validateSubnets(c *config.Config, change Change, before, after *Group) field.ErrorList {
 	var problems field.ErrorList
 	path := configPath.Child("subnets")
@@ -91,7 +120,7 @@ func validateSubnets(c *config.Config, change Change, before, after *Group) fiel
 	}
 	allowed := c.Shard.DynamicSubnetPools
 	unchanged := before != nil && slices.Equal(before.SubnetPools, after.SubnetPools)
-	if len(problems) > 0 || after.Static || len(allowed) == 0 || unchanged {
+	if len(problems) > 0 || len(allowed) == 0 || unchanged {
 		return problems
 	}
 	for i, pool := range after.SubnetPools {
@@ -117,7 +146,7 @@ func validateStatic(change Change, group *Group) field.ErrorList {
 		forbid("subnets", change.SubnetPools, group.SubnetPools)
 	}
 	if len(change.Args) > 0 {
-		forbid("args", change.Args, map[string]string{})
+		problems = append(problems, field.Forbidden(configPath.Child("args"), "a static group takes none"))
 	}
 	return problems
 }
