@@ -41,9 +41,8 @@ func newHealth() *health {
 	return &health{watchdog: leaderelection.NewLeaderHealthzAdaptor(renewTolerance)}
 }
 
-// serve answers /healthz, /readyz and /metrics until ctx ends. It returns once
-// the address is bound.
-func (h *health) serve(ctx context.Context, address string) error {
+// handler answers /healthz, /readyz and /metrics.
+func (h *health) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, h.watchdog.Check(r))
@@ -56,12 +55,17 @@ func (h *health) serve(ctx context.Context, address string) error {
 		answer(w, nil)
 	})
 	mux.Handle("GET /metrics", legacyregistry.Handler())
+	return mux
+}
 
+// serve serves the handler at address until ctx ends. It returns once the
+// address is bound.
+func (h *health) serve(ctx context.Context, address string) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen on --http-address %s: %w", address, err)
 	}
-	server := &http.Server{Handler: mux, ReadHeaderTimeout: readHeaderTimeout}
+	server := &http.Server{Handler: h.handler(), ReadHeaderTimeout: readHeaderTimeout}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

@@ -196,13 +196,13 @@ func parseEndpoint(address string) (v1beta1.APIEndpoint, error) {
 	if err != nil {
 		return v1beta1.APIEndpoint{}, fmt.Errorf("%q is not a URL: %w", address, err)
 	}
-	if parsed.Scheme != "https" || parsed.Hostname() == "" {
-		return v1beta1.APIEndpoint{}, fmt.Errorf("%q must be of the form https://host:port", address)
+	if parsed.Scheme != "https" || parsed.Hostname() == "" || parsed.User != nil {
+		return v1beta1.APIEndpoint{}, fmt.Errorf("%q must be of the form https://host:port", parsed.Redacted())
 	}
 	port := 443
 	if text := parsed.Port(); text != "" {
 		if port, err = strconv.Atoi(text); err != nil || port < 1 || port > 65535 {
-			return v1beta1.APIEndpoint{}, fmt.Errorf("port of %q must be between 1 and 65535", address)
+			return v1beta1.APIEndpoint{}, fmt.Errorf("port of %q must be between 1 and 65535", parsed.Redacted())
 		}
 	}
 	return v1beta1.APIEndpoint{Host: parsed.Hostname(), Port: int32(port)}, nil

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"nstance.dev/operator/pkg/shard/identity"
+	"nstance.dev/operator/pkg/shard/pool"
+)
+
+func newConfiguration(t *testing.T) (c *configuration, recorder *events.FakeRecorder, ctx context.Context) {
+	t.Helper()
+	id := &identity.Identity{}
+	recorder = events.NewFakeRecorder(10)
+	c = &configuration{pool: pool.New(pool.Options{Credentials: id.TransportCredentials()}), identity: id, recorder: recorder}
+	return c, recorder, klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig()))
+}
+
+func shardsOf(entries ...string) *corev1.ConfigMap {
+	object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "nstance-shards", UID: "uid-1"}, Data: map[string]string{}}
+	for _, entry := range entries {
+		id, endpoint, _ := strings.Cut(entry, "=")
+		object.Data[id] = endpoint
+	}
+	return object
+}
+
+// recorded are the events so far.
+func recorded(recorder *events.FakeRecorder) []string {
+	var all []string
+	for {
+		select {
+		case event := <-recorder.Events:
+			all = append(all, event)
+		default:
+			return all
+		}
+	}
+}
+
+func expectShards(t *testing.T, c *configuration, want ...string) {
+	t.Helper()
+	if got := c.pool.Shards(); !slices.Equal(got, want) {
+		t.Errorf("the shards are %q, want %q", got, want)
+	}
+}
+
+func TestShardsFollowTheConfigMap(t *testing.T) {
+	c, recorder, ctx := newConfiguration(t)
+	c.lead()
+	var changed []string
+	c.pool.AddHandler(func(shard string) { changed = append(changed, shard) })
+
+	c.setEndpoints(ctx, shardsOf("a=host-a:8993", "b=host-b:8993"))
+	expectShards(t, c, "a", "b")
+	c.setEndpoints(ctx, shardsOf("b=host-b:8993", "c=host-c:8993"))
+	expectShards(t, c, "b", "c")
+	if want := []string{"a", "b", "a", "c"}; !slices.Equal(changed, want) {
+		t.Errorf("told of %q, want %q", changed, want)
+	}
+	if got := recorded(recorder); len(got) > 0 {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestBadEntryKeepsTheLastEndpointAndTellsOnce(t *testing.T) {
+	c, recorder, ctx := newConfiguration(t)
+	c.lead()
+	c.setEndpoints(ctx, shardsOf("a=host-a:8993", "b=host-b:8993"))
+	bad := shardsOf("a=nowhere", "b=host-b:8993", "c=host-c:8993")
+	c.setEndpoints(ctx, bad)
+	expectShards(t, c, "a", "b", "c")
+	if got := c.endpoints["a"].Operator; got != "host-a:8993" {
+		t.Errorf("shard a is at %q", got)
+	}
+	// A resync, and an update of something else.
+	c.setEndpoints(ctx, bad)
+	touched := bad.DeepCopy()
+	touched.Labels = map[string]string{"touched": "yes"}
+	c.setEndpoints(ctx, touched)
+	got := recorded(recorder)
+	if len(got) != 1 || !strings.Contains(got[0], `Warning InvalidEndpoint entry "a" with value "nowhere"`) {
+		t.Errorf("recorded %q, want one event about shard a", got)
+	}
+
+	c.setEndpoints(ctx, shardsOf("b=host-b:8993", "c=host-c:8993"))
+	expectShards(t, c, "b", "c")
+}
+
+func TestEntryThatWasNeverGoodIsNoShard(t *testing.T) {
+	c, _, ctx := newConfiguration(t)
+	c.setEndpoints(ctx, shardsOf("a=nowhere", "b=host-b:8993"))
+	expectShards(t, c, "b")
+}
+
+// Only a leader writes to the API server.
+func TestStandbyRecordsWhatIsWrongWhenItLeads(t *testing.T) {
+	c, recorder, ctx := newConfiguration(t)
+	c.setEndpoints(ctx, shardsOf("a=nowhere"))
+	if got := recorded(recorder); len(got) > 0 {
+		t.Errorf("a standby recorded %q", got)
+	}
+	c.lead()
+	if got := recorded(recorder); len(got) != 1 {
+		t.Errorf("recorded %q, want one event", got)
+	}
+}
+
+func TestStandbyRecordsNothingThatWasPutRight(t *testing.T) {
+	c, recorder, ctx := newConfiguration(t)
+	c.setEndpoints(ctx, shardsOf("a=nowhere"))
+	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
+	c.lead()
+	if got := recorded(recorder); len(got) > 0 {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestDeletedConfigMapKeepsTheShards(t *testing.T) {
+	c, _, ctx := newConfiguration(t)
+	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
+	c.setEndpoints(ctx, nil)
+	expectShards(t, c, "a")
+
+	again := shardsOf("b=host-b:8993")
+	again.UID = "uid-2"
+	c.setEndpoints(ctx, again)
+	expectShards(t, c, "b")
+}

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+)
+
+func ask(t *testing.T, h *health, path string) (int, string) {
+	t.Helper()
+	answer := httptest.NewRecorder()
+	h.handler().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+	return answer.Code, answer.Body.String()
+}
+
+func TestProbes(t *testing.T) {
+	h := newHealth()
+	if code, body := ask(t, h, "/healthz"); code != http.StatusOK {
+		t.Errorf("/healthz answers %d, %q before the election", code, body)
+	}
+	if code, body := ask(t, h, "/readyz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "caches") {
+		t.Errorf("/readyz answers %d, %q before the caches are complete", code, body)
+	}
+	h.synced.Store(true)
+	if code, body := ask(t, h, "/readyz"); code != http.StatusOK {
+		t.Errorf("/readyz answers %d, %q", code, body)
+	}
+}
+
+func TestMetrics(t *testing.T) {
+	code, body := ask(t, newHealth(), "/metrics")
+	if code != http.StatusOK || !strings.Contains(body, "go_goroutines") {
+		t.Errorf("/metrics answers %d with %d bytes", code, len(body))
+	}
+}
+
+func TestServeNamesTheFlagOfAnAddressThatIsTaken(t *testing.T) {
+	taken, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = taken.Close() }()
+	err = newHealth().serve(t.Context(), taken.Addr().String())
+	if err == nil || !strings.Contains(err.Error(), "--http-address "+taken.Addr().String()) {
+		t.Errorf("got error %v", err)
+	}
+}
+
+func TestServeEndsWithItsContext(t *testing.T) {
+	ctx, cancel := context.WithCancel(t.Context())
+	free, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	address := free.Addr().String()
+	_ = free.Close()
+	if err := newHealth().serve(ctx, address); err != nil {
+		t.Fatal(err)
+	}
+	answer, err := http.Get("http://" + address + "/healthz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = answer.Body.Close()
+	cancel()
+	// The listener is closed a moment after the context.
+	for {
+		conn, err := net.Dial("tcp", address)
+		if err != nil {
+			return
+		}
+		_ = conn.Close()
+	}
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+func TestOnlyProviderIDOfANodeIsKept(t *testing.T) {
+	node := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid", ResourceVersion: "7", Labels: map[string]string{"a": "b"}},
+		Spec:       corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", PodCIDR: "10.0.0.0/24"},
+		Status:     corev1.NodeStatus{Images: []corev1.ContainerImage{{SizeBytes: 1}}},
+	}
+	want := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid", ResourceVersion: "7"},
+		Spec:       corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1"},
+	}
+	if got, err := onlyProviderID(node); err != nil || !equality.Semantic.DeepEqual(got, want) {
+		t.Errorf("kept %+v, error %v", got, err)
+	}
+}
+
+// An informer may hand a missed deletion to its transform.
+func TestTransformsLeaveTombstonesAlone(t *testing.T) {
+	tombstone := cache.DeletedFinalStateUnknown{Key: "one"}
+	for name, transform := range map[string]cache.TransformFunc{"Nodes": onlyProviderID, "others": withoutManagedFields} {
+		if got, err := transform(tombstone); err != nil || got != any(tombstone) {
+			t.Errorf("%s: made %v of it, error %v", name, got, err)
+		}
+	}
+}
+
+func TestManagedFieldsAreDropped(t *testing.T) {
+	pool := &v1beta1.NstanceMachinePool{}
+	pool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "somebody"}}
+	got, err := withoutManagedFields(pool)
+	if err != nil || len(got.(*v1beta1.NstanceMachinePool).ManagedFields) > 0 {
+		t.Errorf("kept %+v, error %v", got, err)
+	}
+}
