@@ -280,10 +280,15 @@ func TestErrorsAreRetriedAndDoNotHoldUpOthers(t *testing.T) {
 			t.Errorf("made %d calls, want one for the other group, two that fail and four", got)
 		}
 
+		// What went wrong before is forgotten: the wait is the shortest again.
 		w.set(slow, 1)
 		c.fail(1)
+		before = time.Now()
 		r.Enqueue(slow)
 		c.await(slow, 1)
+		if took := time.Since(before); took != retryAfter {
+			t.Errorf("took %v, want %v", took, retryAfter)
+		}
 	})
 }
 

@@ -17,9 +17,7 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
@@ -34,12 +32,6 @@ const ClusterID = "test"
 
 // certificateTTL is longer than any test takes.
 const certificateTTL = time.Hour
-
-func init() {
-	// A watch of the clientset in memory panics when it has this many events
-	// that nobody took yet. Tests that scale far make more than the default.
-	watch.DefaultChanSize = 10_000
-}
 
 // Options say what is special about a server. The zero value is good.
 type Options struct {
@@ -63,7 +55,7 @@ type Options struct {
 	// Addr is the address for operators. Default: a free port. Give the address
 	// of a server that stopped to start it again.
 	Addr string
-	// Kubernetes holds the Nodes. Default: an empty clientset in memory. Give
+	// Kubernetes holds the Nodes. Default: an empty one of NewClientset. Give
 	// that of a server that stopped to start it again.
 	Kubernetes kubernetes.Interface
 }
@@ -108,7 +100,7 @@ func Start(t testing.TB, o Options) *Server {
 	}
 	s.DataDir = cmp.Or(s.DataDir, t.TempDir())
 	if s.Kubernetes == nil {
-		s.Kubernetes = fake.NewClientset()
+		s.Kubernetes = NewClientset()
 	}
 
 	folder := t.TempDir()

@@ -34,7 +34,8 @@ const (
 	// retryAfter and retryAtMost bound the wait after a call that failed.
 	retryAfter  = 200 * time.Millisecond
 	retryAtMost = 30 * time.Second
-	// confirmAfter is when a Node that was made must have been seen.
+	// confirmAfter is when a Node that was made or deleted must have been seen
+	// to come or go.
 	confirmAfter = time.Minute
 )
 
@@ -215,17 +216,23 @@ func (p *Provider) carryOut(ctx context.Context, id string, changed func(instanc
 		p.queue.AddAfter(id, confirmAfter)
 		return nil
 	}
-	if err := nodes.Delete(ctx, id, metav1.DeleteOptions{}); err != nil && !apierrors.IsNotFound(err) {
+	switch err := nodes.Delete(ctx, id, metav1.DeleteOptions{}); {
+	case apierrors.IsNotFound(err):
+		if p.settle(id) {
+			changed(order.spec.Group)
+		}
+	case err != nil:
 		return fmt.Errorf("deleting Node %s: %w", id, err)
-	}
-	if p.settle(id) {
-		changed(order.spec.Group)
+	default:
+		// The order stands until the Node is seen to go. A Node that is not
+		// even seen yet would else come back as an instance that runs.
+		p.queue.AddAfter(id, confirmAfter)
 	}
 	return nil
 }
 
-// settle forgets the order to end id when no Node is known: there never was
-// one, or it is gone already. Otherwise the handler does, when the Node goes.
+// settle forgets the order to end id when neither the API server nor the cache
+// has its Node. Otherwise the handler does, when the Node goes.
 func (p *Provider) settle(id string) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()

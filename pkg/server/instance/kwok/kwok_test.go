@@ -1,0 +1,372 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwok_test
+
+import (
+	"errors"
+	"maps"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/server/servertest"
+)
+
+func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		ordered := time.Now()
+		id := p.create(group)
+		parsed, err := puidv7.Parse(id)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]instance.Instance{{ID: id, Group: group, State: instance.Pending, CreatedAt: parsed.Time()}}, p.List(group)); diff != "" {
+			t.Errorf("as soon as it is ordered (-want +got):\n%s", diff)
+		}
+		p.await(group, map[string]instance.State{id: instance.Running})
+		if took := time.Since(ordered); took != bootDelay {
+			t.Errorf("took %v to boot, want %v", took, bootDelay)
+		}
+		want := []instance.Instance{{ID: id, ProviderID: "kwok:///zone-of-a/" + id, Group: group, State: instance.Running, CreatedAt: parsed.Time()}}
+		if diff := cmp.Diff(want, p.List(group)); diff != "" {
+			t.Errorf("when it runs (-want +got):\n%s", diff)
+		}
+
+		node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		resources := corev1.ResourceList{
+			"cpu": resource.MustParse("2"), "memory": resource.MustParse("8Gi"),
+			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("110"),
+		}
+		wantNode := &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: id,
+				Labels: map[string]string{
+					"nstance.dev/cluster-id": "test", "nstance.dev/shard": "a", "nstance.dev/tenant": "default",
+					"nstance.dev/group": "workers", "nstance.dev/instance-id": id,
+					"topology.kubernetes.io/region": "us-west-2", "topology.kubernetes.io/zone": "zone-of-a",
+					"node.kubernetes.io/instance-type": "m7i.large", "kubernetes.io/arch": "amd64",
+					"kubernetes.io/os": "linux", "kubernetes.io/hostname": id,
+				},
+				Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"},
+			},
+			Spec: corev1.NodeSpec{ProviderID: "kwok:///zone-of-a/" + id},
+			Status: corev1.NodeStatus{
+				Capacity: resources, Allocatable: resources,
+				NodeInfo: corev1.NodeSystemInfo{Architecture: "amd64", OperatingSystem: "linux", KubeletVersion: "v1.36.3"},
+			},
+		}
+		node.TypeMeta, node.ManagedFields, node.ResourceVersion = metav1.TypeMeta{}, nil, ""
+		if diff := cmp.Diff(wantNode, node); diff != "" {
+			t.Errorf("Node (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestDeletingAPendingInstanceKeepsItsNodeFromAppearing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id, other := p.create(group), p.create(group)
+		p.delete(id)
+		if states := p.states(group); states[id] == instance.Pending {
+			t.Errorf("still pending right after its deletion: %v", states)
+		}
+		p.await(group, map[string]instance.State{id: gone, other: instance.Pending})
+		p.await(group, map[string]instance.State{id: gone, other: instance.Running})
+		if got := calls(client); got["create"] != 1 {
+			t.Errorf("made calls %v, want one Node, that of the other instance", got)
+		}
+	})
+}
+
+func TestDeletingARunningInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id, other := p.createRunning(group), p.createRunning(group)
+		calls(client)
+		p.delete(id)
+		p.delete(id)
+		if state, there := p.states(group)[id]; there && state != instance.Terminating {
+			t.Errorf("right after its deletion it is %v", state)
+		}
+		p.await(group, map[string]instance.State{id: gone, other: instance.Running})
+		p.delete(id)
+		synctest.Wait()
+		if got := calls(client); !maps.Equal(got, map[string]int{"delete": 1}) {
+			t.Errorf("made calls %v, want one deletion", got)
+		}
+	})
+}
+
+// TestADeletedNodeThatWasNeverSeen holds the watch back while a Node comes and
+// goes. At no time may it look as if it ran: a group would seem to have one too
+// many.
+func TestADeletedNodeThatWasNeverSeen(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		held := watch.NewRaceFreeFake()
+		client.PrependWatchReactor("nodes", clienttesting.DefaultWatchReactor(held, nil))
+		p := start(t, client, "a")
+		defer p.stop()
+		var node *corev1.Node
+		client.PrependReactor("delete", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			obj, err := client.Tracker().Get(action.GetResource(), "", action.(clienttesting.DeleteAction).GetName())
+			if err == nil {
+				node = obj.(*corev1.Node)
+			}
+			return false, nil, nil
+		})
+		id := p.create(group)
+		<-time.After(bootDelay)
+		synctest.Wait()
+		p.delete(id)
+		synctest.Wait()
+		if node == nil {
+			t.Fatal("the Node was not there when it was deleted")
+		}
+		held.Add(node)
+		synctest.Wait()
+		if states := p.states(group); len(states) != 1 || states[id] != instance.Terminating {
+			t.Errorf("when the creation is seen the instances are %v, want one that terminates", states)
+		}
+		held.Delete(node)
+		p.await(group, map[string]instance.State{id: gone})
+
+		// When the watch misses both, the order ends all the same.
+		id = p.create(group)
+		<-time.After(bootDelay)
+		synctest.Wait()
+		p.delete(id)
+		p.await(group, map[string]instance.State{id: gone})
+	})
+}
+
+func TestANodeDeletedBySomebody(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id := p.createRunning(group)
+		if err := client.CoreV1().Nodes().Delete(t.Context(), id, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p.await(group, map[string]instance.State{id: gone})
+	})
+}
+
+func TestANodeOnItsWayOutIsTerminating(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id := p.createRunning(group)
+		node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		// As with a finalizer.
+		now := metav1.Now()
+		node.DeletionTimestamp = &now
+		if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p.await(group, map[string]instance.State{id: instance.Terminating})
+	})
+}
+
+func TestARestartFindsTheInstances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		otherGroup := instance.GroupKey{Tenant: "other", Group: "workers"}
+		p.createRunning(group)
+		p.createRunning(group)
+		p.createRunning(otherGroup)
+		want := map[instance.GroupKey]map[string]instance.Instance{group: byID(p.List(group)), otherGroup: byID(p.List(otherGroup))}
+		p.stop()
+		calls(client)
+
+		p = start(t, client, "a")
+		defer p.stop()
+		for key, want := range want {
+			if diff := cmp.Diff(want, byID(p.List(key))); diff != "" {
+				t.Errorf("%s (-before +after):\n%s", key, diff)
+			}
+		}
+		// Both groups are told of: one of them may be no group any more.
+		told := map[instance.GroupKey]bool{}
+		for len(p.changes) > 0 {
+			told[<-p.changes] = true
+		}
+		if !told[group] || !told[otherGroup] {
+			t.Errorf("was told of %v", told)
+		}
+		if got := calls(client); !maps.Equal(got, map[string]int{"list": 1, "watch": 1}) {
+			t.Errorf("made calls %v, want a list and a watch", got)
+		}
+	})
+}
+
+func byID(instances []instance.Instance) map[string]instance.Instance {
+	m := map[string]instance.Instance{}
+	for _, i := range instances {
+		m[i.ID] = i
+	}
+	return m
+}
+
+func TestForeignNodesAreNotInstances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		foreign := func(name, cluster, shard string) *corev1.Node {
+			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+				"nstance.dev/cluster-id": cluster, "nstance.dev/shard": shard,
+				"nstance.dev/tenant": group.Tenant, "nstance.dev/group": group.Group,
+			}}}
+		}
+		client := servertest.NewClientset(foreign("other-shard", "test", "b"), foreign("other-cluster", "other", "a"),
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nobody's"}})
+		a, b := start(t, client, "a"), start(t, client, "b")
+		defer a.stop()
+		defer b.stop()
+		if states := a.states(group); len(states) != 0 {
+			t.Errorf("has instances %v", states)
+		}
+		id := b.createRunning(group)
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), foreign("late", "other", "a"), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"other-shard", "other-cluster", "nobody's", "late", id} {
+			a.delete(name)
+		}
+		synctest.Wait()
+		if states := a.states(group); len(states) != 0 || len(a.changes) != 0 {
+			t.Errorf("has instances %v and was told of %d changes", states, len(a.changes))
+		}
+		if got := calls(client); got["delete"] != 0 {
+			t.Errorf("deleted what is not its own: %v", got)
+		}
+	})
+}
+
+func TestFailedCallsAreRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		failures := fail(client, "create", 3)
+		id := p.createRunning(group)
+		if *failures != 0 {
+			t.Errorf("runs after %d failures too few", *failures)
+		}
+		failures = fail(client, "delete", 3)
+		p.delete(id)
+		p.await(group, map[string]instance.State{id: gone})
+		if *failures != 0 {
+			t.Errorf("is gone after %d failures too few", *failures)
+		}
+	})
+}
+
+// fail lets the next calls of a verb fail. It returns how many are left to.
+func fail(client *fake.Clientset, verb string, times int) *int {
+	client.PrependReactor(verb, "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if times == 0 {
+			return false, nil, nil
+		}
+		times--
+		return true, nil, apierrors.NewServiceUnavailable("try later")
+	})
+	return &times
+}
+
+func TestALostAnswerMakesNoSecondNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		lost := false
+		client.PrependReactor("create", "nodes", func(action clienttesting.Action) (bool, runtime.Object, error) {
+			if lost {
+				return false, nil, nil
+			}
+			lost = true
+			if err := client.Tracker().Create(action.GetResource(), action.(clienttesting.CreateAction).GetObject(), ""); err != nil {
+				t.Error(err)
+			}
+			return true, nil, errors.New("the connection was lost")
+		})
+		p.createRunning(group)
+		<-time.After(time.Hour)
+		nodes, err := client.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		if err != nil || len(nodes.Items) != 1 || len(p.List(group)) != 1 {
+			t.Errorf("there are %d Nodes and %d instances, want one: %v", len(nodes.Items), len(p.List(group)), err)
+		}
+	})
+}
+
+func TestAnUnknownInstanceTypeIsRefused(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		p := start(t, servertest.NewClientset(), "a")
+		defer p.stop()
+		if err := p.Create(t.Context(), instance.Spec{ID: "x", Group: group, Type: "huge"}); err == nil {
+			t.Error("was accepted")
+		}
+		if states := p.states(group); len(states) != 0 {
+			t.Errorf("has instances %v", states)
+		}
+	})
+}
+
+// TestIdle lets Nodes beat for an hour: nothing follows from that.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id := p.createRunning(group)
+		for len(p.changes) > 0 {
+			<-p.changes
+		}
+		calls(client)
+		for range 60 {
+			<-time.After(time.Minute)
+			node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+			if _, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if len(p.changes) != 0 {
+			t.Errorf("was told of %d changes", len(p.changes))
+		}
+		if got := calls(client); !maps.Equal(got, map[string]int{"get": 60, "update": 60}) {
+			t.Errorf("there were calls %v, want those of the heartbeat alone", got)
+		}
+	})
+}
