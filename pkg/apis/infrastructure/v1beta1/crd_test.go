@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1beta1
+
+import (
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/identifier/identifiertest"
+)
+
+// crds are the definitions that are installed, by kind.
+func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
+	t.Helper()
+	files, err := filepath.Glob(filepath.Join("..", "..", "..", "..", "manifests", "crd", GroupName+"_*.yaml"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	definitions := map[string]*apiextensionsv1.CustomResourceDefinition{}
+	for _, file := range files {
+		text, err := os.ReadFile(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+		definition := &apiextensionsv1.CustomResourceDefinition{}
+		if err := yaml.UnmarshalStrict(text, definition); err != nil {
+			t.Fatalf("%s: %v", file, err)
+		}
+		definitions[definition.Spec.Names.Kind] = definition
+	}
+	return definitions
+}
+
+func schemaOf(definition *apiextensionsv1.CustomResourceDefinition) *apiextensionsv1.JSONSchemaProps {
+	return definition.Spec.Versions[0].Schema.OpenAPIV3Schema
+}
+
+func TestEveryKindHasADefinition(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	definitions := crds(t)
+	kinds := 0
+	for kind := range scheme.KnownTypes(SchemeGroupVersion) {
+		if !strings.HasPrefix(kind, "Nstance") || strings.HasSuffix(kind, "List") {
+			continue
+		}
+		kinds++
+		if definitions[kind] == nil {
+			t.Errorf("%s has no definition", kind)
+		}
+		if _, err := scheme.New(SchemeGroupVersion.WithKind(kind + "List")); err != nil {
+			t.Errorf("%s has no list kind: %v", kind, err)
+		}
+	}
+	if len(definitions) != kinds || kinds != 5 {
+		t.Errorf("%d definitions of %d kinds, want 5 of each", len(definitions), kinds)
+	}
+}
+
+// Cluster API finds the kinds by these (CAPI contract).
+func TestDefinitionsFollowTheContract(t *testing.T) {
+	shortNames := map[string]string{
+		"NstanceCluster": "nsc", "NstanceMachinePool": "nsmp", "NstanceShardGroup": "nssg", "NstanceMachine": "nsm", "NstanceMachineTemplate": "nsmt",
+	}
+	for kind, definition := range crds(t) {
+		if got := definition.Labels["cluster.x-k8s.io/v1beta2"]; got != SchemeGroupVersion.Version {
+			t.Errorf("%s: the label of the contract says %q", kind, got)
+		}
+		names := definition.Spec.Names
+		if want := strings.ToLower(kind) + "s." + GroupName; definition.Name != want {
+			t.Errorf("%s: the definition is called %q, want %q", kind, definition.Name, want)
+		}
+		if !slices.Equal(names.Categories, []string{"cluster-api"}) || !slices.Equal(names.ShortNames, []string{shortNames[kind]}) {
+			t.Errorf("%s: categories %q, short names %q", kind, names.Categories, names.ShortNames)
+		}
+		if names.ListKind != kind+"List" || definition.Spec.Scope != apiextensionsv1.NamespaceScoped {
+			t.Errorf("%s: list kind %s, scope %s", kind, names.ListKind, definition.Spec.Scope)
+		}
+		if got := len(definition.Spec.Versions); got != 1 {
+			t.Fatalf("%s: %d versions", kind, got)
+		}
+		version := definition.Spec.Versions[0]
+		if version.Name != SchemeGroupVersion.Version || !version.Served || !version.Storage {
+			t.Errorf("%s: version %s, served %t, stored %t", kind, version.Name, version.Served, version.Storage)
+		}
+		hasStatus := version.Subresources != nil && version.Subresources.Status != nil
+		if want := kind != "NstanceMachineTemplate"; hasStatus != want {
+			t.Errorf("%s: status subresource %t, want %t", kind, hasStatus, want)
+		}
+		if got := schemaOf(definition).Properties["status"]; hasStatus && (got.Properties["failureReason"].Type != "" || got.Properties["failureMessage"].Type != "") {
+			t.Errorf("%s: has a failureReason or failureMessage, of which Cluster API panics", kind)
+		}
+	}
+}
+
+func TestColumnsShowFieldsThatThereAre(t *testing.T) {
+	want := map[string][]string{
+		"NstanceCluster":         {"Ready", "Endpoint", "Age"},
+		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Shards", "Reachable", "Static", "Ready", "Age"},
+		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Static", "Ready", "Reachable", "Age"},
+		"NstanceMachine":         {"Group", "Shard", "InstanceID", "ProviderID", "Ready", "Age"},
+		"NstanceMachineTemplate": {"Group", "Age"},
+	}
+	for kind, definition := range crds(t) {
+		var names []string
+		for _, column := range definition.Spec.Versions[0].AdditionalPrinterColumns {
+			names = append(names, column.Name)
+			field := resolve(schemaOf(definition), column.JSONPath)
+			switch {
+			case field == nil:
+				t.Errorf("%s: column %s shows %s, which is no field", kind, column.Name, column.JSONPath)
+			case column.Type == "date" && field.Format == "date-time":
+			case column.Type != field.Type:
+				t.Errorf("%s: column %s is a %s and %s a %s", kind, column.Name, column.Type, column.JSONPath, field.Type)
+			}
+		}
+		if !slices.Equal(names, want[kind]) {
+			t.Errorf("%s: the columns are %q, want %q", kind, names, want[kind])
+		}
+	}
+}
+
+var element = regexp.MustCompile(`^([A-Za-z]+)(\[\?\(@\.([A-Za-z]+)==".*"\)\])?$`)
+
+// resolve is the field of a schema that a column's path shows, nil when there is
+// none. A filter goes from a list to its element.
+func resolve(at *apiextensionsv1.JSONSchemaProps, path string) *apiextensionsv1.JSONSchemaProps {
+	if path == ".metadata.creationTimestamp" {
+		return &apiextensionsv1.JSONSchemaProps{Type: "string", Format: "date-time"}
+	}
+	// The dot in a filter separates nothing.
+	for name := range strings.SplitSeq(strings.ReplaceAll(strings.TrimPrefix(path, "."), "@.", "@"), ".") {
+		parts := element.FindStringSubmatch(strings.ReplaceAll(name, "@", "@."))
+		if parts == nil {
+			return nil
+		}
+		next, ok := at.Properties[parts[1]]
+		if !ok {
+			return nil
+		}
+		at = &next
+		if parts[2] == "" {
+			continue
+		}
+		if at.Items == nil {
+			return nil
+		}
+		at = at.Items.Schema
+		if _, ok := at.Properties[parts[3]]; !ok {
+			return nil
+		}
+	}
+	return at
+}
+
+// The rule for identifiers is one, here and in package identifier.
+func TestIdentifiersInDefinitions(t *testing.T) {
+	definitions := crds(t)
+	for kind, paths := range map[string][]string{
+		"NstanceMachinePool":     {".spec.group", ".spec.shards[]", ".spec.subnets[]"},
+		"NstanceShardGroup":      {".spec.group", ".spec.shard", ".spec.subnets[]"},
+		"NstanceMachine":         {".spec.groupRef.name", ".spec.shard"},
+		"NstanceMachineTemplate": {".spec.template.spec.groupRef.name", ".spec.template.spec.shard"},
+	} {
+		for _, path := range paths {
+			field := resolve(schemaOf(definitions[kind]), strings.TrimSuffix(path, "[]"))
+			if strings.HasSuffix(path, "[]") {
+				field = field.Items.Schema
+			}
+			if field.Pattern != identifier.Pattern || ptr.Deref(field.MaxLength, 0) != identifier.MaxLength {
+				t.Errorf("%s%s: pattern %q, at most %d; want %q, %d", kind, path,
+					field.Pattern, ptr.Deref(field.MaxLength, 0), identifier.Pattern, identifier.MaxLength)
+			}
+			for _, c := range identifiertest.Cases {
+				if got := accepts(t, field, c.Value); got != c.Valid {
+					t.Errorf("%s%s: %q is accepted %t, want %t", kind, path, c.Value, got, c.Valid)
+				}
+			}
+		}
+	}
+}
+
+// accepts tells whether a schema of an identifier accepts value. Of CEL it knows
+// the one rule that identifiers have.
+func accepts(t *testing.T, field *apiextensionsv1.JSONSchemaProps, value string) bool {
+	t.Helper()
+	contains := slices.ContainsFunc(field.XValidations, func(rule apiextensionsv1.ValidationRule) bool {
+		return rule.Rule == "!self.contains('"+identifier.Separator+"')"
+	})
+	return int64(len([]rune(value))) >= ptr.Deref(field.MinLength, 0) &&
+		int64(len([]rune(value))) <= ptr.Deref(field.MaxLength, 1<<30) &&
+		regexp.MustCompile(field.Pattern).MatchString(value) &&
+		!(contains && strings.Contains(value, identifier.Separator))
+}

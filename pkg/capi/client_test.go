@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package capi
+
+import (
+	"encoding/json"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+const (
+	clustersPath     = "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/clusters"
+	machinePoolsPath = "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machinepools"
+)
+
+// serve answers a client with handler until the test ends.
+func serve(t *testing.T, handler http.HandlerFunc) *Client {
+	t.Helper()
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	client, err := NewForConfig(&rest.Config{Host: server.URL})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return client
+}
+
+func answer(t *testing.T, w http.ResponseWriter, code int, body any) {
+	t.Helper()
+	begin(w, code)
+	send(t, w, body)
+}
+
+// begin sends the header of an answer.
+func begin(w http.ResponseWriter, code int) {
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(code)
+	if flusher, ok := w.(http.Flusher); ok {
+		flusher.Flush()
+	}
+}
+
+// send sends a body, or one more event of a watch.
+func send(t *testing.T, w http.ResponseWriter, body any) {
+	t.Helper()
+	if err := json.NewEncoder(w).Encode(body); err != nil {
+		t.Error(err)
+	}
+	if flusher, ok := w.(http.Flusher); ok {
+		flusher.Flush()
+	}
+}
+
+func machinePool(name, version string, replicas int32) *clusterv1.MachinePool {
+	return &clusterv1.MachinePool{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "cluster.x-k8s.io/v1beta2", Kind: "MachinePool"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, ResourceVersion: version},
+		Spec:       clusterv1.MachinePoolSpec{ClusterName: "prod", Replicas: &replicas},
+	}
+}
+
+func TestCreate(t *testing.T) {
+	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method != http.MethodPost || r.URL.Path != machinePoolsPath || r.URL.Query().Get("fieldManager") != "test" {
+			t.Errorf("got %s %s", r.Method, r.URL)
+		}
+		body, err := io.ReadAll(r.Body)
+		if err != nil {
+			t.Error(err)
+		}
+		for _, part := range []string{`"kind":"MachinePool"`, `"apiVersion":"cluster.x-k8s.io/v1beta2"`, `"replicas":0`, `"name":"workers"`} {
+			if !strings.Contains(string(body), part) {
+				t.Errorf("%s is not in %s", part, body)
+			}
+		}
+		answer(t, w, http.StatusCreated, machinePool("workers", "7", 0))
+	})
+	made, err := client.MachinePools("default").Create(t.Context(), &clusterv1.MachinePool{
+		ObjectMeta: metav1.ObjectMeta{Name: "workers"}, Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To[int32](0)},
+	}, metav1.CreateOptions{FieldManager: "test"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if made.Name != "workers" || made.ResourceVersion != "7" {
+		t.Errorf("got %+v", made.ObjectMeta)
+	}
+}
+
+func TestErrorsAreTheAPIServers(t *testing.T) {
+	client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
+		status := apierrors.NewAlreadyExists(clusterv1.GroupVersion.WithResource("clusters").GroupResource(), "prod").Status()
+		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
+		answer(t, w, int(status.Code), status)
+	})
+	_, err := client.Clusters("default").Create(t.Context(), &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Name: "prod"}}, metav1.CreateOptions{})
+	if !apierrors.IsAlreadyExists(err) {
+		t.Errorf("got error %v", err)
+	}
+}
+
+func TestListAndGet(t *testing.T) {
+	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		cluster := clusterv1.Cluster{
+			TypeMeta:   metav1.TypeMeta{APIVersion: "cluster.x-k8s.io/v1beta2", Kind: "Cluster"},
+			ObjectMeta: metav1.ObjectMeta{Name: "prod"}, Spec: clusterv1.ClusterSpec{Paused: ptr.To(true)},
+		}
+		switch r.URL.Path {
+		case clustersPath:
+			if got := r.URL.Query().Get("labelSelector"); got != "a=b" {
+				t.Errorf("the selector is %q", got)
+			}
+			answer(t, w, http.StatusOK, clusterv1.ClusterList{
+				TypeMeta: metav1.TypeMeta{APIVersion: "cluster.x-k8s.io/v1beta2", Kind: "ClusterList"},
+				ListMeta: metav1.ListMeta{ResourceVersion: "9"}, Items: []clusterv1.Cluster{cluster},
+			})
+		case clustersPath + "/prod":
+			answer(t, w, http.StatusOK, cluster)
+		default:
+			t.Errorf("got %s %s", r.Method, r.URL)
+		}
+	})
+	list, err := client.Clusters("default").List(t.Context(), metav1.ListOptions{LabelSelector: "a=b"})
+	if err != nil || list.ResourceVersion != "9" || len(list.Items) != 1 || list.Items[0].Name != "prod" {
+		t.Errorf("got %+v, error %v", list, err)
+	}
+	cluster, err := client.Clusters("default").Get(t.Context(), "prod", metav1.GetOptions{})
+	if err != nil || !ptr.Deref(cluster.Spec.Paused, false) {
+		t.Errorf("got %+v, error %v", cluster, err)
+	}
+}
+
+func TestWatch(t *testing.T) {
+	client := serve(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path != machinePoolsPath || r.URL.Query().Get("watch") != "true" {
+			t.Errorf("got %s %s", r.Method, r.URL)
+		}
+		answer(t, w, http.StatusOK, event("MODIFIED", machinePool("workers", "8", 5)))
+		<-r.Context().Done()
+	})
+	watching, err := client.MachinePools("default").Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watching.Stop()
+	got := <-watching.ResultChan()
+	if object, ok := got.Object.(*clusterv1.MachinePool); got.Type != watch.Modified || !ok || *object.Spec.Replicas != 5 {
+		t.Errorf("got %+v", got)
+	}
+}
+
+func event(kind string, object any) map[string]any {
+	return map[string]any{"type": kind, "object": object}
+}
+
+func TestNewForConfigLeavesTheConfigurationAlone(t *testing.T) {
+	config := &rest.Config{Host: "http://localhost"}
+	if _, err := NewForConfig(config); err != nil {
+		t.Fatal(err)
+	}
+	if config.APIPath != "" || config.GroupVersion != nil || config.UserAgent != "" {
+		t.Errorf("it is %+v now", config)
+	}
+}
