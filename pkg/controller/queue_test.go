@@ -114,7 +114,7 @@ func TestQueueSchedule(t *testing.T) {
 			want: []time.Duration{0, 50 * ms, 150 * ms, 1150 * ms, 1200 * ms},
 		},
 		"a sync is repeated after the time it asks for": {
-			answer: func(n int) (time.Duration, error) { return 10 * time.Second, nil },
+			answer: func(int) (time.Duration, error) { return 10 * time.Second, nil },
 			d:      35 * time.Second,
 			want:   []time.Duration{0, 10 * time.Second, 20 * time.Second, 30 * time.Second},
 		},

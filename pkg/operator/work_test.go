@@ -40,8 +40,8 @@ func TestWorkEndsControllersBeforeConnections(t *testing.T) {
 		<-slow.told
 		synctest.Wait()
 		select {
-		case <-done:
-			t.Fatal("work has returned while a controller was running")
+		case err := <-done:
+			t.Fatalf("work has returned %v while a controller was running", err)
 		default:
 		}
 		// Only a pool that still runs tries to connect to what is configured now.

@@ -130,7 +130,7 @@ func (h *harness) syncStale() (did []string, requeue time.Duration, err error) {
 	h.t.Helper()
 	ctx := klog.NewContext(h.t.Context(), ktesting.NewLogger(h.t, ktesting.NewConfig()))
 	requeue, err = h.controller.sync(ctx, cache.NewObjectName(namespace, "workers--a"))
-	did = append(h.shard.calls, h.Writes()...)
+	did = slices.Concat(h.shard.calls, h.Writes())
 	h.shard.calls = nil
 	return did, requeue, err
 }

@@ -200,8 +200,10 @@ func accepts(t *testing.T, field *apiextensionsv1.JSONSchemaProps, value string)
 	contains := slices.ContainsFunc(field.XValidations, func(rule apiextensionsv1.ValidationRule) bool {
 		return rule.Rule == "!self.contains('"+identifier.Separator+"')"
 	})
-	return int64(len([]rune(value))) >= ptr.Deref(field.MinLength, 0) &&
-		int64(len([]rune(value))) <= ptr.Deref(field.MaxLength, 1<<30) &&
-		regexp.MustCompile(field.Pattern).MatchString(value) &&
-		!(contains && strings.Contains(value, identifier.Separator))
+	if contains && strings.Contains(value, identifier.Separator) {
+		return false
+	}
+	length := int64(len([]rune(value)))
+	return length >= ptr.Deref(field.MinLength, 0) && length <= ptr.Deref(field.MaxLength, 0) &&
+		regexp.MustCompile(field.Pattern).MatchString(value)
 }
