@@ -34,6 +34,9 @@ const (
 	pingAtMost = 5 * time.Second
 	// stopTimeout is how long calls under way may take when the server stops.
 	stopTimeout = 5 * time.Second
+	// connectTimeout is how long a client may take for its handshake. A server
+	// that stops waits for it, also when no calls are waited for.
+	connectTimeout = 5 * time.Second
 )
 
 // newOperatorServer returns the gRPC server of the operators' listener.
@@ -46,6 +49,7 @@ func (s *Server) newOperatorServer(logger klog.Logger, registry prometheus.Regis
 	authorizeUnary, authorizeStream := api.Authorize(logger, pki.RoleOperator)
 	options := slices.Concat(s.GRPCOptions, []grpc.ServerOption{
 		grpc.Creds(creds),
+		grpc.ConnectionTimeout(connectTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAtMost, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(countUnary, authorizeUnary),

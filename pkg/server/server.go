@@ -51,7 +51,7 @@ func (s *Server) Run(ctx context.Context) error {
 	health := newHealth(registry)
 	healthListener, err := s.Listen(ctx, s.Config.Shard.Bind.HealthAddr)
 	if err != nil {
-		return fmt.Errorf("listening for health checks (shard.bind.health_addr): %w", err)
+		return fmt.Errorf("shard %s: listening for health checks (shard.bind.health_addr): %w", s.Config.Shard.ID, err)
 	}
 
 	g, ctx := errgroup.WithContext(ctx)
@@ -76,6 +76,10 @@ func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus
 		board.Refresh(key)
 		reconciler.Enqueue(key)
 	}
+	operators, err := s.newOperatorServer(logger, registry, api.NewOperatorService(store, s.Provider, board, changed))
+	if err != nil {
+		return err
+	}
 	g.Go(func() error { return s.Provider.Run(ctx, changed) })
 	select {
 	case <-ctx.Done():
@@ -83,6 +87,12 @@ func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus
 	case <-s.Provider.Synced():
 	}
 
+	// What can go wrong has by now, or does here: no instance is made by a
+	// server that will not serve.
+	listener, err := s.Listen(ctx, s.Config.Shard.Bind.OperatorAddr)
+	if err != nil {
+		return fmt.Errorf("listening for operators (shard.bind.operator_addr): %w", err)
+	}
 	// Groups that have instances but are no more come from the provider.
 	for _, key := range store.Keys() {
 		changed(key)
@@ -91,15 +101,6 @@ func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus
 		reconciler.Run(ctx)
 		return nil
 	})
-
-	listener, err := s.Listen(ctx, s.Config.Shard.Bind.OperatorAddr)
-	if err != nil {
-		return fmt.Errorf("listening for operators (shard.bind.operator_addr): %w", err)
-	}
-	operators, err := s.newOperatorServer(logger, registry, api.NewOperatorService(store, s.Provider, board, changed))
-	if err != nil {
-		return errors.Join(err, listener.Close())
-	}
 	logger.Info("Serving operators", "shard", s.Config.Shard.ID, "address", listener.Addr().String(), "groups", len(store.Keys()))
 	health.ready.Store(true)
 	return serveGRPC(ctx, operators, listener, func() {

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"slices"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+func TestARestartChangesNothing(t *testing.T) {
+	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`})
+	operator := first.Operator("default")
+	watch := watchGroups(t, operator)
+	watch.untilSize("main", 2)
+	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3, Vars: map[string]string{"a": "b"}})
+	watch.untilSize("workers", 3)
+	upsert(t, operator, "main", &nstancev1.GroupConfig{Size: 1})
+	watch.untilSize("main", 1)
+	before := list(t, operator)
+	first.Stop()
+
+	second := servertest.Start(t, servertest.Options{
+		Authority: first.Authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
+		Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`,
+	})
+	// The same client finds the way back. Its first answer is complete.
+	after := list(t, operator)
+	if len(before) != 2 || !slices.EqualFunc(before, after, func(a, b *nstancev1.GroupStatus) bool { return proto.Equal(a, b) }) {
+		t.Errorf("before %v\nafter  %v", before, after)
+	}
+	upsert(t, second.Operator("default"), "workers", &nstancev1.GroupConfig{Size: 4})
+	grown := watchGroups(t, second.Operator("default")).untilSize("workers", 4)
+	for _, id := range before[1].ProviderIds {
+		if !slices.Contains(grown.ProviderIds, id) {
+			t.Errorf("instance %s of %v was replaced: %v", id, before[1], grown)
+		}
+	}
+	if got := nodes(t, second); got != 5 {
+		t.Errorf("there are %d Nodes, want 5", got)
+	}
+}
+
+func TestDeletedGroups(t *testing.T) {
+	server := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 1}}}`})
+	operator := server.Operator("default")
+	watch := watchGroups(t, operator)
+	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
+	watch.untilSize("workers", 2)
+	upsert(t, operator, "main", &nstancev1.GroupConfig{Size: 3})
+	watch.untilSize("main", 3)
+
+	// A static group returns to what is configured.
+	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "main"}); err != nil {
+		t.Fatal(err)
+	}
+	watch.untilSize("main", 1)
+
+	// A dynamic one goes, and its instances with it. Who asks again is told the
+	// same.
+	kept, err := server.Kubernetes.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "nstance.dev/group=workers"})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer kept.Stop()
+	for range 2 {
+		if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	deleted := watch.until(func(e *nstancev1.GroupEvent) bool { return e.Type == nstancev1.GroupEvent_TYPE_DELETE })
+	if want := (&nstancev1.GroupStatus{Key: "workers", Tenant: "default"}); !proto.Equal(deleted.Group, want) {
+		t.Errorf("the deletion of %v was told, want %v", deleted.Group, want)
+	}
+	if groups := list(t, operator); len(groups) != 1 || groups[0].Key != "main" {
+		t.Errorf("there are groups %v, want main alone", groups)
+	}
+	within(t, patience, "the end of the instances", func() {
+		for left := 2; left > 0; {
+			if event := <-kept.ResultChan(); event.Type == "DELETED" {
+				left--
+			}
+		}
+	})
+	if got := nodes(t, server); got != 1 {
+		t.Errorf("there are %d Nodes, want 1", got)
+	}
+}
+
+// TestAGroupThatTheConfigurationDrops: its instances go, though no group tells
+// of them.
+func TestAGroupThatTheConfigurationDrops(t *testing.T) {
+	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}, "other": {"template": "worker"}}}`})
+	watchGroups(t, first.Operator("default")).untilSize("main", 2)
+	// Operators store something of every group that they scale.
+	upsert(t, first.Operator("default"), "main", &nstancev1.GroupConfig{Size: 3})
+	watchGroups(t, first.Operator("default")).untilSize("main", 3)
+	watchGroups(t, first.Operator("default")).untilSize("other", 1)
+	first.Stop()
+
+	gone, err := first.Kubernetes.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer gone.Stop()
+	second := servertest.Start(t, servertest.Options{
+		Authority: first.Authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes,
+		Groups: `{"default": {"other": {"template": "worker"}}}`,
+	})
+	within(t, patience, "the end of the instances", func() {
+		for left := 3; left > 0; {
+			if event := <-gone.ResultChan(); event.Type == "DELETED" {
+				left--
+			}
+		}
+	})
+	if groups := list(t, second.Operator("default")); len(groups) != 1 || groups[0].ActualSize != 1 {
+		t.Errorf("there are groups %v, want the other alone with its instance", groups)
+	}
+}
+
+func TestALostInstanceIsReplaced(t *testing.T) {
+	server := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 3}}}`})
+	watch := watchGroups(t, server.Operator("default"))
+	before := watch.untilSize("main", 3).ProviderIds
+	lost := before[1]
+	name := lost[len("kwok:///us-west-2a/"):]
+	if err := server.Kubernetes.CoreV1().Nodes().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	after := watch.until(func(e *nstancev1.GroupEvent) bool {
+		return e.Group.ActualSize == 3 && !slices.Contains(e.Group.ProviderIds, lost)
+	}).Group.ProviderIds
+	if !slices.Contains(after, before[0]) || !slices.Contains(after, before[2]) || !slices.IsSorted(after) {
+		t.Errorf("from %q to %q, want one replaced and all sorted", before, after)
+	}
+}

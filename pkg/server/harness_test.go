@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"context"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// patience is how long a test waits for what must come.
+const patience = 30 * time.Second
+
+// stream is a WatchGroups call.
+type stream struct {
+	t *testing.T
+	grpc.ServerStreamingClient[nstancev1.GroupEvent]
+}
+
+// watchGroups opens a stream that ends with the test.
+func watchGroups(t *testing.T, operator nstancev1.OperatorServiceClient) stream {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	t.Cleanup(cancel)
+	s, err := operator.WatchGroups(ctx, &emptypb.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return stream{t, s}
+}
+
+// until reads events up to the first that is wanted, and returns it.
+func (s stream) until(wanted func(*nstancev1.GroupEvent) bool) *nstancev1.GroupEvent {
+	s.t.Helper()
+	for {
+		event, err := s.Recv()
+		if err != nil {
+			s.t.Fatalf("waiting for an event: %v", err)
+		}
+		if wanted(event) {
+			return event
+		}
+	}
+}
+
+// untilSize returns when a group runs as many instances as it is said to have.
+func (s stream) untilSize(group string, size int32) *nstancev1.GroupStatus {
+	s.t.Helper()
+	return s.until(func(e *nstancev1.GroupEvent) bool {
+		return e.Group.Key == group && e.Type == nstancev1.GroupEvent_TYPE_UPSERT && e.Group.Size == size && e.Group.ActualSize == size
+	}).Group
+}
+
+func upsert(t *testing.T, operator nstancev1.OperatorServiceClient, group string, c *nstancev1.GroupConfig) *nstancev1.GroupStatus {
+	t.Helper()
+	reply, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: group, Config: c})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply
+}
+
+func list(t *testing.T, operator nstancev1.OperatorServiceClient) []*nstancev1.GroupStatus {
+	t.Helper()
+	reply, err := operator.ListGroups(t.Context(), &emptypb.Empty{}, grpc.WaitForReady(true))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return reply.Groups
+}
+
+// nodes returns how many Nodes there are.
+func nodes(t *testing.T, s *servertest.Server) int {
+	t.Helper()
+	nodes, err := s.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(nodes.Items)
+}
+
+// within fails the test unless do returns in time.
+func within(t *testing.T, limit time.Duration, what string, do func()) {
+	t.Helper()
+	done := make(chan struct{})
+	go func() {
+		do()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(limit):
+		t.Fatalf("%s takes longer than %v", what, limit)
+	}
+}
+
+func wantCode(t *testing.T, what string, err error, want codes.Code) {
+	t.Helper()
+	if got := status.Code(err); got != want {
+		t.Errorf("%s: got %v, want %v: %v", what, got, want, err)
+	}
+}
+
+// occupied returns an address at which somebody else listens.
+func occupied(t *testing.T) string {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = listener.Close() })
+	return listener.Addr().String()
+}
