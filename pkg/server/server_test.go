@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/server"
@@ -28,8 +29,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// configure writes the files of a shard with two static groups and returns the
-// path of its configuration.
+// configure writes the files of a shard with two static groups, and a client
+// certificate of an operator, and returns the path of the configuration.
 func configure(t *testing.T, healthAddr, operatorAddr string) string {
 	t.Helper()
 	dir := t.TempDir()
@@ -41,7 +42,12 @@ func configure(t *testing.T, healthAddr, operatorAddr string) string {
 	if err != nil {
 		t.Fatal(err)
 	}
+	operatorCert, operatorKey, err := authority.IssueClient(pki.Client{ID: "test", Tenant: "default", Role: pki.RoleOperator}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
 	for name, content := range map[string]string{
+		"operator.crt": string(operatorCert), "operator.key": string(operatorKey),
 		"ca.crt": string(authority.CertificatePEM()), "tls.crt": string(cert), "tls.key": string(key),
 		"shard.jsonc": `{
 			"cluster": {"id": "test"},
@@ -65,7 +71,7 @@ func configure(t *testing.T, healthAddr, operatorAddr string) string {
 
 // newServer returns the server of a configuration file over a clientset in
 // memory that knows no Nodes before known is closed.
-func newServer(t *testing.T, path string, known <-chan struct{}) *server.Server {
+func newServer(t *testing.T, path string, known <-chan struct{}) (*server.Server, *fake.Clientset) {
 	t.Helper()
 	c, err := config.Load(path)
 	if err != nil {
@@ -85,7 +91,7 @@ func newServer(t *testing.T, path string, known <-chan struct{}) *server.Server 
 		Listen: func(ctx context.Context, address string) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", address)
 		},
-	}
+	}, client
 }
 
 func closed() <-chan struct{} {
@@ -115,7 +121,7 @@ func get(t *testing.T, url string) (int, string) {
 
 func TestHealthFollowsServing(t *testing.T) {
 	known := make(chan struct{})
-	s := newServer(t, configure(t, "127.0.0.1:0", "127.0.0.1:1"), known)
+	s, _ := newServer(t, configure(t, "127.0.0.1:0", "127.0.0.1:1"), known)
 	listening := make(chan net.Listener, 2)
 	listen := s.Listen
 	s.Listen = func(ctx context.Context, _ string) (net.Listener, error) {
@@ -215,7 +221,7 @@ func TestAnAddressInUse(t *testing.T) {
 		"shard.bind.health_addr":   configure(t, taken, "127.0.0.1:0"),
 		"shard.bind.operator_addr": configure(t, "127.0.0.1:0", taken),
 	} {
-		s := newServer(t, path, closed())
+		s, _ := newServer(t, path, closed())
 		within(t, patience, "refusing to start", func() {
 			err := s.Run(t.Context())
 			for _, want := range []string{"shard us-west-2a", name, taken, "address already in use"} {
@@ -254,7 +260,7 @@ func TestRunRefusesFiles(t *testing.T) {
 	}
 	for name, file := range map[string]string{"shard.tls": "ca.crt", "using the TLS files": "tls.key"} {
 		t.Run(file, func(t *testing.T) {
-			s := newServer(t, configure(t, "127.0.0.1:0", "127.0.0.1:1"), closed())
+			s, _ := newServer(t, configure(t, "127.0.0.1:0", "127.0.0.1:1"), closed())
 			if err := os.WriteFile(filepath.Join(filepath.Dir(s.Config.Shard.TLS.CA), file), []byte("no PEM"), 0o600); err != nil {
 				t.Fatal(err)
 			}
@@ -264,7 +270,7 @@ func TestRunRefusesFiles(t *testing.T) {
 		})
 	}
 	t.Run("groups file", func(t *testing.T) {
-		s := newServer(t, configure(t, "127.0.0.1:0", "127.0.0.1:1"), closed())
+		s, _ := newServer(t, configure(t, "127.0.0.1:0", "127.0.0.1:1"), closed())
 		path := filepath.Join(s.DataDir, "groups", "us-west-2a.jsonc")
 		if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
 			t.Fatal(err)

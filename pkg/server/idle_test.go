@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"context"
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"net"
+	"os"
+	"path/filepath"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/test/bufconn"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// TestIdle lets hours go by for a shard with a hundred groups and an operator
+// that watches them: nothing is stored, nothing asked of Kubernetes, nothing
+// told. Connections are in memory so that time can be that of a bubble.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		path := configure(t, "health:1", "operators:1")
+		s, kubernetes := newServer(t, path, closed())
+		listeners := map[string]*bufconn.Listener{"health:1": bufconn.Listen(1 << 16), "operators:1": bufconn.Listen(1 << 16)}
+		s.Listen = func(_ context.Context, address string) (net.Listener, error) { return listeners[address], nil }
+		ctx, stop := context.WithCancel(t.Context())
+		stopped := make(chan error)
+		go func() { stopped <- s.Run(ctx) }()
+
+		conn := dial(t, path, listeners["operators:1"])
+		operator := nstancev1.NewOperatorServiceClient(conn)
+		watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		events := make(chan *nstancev1.GroupEvent, 10_000)
+		watching := make(chan struct{})
+		go func() {
+			defer close(watching)
+			for event, err := watch.Recv(); err == nil; event, err = watch.Recv() {
+				events <- event
+			}
+		}()
+		for i := range 98 {
+			upsert(t, operator, fmt.Sprintf("group-%d", i), &nstancev1.GroupConfig{Template: "worker", Size: 2})
+		}
+		// What is under way ends: retries, confirmations, waits for events.
+		<-time.After(time.Hour)
+		synctest.Wait()
+		for _, group := range list(t, operator) {
+			if group.ActualSize != group.Size {
+				t.Errorf("after an hour %s has %d of %d instances", group.Key, group.ActualSize, group.Size)
+			}
+		}
+		for len(events) > 0 {
+			<-events
+		}
+		kubernetes.ClearActions()
+		file := filepath.Join(s.DataDir, "groups", "us-west-2a.jsonc")
+		before, err := os.Stat(file)
+		if err != nil {
+			t.Fatal(err)
+		}
+
+		<-time.After(5 * time.Hour)
+		// An operator that repeats itself changes nothing either.
+		for i := range 98 {
+			upsert(t, operator, fmt.Sprintf("group-%d", i), &nstancev1.GroupConfig{Template: "worker", Size: 2})
+		}
+		synctest.Wait()
+		if len(events) != 0 {
+			t.Errorf("there were %d events, the first is %v", len(events), <-events)
+		}
+		if actions := kubernetes.Actions(); len(actions) != 0 {
+			t.Errorf("there were %d calls to Kubernetes, the first is %v", len(actions), actions[0])
+		}
+		if after, err := os.Stat(file); err != nil || !os.SameFile(before, after) || !before.ModTime().Equal(after.ModTime()) {
+			t.Errorf("the groups file was written: %v", err)
+		}
+
+		stop()
+		if err := <-stopped; err != nil {
+			t.Errorf("stopped with %v", err)
+		}
+		<-watching
+		_ = conn.Close()
+	})
+}
+
+// dial connects the operator of a configuration to listener.
+func dial(t *testing.T, path string, listener *bufconn.Listener) *grpc.ClientConn {
+	t.Helper()
+	folder := filepath.Dir(path)
+	pair, err := tls.LoadX509KeyPair(filepath.Join(folder, "operator.crt"), filepath.Join(folder, "operator.key"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	ca, err := os.ReadFile(filepath.Join(folder, "ca.crt"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(ca)
+	conn, err := grpc.NewClient("passthrough:///127.0.0.1",
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}})))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return conn
+}
