@@ -147,15 +147,14 @@ func (c *Controller) ShardChanged(shard string) {
 	}
 }
 
-// poolChanged sees every change of a pool. A new spec is synced at once; a new
-// status is most often our own.
+// poolChanged sees every change of a pool. A new spec is synced at once. A new
+// status is our own, and waking for it would cut short the wait for more shards
+// to report; what somebody else writes there is put right by the resync.
 func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	switch {
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
-	case before != nil && before.Generation == after.Generation:
-		c.queue.AddAfter(cache.MetaObjectToName(after), controller.BatchPeriod)
-	default:
+	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion:
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }

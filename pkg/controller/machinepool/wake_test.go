@@ -50,9 +50,14 @@ func TestWhatWakesWhichPoolWhen(t *testing.T) {
 			after.Generation++
 			c.poolChanged(pool, after)
 		}, []string{"workers at 0s"}},
-		"a new status, most often our own": {func(c *Controller) {
+		"a new status, our own, wakes nothing": {func(c *Controller) {
+			after := pool.DeepCopy()
+			after.ResourceVersion = "another"
+			c.poolChanged(pool, after)
+		}, nil},
+		"a resync": {func(c *Controller) {
 			c.poolChanged(pool, pool.DeepCopy())
-		}, []string{"workers at 1s"}},
+		}, []string{"workers at 0s"}},
 		"a shard group that appears or goes": {func(c *Controller) {
 			c.shardGroupChanged(nil, group("1", nil))
 		}, []string{"workers at 0s"}},

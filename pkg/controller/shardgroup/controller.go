@@ -144,16 +144,15 @@ func (c *Controller) ShardChanged(shard string) {
 	}
 }
 
-// changed sees every change of a shard group. A new spec is synced at once; a
-// new status is most often our own.
+// changed sees every change of a shard group. A new spec is synced at once. A
+// new status is our own, and waking for it would cut short the wait for more
+// instances to run; what somebody else writes there is put right by the resync.
 func (c *Controller) changed(before, after *v1beta1.NstanceShardGroup) {
 	switch {
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
-	case before != nil && before.Generation == after.Generation &&
-		before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero():
-		c.queue.AddAfter(cache.MetaObjectToName(after), controller.BatchPeriod)
-	default:
+	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
+		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero():
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }

@@ -35,9 +35,12 @@ func TestWhatWakesAShardGroupWhen(t *testing.T) {
 			h.controller.changed(newObject(), deleting(newObject()))
 		}, []string{"workers--a at 0s"}},
 		"an object that is gone": {func(h *harness) { h.controller.changed(newObject(), nil) }, []string{"workers--a at 0s"}},
-		"a new status, most often our own": {func(h *harness) {
+		"a new status, our own, wakes nothing": {func(h *harness) {
+			h.controller.changed(newObject(), with(func(g *v1beta1.NstanceShardGroup) { g.ResourceVersion = "another" }))
+		}, nil},
+		"a resync": {func(h *harness) {
 			h.controller.changed(newObject(), newObject())
-		}, []string{"workers--a at 1s"}},
+		}, []string{"workers--a at 0s"}},
 		"news of instances, with whatever follows": {func(h *harness) {
 			for range 10 {
 				h.controller.GroupChanged("a", "workers")
