@@ -29,9 +29,10 @@ import (
 const (
 	// workers bound how many pools are synced at once.
 	workers = 4
-	// shardGroupBatch is how long a pool waits for more shards to report. It is
-	// longer than what a shard group waits for more instances, so that a change
-	// of several shards is one write to the pool.
+	// shardGroupBatch is how long a pool waits for more shards to report, and
+	// after a Node came or went for its shard to report that. It is longer than
+	// what a shard group waits for more instances, so that a change of several
+	// shards is one write to the pool.
 	shardGroupBatch = 2 * controller.BatchPeriod
 	// staleRetry is how long a sync waits for the caches to show its last write.
 	staleRetry = 50 * time.Millisecond
@@ -207,7 +208,7 @@ func (c *Controller) nodeChanged(before, after *corev1.Node) {
 		}
 		for _, group := range c.shardGroupsWith(node.Spec.ProviderID) {
 			if pool := poolOf(group); pool != "" {
-				c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
+				c.queue.AddAfter(c.key(pool), shardGroupBatch)
 			}
 		}
 	}

@@ -89,10 +89,10 @@ func TestWhatWakesWhichPoolWhen(t *testing.T) {
 		}, []string{"other at 0s", "workers at 0s"}},
 		"the Node of an instance": {func(c *Controller) {
 			c.nodeChanged(nil, node("one", "aws:///us-west-2a/i-1"))
-		}, []string{"workers at 1s"}},
+		}, []string{"workers at 2s"}},
 		"a Node gets its provider id": {func(c *Controller) {
 			c.nodeChanged(node("one", ""), node("one", "i-1"))
-		}, []string{"workers at 1s"}},
+		}, []string{"workers at 2s"}},
 		"another Node wakes nothing": {func(c *Controller) {
 			c.nodeChanged(nil, node("one", "aws:///us-west-2a/i-9"))
 			c.nodeChanged(nil, node("two", ""))
