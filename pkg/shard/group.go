@@ -41,6 +41,10 @@ type Group struct {
 	// ProviderIDs are the provider ids of those instances, as the server sorts
 	// them.
 	ProviderIDs []string
+	// Deleting is true for a group that was deleted and is listed until its last
+	// instance is gone. Servers that do not know this extension stop listing a
+	// deleted group at once.
+	Deleting bool
 }
 
 // Equal reports whether both groups say the same. No subnets and empty subnets
@@ -57,7 +61,8 @@ func (g Group) Equal(other Group) bool {
 		g.Static == other.Static &&
 		g.ETag == other.ETag &&
 		g.ActualSize == other.ActualSize &&
-		slices.Equal(g.ProviderIDs, other.ProviderIDs)
+		slices.Equal(g.ProviderIDs, other.ProviderIDs) &&
+		g.Deleting == other.Deleting
 }
 
 // GroupConfig is the whole of what the operator wants of a group on one shard.

@@ -14,7 +14,7 @@ func TestGroupEqual(t *testing.T) {
 	group := shard.Group{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 2, InstanceType: "small",
 		Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}, Static: true, ETag: "e",
-		ActualSize: 1, ProviderIDs: []string{"kwok://a/1"},
+		ActualSize: 1, ProviderIDs: []string{"kwok://a/1"}, Deleting: true,
 	}
 	if same := group; !group.Equal(same) {
 		t.Error("a group is not equal to its copy")

@@ -654,7 +654,10 @@ type GroupStatus struct {
 	// Running managed instances; on-demand ones are left out.
 	ActualSize int32 `protobuf:"varint,10,opt,name=actual_size,json=actualSize,proto3" json:"actual_size,omitempty"`
 	// Provider ids of those instances, sorted.
-	ProviderIds   []string `protobuf:"bytes,11,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
+	ProviderIds []string `protobuf:"bytes,11,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
+	// Extension: the group was deleted and is listed until its last instance is
+	// gone. Servers that do not know it stop listing a deleted group at once.
+	Deleting      bool `protobuf:"varint,1000,opt,name=deleting,proto3" json:"deleting,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -764,6 +767,13 @@ func (x *GroupStatus) GetProviderIds() []string {
 		return x.ProviderIds
 	}
 	return nil
+}
+
+func (x *GroupStatus) GetDeleting() bool {
+	if x != nil {
+		return x.Deleting
+	}
+	return false
 }
 
 type DeleteGroupRequest struct {
@@ -1927,7 +1937,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\x8b\x03\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xa8\x03\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -1941,7 +1951,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\vactual_size\x18\n" +
 	" \x01(\x05R\n" +
 	"actualSize\x12!\n" +
-	"\fprovider_ids\x18\v \x03(\tR\vproviderIds\x1a7\n" +
+	"\fprovider_ids\x18\v \x03(\tR\vproviderIds\x12\x1b\n" +
+	"\bdeleting\x18\xe8\a \x01(\bR\bdeleting\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +

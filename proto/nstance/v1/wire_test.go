@@ -97,6 +97,7 @@ message GroupStatus
   etag 9 string
   actual_size 10 int32
   provider_ids 11 repeated string
+  deleting 1000 bool
 message DeleteGroupRequest
   key 1 string
 message CreateInstanceRequest

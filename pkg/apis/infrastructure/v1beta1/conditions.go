@@ -17,6 +17,12 @@ const (
 	// ConditionConfigValid, on a shard group, is false when the shard refused
 	// the group's configuration.
 	ConditionConfigValid = "ConfigValid"
+	// ConditionPaused, on a pool, is true while the pool, its MachinePool or its
+	// Cluster is paused: nothing is written to shards or to specs (CAPI contract).
+	ConditionPaused = "Paused"
+	// ConditionKubeconfigAvailable, on a cluster, is false while the Secret is
+	// missing with which Cluster API reaches the Nodes.
+	ConditionKubeconfigAvailable = "KubeconfigAvailable"
 	// ConditionAvailable, on a cluster, stands for the availability of the
 	// control plane, which Nstance does not manage (CAPI contract).
 	ConditionAvailable = "Available"
@@ -45,6 +51,12 @@ const (
 	ReasonUpsertFailed = "UpsertFailed"
 	// ReasonScaling: the number of running instances is not yet the wanted one.
 	ReasonScaling = "Scaling"
+	// ReasonProviderError: the shard's provider refuses to make or end instances;
+	// the message holds its words.
+	ReasonProviderError = "ProviderError"
+	// ReasonPaused and ReasonNotPaused: whether somebody has paused the object.
+	ReasonPaused    = "Paused"
+	ReasonNotPaused = "NotPaused"
 	// ReasonDeleting: the object is being deleted and waits for its shard.
 	ReasonDeleting = "Deleting"
 	// ReasonNoMachinePool: there is no MachinePool that says how many replicas.

@@ -12,6 +12,8 @@ const (
 	// LabelShard is the shard an object stands for.
 	LabelShard = "nstance.dev/shard"
 
+	// FinalizerMachinePool keeps a pool until none of its shard groups is left.
+	FinalizerMachinePool = "nstance.dev/machine-pool"
 	// FinalizerShardGroup keeps a shard group until its shard has confirmed
 	// that the group is gone.
 	FinalizerShardGroup = "nstance.dev/shard-group"

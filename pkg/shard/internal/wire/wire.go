@@ -25,6 +25,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		ETag:         status.GetEtag(),
 		ActualSize:   status.GetActualSize(),
 		ProviderIDs:  status.GetProviderIds(),
+		Deleting:     status.GetDeleting(),
 	}
 }
 

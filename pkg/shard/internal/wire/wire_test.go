@@ -17,12 +17,12 @@ func TestGroup(t *testing.T) {
 	got := Group(&nstancev1.GroupStatus{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "small",
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, IsStatic: true, Etag: "e",
-		ActualSize: 2, ProviderIds: []string{"kwok://a/1", "kwok://a/2"},
+		ActualSize: 2, ProviderIds: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 	})
 	want := shard.Group{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "small",
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, Static: true, ETag: "e",
-		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"},
+		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)

@@ -35,7 +35,7 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	Subnets []string `json:"subnets,omitempty"`
 	// observedGeneration is the generation this status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, ShardsReachable.
+	// conditions tell the present state: Ready, ShardsReachable, Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
