@@ -5,24 +5,44 @@ package controlplane
 
 import (
 	"context"
+	"encoding/json"
+	"fmt"
 	"path/filepath"
 	"strconv"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// auditPolicy records who wrote what, without the objects themselves. Reads
-// are left out: they are many, and nothing counts them.
-const auditPolicy = `apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived, ResponseStarted, Panic]
-rules:
-- level: None
-  verbs: [get, list, watch]
-- level: Metadata
-`
+// auditPolicy records who asked for what, without the objects themselves: every
+// write, and the reads of the given users alone, for they are many. A watch of
+// such a user is recorded when it begins as well as when it ends, which may be
+// after everybody stopped looking.
+func auditPolicy(readers []string) ([]byte, error) {
+	policy := auditv1.Policy{
+		TypeMeta:   metav1.TypeMeta{APIVersion: auditv1.SchemeGroupVersion.String(), Kind: "Policy"},
+		OmitStages: []auditv1.Stage{auditv1.StageRequestReceived, auditv1.StagePanic},
+	}
+	if len(readers) > 0 {
+		policy.Rules = append(policy.Rules, auditv1.PolicyRule{Level: auditv1.LevelMetadata, Users: readers})
+	}
+	policy.Rules = append(policy.Rules,
+		auditv1.PolicyRule{Level: auditv1.LevelNone, Verbs: readVerbs},
+		auditv1.PolicyRule{Level: auditv1.LevelMetadata, OmitStages: []auditv1.Stage{auditv1.StageResponseStarted}})
+	encoded, err := json.Marshal(policy)
+	if err != nil {
+		return nil, fmt.Errorf("encoding the audit policy: %w", err)
+	}
+	return encoded, nil
+}
 
 func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
-	policy := filepath.Join(cp.dir, "config", "audit-policy.yaml")
-	if err := replaceFile(policy, []byte(auditPolicy)); err != nil {
+	policy := filepath.Join(cp.dir, "config", "audit-policy.json")
+	encoded, err := auditPolicy(cp.auditReads)
+	if err != nil {
+		return err
+	}
+	if err := replaceFile(policy, encoded); err != nil {
 		return err
 	}
 	certs, err := cp.authority.serving(APIServer)
@@ -51,7 +71,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 			"--requestheader-group-headers=X-Remote-Group",
 			"--requestheader-extra-headers-prefix=X-Remote-Extra-",
 			"--authorization-mode=Node,RBAC",
-			"--service-account-issuer=https://kubernetes.default.svc",
+			"--service-account-issuer=" + serviceAccountIssuer,
 			"--service-account-signing-key-file=" + privateKey,
 			"--service-account-key-file=" + publicKey,
 			"--service-cluster-ip-range=10.0.0.0/24",

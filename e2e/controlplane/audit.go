@@ -10,30 +10,43 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
 // AuditLog is the path of the API server's audit log: one line of JSON for
-// every request that asked for a write, in the order they were answered.
+// every request that asked for a write, and for every read of some users, in
+// the order they were answered.
 type AuditLog string
 
-// Write is one request to change something.
-type Write struct {
+// Request is one request to the API server.
+type Request struct {
 	Time time.Time // when the request was received
 	User string
-	// Verb is create, update, patch, delete or deletecollection; server-side
-	// apply is a patch.
+	// Credential tells the tokens of one user apart: "JTI=" and the id of the
+	// token. It is "" for other ways to log in.
+	Credential string
+	// Verb is get, list, watch, create, update, patch, delete or
+	// deletecollection; server-side apply is a patch.
 	Verb        string
 	Group       string // of the API; "" is the core group
 	Resource    string // plural, such as "machinepools"
 	Subresource string // such as "status" or "scale", mostly ""
 	Namespace   string
 	Name        string // "" when the API server chose it
+	Path        string // of a request for no resource, such as "/"; else ""
 	Code        int    // HTTP status of the answer: 409 and 422 changed nothing
+	Reason      string // why it was allowed or not; RBAC names the binding and the role
 	UserAgent   string
 }
+
+// Write is a request to change something.
+type Write = Request
+
+var readVerbs = []string{"get", "list", "watch"}
 
 // Position is a place in an audit log.
 type Position int64
@@ -54,6 +67,15 @@ func (l AuditLog) End() (Position, error) {
 // Writes returns the writes that were recorded from the given position on and
 // that match, which may be nil for all of them.
 func (l AuditLog) Writes(from Position, match func(Write) bool) ([]Write, error) {
+	return l.Requests(from, func(r Request) bool {
+		return r.Path == "" && !slices.Contains(readVerbs, r.Verb) && (match == nil || match(r))
+	})
+}
+
+// Requests returns the requests that were recorded from the given position on
+// and that match, which may be nil for all of them. A watch that has ended is
+// there twice.
+func (l AuditLog) Requests(from Position, match func(Request) bool) ([]Request, error) {
 	file, err := os.Open(string(l))
 	if err != nil {
 		return nil, fmt.Errorf("reading the audit log: %w", err)
@@ -62,12 +84,12 @@ func (l AuditLog) Writes(from Position, match func(Write) bool) ([]Write, error)
 	if _, err := file.Seek(int64(from), io.SeekStart); err != nil {
 		return nil, fmt.Errorf("reading the audit log: %w", err)
 	}
-	var writes []Write
+	var requests []Request
 	lines := bufio.NewReader(file)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return writes, nil // a last line without its end is being written
+			return requests, nil // a last line without its end is being written
 		}
 		if err != nil {
 			return nil, fmt.Errorf("reading the audit log: %w", err)
@@ -76,28 +98,34 @@ func (l AuditLog) Writes(from Position, match func(Write) bool) ([]Write, error)
 		if err := json.Unmarshal(line, &event); err != nil {
 			return nil, fmt.Errorf("reading the audit log: %w", err)
 		}
-		if write := writeOf(&event); match == nil || match(write) {
-			writes = append(writes, write)
+		if request := requestOf(&event); match == nil || match(request) {
+			requests = append(requests, request)
 		}
 	}
 }
 
-func writeOf(event *auditv1.Event) Write {
-	write := Write{
+func requestOf(event *auditv1.Event) Request {
+	request := Request{
 		Time:      event.RequestReceivedTimestamp.Time,
 		User:      event.User.Username,
 		Verb:      event.Verb,
+		Reason:    event.Annotations["authorization.k8s.io/reason"],
 		UserAgent: event.UserAgent,
 	}
+	if credentials := event.User.Extra["authentication.kubernetes.io/credential-id"]; len(credentials) > 0 {
+		request.Credential = credentials[0]
+	}
 	if object := event.ObjectRef; object != nil {
-		write.Group = object.APIGroup
-		write.Resource = object.Resource
-		write.Subresource = object.Subresource
-		write.Namespace = object.Namespace
-		write.Name = object.Name
+		request.Group = object.APIGroup
+		request.Resource = object.Resource
+		request.Subresource = object.Subresource
+		request.Namespace = object.Namespace
+		request.Name = object.Name
+	} else {
+		request.Path, _, _ = strings.Cut(event.RequestURI, "?")
 	}
 	if event.ResponseStatus != nil {
-		write.Code = int(event.ResponseStatus.Code)
+		request.Code = int(event.ResponseStatus.Code)
 	}
-	return write
+	return request
 }

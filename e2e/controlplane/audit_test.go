@@ -6,6 +6,7 @@ package controlplane
 import (
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 )
 
@@ -22,6 +23,33 @@ func TestAuditLogLeavesOutAHalfWrittenLine(t *testing.T) {
 	want := Write{User: "somebody", Verb: "patch", Resource: "nodes", Subresource: "status", Name: "n", Code: 200}
 	if len(writes) != 1 || writes[0] != want {
 		t.Errorf("read %+v, want only %+v", writes, want)
+	}
+}
+
+func TestAuditLogTellsReadsFromWrites(t *testing.T) {
+	const lines = `{"verb":"get","user":{"username":"reader","extra":{"authentication.kubernetes.io/credential-id":["JTI=1"]}},"requestURI":"/?timeout=5s",` +
+		`"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed"}}` + "\n" +
+		`{"verb":"list","user":{"username":"reader"},"requestURI":"/api/v1/pods","objectRef":{"resource":"pods"},"responseStatus":{"code":403}}` + "\n" +
+		`{"verb":"create","user":{"username":"reader"},"objectRef":{"resource":"pods","subresource":"eviction"},"responseStatus":{"code":201}}` + "\n"
+	log := AuditLog(filepath.Join(t.TempDir(), "audit.log"))
+	if err := os.WriteFile(string(log), []byte(lines), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	requests, err := log.Requests(0, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Request{
+		{User: "reader", Credential: "JTI=1", Verb: "get", Path: "/", Code: 200, Reason: "RBAC: allowed"},
+		{User: "reader", Verb: "list", Resource: "pods", Code: 403},
+		{User: "reader", Verb: "create", Resource: "pods", Subresource: "eviction", Code: 201},
+	}
+	if !slices.Equal(requests, want) {
+		t.Errorf("read %+v, want %+v", requests, want)
+	}
+	writes, err := log.Writes(0, nil)
+	if err != nil || !slices.Equal(writes, want[2:]) {
+		t.Errorf("read the writes %+v (%v), want %+v", writes, err, want[2:])
 	}
 }
 

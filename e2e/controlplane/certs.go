@@ -122,12 +122,14 @@ func (a *authority) serviceAccountKeys() (private, public string, err error) {
 	if err != nil {
 		return "", "", err
 	}
-	private, public = filepath.Join(a.dir, "service-account.key"), filepath.Join(a.dir, "service-account.pub")
+	private, public = a.serviceAccountKeyFile(), filepath.Join(a.dir, "service-account.pub")
 	if err := replaceFile(private, privatePEM); err != nil {
 		return "", "", err
 	}
 	return private, public, replaceFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: publicDER}))
 }
+
+func (a *authority) serviceAccountKeyFile() string { return filepath.Join(a.dir, "service-account.key") }
 
 func newKey() (*ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)

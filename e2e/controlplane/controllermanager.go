@@ -31,7 +31,7 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context) error {
 			"--tls-private-key-file=" + filepath.Join(certs, "tls.key"),
 			"--leader-elect=false",
 			"--use-service-account-credentials",
-			"--service-account-private-key-file=" + filepath.Join(cp.authority.dir, "service-account.key"),
+			"--service-account-private-key-file=" + cp.authority.serviceAccountKeyFile(),
 			"--root-ca-file=" + cp.authority.caFile(),
 		},
 		Ports: []int{cp.ports.ControllerManager},

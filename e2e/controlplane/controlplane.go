@@ -40,6 +40,8 @@ type Options struct {
 	// Namespace is the one that the administrator's kubeconfig names; "" is
 	// "default".
 	Namespace string
+	// AuditReads are the users whose reads the audit log holds too.
+	AuditReads []string
 	// Progress is told of every component that has started. Optional.
 	Progress io.Writer
 	// Exited is told when a component ends that nobody in this program asked
@@ -53,6 +55,7 @@ type ControlPlane struct {
 	dir        string
 	binaries   Binaries
 	ports      Ports
+	auditReads []string
 	progress   io.Writer
 	exited     func(*Component, string)
 	authority  *authority
@@ -78,7 +81,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, err
 	}
-	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, progress: o.Progress, exited: o.Exited}
+	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, auditReads: o.AuditReads, progress: o.Progress, exited: o.Exited}
 	if cp.progress == nil {
 		cp.progress = io.Discard
 	}
@@ -222,5 +225,5 @@ func (cp *ControlPlane) AdminConfig() *rest.Config { return rest.CopyConfig(cp.c
 // KubeconfigPath is the administrator's kubeconfig file.
 func (cp *ControlPlane) KubeconfigPath() string { return filepath.Join(cp.dir, "kubeconfig") }
 
-// AuditLog is the record of all writes to the API server.
+// AuditLog is the record of the requests to the API server.
 func (cp *ControlPlane) AuditLog() AuditLog { return AuditLog(filepath.Join(cp.dir, "audit.log")) }
