@@ -162,6 +162,26 @@ func (c *Component) Kill(ctx context.Context) error {
 	return c.end(ctx, func(p *process) error { return p.signal(unix.SIGKILL) })
 }
 
+// Freeze keeps the component's process from running until Thaw, like a machine
+// that hangs: its connections stay open and nobody answers on them.
+func (c *Component) Freeze() error { return c.signal(unix.SIGSTOP) }
+
+// Thaw lets a frozen component run on.
+func (c *Component) Thaw() error { return c.signal(unix.SIGCONT) }
+
+func (c *Component) signal(signal unix.Signal) error {
+	r, err := readRecord(c.dir, c.Name)
+	if err != nil {
+		return err
+	}
+	p, err := r.Process.open()
+	if err != nil {
+		return fmt.Errorf("sending %s to %s: %w", signal, c.Name, err)
+	}
+	defer p.close()
+	return p.signal(signal)
+}
+
 func (c *Component) end(ctx context.Context, how func(*process) error) error {
 	r, err := readRecord(c.dir, c.Name)
 	if errors.Is(err, os.ErrNotExist) {

@@ -24,7 +24,14 @@ func (cp *ControlPlane) Kubeconfig(user string) (string, error) {
 // KubeconfigWithToken writes a kubeconfig file for the holder of a bearer
 // token, for instance of a ServiceAccount, and returns its path.
 func (cp *ControlPlane) KubeconfigWithToken(name, token string) (string, error) {
-	return cp.writeKubeconfig(cp.kubeconfigFile(name), name, "", &clientcmdapi.AuthInfo{Token: token})
+	return cp.KubeconfigThrough(cp.Server(), name, token)
+}
+
+// KubeconfigThrough is KubeconfigWithToken for somebody who reaches the API
+// server at another URL. Whoever serves there needs a certificate of
+// ServingCertificate.
+func (cp *ControlPlane) KubeconfigThrough(server, name, token string) (string, error) {
+	return cp.writeKubeconfig(cp.kubeconfigFile(name), server, name, "", &clientcmdapi.AuthInfo{Token: token})
 }
 
 // kubeconfigFor writes a kubeconfig file with a client certificate.
@@ -33,7 +40,7 @@ func (cp *ControlPlane) kubeconfigFor(user string, groups ...string) (string, er
 	if err != nil {
 		return "", err
 	}
-	return cp.writeKubeconfig(cp.kubeconfigFile(user), user, "", info)
+	return cp.writeKubeconfig(cp.kubeconfigFile(user), cp.Server(), user, "", info)
 }
 
 func (cp *ControlPlane) writeAdminKubeconfig(namespace string) error {
@@ -42,7 +49,7 @@ func (cp *ControlPlane) writeAdminKubeconfig(namespace string) error {
 	if err != nil {
 		return err
 	}
-	_, err = cp.writeKubeconfig(cp.KubeconfigPath(), user, namespace, info)
+	_, err = cp.writeKubeconfig(cp.KubeconfigPath(), cp.Server(), user, namespace, info)
 	return err
 }
 
@@ -58,11 +65,11 @@ func (cp *ControlPlane) kubeconfigFile(user string) string {
 	return filepath.Join(cp.dir, "kubeconfigs", user)
 }
 
-func (cp *ControlPlane) writeKubeconfig(path, user, namespace string, info *clientcmdapi.AuthInfo) (string, error) {
+func (cp *ControlPlane) writeKubeconfig(path, server, user, namespace string, info *clientcmdapi.AuthInfo) (string, error) {
 	const name = "devcluster"
 	config := clientcmdapi.NewConfig()
 	config.Clusters[name] = &clientcmdapi.Cluster{
-		Server:                   cp.Server(),
+		Server:                   server,
 		CertificateAuthorityData: cp.authority.caPEM(),
 	}
 	config.AuthInfos[user] = info

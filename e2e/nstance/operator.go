@@ -4,6 +4,7 @@
 package nstance
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -20,6 +21,9 @@ type Operator struct {
 	Component string
 	// HTTPPort serves health and metrics. Zero means any free one.
 	HTTPPort int
+	// Server is the URL at which the operator reaches the API server. Empty
+	// means the API server's own.
+	Server string
 	// Flags are added to the command line.
 	Flags []string
 }
@@ -42,7 +46,7 @@ func (n *Nstance) StartOperator(ctx context.Context, o Operator) (Operator, erro
 	if err != nil {
 		return o, err
 	}
-	kubeconfig, err := n.cp.KubeconfigWithToken(o.Component, token)
+	kubeconfig, err := n.cp.KubeconfigThrough(cmp.Or(o.Server, n.cp.Server()), o.Component, token)
 	if err != nil {
 		return o, err
 	}

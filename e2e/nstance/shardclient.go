@@ -7,7 +7,6 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
-	"slices"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -18,9 +17,9 @@ import (
 // Dial connects to a shard's server with a certificate of the operator's role
 // and tenant, for looking at groups or changing them behind its back.
 func (n *Nstance) Dial(shardID string) (*grpc.ClientConn, error) {
-	i := slices.IndexFunc(n.options.Shards, func(s Shard) bool { return s.ID == shardID })
-	if i < 0 {
-		return nil, fmt.Errorf("dialing shard %s: no such shard", shardID)
+	shard, err := n.shard(shardID)
+	if err != nil {
+		return nil, fmt.Errorf("dialing a shard: %w", err)
 	}
 	certPEM, keyPEM, err := n.authority.IssueClient(
 		pki.Client{ID: ClusterID, Tenant: Tenant, Role: pki.RoleOperator}, certificateLifetime)
@@ -38,7 +37,7 @@ func (n *Nstance) Dial(shardID string) (*grpc.ClientConn, error) {
 		RootCAs:      roots,
 		MinVersion:   tls.VersionTLS13,
 	})
-	connection, err := grpc.NewClient(address(n.options.Shards[i].OperatorPort), grpc.WithTransportCredentials(transport))
+	connection, err := grpc.NewClient(address(shard.OperatorPort), grpc.WithTransportCredentials(transport))
 	if err != nil {
 		return nil, fmt.Errorf("dialing shard %s: %w", shardID, err)
 	}

@@ -5,21 +5,30 @@ package nstance
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
 	"net"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// Shard is one shard and the ports of its server.
+// Shard is one shard, the ports of its server and what is special about its
+// configuration.
 type Shard struct {
 	ID           string
 	OperatorPort int
 	HealthPort   int
+	// Groups are the static groups by id.
+	Groups map[string]Group
+	// Quota is the most instances that there may be of an instance type. A type
+	// that is not listed has no limit.
+	Quota map[string]int
 }
+
+// URL is where the shard's server serves health and metrics.
+func (s Shard) URL() string { return "http://" + address(s.HealthPort) }
 
 // Component is the name under which the shard's server runs.
 func (s Shard) Component() string { return "shard-" + s.ID }
@@ -43,74 +52,34 @@ func (n *Nstance) StartShards(ctx context.Context) error {
 }
 
 func (n *Nstance) startShard(ctx context.Context, shard Shard) error {
-	dir := filepath.Join(n.dir, shard.ID)
-	config, err := n.writeShardConfig(dir, shard)
-	if err != nil {
+	if err := n.prepareShard(shard); err != nil {
 		return err
 	}
-	_, err = n.cp.Run(ctx, controlplane.Spec{
-		Name:  shard.Component(),
-		Argv:  []string{n.options.Server, "--config", config, "--data-dir", filepath.Join(dir, "data")},
+	if err := n.writeShardConfig(shard); err != nil {
+		return err
+	}
+	_, err := n.cp.Run(ctx, controlplane.Spec{
+		Name: shard.Component(),
+		Argv: []string{
+			n.options.Server,
+			"--config", n.shardConfigPath(shard.ID),
+			"--data-dir", filepath.Join(n.shardDir(shard.ID), "data"),
+			"--v", "2", // Calls reads from the log
+		},
 		Ports: []int{shard.OperatorPort, shard.HealthPort},
 		Ready: controlplane.Probe{URL: "http://" + address(shard.HealthPort) + "/health"},
 	})
 	return err
 }
 
-// writeShardConfig writes the server's certificate, its access to the cluster
-// in which its instances are Nodes, and its configuration.
-func (n *Nstance) writeShardConfig(dir string, shard Shard) (string, error) {
-	certPEM, keyPEM, err := n.authority.IssueServer([]string{"127.0.0.1", "localhost"}, certificateLifetime)
-	if err != nil {
-		return "", fmt.Errorf("issuing the certificate of shard %s: %w", shard.ID, err)
+// shard finds a shard of the installation.
+func (n *Nstance) shard(id string) (*Shard, error) {
+	i := slices.IndexFunc(n.options.Shards, func(s Shard) bool { return s.ID == id })
+	if i < 0 {
+		return nil, fmt.Errorf("no shard %q", id)
 	}
-	cert, key := filepath.Join(dir, "tls.crt"), filepath.Join(dir, "tls.key")
-	if err := n.writeFile(cert, certPEM); err != nil {
-		return "", err
-	}
-	if err := n.writeFile(key, keyPEM); err != nil {
-		return "", err
-	}
-	kubeconfig, err := n.cp.Kubeconfig(shard.Component())
-	if err != nil {
-		return "", err
-	}
-	config, err := json.MarshalIndent(object{
-		"cluster": object{"id": ClusterID},
-		"shard": object{
-			"id": shard.ID,
-			"infra": object{
-				"provider": "kwok",
-				"region":   "us-west-2",
-				"zone":     shard.ID,
-				"options":  object{"kubeconfig": kubeconfig, "boot_delay": "1s"},
-			},
-			"bind": object{
-				"health_addr":   address(shard.HealthPort),
-				"operator_addr": address(shard.OperatorPort),
-			},
-			"tls":          object{"ca": n.caFile(), "cert": cert, "key": key},
-			"subnet_pools": object{"default": []string{"subnet-a"}},
-		},
-		"templates": object{
-			"worker": object{
-				"kind":          "knd",
-				"arch":          "amd64",
-				"instance_type": "m7i.large",
-				"subnet_pool":   "default",
-			},
-		},
-		"groups": object{Tenant: object{}},
-	}, "", "  ")
-	if err != nil {
-		return "", err
-	}
-	path := filepath.Join(dir, "config.jsonc")
-	return path, n.writeFile(path, config)
+	return &n.options.Shards[i], nil
 }
-
-// object is a JSON object.
-type object = map[string]any
 
 // fillInPorts gives every port that is zero a free number.
 func fillInPorts(shards []Shard) error {

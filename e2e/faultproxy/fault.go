@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package faultproxy
+
+import (
+	"encoding/json"
+	"net/http"
+	"slices"
+	"sync/atomic"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apiserver/pkg/endpoints/request"
+)
+
+// Rule says what is done to which requests.
+type Rule struct {
+	// Verbs are those of RBAC, such as list and watch. None means all.
+	Verbs []string
+	// Resource is plural, such as machinepools. "" means all.
+	Resource string
+	// Code is the HTTP status of the answer. With zero there is no answer, until
+	// the client gives up or the fault is healed.
+	Code int
+}
+
+// Fault is a rule in force.
+type Fault struct {
+	rule   Rule
+	met    atomic.Int64
+	healed chan struct{}
+}
+
+// Met is how many requests the fault has been done to.
+func (f *Fault) Met() int { return int(f.met.Load()) }
+
+// Inject puts a rule in force for all requests that arrive from now on.
+func (p *Proxy) Inject(rule Rule) *Fault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	fault := &Fault{rule: rule, healed: make(chan struct{})}
+	p.faults = append(p.faults, fault)
+	return fault
+}
+
+// Heal ends all faults. Requests that still have no answer are aborted.
+func (p *Proxy) Heal() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, fault := range p.faults {
+		close(fault.healed)
+	}
+	p.faults = nil
+}
+
+// faultFor returns the first fault that applies to a request, or nil.
+func (p *Proxy) faultFor(info *request.RequestInfo) *Fault {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, fault := range p.faults {
+		if fault.rule.applies(info) {
+			return fault
+		}
+	}
+	return nil
+}
+
+func (r Rule) applies(info *request.RequestInfo) bool {
+	return (len(r.Verbs) == 0 || slices.Contains(r.Verbs, info.Verb)) &&
+		(r.Resource == "" || r.Resource == info.Resource)
+}
+
+func (f *Fault) serve(w http.ResponseWriter, r *http.Request) {
+	f.met.Add(1)
+	if f.rule.Code == 0 {
+		select {
+		case <-r.Context().Done():
+		case <-f.healed:
+		}
+		panic(http.ErrAbortHandler)
+	}
+	status := metav1.Status{
+		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
+		Status:   metav1.StatusFailure,
+		Code:     int32(f.rule.Code),
+		Message:  "made to fail by a test",
+	}
+	switch f.rule.Code {
+	case http.StatusForbidden:
+		status.Reason = metav1.StatusReasonForbidden
+	case http.StatusInternalServerError:
+		status.Reason = metav1.StatusReasonInternalError
+	}
+	w.Header().Set("Content-Type", "application/json")
+	w.WriteHeader(f.rule.Code)
+	_ = json.NewEncoder(w).Encode(status)
+}
