@@ -13,15 +13,19 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// Handler is told of changes. Both functions get keys and not values: what
-// counts is what the cache says when the key is worked on. They run in the
-// reader's goroutine and must be quick. A nil function is not called.
+// Handler is told of changes and errors. Of changes it gets keys and not values:
+// what counts is what the cache says when the key is worked on. Its functions run
+// in the reader's goroutines and must be quick. A nil function is not called.
 type Handler struct {
 	// OnGroup is called when a group appeared, changed or went away. A list or an
 	// event that says what is known already calls nothing.
 	OnGroup func(shard, key string)
 	// OnShard is called when HasSynced or Reachable of a shard changed.
 	OnShard func(shard string)
+	// OnError is called for each error that a shard reports. It comes once, as it
+	// happens: what a shard reports while it is not connected is never heard of,
+	// and some servers report nothing.
+	OnError func(shard string, event shard.ErrorEvent)
 }
 
 // Groups is the cache of the groups of every shard that is being served, shaped
@@ -133,6 +137,18 @@ func (g *Groups) Observe(shardID string, group shard.Group) {
 		c.put(group)
 		return nil
 	})
+}
+
+// report tells the handlers of an error.
+func (g *Groups) report(shardID string, event shard.ErrorEvent) {
+	g.mu.RLock()
+	handlers := g.handlers
+	g.mu.RUnlock()
+	for _, handler := range handlers {
+		if handler.OnError != nil {
+			handler.OnError(shardID, event)
+		}
+	}
 }
 
 // update changes the cache of one shard under the lock, and tells the handlers

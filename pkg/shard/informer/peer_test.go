@@ -30,15 +30,19 @@ import (
 // watches that miss changes, answers that come late, refusals.
 type peer struct {
 	nstancev1.UnimplementedOperatorServiceServer
-	// events go to the watch; nil ends it.
+	// events go to the watch of groups; nil ends it.
 	events chan *nstancev1.GroupEvent
+	// errors go to the watch of errors; nil ends it.
+	errors chan *nstancev1.ErrorEvent
 
 	mu      sync.Mutex
 	groups  []*nstancev1.GroupStatus
 	refusal error
+	// errorsRefusal is for the watch of errors alone.
+	errorsRefusal error
 	// hold delays the answers to lists, whose content is settled already.
-	hold           chan struct{}
-	lists, watches int
+	hold                         chan struct{}
+	lists, watches, errorWatches int
 }
 
 func (p *peer) change(change func()) {
@@ -69,11 +73,27 @@ func (p *peer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[n
 	if refusal != nil {
 		return refusal
 	}
+	return send(stream, p.events)
+}
+
+func (p *peer) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.ErrorEvent]) error {
+	p.mu.Lock()
+	p.errorWatches++
+	refusal := p.errorsRefusal
+	p.mu.Unlock()
+	if refusal != nil {
+		return refusal
+	}
+	return send(stream, p.errors)
+}
+
+// send sends events until the client goes or one is nil.
+func send[Event any](stream grpc.ServerStreamingServer[Event], events <-chan *Event) error {
 	for {
 		select {
 		case <-stream.Context().Done():
 			return nil
-		case event := <-p.events:
+		case event := <-events:
 			if event == nil {
 				return nil
 			}
@@ -92,7 +112,7 @@ func upsert(key string, size int32) *nstancev1.GroupEvent {
 // what the handlers were told since the last time.
 func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told func() []string)) {
 	synctest.Test(t, func(t *testing.T) {
-		p.events = make(chan *nstancev1.GroupEvent)
+		p.events, p.errors = make(chan *nstancev1.GroupEvent), make(chan *nstancev1.ErrorEvent)
 		listener := bufconn.Listen(1 << 20)
 		server := grpc.NewServer()
 		nstancev1.RegisterOperatorServiceServer(server, p)
@@ -117,6 +137,9 @@ func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told fun
 		g.AddHandler(Handler{
 			OnGroup: func(shard, key string) { record(shard + "/" + key) },
 			OnShard: record,
+			OnError: func(shard string, event shard.ErrorEvent) {
+				record(fmt.Sprintf("%s says %q of group %q", shard, event.Message, event.Group))
+			},
 		})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
 		done := make(chan struct{})

@@ -7,15 +7,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"sync"
 	"time"
 
 	"github.com/cenkalti/backoff/v4"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
@@ -37,14 +33,18 @@ type timing struct {
 	call time.Duration
 	// retryFirst and retryLast bound the wait before what failed is tried again.
 	retryFirst, retryLast time.Duration
+	// unimplemented is the wait before a server is asked again for a stream that it
+	// does not know.
+	unimplemented time.Duration
 }
 
 var defaultTiming = timing{
-	connect:    2 * time.Second,
-	poll:       30 * time.Second,
-	call:       10 * time.Second,
-	retryFirst: 500 * time.Millisecond,
-	retryLast:  15 * time.Second,
+	connect:       2 * time.Second,
+	poll:          30 * time.Second,
+	call:          10 * time.Second,
+	retryFirst:    500 * time.Millisecond,
+	retryLast:     15 * time.Second,
+	unimplemented: 5 * time.Minute,
 }
 
 // pollJitter keeps the polls of shards that were connected together apart.
@@ -54,15 +54,18 @@ const pollJitter = 0.1
 // nothing of it runs any more. There must be one Serve per shard at a time. The
 // logger of ctx is expected to name the shard.
 //
-// The watch brings changes at once; a list after each opening of the watch and
-// about every 30 s brings what the watch missed. While the shard does not
-// answer, its groups stay and only Reachable is false. When Serve ends, they
-// stay as well, unless the cause is shard.ErrRemoved: then the shard is dropped.
+// The watch of groups brings changes at once; a list after each opening of it
+// and about every 30 s brings what it missed. While the shard does not answer,
+// its groups stay and only Reachable is false. When Serve ends, they stay as
+// well, unless the cause is shard.ErrRemoved: then the shard is dropped. A watch
+// of errors beside it is for OnError alone; no other method or handler knows
+// whether it is open.
 func (g *Groups) Serve(ctx context.Context, shardID string, client nstancev1.OperatorServiceClient) {
 	g.begin(shardID)
 	r := &reader{groups: g, shard: shardID, client: client, opened: make(chan struct{}, 1)}
 	var watching sync.WaitGroup
-	watching.Go(func() { r.watch(ctx) })
+	watching.Go(func() { r.watchGroups(ctx) })
+	watching.Go(func() { r.watchErrors(ctx) })
 	r.poll(ctx)
 	watching.Wait()
 	g.end(shardID, errors.Is(context.Cause(ctx), shard.ErrRemoved))
@@ -103,13 +106,14 @@ type reader struct {
 	groups *Groups
 	shard  string
 	client nstancev1.OperatorServiceClient
-	// opened holds a token when the watch was opened and no list began since.
+	// opened holds a token when the watch of groups was opened and no list began
+	// since.
 	opened chan struct{}
 }
 
-// poll lists after each opening of the watch, and then again and again.
+// poll lists after each opening of the watch of groups, and then again and again.
 func (r *reader) poll(ctx context.Context) {
-	retry := r.backOff()
+	retry := r.groups.timing.backOff()
 	next := time.NewTimer(r.groups.timing.connect)
 	defer next.Stop()
 	for {
@@ -158,88 +162,15 @@ func (r *reader) list(ctx context.Context) bool {
 	return true
 }
 
-// watch keeps a watch open.
-func (r *reader) watch(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	retry := r.backOff()
-	for {
-		lasted, err := r.follow(ctx)
-		if ctx.Err() != nil {
-			return
-		}
-		logger.Info("Lost the watch of groups", "err", err)
-		err = fmt.Errorf("watching the groups of shard %q: %w", r.shard, err)
-		r.update(func(c *cache) []string {
-			c.watchLost(err)
-			return nil
-		})
-		// A server that opens watches only to end them at once gets no more rest by
-		// having sent something, hence the time.
-		if lasted > r.groups.timing.retryLast {
-			retry.Reset()
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-time.After(retry.NextBackOff()):
-		}
-	}
-}
-
-// follow opens a watch and applies its events until it fails. It returns how
-// long the watch was open, and why it ended.
-func (r *reader) follow(ctx context.Context) (time.Duration, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	// Waiting for the connection here means that the end of an outage is noticed
-	// as soon as gRPC, with its own backoff, has a connection.
-	stream, err := r.client.WatchGroups(ctx, &emptypb.Empty{}, grpc.WaitForReady(true))
-	if err != nil {
-		return 0, err
-	}
-	start := time.Now()
-	r.update(func(c *cache) []string {
-		c.watchOpened()
-		return nil
-	})
-	select {
-	case r.opened <- struct{}{}:
-	default:
-	}
-	for {
-		event, err := stream.Recv()
-		if errors.Is(err, io.EOF) {
-			err = status.Error(codes.Unavailable, "the server ended the watch")
-		}
-		if err != nil {
-			return time.Since(start), err
-		}
-		r.apply(ctx, event)
-	}
-}
-
-// apply puts one event into the cache. A deletion needs no more than the key.
-func (r *reader) apply(ctx context.Context, event *nstancev1.GroupEvent) {
-	group := wire.Group(event.GetGroup())
-	switch event.GetType() {
-	case nstancev1.GroupEvent_TYPE_UPSERT:
-		r.update(func(c *cache) []string { return c.put(group) })
-	case nstancev1.GroupEvent_TYPE_DELETE:
-		r.update(func(c *cache) []string { return c.remove(group.Key) })
-	default:
-		klog.FromContext(ctx).Info("Ignored a group event of unknown type", "type", event.GetType(), "group", group.Key)
-	}
-}
-
 func (r *reader) update(change func(*cache) []string) {
 	r.groups.update(r.shard, change)
 }
 
 // backOff grows from the first to the last wait and never gives up.
-func (r *reader) backOff() *backoff.ExponentialBackOff {
+func (t timing) backOff() *backoff.ExponentialBackOff {
 	return backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(r.groups.timing.retryFirst),
-		backoff.WithMaxInterval(r.groups.timing.retryLast),
+		backoff.WithInitialInterval(t.retryFirst),
+		backoff.WithMaxInterval(t.retryLast),
 		backoff.WithMaxElapsedTime(0),
 	)
 }

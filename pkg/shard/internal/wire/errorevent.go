@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package wire
+
+import (
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+
+	"nstance.dev/operator/pkg/shard"
+)
+
+// ErrorEvent is the domain form of event. A nil event is the zero ErrorEvent.
+func ErrorEvent(event *nstancev1.ErrorEvent) shard.ErrorEvent {
+	domain := shard.ErrorEvent{
+		Group:      event.GetGroup(),
+		InstanceID: event.GetInstanceId(),
+		Message:    event.GetError(),
+	}
+	// A timestamp that is missing would become the year 1970.
+	if event.GetTimestamp().IsValid() {
+		domain.Time = event.GetTimestamp().AsTime()
+	}
+	return domain
+}
