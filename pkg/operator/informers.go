@@ -17,6 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller/machinepool"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
@@ -48,8 +49,11 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		nodes:        nodes.Core().V1().Nodes().Informer(),
 	}
 	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext)
-	for _, informer := range []cache.SharedIndexInformer{all.clusters, all.machinePools} {
-		if err := informer.SetTransform(withoutManagedFields); err != nil {
+	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
+		all.clusters:     withoutManagedFields,
+		all.machinePools: machinepool.KeepReplicasOwners,
+	} {
+		if err := informer.SetTransform(transform); err != nil {
 			return nil, err
 		}
 		all.start = append(all.start, func(ctx context.Context) { go informer.RunWithContext(ctx) })

@@ -77,7 +77,7 @@ func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, e
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("start recording events: %w", err)
 	}
-	return broadcaster.NewRecorder(scheme, controller.FieldManager), nil
+	return controller.LimitEvents(broadcaster.NewRecorder(scheme, controller.FieldManager), clock.RealClock{}), nil
 }
 
 // parts is what runs on the leader.
@@ -130,7 +130,7 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 
 	pools, registrations, err := machinepool.New(options.Namespace, options.ClusterName(),
 		clients.nstance.InfrastructureV1beta1(), clients.capi,
-		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.nodes,
+		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.clusters, informers.nodes,
 		p.pool, p.groups, recorder)
 	if err != nil {
 		return nil, err
@@ -139,12 +139,13 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 
 	shardGroups, registration, err := shardgroup.New(options.Namespace,
 		clients.nstance.InfrastructureV1beta1().NstanceShardGroups(options.Namespace),
-		informers.nstance.NstanceShardGroups(), p.pool, p.groups, recorder, clock.RealClock{})
+		informers.nstance.NstanceShardGroups(), p.pool, p.groups, pools, recorder, clock.RealClock{})
 	if err != nil {
 		return nil, err
 	}
 	watched(registration)
 
+	pools.AddPauseHandler(shardGroups.Wake)
 	shardChanged := func(shard string) {
 		shardGroups.ShardChanged(shard)
 		pools.ShardChanged(shard)

@@ -42,6 +42,9 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *app
 	if spec.InstanceType != "" {
 		applied.Spec.WithInstanceType(spec.InstanceType)
 	}
+	if want.kept != "" {
+		applied.WithAnnotations(map[string]string{v1beta1.AnnotationKept: want.kept})
+	}
 	if want.uid != "" {
 		applied.WithUID(types.UID(want.uid))
 	}
@@ -50,14 +53,16 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *app
 
 // sameShardGroup tells whether a shard group already is what applyShardGroup
 // would make of it.
-func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, want *v1beta1.NstanceShardGroupSpec) bool {
-	for name, value := range shardGroupLabels(want) {
+func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, wanted shardGroupSpec) bool {
+	want := wanted.spec
+	for name, value := range shardGroupLabels(&want) {
 		if group.Labels[name] != value {
 			return false
 		}
 	}
 	return metav1.IsControlledBy(group, pool) &&
 		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
+		group.Annotations[v1beta1.AnnotationKept] == wanted.kept &&
 		group.Spec.Group == want.Group &&
 		group.Spec.Shard == want.Shard &&
 		group.Spec.Size == want.Size &&
@@ -74,9 +79,11 @@ func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
 	}
 }
 
-// applyProviderIDs is the one field of a pool's spec that the operator owns.
-func applyProviderIDs(pool *v1beta1.NstanceMachinePool, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+// applyPool is all that the operator owns of a pool apart from its status: the
+// finalizer, and one field of the spec.
+func applyPool(pool *v1beta1.NstanceMachinePool, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
 	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+		WithFinalizers(v1beta1.FinalizerMachinePool).
 		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
 }
 

@@ -9,9 +9,11 @@ package machinepool
 import (
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	indexers "k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/ptr"
@@ -65,12 +67,14 @@ type Controller struct {
 	poolIndex        cache.Indexer
 	shardGroupIndex  cache.Indexer
 	machinePoolIndex cache.Indexer
+	clusterLister    indexers.ResourceIndexer[*clusterv1.Cluster]
 	nodeIndex        cache.Indexer
 
 	shards   Shards
 	groups   Groups
 	recorder events.EventRecorder
 	queue    *controller.Queue
+	onPause  func(shardGroup cache.ObjectName)
 
 	poolWrites        *controller.Writes
 	shardGroupWrites  *controller.Writes
@@ -87,6 +91,7 @@ func New(
 	pools informers.NstanceMachinePoolInformer,
 	shardGroups informers.NstanceShardGroupInformer,
 	machinePools *capi.Informer[*clusterv1.MachinePool],
+	clusters *capi.Informer[*clusterv1.Cluster],
 	nodes cache.SharedIndexInformer,
 	shards Shards,
 	groups Groups,
@@ -103,6 +108,7 @@ func New(
 		poolIndex:         pools.Informer().GetIndexer(),
 		shardGroupIndex:   shardGroups.Informer().GetIndexer(),
 		machinePoolIndex:  machinePools.GetIndexer(),
+		clusterLister:     clusters.Lister(),
 		nodeIndex:         nodes.GetIndexer(),
 		shards:            shards,
 		groups:            groups,
@@ -123,6 +129,7 @@ func New(
 		{"pools", pools.Informer(), poolIndexers, controller.OnChange(c.poolChanged)},
 		{"shard groups", shardGroups.Informer(), shardGroupIndexers, controller.OnChange(c.shardGroupChanged)},
 		{"MachinePools", machinePools, machinePoolIndexers, controller.OnChange(c.machinePoolChanged)},
+		{"Clusters", clusters, nil, controller.OnChange(c.clusterChanged)},
 		{"Nodes", nodes, nodeIndexers, controller.OnChange(c.nodeChanged)},
 	} {
 		if err := watched.informer.AddIndexers(watched.indexers); err != nil {
@@ -155,13 +162,17 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	switch {
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
-	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion:
+	case before != nil && controller.PauseChanged(before, after):
+		c.wakeWithShardGroups(after.Name)
+	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
+		!slices.Equal(before.Finalizers, after.Finalizers):
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }
 
 // shardGroupChanged wakes the pool of a shard group. Instances come up one by
-// one and shard after shard; their pool takes them up in batches.
+// one and shard after shard; their pool takes them up in batches, with the first
+// report of a shard group that was just made.
 func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
 	group := after
 	if group == nil {
@@ -170,29 +181,37 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	pool := poolOf(group)
 	switch {
 	case pool == "":
-	case before == nil || after == nil || before.Generation != after.Generation:
+	case after == nil || before != nil && before.Generation != after.Generation:
 		c.queue.Add(c.key(pool))
-	case before.ResourceVersion == after.ResourceVersion || tellsNews(before, after):
+	case before == nil || before.ResourceVersion == after.ResourceVersion || tellsNews(before, after):
 		c.queue.AddAfter(c.key(pool), shardGroupBatch)
 	}
 }
 
 // machinePoolChanged wakes the pool that a MachinePool refers to, and the one of
 // its name, which has to make do without while the MachinePool refers elsewhere.
-// Of a MachinePool only its replicas matter; its status is Cluster API's.
+// Of a MachinePool only its replicas matter, whether it is paused, and whether it
+// goes; its status is Cluster API's.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
-	if before != nil && after != nil && before.ResourceVersion != after.ResourceVersion &&
-		ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) &&
-		infrastructureOf(before) == infrastructureOf(after) {
-		return
+	wake := func(pool string) { c.queue.Add(c.key(pool)) }
+	if before != nil && after != nil {
+		switch {
+		case controller.PauseChanged(before, after):
+			wake = c.wakeWithShardGroups
+		case before.ResourceVersion != after.ResourceVersion &&
+			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && asked(before) == asked(after) &&
+			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
+			infrastructureOf(before) == infrastructureOf(after):
+			return
+		}
 	}
 	for _, machinePool := range []*clusterv1.MachinePool{before, after} {
 		if machinePool == nil {
 			continue
 		}
-		c.queue.Add(c.key(machinePool.Name))
+		wake(machinePool.Name)
 		if pool := infrastructureOf(machinePool); pool != "" {
-			c.queue.Add(c.key(pool))
+			wake(pool)
 		}
 	}
 }

@@ -12,12 +12,15 @@ import (
 
 // reported are the reasons for which a pool that is not ready gets an event: the
 // ones that somebody has to do something about. Those of a shard are reported on
-// its shard group.
+// its shard group as well.
 var reported = []string{
 	v1beta1.ReasonUnknownShard,
 	v1beta1.ReasonGroupInUse,
 	v1beta1.ReasonMachinePoolConflict,
 	v1beta1.ReasonAmbiguousProviderID,
+	v1beta1.ReasonShardUnreachable,
+	v1beta1.ReasonConfigRejected,
+	v1beta1.ReasonProviderError,
 }
 
 // recordTrouble reports what the new status says for the first time.

@@ -18,7 +18,8 @@ const namespace = "default"
 // newPool is the pool "workers" of the group "workers" on these shards.
 func newPool(shards ...v1beta1.Identifier) *v1beta1.NstanceMachinePool {
 	return &v1beta1.NstanceMachinePool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers", UID: "uid-workers", Generation: 1},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers", UID: "uid-workers", Generation: 1,
+			Finalizers: []string{v1beta1.FinalizerMachinePool}},
 		Spec: v1beta1.NstanceMachinePoolSpec{
 			Group: "workers", Shards: shards,
 			Template: "standard", InstanceType: "large", Subnets: []v1beta1.Identifier{"private"}, Vars: map[string]string{"a": "1"},
@@ -73,6 +74,12 @@ func machinePool(name string, replicas *int32) *clusterv1.MachinePool {
 	made.Name, made.UID = name, types.UID("uid-machinepool-"+name)
 	made.Spec.Replicas = replicas
 	return made
+}
+
+// unasked makes it Cluster API's own number of replicas that machinePool has.
+func unasked(machinePool *clusterv1.MachinePool) *clusterv1.MachinePool {
+	machinePool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:clusterName":{}}}`)}}
+	return machinePool
 }
 
 // observed is what a sync of pool sees with these replicas wanted, when every

@@ -52,6 +52,7 @@ type harness struct {
 	informers    infrastructure.Interface
 	capi         *controllertest.CAPI
 	machinePools *capi.Informer[*clusterv1.MachinePool]
+	clusters     *capi.Informer[*clusterv1.Cluster]
 	nodes        cache.SharedIndexInformer
 	recorder     *events.FakeRecorder
 }
@@ -68,8 +69,9 @@ func newHarness(t *testing.T, shards shardSizes, objects ...runtime.Object) *har
 	}
 	h.informers = h.Informers()
 	h.machinePools = capi.NewMachinePoolInformer(h.capi.Client, namespace, 0)
+	h.clusters = capi.NewClusterInformer(h.capi.Client, namespace, 0)
 	c, _, err := New(namespace, "cluster--default", h.InfrastructureV1beta1(), h.capi.Client,
-		h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.machinePools, h.nodes, shards, shards, h.recorder)
+		h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.machinePools, h.clusters, h.nodes, shards, shards, h.recorder)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -6,13 +6,10 @@ package machinepool
 import (
 	"fmt"
 	"slices"
-	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/distribute"
 )
 
 // poolKind is the kind that MachinePools refer to and shard groups belong to.
@@ -25,6 +22,10 @@ type observation struct {
 	machinePools []*clusterv1.MachinePool
 	// namesake tells that a MachinePool of the pool's name refers elsewhere.
 	namesake bool
+	// paused is what pauses the pool, "" when nothing does.
+	paused string
+	// clusterGoes tells that the Cluster is being deleted.
+	clusterGoes bool
 	// shards are in the order of the pool's spec.
 	shards []shardState
 	// owned are the shard groups of the pool, also of shards it no longer names.
@@ -38,7 +39,8 @@ type shardState struct {
 	configured bool
 	// synced: its groups are known completely.
 	synced bool
-	// size is the size of the pool's group on the shard, 0 when it has none.
+	// size is the size of the pool's group on the shard, 0 when it has none or
+	// is about to have none.
 	size int32
 	// group is the shard group of that name, whoever owns it.
 	group *v1beta1.NstanceShardGroup
@@ -49,10 +51,20 @@ type decision struct {
 	// create is the number of replicas of the MachinePool to make, if one is to
 	// be made.
 	create *int32
+	// raise is the number of replicas that the MachinePool is to have, if that
+	// is to be changed.
+	raise *int32
 	// apply are the shard groups that have to be written.
 	apply []shardGroupSpec
-	// remove are shard groups of shards that the pool no longer names.
+	// remove are shard groups that have to go: of shards that the pool no longer
+	// names, or all of a pool that is being deleted.
 	remove []*v1beta1.NstanceShardGroup
+	// removeMachinePools are MachinePools of a pool that is being deleted.
+	removeMachinePools []*clusterv1.MachinePool
+	// release lets a pool go that is being deleted.
+	release bool
+	// frozen: nothing of the pool's spec may be written.
+	frozen bool
 	// sizes are the wanted sizes by shard, nil while nothing may be spread.
 	sizes []int32
 	// hold is why nothing may be spread.
@@ -65,6 +77,8 @@ type shardGroupSpec struct {
 	// object that was deleted meanwhile.
 	uid  string
 	spec v1beta1.NstanceShardGroupSpec
+	// kept is the value of AnnotationKept, "" for none.
+	kept string
 }
 
 // trouble becomes a condition.
@@ -74,79 +88,57 @@ type trouble struct{ reason, message string }
 // missing information: sizes stay as they are until the number of replicas is
 // known and every shard is.
 func plan(seen observation) decision {
+	switch {
+	case seen.paused != "":
+		return decision{frozen: true, sizes: presentSizes(seen.shards)}
+	case !seen.pool.DeletionTimestamp.IsZero():
+		return planDeletion(seen)
+	}
 	if hold := hindrance(seen); hold != nil {
 		return decision{hold: hold}
 	}
+	present := sum(presentSizes(seen.shards))
 	if len(seen.machinePools) == 0 {
-		return decision{create: sumOfSizes(seen.shards), hold: &trouble{
+		// With the number of what there is, taking a group over changes nothing.
+		return decision{create: &present, hold: &trouble{
 			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being made", seen.pool.Name),
 		}}
 	}
+	machinePool := seen.machinePools[0]
+	if !asked(machinePool) && *machinePool.Spec.Replicas < present {
+		return decision{raise: &present, hold: &trouble{
+			v1beta1.ReasonNoMachinePool, fmt.Sprintf("nobody asked for the %d replicas of MachinePool %q and the shards have %d, which it is going to be",
+				*machinePool.Spec.Replicas, machinePool.Name, present),
+		}}
+	}
 
-	var d decision
-	d.sizes = distribute.Even(*seen.machinePools[0].Spec.Replicas, len(seen.shards))
+	d := decision{}
+	var kept string
+	d.sizes, kept = spread(seen, *machinePool.Spec.Replicas)
 	for i, shard := range seen.shards {
-		want := wantedSpec(seen.pool, shard.id, d.sizes[i])
+		want := shardGroupSpec{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: kept}
 		switch {
 		case shard.group == nil:
-			d.apply = append(d.apply, shardGroupSpec{spec: want})
+			d.apply = append(d.apply, want)
 		case !shard.group.DeletionTimestamp.IsZero():
 			// It is made again once it is gone.
-		case !sameShardGroup(seen.pool, shard.group, &want):
-			d.apply = append(d.apply, shardGroupSpec{uid: string(shard.group.UID), spec: want})
+		case !sameShardGroup(seen.pool, shard.group, want):
+			want.uid = string(shard.group.UID)
+			d.apply = append(d.apply, want)
 		}
 	}
 	for _, group := range seen.owned {
-		if !slices.Contains(seen.pool.Spec.Shards, group.Spec.Shard) && group.DeletionTimestamp.IsZero() {
+		if leaves(seen.pool, group) && group.DeletionTimestamp.IsZero() {
 			d.remove = append(d.remove, group)
 		}
 	}
 	return d
 }
 
-// hindrance is why the pool's replicas cannot be spread, nil when they can.
-func hindrance(seen observation) *trouble {
-	var unknown, unread []string
-	for _, shard := range seen.shards {
-		switch {
-		case !shard.configured:
-			unknown = append(unknown, shard.id)
-		case !shard.synced:
-			unread = append(unread, shard.id)
-		}
-		if shard.group != nil && !metav1.IsControlledBy(shard.group, seen.pool) {
-			return &trouble{v1beta1.ReasonGroupInUse,
-				fmt.Sprintf("shard group %q belongs to another pool", shard.group.Name)}
-		}
-	}
-	switch {
-	case len(unknown) > 0:
-		return &trouble{v1beta1.ReasonUnknownShard,
-			fmt.Sprintf("spec.shards names shards that are not configured: %s", strings.Join(unknown, ", "))}
-	case len(seen.machinePools) > 1:
-		return &trouble{v1beta1.ReasonMachinePoolConflict,
-			fmt.Sprintf("%d MachinePools refer to this pool: %s", len(seen.machinePools), names(seen.machinePools))}
-	case len(seen.machinePools) == 1 && seen.machinePools[0].Spec.Replicas == nil:
-		return &trouble{v1beta1.ReasonNoMachinePool,
-			fmt.Sprintf("MachinePool %q has no spec.replicas", seen.machinePools[0].Name)}
-	case len(seen.machinePools) == 0 && seen.namesake:
-		return &trouble{v1beta1.ReasonMachinePoolConflict,
-			fmt.Sprintf("MachinePool %q refers to another infrastructure object", seen.pool.Name)}
-	case len(seen.machinePools) == 0 && len(unread) > 0:
-		return &trouble{v1beta1.ReasonNotSynced,
-			fmt.Sprintf("no MachinePool is made before every shard was read; missing: %s", strings.Join(unread, ", "))}
-	}
-	return nil
-}
-
-// sumOfSizes is what the group has on all shards together. It is the first
-// number of replicas, so that taking a group over changes nothing.
-func sumOfSizes(shards []shardState) *int32 {
-	var sum int32
-	for _, shard := range shards {
-		sum += shard.size
-	}
-	return &sum
+// leaves tells whether a shard group of the pool is of a shard that the pool no
+// longer names.
+func leaves(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup) bool {
+	return !slices.Contains(pool.Spec.Shards, group.Spec.Shard)
 }
 
 func wantedSpec(pool *v1beta1.NstanceMachinePool, shard string, size int32) v1beta1.NstanceShardGroupSpec {
@@ -159,13 +151,4 @@ func wantedSpec(pool *v1beta1.NstanceMachinePool, shard string, size int32) v1be
 		Subnets:      pool.Spec.Subnets,
 		Vars:         pool.Spec.Vars,
 	}
-}
-
-func names(machinePools []*clusterv1.MachinePool) string {
-	list := make([]string, len(machinePools))
-	for i, machinePool := range machinePools {
-		list[i] = machinePool.Name
-	}
-	slices.Sort(list)
-	return strings.Join(list, ", ")
 }

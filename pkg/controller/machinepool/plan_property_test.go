@@ -21,12 +21,16 @@ func randomObservation(r *rand.Rand) observation {
 	pool := newPool()
 	stranger := newPool()
 	stranger.Name, stranger.UID = "stranger", "uid-stranger"
-	seen := observation{pool: pool, namesake: chance(10)}
+	seen := observation{pool: pool, namesake: chance(10), clusterGoes: chance(10)}
+	if chance(5) {
+		seen.paused = "somebody"
+	}
+	newcomer := chance(30)
 	for i := range 1 + r.IntN(5) {
 		id := fmt.Sprintf("shard-%d", i)
 		pool.Spec.Shards = append(pool.Spec.Shards, v1beta1.Identifier(id))
 		state := shardState{id: id, configured: !chance(10), synced: !chance(20), size: r.Int32N(20)}
-		if !chance(25) {
+		if !newcomer && !chance(25) {
 			owner := pool
 			if chance(5) {
 				owner = stranger
@@ -50,7 +54,18 @@ func randomObservation(r *rand.Rand) observation {
 		if chance(20) {
 			replicas = nil
 		}
-		seen.machinePools = append(seen.machinePools, machinePool(fmt.Sprintf("workers-%d", i), replicas))
+		made := machinePool(fmt.Sprintf("workers-%d", i), replicas)
+		if chance(20) {
+			unasked(made)
+		}
+		if chance(5) {
+			made.DeletionTimestamp = ptr.To(metav1.Now())
+		}
+		seen.machinePools = append(seen.machinePools, made)
+	}
+	if newcomer && len(seen.machinePools) == 1 && chance(50) {
+		// As many as there are.
+		seen.machinePools[0].Spec.Replicas = ptr.To(sum(presentSizes(seen.shards)))
 	}
 	return seen
 }
@@ -60,12 +75,18 @@ func carriedOut(seen observation, d decision) observation {
 	if d.create != nil {
 		seen.machinePools = []*clusterv1.MachinePool{machinePool("workers", d.create)}
 	}
+	if d.raise != nil {
+		seen.machinePools = []*clusterv1.MachinePool{machinePool(seen.machinePools[0].Name, d.raise)}
+	}
 	for i, shard := range seen.shards {
 		for _, want := range d.apply {
 			if string(want.spec.Shard) != shard.id {
 				continue
 			}
 			seen.shards[i].group = newShardGroup(seen.pool, shard.id, want.spec.Size)
+			if want.kept != "" {
+				seen.shards[i].group.Annotations = map[string]string{v1beta1.AnnotationKept: want.kept}
+			}
 		}
 	}
 	seen.owned = nil
@@ -98,6 +119,12 @@ func TestPlanProperties(t *testing.T) {
 		for _, size := range d.sizes {
 			sum += size
 		}
+		if seen.paused != "" {
+			if told(d) != "" {
+				t.Fatalf("decided %q while it is paused: %+v", told(d), seen)
+			}
+			continue
+		}
 		if number && d.sizes != nil && sum != *seen.machinePools[0].Spec.Replicas {
 			t.Fatalf("%d replicas are wanted and %d spread: %+v", *seen.machinePools[0].Spec.Replicas, sum, seen)
 		}
@@ -115,22 +142,70 @@ func TestPlanProperties(t *testing.T) {
 				if !shard.synced || !shard.configured {
 					t.Fatalf("a MachinePool is made before shard %s was read: %+v", shard.id, seen)
 				}
-				there += shard.size
+				if shard.group != nil {
+					there += shard.group.Spec.Size
+				} else {
+					there += shard.size
+				}
 			}
 			if *d.create != there {
 				t.Fatalf("a MachinePool is made with %d replicas and there are %d: %+v", *d.create, there, seen)
 			}
 		}
 
-		next := carriedOut(seen, d)
-		again := plan(next)
-		if d.create != nil {
-			// The number is there now; it takes one more step to spread it.
+		// One step for a number of replicas, one to spread it, and one more when
+		// that shows that nobody asked for so few.
+		next, again := seen, d
+		for range 4 {
 			next = carriedOut(next, again)
 			again = plan(next)
 		}
-		if again.create != nil || len(again.apply)+len(again.remove) > 0 {
+		if again.create != nil || again.raise != nil || len(again.apply)+len(again.remove) > 0 {
 			t.Fatalf("decided %q after it was carried out: %+v", told(again), next)
+		}
+	}
+}
+
+// Whoever makes the MachinePool, and wherever the operator is killed meanwhile:
+// taking over what shards have ends nothing there, as long as nobody asks for
+// another number.
+func TestTakingOverEndsNothing(t *testing.T) {
+	seed := rand.Uint64()
+	r := rand.New(rand.NewPCG(seed, 0))
+	t.Logf("seed %d", seed)
+	for range 20_000 {
+		pool := newPool()
+		seen := observation{pool: pool}
+		for i := range 1 + r.IntN(4) {
+			id := fmt.Sprintf("shard-%d", i)
+			pool.Spec.Shards = append(pool.Spec.Shards, v1beta1.Identifier(id))
+			seen.shards = append(seen.shards, shardState{id: id, configured: true, synced: true, size: r.Int32N(6)})
+		}
+		found := sum(presentSizes(seen.shards))
+		switch r.IntN(3) {
+		case 0:
+			seen.machinePools = []*clusterv1.MachinePool{machinePool("workers", &found)}
+		case 1:
+			seen.machinePools = []*clusterv1.MachinePool{unasked(machinePool("workers", ptr.To(min(1, found))))}
+		}
+		steps := 0
+		for d := plan(seen); d.create != nil || d.raise != nil || len(d.apply) > 0; d = plan(seen) {
+			if steps++; steps > 20 {
+				t.Fatalf("no end: %q of %+v", told(d), seen)
+			}
+			// Some of it was written when the operator was killed.
+			d.apply = d.apply[:min(len(d.apply), 1+r.IntN(4))]
+			for _, want := range d.apply {
+				for _, shard := range seen.shards {
+					if shard.id == string(want.spec.Shard) && want.spec.Size < shard.size {
+						t.Fatalf("shard %s has %d instances and gets size %d: %+v", shard.id, shard.size, want.spec.Size, seen)
+					}
+				}
+			}
+			seen = carriedOut(seen, d)
+		}
+		if got := sum(presentSizes(seen.shards)); got != found || *seen.machinePools[0].Spec.Replicas != found {
+			t.Fatalf("%d replicas and sizes %v of %d: %+v", *seen.machinePools[0].Spec.Replicas, presentSizes(seen.shards), found, seen)
 		}
 	}
 }

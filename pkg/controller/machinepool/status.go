@@ -29,8 +29,13 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 	}
 	reachable, reason, message := reachability(seen)
 	set(v1beta1.ConditionShardsReachable, reachable, reason, message)
+	if seen.paused == "" {
+		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
+	} else {
+		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.paused)
+	}
 
-	wrong := cmp.Or(decided.hold, ambiguous, unready(seen, decided))
+	wrong := cmp.Or(deletionHeldUp(seen), decided.hold, ambiguous, unready(seen, decided))
 	if wrong == nil {
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
 		status.Ready = ptr.To(true)
@@ -126,5 +131,36 @@ func unready(seen observation, decided decision) *trouble {
 			return &trouble{ready.Reason, fmt.Sprintf("%s: %s", shard.id, ready.Message)}
 		}
 	}
-	return scaling
+	return cmp.Or(leaving(seen), scaling)
+}
+
+// deletionHeldUp is why a pool that is being deleted is still there: the first of
+// its shard groups that its shard holds up.
+func deletionHeldUp(seen observation) *trouble {
+	if seen.pool.DeletionTimestamp.IsZero() {
+		return nil
+	}
+	return heldUp(seen.owned)
+}
+
+// leaving is why the group of a shard that the pool no longer names is still
+// there.
+func leaving(seen observation) *trouble {
+	return heldUp(slices.DeleteFunc(slices.Clone(seen.owned), func(group *v1beta1.NstanceShardGroup) bool {
+		return !leaves(seen.pool, group)
+	}))
+}
+
+// heldUp is what the first of some shard groups that are to go waits for.
+func heldUp(groups []*v1beta1.NstanceShardGroup) *trouble {
+	for _, group := range groups {
+		ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady)
+		if ready != nil && ready.Reason == v1beta1.ReasonDeleting {
+			return &trouble{v1beta1.ReasonDeleting, fmt.Sprintf("%s: %s", group.Spec.Shard, ready.Message)}
+		}
+	}
+	if len(groups) > 0 {
+		return &trouble{v1beta1.ReasonDeleting, fmt.Sprintf("%s: the group is being removed", groups[0].Spec.Shard)}
+	}
+	return nil
 }

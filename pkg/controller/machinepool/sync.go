@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -29,27 +30,61 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err != nil {
 		return 0, fmt.Errorf("read pool %s from the cache: %w", key, err)
 	}
-	if !pool.DeletionTimestamp.IsZero() {
+	held := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
+	if !pool.DeletionTimestamp.IsZero() && !held {
+		// What keeps it is somebody else's.
 		return 0, nil
 	}
 	if !c.upToDate(pool) {
 		return staleRetry, nil
 	}
-
 	seen, err := c.observe(pool)
 	if err != nil {
 		return 0, err
 	}
 	decided := plan(seen)
-	err = errors.Join(
-		c.createMachinePool(ctx, pool, decided.create),
-		c.applyShardGroups(ctx, pool, decided.apply),
-		c.removeShardGroups(ctx, decided.remove),
-	)
+	if !held && !decided.frozen {
+		if pool, err = c.holdPool(ctx, pool); err != nil {
+			return 0, err
+		}
+		seen.pool = pool
+	}
+	err = c.carryOut(ctx, seen, decided)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
+	if err == nil && (decided.release || decided.awaitsNews()) {
+		return 0, nil
+	}
 	return 0, errors.Join(err, c.report(ctx, seen, decided))
+}
+
+// carryOut does what was decided, each part whether or not the others can be
+// done.
+func (c *Controller) carryOut(ctx context.Context, seen observation, decided decision) error {
+	failed := []error{
+		c.applyShardGroups(ctx, seen.pool, decided.apply),
+		c.removeShardGroups(ctx, decided.remove),
+		c.removeMachinePools(ctx, decided.removeMachinePools),
+	}
+	if decided.create != nil {
+		failed = append(failed, c.createMachinePool(ctx, seen.pool, *decided.create))
+	}
+	if decided.raise != nil {
+		failed = append(failed, c.raise(ctx, seen.machinePools[0], *decided.raise))
+	}
+	if decided.release {
+		failed = append(failed, c.releasePool(ctx, seen.pool))
+	}
+	return errors.Join(failed...)
+}
+
+// awaitsNews tells whether what was done is certain to bring news of the pool in
+// a moment: a MachinePool, or the first report of a shard group. A status before
+// that would be a write for nothing.
+func (d decision) awaitsNews() bool {
+	return d.create != nil || d.raise != nil ||
+		slices.ContainsFunc(d.apply, func(want shardGroupSpec) bool { return want.uid == "" })
 }
 
 // upToDate tells whether the caches show everything that earlier syncs of this
@@ -70,6 +105,12 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		machinePools: indexed[clusterv1.MachinePool](c.machinePoolIndex, byInfrastructure, pool.Name),
 		owned:        c.shardGroupsOf(pool),
 	}
+	cluster, err := c.cluster()
+	if err != nil {
+		return observation{}, err
+	}
+	seen.clusterGoes = cluster != nil && !cluster.DeletionTimestamp.IsZero()
+	seen.paused = pausedBy(cluster, pool, seen.machinePools)
 	_, namesake, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
 	if err != nil {
 		return observation{}, fmt.Errorf("read MachinePool %s from the cache: %w", c.key(pool.Name), err)
@@ -81,7 +122,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 			configured: c.shards.Has(string(id)),
 			synced:     c.groups.HasSynced(string(id)),
 		}
-		if group, ok := c.groups.Get(string(id), string(pool.Spec.Group)); ok {
+		if group, ok := c.groups.Get(string(id), string(pool.Spec.Group)); ok && !group.Deleting {
 			state.size = group.Size
 		}
 		name := v1beta1.ShardGroupName(string(pool.Spec.Group), string(id))
@@ -98,11 +139,8 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 
 // createMachinePool makes the MachinePool of a pool that has none. Afterwards
 // its replicas belong to users and the autoscaler alone.
-func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool, replicas *int32) error {
-	if replicas == nil {
-		return nil
-	}
-	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, *replicas),
+func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool, replicas int32) error {
+	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, replicas),
 		metav1.CreateOptions{FieldManager: controller.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		// Somebody was faster; the cache will show it and wake this pool.
@@ -112,7 +150,7 @@ func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.Nstanc
 		return fmt.Errorf("create MachinePool %s: %w", klog.KObj(pool), err)
 	}
 	c.machinePoolWrites.Wrote(created)
-	klog.FromContext(ctx).Info("MachinePool created", "replicas", *replicas)
+	klog.FromContext(ctx).Info("MachinePool created", "replicas", replicas)
 	return nil
 }
 
@@ -150,25 +188,14 @@ func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.Nstance
 	return errors.Join(failed...)
 }
 
-func (c *Controller) removeShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
-	var failed []error
-	for _, group := range groups {
-		err := c.shardGroups.Delete(ctx, group.Name, metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(group.UID))})
-		if err != nil && !apierrors.IsNotFound(err) {
-			failed = append(failed, fmt.Errorf("delete shard group %s: %w", klog.KObj(group), err))
-		}
-	}
-	return errors.Join(failed...)
-}
-
 // report writes what the shard groups say: first the provider ids into the spec,
 // where Cluster API reads them, then the status, which names the generation that
 // the spec then has.
 func (c *Controller) report(ctx context.Context, seen observation, decided decision) error {
 	pool := seen.pool
 	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, seen.owned)
-	if !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
-		written, err := c.pools.Apply(ctx, applyProviderIDs(pool, ids), controller.Apply)
+	if !decided.frozen && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
+		written, err := c.pools.Apply(ctx, applyPool(pool, ids), controller.Apply)
 		if err != nil {
 			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
 		}

@@ -58,8 +58,11 @@ func TestWhatWakesWhichPoolWhen(t *testing.T) {
 		"a resync": {func(c *Controller) {
 			c.poolChanged(pool, pool.DeepCopy())
 		}, []string{"workers at 0s"}},
-		"a shard group that appears or goes": {func(c *Controller) {
+		"a shard group that appears": {func(c *Controller) {
 			c.shardGroupChanged(nil, group("1", nil))
+		}, []string{"workers at 2s"}},
+		"a shard group that goes": {func(c *Controller) {
+			c.shardGroupChanged(group("1", nil), nil)
 		}, []string{"workers at 0s"}},
 		"one more instance, with whatever follows": {func(c *Controller) {
 			c.shardGroupChanged(group("1", nil), group("2", func(g *v1beta1.NstanceShardGroup) { g.Status.ProviderIDs = nil }))

@@ -64,6 +64,11 @@ type Groups interface {
 	Observe(shard string, group shard.Group)
 }
 
+// Pauses tells what pauses the pool of a shard group, "" when nothing does.
+type Pauses interface {
+	PausedBy(group *v1beta1.NstanceShardGroup) (string, error)
+}
+
 // Controller is the controller of NstanceShardGroups in one namespace.
 type Controller struct {
 	namespace string
@@ -72,6 +77,7 @@ type Controller struct {
 	indexer   cache.Indexer
 	shards    Shards
 	groups    Groups
+	pauses    Pauses
 	recorder  events.EventRecorder
 	clock     clock.PassiveClock
 	queue     *controller.Queue
@@ -79,6 +85,8 @@ type Controller struct {
 
 	mu       sync.Mutex
 	rejected map[cache.ObjectName]rejection
+	// failures are the last words of providers, by shard group.
+	failures map[cache.ObjectName]string
 }
 
 // New makes the controller and registers its handler with shardGroups, whose
@@ -89,6 +97,7 @@ func New(
 	shardGroups informers.NstanceShardGroupInformer,
 	shards Shards,
 	groups Groups,
+	pauses Pauses,
 	recorder events.EventRecorder,
 	clock clock.PassiveClock,
 ) (*Controller, cache.ResourceEventHandlerRegistration, error) {
@@ -103,10 +112,12 @@ func New(
 		indexer:   informer.GetIndexer(),
 		shards:    shards,
 		groups:    groups,
+		pauses:    pauses,
 		recorder:  recorder,
 		clock:     clock,
 		writes:    controller.NewWrites(informer.GetStore()),
 		rejected:  make(map[cache.ObjectName]rejection),
+		failures:  make(map[cache.ObjectName]string),
 	}
 	c.queue = controller.NewQueue("shardgroup", c.sync)
 	registration, err := informer.AddEventHandler(controller.OnChange(c.changed))
@@ -118,6 +129,9 @@ func New(
 
 // Run syncs shard groups until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+
+// Wake asks for a sync of a shard group, because its pool was paused or goes on.
+func (c *Controller) Wake(shardGroup cache.ObjectName) { c.queue.Add(shardGroup) }
 
 // GroupChanged is to be called when the cache of a shard's groups has changed.
 func (c *Controller) GroupChanged(shard, key string) {
@@ -152,7 +166,7 @@ func (c *Controller) changed(before, after *v1beta1.NstanceShardGroup) {
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
 	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
-		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero():
+		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controller.PauseChanged(before, after):
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
 )
 
 const deleteGroup = "delete workers on a"
@@ -18,11 +19,41 @@ const deleteGroup = "delete workers on a"
 func TestDeletionWaitsForTheShard(t *testing.T) {
 	h := newHarness(t, deleting(newObject()))
 	h.shard.group = reported()
+	h.expect(deleteGroup, writeStatus)
+	// The deletion is taken, and the group not yet gone.
+	h.shard.group = changed(reported(), func(g *shard.Group) { g.Size, g.Deleting, g.ActualSize, g.ProviderIDs = 0, true, 1, []string{"i-3"} })
+	h.expect(writeStatus)
+	if got, want := h.conditions(), "Ready=False Deleting: the shard is ending the instances of the group"; !slices.Contains(got, want) {
+		t.Errorf("the conditions are %q, want %q", got, want)
+	}
+	if got := h.object().Status.ProviderIDs; !slices.Equal(got, []string{"i-3"}) {
+		t.Errorf("the provider ids are %q while one instance is left", got)
+	}
+	h.expect()
+	h.shard.group = nil
 	h.expect(deleteGroup, release)
 	if h.object() != nil {
 		t.Error("the object is still there")
 	}
 	h.expect()
+}
+
+// A static group goes back to what the server's configuration says.
+func TestDeletionOfAStaticGroupEndsWithTheAnswer(t *testing.T) {
+	h := newHarness(t, deleting(newObject()))
+	h.shard.group = changed(reported(), func(g *shard.Group) { g.Static = true })
+	h.expect(deleteGroup, release)
+}
+
+func TestDeletionOfAPausedGroupWaits(t *testing.T) {
+	h := newHarness(t, deleting(newObject()))
+	h.shard.group, h.shard.paused = reported(), "Cluster dev has spec.paused"
+	h.expect(writeStatus)
+	if got, want := h.conditions(), "Ready=False Deleting: the shard has not confirmed that the group is gone: Cluster dev has spec.paused"; !slices.Contains(got, want) {
+		t.Errorf("the conditions are %q, want %q", got, want)
+	}
+	h.shard.group, h.shard.paused = nil, ""
+	h.expect(deleteGroup, release)
 }
 
 func TestDeletionOfAGroupThatTheShardDoesNotHaveAsksAllTheSame(t *testing.T) {

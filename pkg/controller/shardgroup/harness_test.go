@@ -36,10 +36,14 @@ type oneShard struct {
 	upsert func(shard.GroupConfig) (shard.Group, error)
 	remove error
 	calls  []string
+	// paused is what pauses the pool.
+	paused string
 }
 
 func (s *oneShard) Has(id string) bool       { return id == "a" && s.configured }
 func (s *oneShard) HasSynced(id string) bool { return id == "a" && s.synced }
+
+func (s *oneShard) PausedBy(*v1beta1.NstanceShardGroup) (string, error) { return s.paused, nil }
 
 func (s *oneShard) Reachable(string) (bool, error) { return s.reachable, s.lost }
 
@@ -105,7 +109,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	}
 	h.informers = h.Informers()
 	c, _, err := New(namespace, h.InfrastructureV1beta1().NstanceShardGroups(namespace), h.informers.NstanceShardGroups(),
-		h.shard, h.shard, h.recorder, h.clock)
+		h.shard, h.shard, h.shard, h.recorder, h.clock)
 	if err != nil {
 		t.Fatal(err)
 	}

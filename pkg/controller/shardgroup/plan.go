@@ -25,6 +25,10 @@ type observation struct {
 	// group is the group as the shard reports it, nil when it has none. While
 	// synced is false nil means nothing.
 	group *shard.Group
+	// paused is what pauses the group, "" when nothing does.
+	paused string
+	// failure is what the shard's provider last said, "" when that is over.
+	failure string
 }
 
 // rejection is a configuration that a shard has refused. It is not tried again
@@ -53,13 +57,13 @@ const (
 // for nothing.
 func plan(object *v1beta1.NstanceShardGroup, seen observation, refused *rejection, now time.Time) step {
 	switch {
-	case !seen.configured || !seen.synced || !seen.reachable:
+	case !seen.configured || !seen.synced || !seen.reachable || seen.paused != "":
 		return nothing
 	case !object.DeletionTimestamp.IsZero():
-		if slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) {
-			return remove
+		if !slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) || seen.group != nil && seen.group.Deleting {
+			return nothing
 		}
-		return nothing
+		return remove
 	case seen.group != nil && inOrder(&object.Spec, seen.group):
 		return nothing
 	case refused.holds(object.Generation, seen.group, now):
@@ -68,6 +72,12 @@ func plan(object *v1beta1.NstanceShardGroup, seen observation, refused *rejectio
 		return upsert
 	}
 }
+
+// confirmed tells whether a shard that has taken the deletion of a group has also
+// confirmed it: it no longer lists the group, or lists it as its own configuration
+// has it. Until then instances of the group may run, and their ids must not
+// leave the pool (Cluster API deletes the Nodes of ids that do).
+func confirmed(group *shard.Group) bool { return group == nil || group.Static }
 
 // holds tells whether the refused configuration is still the one that would be
 // sent.
@@ -86,7 +96,7 @@ func etag(group *shard.Group) string {
 // for. What spec leaves out is the server's to choose, and vars that the server
 // adds by itself do not count.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
-	if group.Size != spec.Size {
+	if group.Size != spec.Size || group.Deleting {
 		return false
 	}
 	if spec.InstanceType != "" && spec.InstanceType != group.InstanceType {

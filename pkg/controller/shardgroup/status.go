@@ -108,6 +108,10 @@ func readiness(
 			message += ": " + reachable.Message
 		} else if done.err != nil {
 			message += ": " + shard.Message(done.err)
+		} else if seen.paused != "" {
+			message += ": " + seen.paused
+		} else if seen.group != nil && seen.group.Deleting {
+			message = "the shard is ending the instances of the group"
 		}
 		return metav1.ConditionFalse, v1beta1.ReasonDeleting, message
 	case reachable.Status == metav1.ConditionFalse:
@@ -121,6 +125,10 @@ func readiness(
 		return metav1.ConditionFalse, v1beta1.ReasonConfigRejected, valid.Message
 	case done.err != nil:
 		return metav1.ConditionFalse, v1beta1.ReasonUpsertFailed, shard.Message(done.err)
+	case seen.paused != "" && (seen.group == nil || !inOrder(&object.Spec, seen.group)):
+		return metav1.ConditionFalse, v1beta1.ReasonPaused, seen.paused
+	case seen.failure != "":
+		return metav1.ConditionFalse, v1beta1.ReasonProviderError, seen.failure
 	case seen.group == nil || !inOrder(&object.Spec, seen.group) || seen.group.ActualSize != object.Spec.Size:
 		return metav1.ConditionFalse, v1beta1.ReasonScaling,
 			fmt.Sprintf("%d of %d instances run", ptr.Deref(status.Replicas, 0), object.Spec.Size)

@@ -5,9 +5,7 @@ package shardgroup
 
 import (
 	"context"
-	"encoding/json"
 	"fmt"
-	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -35,7 +33,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return staleRetry, nil
 	}
 
-	seen := c.observe(object)
+	seen, err := c.observe(object)
+	if err != nil {
+		return 0, err
+	}
 	now := metav1.NewTime(c.clock.Now())
 	c.reviewRefusal(key, object, seen, now.Time)
 	done := outcome{step: plan(object, seen, c.refusal(key), now.Time), now: now}
@@ -43,9 +44,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	case upsert:
 		done.err = c.upsert(ctx, key, object, &seen)
 	case remove:
-		if done.err = c.shards.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group)); done.err == nil {
-			return 0, c.release(ctx, object)
-		}
+		done.err = c.shards.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group))
+	}
+	if done.step == remove && done.err == nil && confirmed(c.observeGroup(object)) {
+		return 0, c.release(ctx, object)
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -63,14 +65,27 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 }
 
 // observe reads the caches.
-func (c *Controller) observe(object *v1beta1.NstanceShardGroup) observation {
-	id, key := string(object.Spec.Shard), string(object.Spec.Group)
-	seen := observation{configured: c.shards.Has(id), synced: c.groups.HasSynced(id)}
+func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, error) {
+	id := string(object.Spec.Shard)
+	seen := observation{configured: c.shards.Has(id), synced: c.groups.HasSynced(id), group: c.observeGroup(object)}
 	seen.reachable, seen.lost = c.groups.Reachable(id)
-	if group, ok := c.groups.Get(id, key); ok {
-		seen.group = &group
+	seen.paused = controller.PausedBy(nil, object)
+	if seen.paused == "" {
+		var err error
+		if seen.paused, err = c.pauses.PausedBy(object); err != nil {
+			return observation{}, err
+		}
 	}
-	return seen
+	seen.failure = c.reviewFailure(cache.MetaObjectToName(object), object, seen)
+	return seen, nil
+}
+
+// observeGroup is the group as the shard reports it, nil when it has none.
+func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Group {
+	if group, ok := c.groups.Get(string(object.Spec.Shard), string(object.Spec.Group)); ok {
+		return &group
+	}
+	return nil
 }
 
 // upsert sends the whole configuration and puts the answer into the cache, so
@@ -103,18 +118,9 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 // release lets the API server remove the object. The shard has confirmed that
 // the group is gone.
 func (c *Controller) release(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
-	at := slices.Index(object.Finalizers, v1beta1.FinalizerShardGroup)
-	if at < 0 {
-		return nil
-	}
-	path := fmt.Sprintf("/metadata/finalizers/%d", at)
-	patch, err := json.Marshal([]map[string]any{
-		{"op": "test", "path": "/metadata/uid", "value": object.UID},
-		{"op": "test", "path": path, "value": v1beta1.FinalizerShardGroup},
-		{"op": "remove", "path": path},
-	})
-	if err != nil {
-		return fmt.Errorf("encode the patch that removes the finalizer of shard group %s: %w", klog.KObj(object), err)
+	patch, err := controller.RemoveFinalizer(object, v1beta1.FinalizerShardGroup)
+	if err != nil || patch == nil {
+		return err
 	}
 	_, err = c.client.Patch(ctx, object.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -172,4 +178,9 @@ func (c *Controller) setRefusal(key cache.ObjectName, refused *rejection) {
 	c.rejected[key] = *refused
 }
 
-func (c *Controller) forget(key cache.ObjectName) { c.setRefusal(key, nil) }
+func (c *Controller) forget(key cache.ObjectName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.rejected, key)
+	delete(c.failures, key)
+}

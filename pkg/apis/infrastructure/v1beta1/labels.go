@@ -23,6 +23,10 @@ const (
 // expires, in RFC 3339.
 const AnnotationTokenExpiry = "nstance.dev/token-expiry"
 
+// AnnotationKept on a shard group notes that its size is the one that was found
+// on the shard, and for which replicas of the pool over which shards it stays.
+const AnnotationKept = "nstance.dev/kept-for"
+
 // ShardGroupName is the name of the shard group of group on shard. It is
 // unambiguous because no identifier contains two hyphens in a row.
 func ShardGroupName(group, shard string) string {
