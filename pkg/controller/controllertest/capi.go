@@ -6,11 +6,13 @@ package controllertest
 import (
 	"bytes"
 	"encoding/json"
+	"fmt"
 	"io"
 	"net/http"
 	"path"
 	"slices"
 	"strconv"
+	"strings"
 	"testing"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -30,6 +32,9 @@ type CAPI struct {
 	Created []*unstructured.Unstructured
 	// Taken are names that are in use already, as resource/name.
 	Taken []string
+	// Changed are the deletions and patches, each as method, path below the
+	// namespace, and what was sent.
+	Changed []string
 }
 
 // NewCAPI makes a CAPI without objects.
@@ -43,11 +48,16 @@ func NewCAPI(t testing.TB) *CAPI {
 	return c
 }
 
-// RoundTrip answers requests that create an object, and no others.
+// RoundTrip answers requests that create, delete or patch an object, and no
+// others.
 func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	resource := path.Base(request.URL.Path)
 	group := schema.GroupResource{Group: "cluster.x-k8s.io", Resource: resource}
-	if request.Method != http.MethodPost {
+	switch request.Method {
+	case http.MethodDelete, http.MethodPatch:
+		return c.change(request)
+	case http.MethodPost:
+	default:
 		return respond(request, apierrors.NewMethodNotSupported(group, request.Method))
 	}
 	body, err := io.ReadAll(request.Body)
@@ -67,6 +77,16 @@ func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	object.SetResourceVersion(strconv.Itoa(1000 + len(c.Taken)))
 	c.Created = append(c.Created, object)
 	return respond(request, object)
+}
+
+func (c *CAPI) change(request *http.Request) (*http.Response, error) {
+	body, err := io.ReadAll(request.Body)
+	if err != nil {
+		return nil, err
+	}
+	_, below, _ := strings.Cut(strings.TrimPrefix(request.URL.Path, "/apis/cluster.x-k8s.io/v1beta2/namespaces/"), "/")
+	c.Changed = append(c.Changed, strings.TrimSpace(fmt.Sprintf("%s %s %s", request.Method, below, body)))
+	return respond(request, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
 }
 
 func respond(request *http.Request, answer any) (*http.Response, error) {

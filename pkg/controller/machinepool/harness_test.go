@@ -137,6 +137,16 @@ func (h *harness) report(shard string, change func(*v1beta1.NstanceShardGroup)) 
 	h.show()
 }
 
+// forget has a shard group gone, from the API server and the caches.
+func (h *harness) forget(shard string) {
+	h.t.Helper()
+	resource := v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
+	if err := h.Tracker().Delete(resource, namespace, v1beta1.ShardGroupName("workers", shard)); err != nil {
+		h.t.Fatal(err)
+	}
+	h.show()
+}
+
 func (h *harness) pool() *v1beta1.NstanceMachinePool {
 	h.t.Helper()
 	pool, err := h.InfrastructureV1beta1().NstanceMachinePools(namespace).Get(context.Background(), "workers", metav1.GetOptions{})

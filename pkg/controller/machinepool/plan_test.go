@@ -29,6 +29,15 @@ func told(d decision) string {
 		}
 		words = append(words, fmt.Sprintf("%s %s=%d", verb, want.spec.Shard, want.spec.Size))
 	}
+	if d.raise != nil {
+		words = append(words, fmt.Sprintf("raise to %d", *d.raise))
+	}
+	for _, machinePool := range d.removeMachinePools {
+		words = append(words, "remove MachinePool "+machinePool.Name)
+	}
+	if d.release {
+		words = append(words, "release")
+	}
 	for _, group := range d.remove {
 		words = append(words, "remove "+string(group.Spec.Shard))
 	}
@@ -146,6 +155,46 @@ func TestPlan(t *testing.T) {
 			observed(pool, 30, newShardGroup(pool, "b", 3), deleting(newShardGroup(pool, "a", 3)), newShardGroup(pool, "c", 3)),
 			"change b=10, change c=10",
 		},
+		"replicas that nobody asked for are raised to what there is": {
+			with(observed(pool, 1), func(seen *observation) {
+				unasked(seen.machinePools[0])
+				seen.shards[0].size, seen.shards[2].size = 5, 2
+			}), "raise to 7, hold NoMachinePool",
+		},
+		"replicas that nobody asked for wait for every shard": {
+			with(observed(pool, 1), func(seen *observation) {
+				unasked(seen.machinePools[0])
+				seen.shards[0].synced = false
+			}), "hold NotSynced",
+		},
+		"replicas that nobody asked for count when they end nothing": {
+			with(observed(pool, 1), func(seen *observation) { unasked(seen.machinePools[0]) }), "make b=1, make a=0, make c=0",
+		},
+		"replicas that a user asked for count": {
+			with(observed(pool, 1), func(seen *observation) { seen.shards[0].size = 5 }), "make b=1, make a=0, make c=0",
+		},
+		"as many replicas as there are stay where they are": {
+			with(observed(pool, 7), func(seen *observation) { seen.shards[0].size, seen.shards[2].size = 5, 2 }),
+			"make b=5, make a=0, make c=2",
+		},
+		"a MachinePool that is being deleted holds everything": {
+			with(observed(pool, 0, newShardGroup(pool, "b", 4)), func(seen *observation) {
+				seen.machinePools[0].DeletionTimestamp = ptr.To(metav1.Now())
+			}), "hold Deleting",
+		},
+		"no MachinePool is made while the Cluster is being deleted": {
+			with(observed(pool, 0), func(seen *observation) { seen.machinePools, seen.clusterGoes = nil, true }), "hold NoMachinePool",
+		},
+		"a paused pool": {
+			with(observed(pool, 30, newShardGroup(pool, "b", 4)), func(seen *observation) { seen.paused = "somebody" }), "",
+		},
+		"a pool that is being deleted": {
+			observed(deletingPool("b"), 30, newShardGroup(pool, "b", 4), newShardGroup(pool, "d", 4), deleting(newShardGroup(pool, "e", 4))),
+			"remove MachinePool workers, remove b, remove d, hold Deleting",
+		},
+		"a pool that is being deleted and has nothing left": {
+			with(observed(deletingPool("b"), 30), func(seen *observation) { seen.machinePools = nil }), "release, hold Deleting",
+		},
 		"another template": {changed(func(g *v1beta1.NstanceShardGroup) { g.Spec.Template = "old" }), "change a=3"},
 		"another type":     {changed(func(g *v1beta1.NstanceShardGroup) { g.Spec.InstanceType = "" }), "change a=3"},
 		"other subnets":    {changed(func(g *v1beta1.NstanceShardGroup) { g.Spec.Subnets = nil }), "change a=3"},
@@ -159,7 +208,7 @@ func TestPlan(t *testing.T) {
 			if got := told(d); got != test.want {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
-			if d.hold != nil && (d.sizes != nil || len(d.apply)+len(d.remove) > 0) {
+			if d.hold != nil && test.seen.pool.DeletionTimestamp.IsZero() && (d.sizes != nil || len(d.apply)+len(d.remove) > 0) {
 				t.Errorf("something is done while it holds: %+v", d)
 			}
 		})

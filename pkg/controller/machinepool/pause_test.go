@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+var pausedAnnotation = map[string]string{clusterv1.PausedAnnotation: ""}
+
+func newCluster(paused bool) *clusterv1.Cluster {
+	return &clusterv1.Cluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "cluster--default"},
+		Spec:       clusterv1.ClusterSpec{Paused: ptr.To(paused)},
+	}
+}
+
+func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
+	for name, test := range map[string]struct {
+		pause   func(*harness, *v1beta1.NstanceMachinePool)
+		message string
+	}{
+		"its Cluster": {func(h *harness, _ *v1beta1.NstanceMachinePool) {
+			if err := h.clusters.GetIndexer().Add(newCluster(true)); err != nil {
+				t.Fatal(err)
+			}
+		}, "Cluster cluster--default has spec.paused"},
+		"its own annotation": {func(_ *harness, pool *v1beta1.NstanceMachinePool) {
+			pool.Annotations = pausedAnnotation
+		}, "workers has the annotation"},
+		"the annotation of its MachinePool": {func(h *harness, _ *v1beta1.NstanceMachinePool) {
+			paused := machinePool("workers", ptr.To[int32](50))
+			paused.Annotations = pausedAnnotation
+			if err := h.machinePools.GetIndexer().Update(paused); err != nil {
+				t.Fatal(err)
+			}
+		}, "workers has the annotation"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := newPool("a", "b")
+			h := newHarness(t, shardSizes{"a": 1, "b": 1}, pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
+			h.scale(50)
+			seen := h.pool()
+			test.pause(h, seen)
+			if err := h.controller.poolIndex.Update(seen); err != nil {
+				t.Fatal(err)
+			}
+			h.expect(poolStatus)
+			status := h.pool().Status
+			paused := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionPaused)
+			if paused.Status != metav1.ConditionTrue || !strings.Contains(paused.Message, test.message) {
+				t.Errorf("Paused is %s: %q", paused.Status, paused.Message)
+			}
+			if *status.DesiredReplicas != 2 || *status.Replicas != 2 || !meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionReady) {
+				t.Errorf("the status is %+v, want the shards' own", status)
+			}
+			if reason, err := h.controller.PausedBy(h.shardGroup("a")); err != nil || !strings.Contains(reason, test.message) {
+				t.Errorf("its shard groups are paused by %q, error %v", reason, err)
+			}
+		})
+	}
+}
+
+func TestPauseWakesThePoolAndItsShardGroups(t *testing.T) {
+	pool := newPool("a", "b")
+	paused := pool.DeepCopy()
+	paused.Annotations = pausedAnnotation
+	pausedMachinePool := machinePool("workers", ptr.To[int32](2))
+	pausedMachinePool.Annotations = pausedAnnotation
+	both := []string{"workers--a", "workers--b"}
+	for name, test := range map[string]struct {
+		change func(*Controller)
+		want   []string
+	}{
+		"the pool is paused": {func(c *Controller) { c.poolChanged(pool, paused) }, both},
+		"the pool goes on":   {func(c *Controller) { c.poolChanged(paused, pool) }, both},
+		"its MachinePool is paused": {func(c *Controller) {
+			c.machinePoolChanged(machinePool("workers", ptr.To[int32](2)), pausedMachinePool)
+		}, both},
+		"its Cluster is paused":                 {func(c *Controller) { c.clusterChanged(newCluster(false), newCluster(true)) }, both},
+		"its Cluster is gone":                   {func(c *Controller) { c.clusterChanged(newCluster(true), nil) }, both},
+		"its Cluster changes in some other way": {func(c *Controller) { c.clusterChanged(newCluster(true), newCluster(true)) }, nil},
+		"the pool has a new spec":               {func(c *Controller) { c.poolChanged(nil, pool) }, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, nil, pool.DeepCopy(), newShardGroup(pool, "a", 1), newShardGroup(pool, "b", 1))
+			var woken []string
+			h.controller.AddPauseHandler(func(group cache.ObjectName) { woken = append(woken, group.Name) })
+			test.change(h.controller)
+			slices.Sort(woken)
+			if woken = slices.Compact(woken); !slices.Equal(woken, test.want) {
+				t.Errorf("woke %q, want %q", woken, test.want)
+			}
+		})
+	}
+}
