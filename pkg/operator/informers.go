@@ -17,6 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller/cluster"
 	"nstance.dev/operator/pkg/controller/machinepool"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
@@ -30,7 +31,9 @@ type informers struct {
 	machinePools *capi.Informer[*clusterv1.MachinePool]
 	nodes        cache.SharedIndexInformer
 
-	shards, ca, cert cache.SharedIndexInformer
+	shards, ca, cert, kubeconfig cache.SharedIndexInformer
+
+	webhookCert, webhookConfiguration cache.SharedIndexInformer
 
 	start []func(context.Context)
 }
@@ -59,7 +62,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		all.start = append(all.start, func(ctx context.Context) { go informer.RunWithContext(ctx) })
 	}
 
-	// The operator may read these three objects by name only.
+	// The operator may read these objects by name only.
 	one := func(name string) kubeinformers.SharedInformerFactory {
 		factory := named(clients.kube, options.Namespace, name, options.ResyncPeriod)
 		all.start = append(all.start, factory.StartWithContext)
@@ -68,6 +71,10 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.shards = one(options.ShardsConfigMap).Core().V1().ConfigMaps().Informer()
 	all.ca = one(options.CAConfigMap).Core().V1().ConfigMaps().Informer()
 	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
+	all.webhookCert = one(options.WebhookSecret).Core().V1().Secrets().Informer()
+	// This one has no namespace, whatever its factory was given.
+	all.webhookConfiguration = one(webhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
+	all.kubeconfig = one(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
 	return all, nil
 }
 

@@ -56,6 +56,9 @@ func Run(ctx context.Context, options *Options) error {
 		return err
 	}
 
+	if err := parts.webhook.serve(ctx, options.WebhookAddress); err != nil {
+		return err
+	}
 	informers.run(ctx)
 	if !cache.WaitFor(ctx, "caches", parts.synced...) {
 		return nil
@@ -80,8 +83,10 @@ func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, e
 	return controller.LimitEvents(broadcaster.NewRecorder(scheme, controller.FieldManager), clock.RealClock{}), nil
 }
 
-// parts is what runs on the leader.
+// parts is what runs on the leader, and the webhook, which is served on every
+// replica.
 type parts struct {
+	webhook       *webhook
 	configuration *configuration
 	pool          *pool.Pool
 	groups        *informer.Groups
@@ -109,6 +114,12 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 	}
 	watched(registrations...)
 
+	p.webhook, registrations, err = newWebhook(ctx, options, clients, informers)
+	if err != nil {
+		return nil, err
+	}
+	watched(registrations...)
+
 	endpoint, err := options.endpoint()
 	if err != nil {
 		return nil, err
@@ -122,7 +133,7 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 		}
 	}
 	clusters, registrations, err := cluster.New(clusterConfig, clients.nstance.InfrastructureV1beta1(), clients.capi, clients.kube,
-		informers.nstance.NstanceClusters(), informers.clusters, clock.RealClock{})
+		informers.nstance.NstanceClusters(), informers.clusters, informers.kubeconfig, clock.RealClock{})
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +163,7 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 	}
 	p.pool.AddHandler(shardChanged)
 	p.groups.AddHandler(informer.Handler{OnGroup: shardGroups.GroupChanged, OnShard: shardChanged})
-	p.controllers = []interface{ Run(context.Context) }{clusters, pools, shardGroups}
+	p.controllers = []interface{ Run(context.Context) }{clusters, pools, shardGroups, p.webhook.certificates}
 	return p, nil
 }
 

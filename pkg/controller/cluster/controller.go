@@ -10,9 +10,11 @@ import (
 	"context"
 	"fmt"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
-	corev1 "k8s.io/client-go/kubernetes/typed/core/v1"
+	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/listers"
+	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -38,32 +40,28 @@ type Config struct {
 	Kubeconfig *KubeconfigSource
 }
 
-// KubeconfigSource says what goes into the kubeconfig Secret.
-type KubeconfigSource struct {
-	// Server is the URL of the API server as CAPI's controllers reach it.
-	Server string
-	// CAData is the PEM bundle that its certificate is verified with.
-	CAData []byte
-	// ServiceAccount, in the same namespace, is whose token it holds.
-	ServiceAccount string
-}
-
 // Controller is the controller of the one NstanceCluster.
 type Controller struct {
 	config          Config
 	nstanceClusters clientset.NstanceClusterInterface
 	clusters        *capi.ClusterClient
-	secrets         corev1.SecretInterface
-	accounts        corev1.ServiceAccountInterface
+	secrets         corev1client.SecretInterface
+	accounts        corev1client.ServiceAccountInterface
 	lister          nstancelisters.NstanceClusterNamespaceLister
 	clusterLister   listers.ResourceIndexer[*clusterv1.Cluster]
+	secretLister    corev1listers.SecretNamespaceLister
 	clock           clock.PassiveClock
 	queue           *controller.Queue
 	writes          *controller.Writes
+	secretWrites    *controller.Writes
+	// token is what is known of the one in the Secret, nil before the first look.
+	// The one worker alone uses it.
+	token *token
 }
 
 // New makes the controller and registers its handlers, whose registrations are
-// returned for waiting until they have seen every object.
+// returned for waiting until they have seen every object. Of the informer
+// secrets it uses the one Secret of SecretName.
 func New(
 	config Config,
 	client clientset.InfrastructureV1beta1Interface,
@@ -71,6 +69,7 @@ func New(
 	kube kubernetes.Interface,
 	nstanceClusters informers.NstanceClusterInformer,
 	clusters *capi.Informer[*clusterv1.Cluster],
+	secrets cache.SharedIndexInformer,
 	clock clock.PassiveClock,
 ) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
 	c := &Controller{
@@ -81,8 +80,10 @@ func New(
 		accounts:        kube.CoreV1().ServiceAccounts(config.Namespace),
 		lister:          nstanceClusters.Lister().NstanceClusters(config.Namespace),
 		clusterLister:   clusters.Lister(),
+		secretLister:    corev1listers.NewSecretLister(secrets.GetIndexer()).Secrets(config.Namespace),
 		clock:           clock,
 		writes:          controller.NewWrites(nstanceClusters.Informer().GetStore()),
+		secretWrites:    controller.NewWrites(secrets.GetStore()),
 	}
 	c.queue = controller.NewQueue("cluster", c.sync)
 
@@ -91,17 +92,22 @@ func New(
 		return nil, nil, fmt.Errorf("watch NstanceClusters: %w", err)
 	}
 	theirs, err := clusters.AddEventHandler(controller.OnChange(func(before, after *clusterv1.Cluster) {
-		// Only whether there is one matters; what it becomes is Cluster API's.
-		if before == nil || after == nil {
+		// Whether there is one matters, and whether it is paused; what else it
+		// becomes is Cluster API's.
+		if before == nil || after == nil || controller.PausedBy(before) != controller.PausedBy(after) {
 			c.enqueue()
 		}
 	}))
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch Clusters: %w", err)
 	}
+	kubeconfig, err := secrets.AddEventHandler(controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() }))
+	if err != nil {
+		return nil, nil, fmt.Errorf("watch Secret %s: %w", SecretName(config.Name), err)
+	}
 	// There is nothing to watch before the objects exist.
 	c.enqueue()
-	return c, []cache.ResourceEventHandlerRegistration{ours, theirs}, nil
+	return c, []cache.ResourceEventHandlerRegistration{ours, theirs, kubeconfig}, nil
 }
 
 // Run syncs the cluster until ctx ends.
@@ -109,4 +115,8 @@ func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }
 
 func (c *Controller) enqueue() {
 	c.queue.Add(cache.NewObjectName(c.config.Namespace, c.config.Name))
+}
+
+func (c *Controller) secretKey() cache.ObjectName {
+	return cache.NewObjectName(c.config.Namespace, SecretName(c.config.Name))
 }

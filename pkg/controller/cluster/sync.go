@@ -5,15 +5,16 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -21,65 +22,116 @@ import (
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 )
 
-// staleRetry is how long a sync waits for the cache to show its last write.
+// staleRetry is how long a sync waits for a cache to show its last write.
 const staleRetry = 50 * time.Millisecond
 
 // kind is the kind of the cluster's infrastructure and control plane.
 const kind = "NstanceCluster"
 
 // sync makes what is missing. The kubeconfig comes first: as soon as the
-// endpoint is published, CAPI wants to connect. While the Cluster is being
-// deleted CAPI still needs the kubeconfig, and waits for the NstanceCluster to be
-// gone; both are made anew when the Cluster is gone too.
+// endpoint is published, CAPI wants to connect. It is kept also while the
+// cluster is paused, since a credential is no spec, and while the Cluster is
+// being deleted, since CAPI deletes with it.
+//
+// CAPI ends the deletion of a Cluster when the NstanceCluster is gone; both are
+// made anew only when the Cluster is gone too.
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	if key != cache.NewObjectName(c.config.Namespace, c.config.Name) {
 		return 0, nil
 	}
-	if !c.writes.Seen(key) {
+	if !c.writes.Seen(key) || !c.secretWrites.Seen(c.secretKey()) {
 		return staleRetry, nil
 	}
-	refresh, err := c.ensureKubeconfig(ctx)
+	cluster, object, secret, err := c.gather()
 	if err != nil {
 		return 0, err
 	}
-	cluster, err := c.clusterLister.Get(c.config.Name)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return 0, fmt.Errorf("read Cluster %s from the cache: %w", key, err)
+
+	var refresh time.Duration
+	var seen observed
+	var kubeconfigErr error
+	if c.config.Kubeconfig == nil {
+		seen.missing = hindrance(secret, c.config.Namespace, c.config.Name)
+	} else if refresh, kubeconfigErr = c.ensureKubeconfig(ctx, secret); kubeconfigErr != nil {
+		seen.notWritten = kubeconfigErr.Error()
 	}
-	if err == nil && !cluster.DeletionTimestamp.IsZero() {
-		return refresh, nil
+	if cluster != nil && !cluster.DeletionTimestamp.IsZero() || object != nil && !object.DeletionTimestamp.IsZero() {
+		return refresh, kubeconfigErr
 	}
-	exists := err == nil
-	if err := c.ensureNstanceCluster(ctx); err != nil {
-		return 0, err
+
+	seen.pausedBy = pausedBy(cluster, object)
+	if seen.pausedBy == "" {
+		if object, err = c.ensureSpec(ctx, object, kubeconfigErr == nil); err != nil {
+			return 0, errors.Join(kubeconfigErr, err)
+		}
 	}
-	if exists {
-		return refresh, nil
+	if err := c.ensureStatus(ctx, object, seen); err != nil || kubeconfigErr != nil {
+		return 0, errors.Join(kubeconfigErr, err)
 	}
-	return refresh, c.createCluster(ctx)
+	if cluster == nil && seen.pausedBy == "" {
+		return refresh, c.createCluster(ctx)
+	}
+	return refresh, nil
 }
 
-func (c *Controller) ensureNstanceCluster(ctx context.Context) error {
-	object, err := c.lister.Get(c.config.Name)
-	if err != nil && !apierrors.IsNotFound(err) {
-		return fmt.Errorf("read NstanceCluster %s from the cache: %w", c.config.Name, err)
+// gather reads the three objects from the caches. What is not there is nil.
+func (c *Controller) gather() (cluster *clusterv1.Cluster, object *v1beta1.NstanceCluster, secret *corev1.Secret, err error) {
+	cluster, err = c.clusterLister.Get(c.config.Name)
+	if apierrors.IsNotFound(err) {
+		cluster = nil
+	} else if err != nil {
+		return nil, nil, nil, fmt.Errorf("read Cluster %s from the cache: %w", c.config.Name, err)
 	}
-	if err == nil && !object.DeletionTimestamp.IsZero() {
+	object, err = c.lister.Get(c.config.Name)
+	if apierrors.IsNotFound(err) {
+		object = nil
+	} else if err != nil {
+		return nil, nil, nil, fmt.Errorf("read NstanceCluster %s from the cache: %w", c.config.Name, err)
+	}
+	secret, err = c.secretLister.Get(SecretName(c.config.Name))
+	if apierrors.IsNotFound(err) {
+		secret = nil
+	} else if err != nil {
+		return nil, nil, nil, fmt.Errorf("read Secret %s from the cache: %w", SecretName(c.config.Name), err)
+	}
+	return cluster, object, secret, nil
+}
+
+func pausedBy(cluster *clusterv1.Cluster, object *v1beta1.NstanceCluster) string {
+	if object == nil {
+		return controller.PausedBy(cluster)
+	}
+	return controller.PausedBy(cluster, object)
+}
+
+// ensureSpec makes the NstanceCluster and sees to its endpoint. One that is new
+// gets an endpoint only when it may be published; without one it is still there
+// to say what is missing.
+func (c *Controller) ensureSpec(ctx context.Context, object *v1beta1.NstanceCluster, publish bool) (*v1beta1.NstanceCluster, error) {
+	spec := applyv1beta1.NstanceClusterSpec()
+	switch {
+	case publish && (object == nil || object.Spec.ControlPlaneEndpoint != c.config.Endpoint):
+		spec.WithControlPlaneEndpoint(applyv1beta1.APIEndpoint().WithHost(c.config.Endpoint.Host).WithPort(c.config.Endpoint.Port))
+	case object == nil:
+	default:
+		return object, nil
+	}
+	written, err := c.nstanceClusters.Apply(ctx,
+		applyv1beta1.NstanceCluster(c.config.Name, c.config.Namespace).WithSpec(spec), controller.Apply)
+	if err != nil {
+		return nil, fmt.Errorf("apply NstanceCluster %s/%s: %w", c.config.Namespace, c.config.Name, err)
+	}
+	c.writes.Wrote(written)
+	return written, nil
+}
+
+// ensureStatus writes the status of the NstanceCluster, which may be missing
+// while the cluster is paused.
+func (c *Controller) ensureStatus(ctx context.Context, object *v1beta1.NstanceCluster, seen observed) error {
+	if object == nil {
 		return nil
 	}
-	if err != nil || object.Spec.ControlPlaneEndpoint != c.config.Endpoint {
-		endpoint := applyv1beta1.APIEndpoint().WithHost(c.config.Endpoint.Host).WithPort(c.config.Endpoint.Port)
-		object, err = c.nstanceClusters.Apply(ctx,
-			applyv1beta1.NstanceCluster(c.config.Name, c.config.Namespace).
-				WithSpec(applyv1beta1.NstanceClusterSpec().WithControlPlaneEndpoint(endpoint)),
-			controller.Apply)
-		if err != nil {
-			return fmt.Errorf("apply NstanceCluster %s/%s: %w", c.config.Namespace, c.config.Name, err)
-		}
-		c.writes.Wrote(object)
-	}
-
-	status := newStatus(object)
+	status := newStatus(object, seen)
 	if equality.Semantic.DeepEqual(status, object.Status) {
 		return nil
 	}
@@ -89,31 +141,6 @@ func (c *Controller) ensureNstanceCluster(ctx context.Context) error {
 	}
 	c.writes.Wrote(written)
 	return nil
-}
-
-// newStatus is always the same: there is nothing to provision, and the control
-// plane is there, since the operator talks to it.
-func newStatus(object *v1beta1.NstanceCluster) v1beta1.NstanceClusterStatus {
-	status := *object.Status.DeepCopy()
-	status.Initialization = v1beta1.NstanceClusterInitialization{
-		Provisioned:             ptr.To(true),
-		ControlPlaneInitialized: ptr.To(true),
-	}
-	status.ExternalManagedControlPlane = ptr.To(true)
-	for _, condition := range []string{v1beta1.ConditionReady, v1beta1.ConditionAvailable} {
-		controller.SetCondition(&status.Conditions, object.Generation, condition, metav1.ConditionTrue, v1beta1.ReasonReady, "")
-	}
-	return status
-}
-
-func applyStatus(object *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {
-	return applyv1beta1.NstanceCluster(object.Name, object.Namespace).WithUID(object.UID).
-		WithStatus(applyv1beta1.NstanceClusterStatus().
-			WithInitialization(applyv1beta1.NstanceClusterInitialization().
-				WithProvisioned(*status.Initialization.Provisioned).
-				WithControlPlaneInitialized(*status.Initialization.ControlPlaneInitialized)).
-			WithExternalManagedControlPlane(*status.ExternalManagedControlPlane).
-			WithConditions(controller.ApplyConditions(status.Conditions)...))
 }
 
 // createCluster makes the Cluster. Its spec is then its users': they pause it,

@@ -6,11 +6,15 @@ package cluster
 import (
 	"errors"
 	"slices"
+	"strings"
 	"testing"
+	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -20,20 +24,79 @@ import (
 func TestSyncWritesTheKubeconfigBeforeTheEndpointAndThenIsQuiet(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
-	h.showCluster(false)
+	h.showCluster()
 	h.expect()
 	h.expect()
 }
 
-func TestSyncWithoutAKubeconfigPublishesNoEndpoint(t *testing.T) {
-	h := newHarness(t, source())
-	refused := errors.New("refused")
-	h.kube.PrependReactor("create", "serviceaccounts", func(clienttesting.Action) (bool, runtime.Object, error) {
-		return true, nil, refused
+func TestSyncWaitsForTheCachesToShowItsWrites(t *testing.T) {
+	stale := func(h *harness) {
+		t.Helper()
+		if did, requeue, err := h.syncStale(); len(did) > 0 || requeue != staleRetry || err != nil {
+			t.Errorf("with a stale cache it wrote %q, requeue after %s, error %v", did, requeue, err)
+		}
+	}
+	t.Run("of the Secret", func(t *testing.T) {
+		h := newHarness(t, source())
+		h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
+		h.showCluster()
+		h.Show(h.informers)
+		stale(h)
+		h.expect()
 	})
+	t.Run("of the NstanceCluster", func(t *testing.T) {
+		h, _ := settled(t, time.Hour)
+		h.expect()
+		h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) { object.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
+		h.expect(writeCluster, writeStatus)
+		stale(h)
+		h.expect()
+	})
+}
+
+func TestSyncWithoutATokenPublishesNoEndpointAndSaysWhy(t *testing.T) {
+	h := newHarness(t, source())
+	h.noToken = apierrors.NewNotFound(corev1.Resource("serviceaccounts"), "nstance-capi-workload")
 	did, _, err := h.sync()
-	if !errors.Is(err, refused) || len(did) > 0 {
+	if !apierrors.IsNotFound(err) || !slices.Equal(did, []string{requestToken, writeCluster, writeStatus}) {
 		t.Errorf("wrote %q, error %v", did, err)
+	}
+	if got := h.nstanceCluster().Spec.ControlPlaneEndpoint; got != (v1beta1.APIEndpoint{}) {
+		t.Errorf("the endpoint is %+v", got)
+	}
+	available := h.condition(v1beta1.ConditionKubeconfigAvailable)
+	if available.Status != metav1.ConditionFalse || available.Reason != "KubeconfigNotWritten" ||
+		!strings.Contains(available.Message, "ServiceAccount default/nstance-capi-workload") {
+		t.Errorf("the condition is %+v", available)
+	}
+	if ready := h.condition(v1beta1.ConditionReady); ready.Status != metav1.ConditionTrue {
+		t.Errorf("Ready is %+v", ready)
+	}
+
+	// Another attempt has nothing new to say; one that succeeds goes on.
+	if did, _, err := h.sync(); !apierrors.IsNotFound(err) || !slices.Equal(did, []string{requestToken}) {
+		t.Errorf("wrote %q, error %v", did, err)
+	}
+	h.noToken = nil
+	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
+	if available := h.condition(v1beta1.ConditionKubeconfigAvailable); available.Status != metav1.ConditionTrue {
+		t.Errorf("the condition is %+v", available)
+	}
+}
+
+// An endpoint that is published already is not taken back.
+func TestTokenThatCannotBeReplacedIsReported(t *testing.T) {
+	h, requeue := settled(t, time.Hour)
+	h.clock.SetTime(h.clock.Now().Add(requeue))
+	h.noToken = apierrors.NewForbidden(corev1.Resource("serviceaccounts"), "nstance-capi-workload", errors.New("no right"))
+	if did, _, err := h.sync(); !apierrors.IsForbidden(err) || !slices.Equal(did, []string{requestToken, writeStatus}) {
+		t.Errorf("wrote %q, error %v", did, err)
+	}
+	if available := h.condition(v1beta1.ConditionKubeconfigAvailable); available.Status != metav1.ConditionFalse {
+		t.Errorf("the condition is %+v", available)
+	}
+	if got := h.nstanceCluster().Spec.ControlPlaneEndpoint.Host; got != "kubernetes.default.svc" {
+		t.Errorf("the endpoint is %q", got)
 	}
 }
 
@@ -48,7 +111,7 @@ func TestNstanceClusterIsWhatClusterAPIWaitsFor(t *testing.T) {
 	if !*status.Initialization.Provisioned || !*status.Initialization.ControlPlaneInitialized || !*status.ExternalManagedControlPlane {
 		t.Errorf("the status is %+v", status)
 	}
-	for _, kind := range []string{"Ready", "Available"} {
+	for _, kind := range []string{"Ready", "Available", "KubeconfigAvailable"} {
 		if !meta.IsStatusConditionTrue(status.Conditions, kind) {
 			t.Errorf("%s is not true", kind)
 		}
@@ -67,12 +130,8 @@ func TestNstanceClusterIsWhatClusterAPIWaitsFor(t *testing.T) {
 func TestSyncTakesTheEndpointBack(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
-	h.showCluster(false)
-	object := h.nstanceCluster()
-	object.Spec.ControlPlaneEndpoint.Host = "somewhere.else"
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), object, namespace); err != nil {
-		t.Fatal(err)
-	}
+	h.showCluster()
+	h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) { object.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
 	h.expect(writeCluster, writeStatus)
 	if got := h.nstanceCluster().Spec.ControlPlaneEndpoint.Host; got != "kubernetes.default.svc" {
 		t.Errorf("the endpoint is %q", got)
@@ -81,7 +140,7 @@ func TestSyncTakesTheEndpointBack(t *testing.T) {
 
 func TestSyncLeavesAClusterThatIsThereAlone(t *testing.T) {
 	h := newHarness(t, source())
-	h.showCluster(false)
+	h.showCluster()
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus)
 }
 
@@ -95,7 +154,7 @@ func TestSyncIsQuietWhenSomebodyElseCreatedTheCluster(t *testing.T) {
 func TestSyncDoesNotBringAClusterBackThatIsBeingDeleted(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
-	h.showCluster(true)
+	h.showCluster(deleting)
 	if err := h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), namespace, name); err != nil {
 		t.Fatal(err)
 	}
@@ -117,15 +176,5 @@ func TestSyncOfAnotherObjectDoesNothing(t *testing.T) {
 	}
 	if !slices.Equal(h.did, nil) {
 		t.Errorf("wrote %q", h.did)
-	}
-}
-
-func TestExternalModeLeavesTheSecretAlone(t *testing.T) {
-	h := newHarness(t, nil)
-	if requeue := h.expect(writeCluster, writeStatus, createCluster); requeue != 0 {
-		t.Errorf("requeued after %s", requeue)
-	}
-	for _, action := range h.kube.Actions() {
-		t.Errorf("asked for %s %s", action.GetVerb(), action.GetResource().Resource)
 	}
 }
