@@ -51,6 +51,8 @@ type Nstance struct {
 	client    kubernetes.Interface
 	authority *pki.Authority
 	dir       string
+	// webhook is the port that the API server finds the admission webhook at.
+	webhook int
 }
 
 // Install applies the manifests and writes the configuration and the

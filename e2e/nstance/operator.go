@@ -21,6 +21,8 @@ type Operator struct {
 	Component string
 	// HTTPPort serves health and metrics. Zero means any free one.
 	HTTPPort int
+	// WebhookPort serves the admission webhook. Zero means any free one.
+	WebhookPort int
 	// Server is the URL at which the operator reaches the API server. Empty
 	// means the API server's own.
 	Server string
@@ -32,15 +34,15 @@ type Operator struct {
 func (o Operator) URL() string { return "http://" + address(o.HTTPPort) }
 
 // StartOperator runs an operator with the rights of its ServiceAccount and
-// nothing more, and returns it with its port filled in once its caches have
-// synced. Several may run: one leads.
+// nothing more, and returns it with its ports filled in once its caches have
+// synced. Several may run: one leads, and the API server asks the webhook of the
+// one that was started first.
 func (n *Nstance) StartOperator(ctx context.Context, o Operator) (Operator, error) {
-	if o.HTTPPort == 0 {
-		ports, err := controlplane.FreePorts(1)
-		if err != nil {
-			return o, err
-		}
-		o.HTTPPort = ports[0]
+	if err := o.fillInPorts(); err != nil {
+		return o, err
+	}
+	if err := n.installWebhook(ctx, o); err != nil {
+		return o, err
 	}
 	token, err := n.token(ctx)
 	if err != nil {
@@ -59,12 +61,27 @@ func (n *Nstance) StartOperator(ctx context.Context, o Operator) (Operator, erro
 			"--cluster-id", ClusterID,
 			"--tenant", Tenant,
 			"--http-address", address(o.HTTPPort),
+			"--webhook-address", address(o.WebhookPort),
 			"--capi-kubeconfig-server", n.cp.Server(),
 		}, o.Flags...),
-		Ports: []int{o.HTTPPort},
+		Ports: []int{o.HTTPPort, o.WebhookPort},
 		Ready: controlplane.Probe{URL: o.URL() + "/readyz"},
 	})
 	return o, err
+}
+
+// fillInPorts gives every port that is zero a free number.
+func (o *Operator) fillInPorts() error {
+	free, err := controlplane.FreePorts(2)
+	if err != nil {
+		return err
+	}
+	for i, port := range []*int{&o.HTTPPort, &o.WebhookPort} {
+		if *port == 0 {
+			*port = free[i]
+		}
+	}
+	return nil
 }
 
 // token asks for a token of the operator's ServiceAccount that lasts as long

@@ -120,18 +120,18 @@ func untilQuiet(b *testing.B) {
 }
 
 // configureShard tells the operator of one more shard.
-func configureShard(b *testing.B, id, address string) {
+func configureShard(b testing.TB, id, address string) {
 	b.Helper()
 	patchShards(b, fmt.Sprintf(`{"data":{%q:%q}}`, id, address))
 	b.Cleanup(func() { removeShard(b, id) })
 }
 
-func removeShard(b *testing.B, id string) {
+func removeShard(b testing.TB, id string) {
 	b.Helper()
 	patchShards(b, fmt.Sprintf(`{"data":{%q:null}}`, id))
 }
 
-func patchShards(b *testing.B, patch string) {
+func patchShards(b testing.TB, patch string) {
 	b.Helper()
 	_, err := env.kube.CoreV1().ConfigMaps(nstance.Namespace).Patch(context.WithoutCancel(b.Context()),
 		"nstance-shards", types.MergePatchType, []byte(patch), metav1.PatchOptions{})
@@ -148,11 +148,12 @@ func createOn(b *testing.B, name, shard string) {
 	if err != nil {
 		b.Fatal(err)
 	}
-	_, err = env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).
-		Create(b.Context(), newPool(name, shard), metav1.CreateOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	// The webhook refuses it until the operator has seen the shard.
+	eventually(b, time.Minute, "the pool is made", func(ctx context.Context) error {
+		_, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).
+			Create(ctx, newPool(name, shard), metav1.CreateOptions{})
+		return err
+	})
 	eventually(b, time.Minute, name+" is reported", func(ctx context.Context) error { return reported(ctx, name, 1) })
 }
 

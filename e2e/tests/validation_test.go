@@ -47,7 +47,7 @@ func TestBadPoolsAreRefused(t *testing.T) {
 	}
 
 	t.Run("another group", func(t *testing.T) {
-		pool, err := pools.Create(t.Context(), newPool("immutable", "nowhere"), metav1.CreateOptions{})
+		pool, err := pools.Create(t.Context(), newPool("immutable", shardIDs...), metav1.CreateOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -80,14 +80,15 @@ func TestBadShardGroupsAreRefused(t *testing.T) {
 // The CRDs and the code have one rule for identifiers.
 func TestIdentifiersInCRD(t *testing.T) {
 	for _, c := range identifiertest.Cases {
-		pool := newPool("identifier", c.Value)
+		pool := newPool("identifier", shardIDs...)
+		pool.Spec.Subnets = []v1beta1.Identifier{v1beta1.Identifier(c.Value)}
 		_, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).
 			Create(t.Context(), pool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 		if c.Valid && err != nil {
-			t.Errorf("shard %q: %v, want it accepted", c.Value, err)
+			t.Errorf("subnet %q: %v, want it accepted", c.Value, err)
 		}
 		if !c.Valid && !apierrors.IsInvalid(err) {
-			t.Errorf("shard %q: %v, want it refused", c.Value, err)
+			t.Errorf("subnet %q: %v, want it refused", c.Value, err)
 		}
 	}
 }
@@ -111,20 +112,34 @@ func newShardGroup(name, group, shard string, size int32) *v1beta1.NstanceShardG
 	}
 }
 
-// A pool that names a shard which is not configured says so, once, and then
-// waits.
+// A pool of which a shard is taken out of the configuration says so, once, and
+// then waits.
 func TestUnknownShard(t *testing.T) {
 	const name = "lost"
 	pools := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace)
-	from := auditEnd(t)
-	if _, err := pools.Create(t.Context(), newPool(name, "us-west-2a", "us-west-9z"), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	configureShard(t, "us-west-9z", "127.0.0.1:1")
+	// The webhook refuses it until the operator has seen the shard.
+	eventually(t, time.Minute, "the pool is made", func(ctx context.Context) error {
+		_, err := pools.Create(ctx, newPool(name, "us-west-2a", "us-west-9z"), metav1.CreateOptions{})
+		return err
+	})
 	t.Cleanup(func() {
 		if err := pools.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
+	eventually(t, time.Minute, "the pool waits for the shard", func(ctx context.Context) error {
+		pool, err := getPool(ctx, name)
+		if err != nil {
+			return err
+		}
+		if ready := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionReady); ready == nil || ready.Reason != v1beta1.ReasonNotSynced {
+			return fmt.Errorf("condition Ready is %+v", ready)
+		}
+		return nil
+	})
+	from := auditEnd(t)
+	removeShard(t, "us-west-9z")
 	eventually(t, time.Minute, "the pool names the shard", func(ctx context.Context) error {
 		pool, err := getPool(ctx, name)
 		if err != nil {

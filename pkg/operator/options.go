@@ -34,10 +34,15 @@ type Options struct {
 	ClusterID, Tenant string
 	// HTTPAddress serves /healthz, /readyz and /metrics.
 	HTTPAddress string
+	// WebhookAddress serves the admission webhook.
+	WebhookAddress string
 
 	// ShardsConfigMap, CAConfigMap and CertSecret name the objects that hold the
 	// shards' endpoints, their CA and the operator's client certificate.
 	ShardsConfigMap, CAConfigMap, CertSecret string
+	// WebhookSecret names the Secret that the operator keeps the admission
+	// webhook's certificate in.
+	WebhookSecret string
 
 	// CAPIEndpoint is the URL of the API server of an external cluster; empty
 	// means that the operator runs in the cluster it makes Nodes for.
@@ -59,9 +64,11 @@ func DefaultOptions() *Options {
 	return &Options{
 		Tenant:               "default",
 		HTTPAddress:          ":8081",
+		WebhookAddress:       ":9443",
 		ShardsConfigMap:      "nstance-shards",
 		CAConfigMap:          "nstance-cluster-ca",
 		CertSecret:           "nstance-operator-cert",
+		WebhookSecret:        "nstance-webhook-cert",
 		CAPIServiceAccount:   "nstance-capi-workload",
 		CAPIKubeconfigServer: "https://kubernetes.default.svc:443",
 		LeaseDuration:        15 * time.Second,
@@ -78,9 +85,11 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.ClusterID, "cluster-id", o.ClusterID, "id of the cluster (required)")
 	flags.StringVar(&o.Tenant, "tenant", o.Tenant, "id of the tenant")
 	flags.StringVar(&o.HTTPAddress, "http-address", o.HTTPAddress, "address that serves /healthz, /readyz and /metrics")
+	flags.StringVar(&o.WebhookAddress, "webhook-address", o.WebhookAddress, "address that serves the admission webhook")
 	flags.StringVar(&o.ShardsConfigMap, "shards-configmap", o.ShardsConfigMap, "ConfigMap with the shards' endpoints")
 	flags.StringVar(&o.CAConfigMap, "ca-configmap", o.CAConfigMap, "ConfigMap with the shards' CA in ca.crt")
 	flags.StringVar(&o.CertSecret, "cert-secret", o.CertSecret, "Secret with the operator's client certificate in tls.crt and tls.key")
+	flags.StringVar(&o.WebhookSecret, "webhook-secret", o.WebhookSecret, "Secret that the admission webhook's certificate is kept in")
 	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
 	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
 	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
@@ -151,6 +160,7 @@ func (o *Options) Validate() error {
 		{"shards-configmap", o.ShardsConfigMap},
 		{"ca-configmap", o.CAConfigMap},
 		{"cert-secret", o.CertSecret},
+		{"webhook-secret", o.WebhookSecret},
 		{"capi-serviceaccount", o.CAPIServiceAccount},
 	} {
 		if problems := validation.IsDNS1123Subdomain(object.name); len(problems) > 0 {

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package certificate
+
+import (
+	"fmt"
+	"net/url"
+	"slices"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	"k8s.io/utils/ptr"
+)
+
+// hostsOf are the names and addresses by which the API server calls the webhooks
+// of a configuration, sorted. A Service is called name.namespace.svc.
+func hostsOf(configuration *admissionregistrationv1.ValidatingWebhookConfiguration) ([]string, error) {
+	var hosts []string
+	for _, webhook := range configuration.Webhooks {
+		if service := webhook.ClientConfig.Service; service != nil {
+			hosts = append(hosts, service.Name+"."+service.Namespace+".svc")
+			continue
+		}
+		address, err := url.Parse(ptr.Deref(webhook.ClientConfig.URL, ""))
+		if err != nil || address.Hostname() == "" {
+			return nil, fmt.Errorf("webhook %s of configuration %s has neither a service nor a URL with a host", webhook.Name, configuration.Name)
+		}
+		hosts = append(hosts, address.Hostname())
+	}
+	slices.Sort(hosts)
+	return slices.Compact(hosts), nil
+}
