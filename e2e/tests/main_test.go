@@ -71,7 +71,7 @@ func run(m *testing.M) (code int, err error) {
 	if err != nil {
 		return 1, err
 	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries, Namespace: nstance.Namespace})
+	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries, Namespace: nstance.Namespace, AuditReads: []string{capiUser}})
 	if err != nil {
 		return 1, err
 	}

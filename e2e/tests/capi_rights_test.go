@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+// Cluster API may do what it does, and nothing else: no request of it is
+// refused, and no right of manifests/capi-workload is left unused while it
+// connects, follows a pool, deletes a Node and drains one.
+func TestCAPIWorkloadRights(t *testing.T) {
+	const name = "rights"
+	from := auditEnd(t)
+	// A refusal fails the test where Cluster API would try for ever.
+	await := func(what string, check func(context.Context) error) {
+		t.Helper()
+		eventually(t, 3*time.Minute, what, func(ctx context.Context) error {
+			for _, r := range capiRequests(t, from, func(r controlplane.Request) bool { return r.Code == http.StatusForbidden }) {
+				t.Fatalf("%s: Cluster API was refused %q", what, right(r))
+			}
+			return check(ctx)
+		})
+	}
+
+	restartCAPI(t)
+	createPool(t, name, 3)
+	await("the pool runs", func(ctx context.Context) error { return running(ctx, name, 3) })
+	scale(t, name, 2)
+	await("the pool shrinks", func(ctx context.Context) error { return running(ctx, name, 2) })
+
+	machine := createMachine(t, "drained")
+	await("the Machine has its Node", machine.hasNode)
+	machine.fill(t)
+	await("Pods run on the Node", machine.hasPods)
+	machine.delete(t)
+	await("the Machine waits for its volume", func(context.Context) error {
+		if len(capiRequests(t, from, func(r controlplane.Request) bool { return r.Resource == "persistentvolumes" })) == 0 {
+			return errors.New("Cluster API has not looked at volumes")
+		}
+		return nil
+	})
+	machine.detach(t)
+	await("the Machine and its Node are gone", machine.gone)
+
+	granted, used := grantedRights(t), usedRights(t, from)
+	for _, right := range granted {
+		if !slices.Contains(used, right) {
+			t.Errorf("the right to %s is not used", right)
+		}
+	}
+	for _, right := range used {
+		if !slices.Contains(granted, right) {
+			t.Errorf("the right to %s was used and is not in the role", right)
+		}
+	}
+	t.Logf("used: %s", strings.Join(used, ", "))
+}
+
+// right names what a request needs, such as "create pods/eviction" or "get /".
+func right(r controlplane.Request) string {
+	return rightTo(r.Verb, r.Group, r.Resource+subresource(r.Subresource), r.Path)
+}
+
+func subresource(name string) string {
+	if name == "" {
+		return ""
+	}
+	return "/" + name
+}
+
+func rightTo(verb, group, resource, path string) string {
+	switch {
+	case path != "":
+		return verb + " " + path
+	case group != "":
+		return fmt.Sprintf("%s %s of %s", verb, resource, group)
+	default:
+		return verb + " " + resource
+	}
+}
+
+// grantedRights are those of the role of the kubeconfig's account.
+func grantedRights(t testing.TB) []string {
+	t.Helper()
+	role, err := env.kube.RbacV1().ClusterRoles().Get(t.Context(), capiAccount, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var rights []string
+	for _, rule := range role.Rules {
+		for _, verb := range rule.Verbs {
+			for _, path := range rule.NonResourceURLs {
+				rights = append(rights, rightTo(verb, "", "", path))
+			}
+			for _, group := range rule.APIGroups {
+				for _, resource := range rule.Resources {
+					rights = append(rights, rightTo(verb, group, resource, ""))
+				}
+			}
+		}
+	}
+	slices.Sort(rights)
+	return rights
+}
+
+// usedRights are those for which the API server consulted that role: discovery
+// is allowed to everybody.
+func usedRights(t testing.TB, from controlplane.Position) []string {
+	t.Helper()
+	rights := map[string]bool{}
+	for _, r := range capiRequests(t, from, nil) {
+		if strings.Contains(r.Reason, fmt.Sprintf("of ClusterRole %q", capiAccount)) {
+			rights[right(r)] = true
+		}
+	}
+	return slices.Sorted(maps.Keys(rights))
+}
