@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package importer
+
+import "nstance.dev/operator/pkg/controller"
+
+// Reasons of the events that pools get.
+const (
+	// reasonShardNotListed: the pool's group is on a shard that it does not name.
+	reasonShardNotListed = "ShardNotListed"
+	// reasonNameTaken: a group cannot have a pool because the pool has its name.
+	reasonNameTaken = "NameTaken"
+)
+
+func (c *Controller) record(told *warning) {
+	if told != nil {
+		controller.Warn(c.recorder, told.pool, told.reason, "Import", told.message)
+	}
+}

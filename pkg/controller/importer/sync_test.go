@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package importer
+
+import (
+	"errors"
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
+)
+
+const create = "create nstancemachinepools"
+
+func TestSyncMakesThePoolOnce(t *testing.T) {
+	h := newHarness(t, servers{"us-west-2b": up(static(2)), "us-west-2c": up(), "us-west-2a": up(static(3))})
+	writes, _, err := h.sync()
+	if err != nil || !slices.Equal(writes, []string{create}) {
+		t.Fatalf("wrote %q, error %v", writes, err)
+	}
+	pool := h.pool("main")
+	if pool.Spec.Group != "main" || !slices.Equal(pool.Spec.Shards, []v1beta1.Identifier{"us-west-2a", "us-west-2b"}) || pool.Spec.Template != "" {
+		t.Errorf("made %+v", pool.Spec)
+	}
+	if !slices.Equal(pool.Finalizers, []string{v1beta1.FinalizerMachinePool}) {
+		t.Errorf("made with the finalizers %q", pool.Finalizers)
+	}
+
+	writes, requeue, err := h.sync()
+	if err != nil || len(writes) > 0 || requeue != staleRetry {
+		t.Errorf("before the cache shows it: wrote %q, requeue %s, error %v", writes, requeue, err)
+	}
+	h.show(shownVersion)
+	h.expect()
+	if got := h.events(); got != nil {
+		t.Errorf("recorded %q", got)
+	}
+}
+
+func TestSyncCreatesAsTheOperator(t *testing.T) {
+	h := newHarness(t, servers{"a": up(static(1))})
+	var manager string
+	h.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		manager = action.(clienttesting.CreateActionImpl).CreateOptions.FieldManager
+		return false, nil, nil
+	})
+	h.expect(create)
+	if manager != controller.FieldManager {
+		t.Errorf("created as %q", manager)
+	}
+}
+
+func TestSyncMakesNothingOfAPart(t *testing.T) {
+	shards := servers{"a": up(static(3)), "b": {}}
+	h := newHarness(t, shards)
+	for _, state := range []server{
+		{},
+		{reachable: true},
+		{synced: true},
+		{synced: true, groups: []shard.Group{static(2)}},
+		{reachable: true, groups: []shard.Group{static(2)}},
+	} {
+		*shards["b"] = state
+		h.expect()
+	}
+	*shards["b"] = *up(static(2))
+	h.expect(create)
+	if got := h.pool("main").Spec.Shards; !slices.Equal(got, []v1beta1.Identifier{"a", "b"}) {
+		t.Errorf("made of the shards %s", got)
+	}
+}
+
+func TestSyncIsQuietWhenSomebodyElseMadeThePool(t *testing.T) {
+	h := newHarness(t, servers{"a": up(static(1))})
+	h.refusal = apierrors.NewAlreadyExists(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools").GroupResource(), "main")
+	h.expect(create)
+}
+
+func TestSyncSaysWhatItCouldNotMake(t *testing.T) {
+	refusal := errors.New("refused")
+	h := newHarness(t, servers{"a": up(static(1))})
+	h.refusal = refusal
+	if _, _, err := h.sync(); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "create pool default/main") {
+		t.Errorf("got error %v", err)
+	}
+	h.refusal = nil
+	h.expect(create)
+}
+
+func TestSyncLeavesPoolsAlone(t *testing.T) {
+	for name, objects := range map[string][]runtime.Object{
+		"the group's pool of another name": {newPool("other", "main", "a")},
+		"a pool that is being deleted":     {leaving(newPool("main", "main", "a"))},
+		"what a former pool has left":      {newShardGroup(newPool("main", "main", "a"), "a")},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, servers{"a": up(static(1))}, objects...)
+			h.expect()
+			if got := h.events(); got != nil {
+				t.Errorf("recorded %q", got)
+			}
+		})
+	}
+}
+
+func TestSyncWarns(t *testing.T) {
+	h := newHarness(t, servers{"a": up(static(1)), "b": up(static(1))}, newPool("other", "main", "a"))
+	h.expect()
+	if got, want := h.events(), []string{`Warning ShardNotListed group "main" is also on shards that spec.shards does not name: b`}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+
+	h = newHarness(t, servers{"a": up(static(1))}, newPool("main", "workers", "a"))
+	h.expect()
+	if got, want := h.events(), []string{`Warning NameTaken group "main" on the shards gets no pool, because the pool of that name has group "workers"`}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+}
+
+func TestSyncWaitsForMachinePoolAndCluster(t *testing.T) {
+	h := newHarness(t, servers{"a": up(static(1))})
+	elsewhere := leaving(newMachinePool("elsewhere", "main"))
+	elsewhere.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
+	h.add(h.machinePools.GetIndexer(), elsewhere)
+	h.add(h.machinePools.GetIndexer(), leaving(newMachinePool("another", "workers")))
+	h.add(h.clusters.GetIndexer(), paused(newCluster("another")))
+
+	// A MachinePool takes along the pool that it refers to, whatever its own name.
+	machinePool := leaving(newMachinePool("other", "main"))
+	h.add(h.machinePools.GetIndexer(), machinePool)
+	h.expect()
+	if err := h.machinePools.GetIndexer().Delete(machinePool); err != nil {
+		t.Fatal(err)
+	}
+	h.add(h.clusters.GetIndexer(), paused(newCluster(clusterName)))
+	h.expect()
+	h.add(h.clusters.GetIndexer(), leaving(newCluster(clusterName)))
+	h.expect()
+	h.add(h.clusters.GetIndexer(), newCluster(clusterName))
+	h.add(h.machinePools.GetIndexer(), newMachinePool("other", "main"))
+	h.expect(create)
+}
+
+func TestSyncIgnoresWhatNoPoolCanBeNamedForAndLogsItOnce(t *testing.T) {
+	odd := shard.Group{Key: "No--Key"}
+	h := newHarness(t, servers{"a": up(odd)})
+	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
+	ctx := klog.NewContext(t.Context(), logger)
+	for range 3 {
+		if requeue, err := h.controller.sync(ctx, cache.NewObjectName(namespace, odd.Key)); err != nil || requeue != 0 {
+			t.Errorf("requeue %s, error %v", requeue, err)
+		}
+	}
+	if writes := h.Writes(); len(writes) > 0 {
+		t.Errorf("wrote %q", writes)
+	}
+	if log := logger.GetSink().(ktesting.Underlier).GetBuffer().String(); strings.Count(log, "Ignored") != 1 {
+		t.Errorf("logged\n%s", log)
+	}
+}
