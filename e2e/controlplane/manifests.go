@@ -34,11 +34,16 @@ func Render(dir string) ([]*unstructured.Unstructured, error) {
 	}
 	var objects []*unstructured.Unstructured
 	for _, resource := range built.Resources() {
-		object, err := resource.Map()
+		// Through JSON, so that numbers have the types that clients expect.
+		object := &unstructured.Unstructured{}
+		data, err := resource.MarshalJSON()
+		if err == nil {
+			err = object.UnmarshalJSON(data)
+		}
 		if err != nil {
 			return nil, fmt.Errorf("reading %s of kustomization %s: %w", resource.CurId(), dir, err)
 		}
-		objects = append(objects, &unstructured.Unstructured{Object: object})
+		objects = append(objects, object)
 	}
 	return objects, nil
 }
