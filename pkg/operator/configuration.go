@@ -112,6 +112,16 @@ func (c *configuration) recordWrong() {
 	}
 }
 
+// shardFailed reports what a shard's server says about itself and not about one
+// group, on the ConfigMap that names the shard.
+func (c *configuration) shardFailed(id, message string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.shards != nil {
+		controller.Warn(c.recorder, c.shards, "ShardError", "Watch", fmt.Sprintf("%s: %s", id, message))
+	}
+}
+
 func (c *configuration) setCA(ctx context.Context, object *corev1.ConfigMap) {
 	if object == nil || object.Data[caKey] == "" {
 		return

@@ -22,8 +22,10 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/cluster"
+	"nstance.dev/operator/pkg/controller/importer"
 	"nstance.dev/operator/pkg/controller/machinepool"
 	"nstance.dev/operator/pkg/controller/shardgroup"
+	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
 	"nstance.dev/operator/pkg/shard/pool"
@@ -156,15 +158,42 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 	}
 	watched(registration)
 
+	imports, registrations, err := importer.New(options.Namespace, options.ClusterName(), clients.nstance.InfrastructureV1beta1(),
+		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.clusters,
+		p.pool, p.groups, recorder)
+	if err != nil {
+		return nil, err
+	}
+	watched(registrations...)
+
 	pools.AddPauseHandler(shardGroups.Wake)
-	shardChanged := func(shard string) {
-		shardGroups.ShardChanged(shard)
-		pools.ShardChanged(shard)
+	p.hear(pools, shardGroups, imports)
+	p.controllers = []interface{ Run(context.Context) }{clusters, pools, shardGroups, imports, p.webhook.certificates}
+	return p, nil
+}
+
+// hear tells the controllers what comes from the shards.
+func (p *parts) hear(pools *machinepool.Controller, shardGroups *shardgroup.Controller, imports *importer.Controller) {
+	shardChanged := func(id string) {
+		shardGroups.ShardChanged(id)
+		pools.ShardChanged(id)
+		imports.ShardChanged(id)
 	}
 	p.pool.AddHandler(shardChanged)
-	p.groups.AddHandler(informer.Handler{OnGroup: shardGroups.GroupChanged, OnShard: shardChanged})
-	p.controllers = []interface{ Run(context.Context) }{clusters, pools, shardGroups, p.webhook.certificates}
-	return p, nil
+	p.groups.AddHandler(informer.Handler{
+		OnShard: shardChanged,
+		OnGroup: func(id, group string) {
+			shardGroups.GroupChanged(id, group)
+			imports.GroupChanged(id, group)
+		},
+		OnError: func(id string, event shard.ErrorEvent) {
+			if event.Group == "" {
+				p.configuration.shardFailed(id, event.Message)
+				return
+			}
+			shardGroups.ShardFailed(id, event.Group, event.Message)
+		},
+	})
 }
 
 // work connects to the shards and runs the controllers until ctx ends. It
@@ -194,4 +223,6 @@ var (
 	_ shardgroup.Groups  = (*informer.Groups)(nil)
 	_ machinepool.Shards = (*pool.Pool)(nil)
 	_ machinepool.Groups = (*informer.Groups)(nil)
+	_ importer.Shards    = (*pool.Pool)(nil)
+	_ importer.Groups    = (*informer.Groups)(nil)
 )
