@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"path/filepath"
+	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
@@ -25,8 +26,10 @@ import (
 )
 
 // Server is a shard server. Its fields are what it is made of; all but the last
-// are mandatory.
+// two are mandatory.
 type Server struct {
+	// Config is the configuration to begin with. The file that it was read from
+	// is read again while the server runs.
 	Config *config.Config
 	// DataDir is the folder of what must survive a restart. It is made when
 	// missing, and must be this server's alone.
@@ -38,6 +41,9 @@ type Server struct {
 	// GRPCOptions are added before those of the server, so that interceptors
 	// among them see every call, refused ones too.
 	GRPCOptions []grpc.ServerOption
+	// ReadConfig tells when to look at the configuration file. Default: every
+	// two seconds.
+	ReadConfig <-chan time.Time
 }
 
 // Run serves until ctx ends, and returns when everything has stopped. Then the
@@ -70,17 +76,33 @@ func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus
 	if err != nil {
 		return err
 	}
-	board := api.NewBoard(store, s.Provider)
-	reconciler := reconciler.New(store, s.Provider)
-	changed := func(key instance.GroupKey) {
-		board.Refresh(key)
-		reconciler.Enqueue(key)
+	board, failures := api.NewBoard(store, s.Provider), api.NewErrors()
+	reconciler := reconciler.New(store, s.Provider, failures.ReportInstance)
+	changed := func(keys ...instance.GroupKey) {
+		board.Refresh(keys...)
+		for _, key := range keys {
+			reconciler.Enqueue(key)
+		}
 	}
-	operators, err := s.newOperatorServer(logger, registry, api.NewOperatorService(store, s.Provider, board, changed))
+	changedOne := func(key instance.GroupKey) { changed(key) }
+	configuration := &configuration{
+		path:    s.Config.Source.Path,
+		store:   store,
+		errors:  failures,
+		changed: func() { changed(store.Keys()...) },
+	}
+	operators, err := s.newOperatorServer(logger, registry, &api.OperatorService{
+		Store:         store,
+		Instances:     s.Provider,
+		Board:         board,
+		Errors:        failures,
+		Configuration: configuration,
+		Changed:       changedOne,
+	})
 	if err != nil {
 		return err
 	}
-	g.Go(func() error { return s.Provider.Run(ctx, changed) })
+	g.Go(func() error { return s.Provider.Run(ctx, changedOne, failures.ReportInstance) })
 	select {
 	case <-ctx.Done():
 		return nil
@@ -94,11 +116,19 @@ func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus
 		return fmt.Errorf("listening for operators (shard.bind.operator_addr): %w", err)
 	}
 	// Groups that have instances but are no more come from the provider.
-	for _, key := range store.Keys() {
-		changed(key)
-	}
+	changed(store.Keys()...)
 	g.Go(func() error {
 		reconciler.Run(ctx)
+		return nil
+	})
+	ticks := s.ReadConfig
+	if ticks == nil {
+		ticker := time.NewTicker(readAgainAfter)
+		defer ticker.Stop()
+		ticks = ticker.C
+	}
+	g.Go(func() error {
+		configuration.follow(ctx, ticks)
 		return nil
 	})
 	logger.Info("Serving operators", "shard", s.Config.Shard.ID, "address", listener.Addr().String(), "groups", len(store.Keys()))
@@ -106,5 +136,6 @@ func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus
 	return serveGRPC(ctx, operators, listener, func() {
 		health.ready.Store(false)
 		board.Close()
+		failures.Close()
 	})
 }

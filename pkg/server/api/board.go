@@ -26,9 +26,9 @@ type Instances interface {
 	List(instance.GroupKey) []instance.Instance
 }
 
-// Board shows the status of every group to whoever asks or watches. Whoever
-// changes a group or an instance calls Refresh; only a status that differs is
-// shown anew.
+// Board shows the status of every group to whoever asks or watches: those that
+// are wanted, and those that were deleted but have instances yet. Whoever changes
+// a group or an instance calls Refresh; only a status that differs is shown anew.
 type Board struct {
 	groups    Groups
 	instances Instances
@@ -51,27 +51,38 @@ func NewBoard(groups Groups, instances Instances) *Board {
 	}
 }
 
-// Refresh brings the status of one group up to date. It never waits for a
-// watcher.
-func (b *Board) Refresh(key instance.GroupKey) {
+// Refresh brings the statuses of groups up to date, so that all of them show at
+// once. It never waits for a watcher.
+func (b *Board) Refresh(keys ...instance.GroupKey) {
 	// Reading under the lock keeps an older status from replacing a newer one.
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	before, shown := b.statuses[key]
-	group, found := b.groups.Get(key)
-	if !found {
-		if shown {
-			delete(b.statuses, key)
-			b.tell(key)
+	for _, key := range keys {
+		before, after := b.statuses[key], b.status(key)
+		if proto.Equal(before, after) {
+			continue
 		}
-		return
+		if after != nil {
+			b.statuses[key] = after
+		} else {
+			delete(b.statuses, key)
+		}
+		b.tell(key)
 	}
-	after := newStatus(group, b.instances.List(key))
-	if shown && proto.Equal(before, after) {
-		return
+}
+
+// status returns what to show of a group, which is nil when there is nothing. A
+// group that was deleted shows until its last instance is gone. It is called
+// with the lock held.
+func (b *Board) status(key instance.GroupKey) *nstancev1.GroupStatus {
+	instances := b.instances.List(key)
+	if group, found := b.groups.Get(key); found {
+		return newStatus(group, instances)
 	}
-	b.statuses[key] = after
-	b.tell(key)
+	if len(instances) == 0 {
+		return nil
+	}
+	return newDeletingStatus(key, b.statuses[key], instances)
 }
 
 // Close ends all watches, present and future.

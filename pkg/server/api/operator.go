@@ -16,31 +16,30 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // OperatorService is the service of that name. What is not here answers
-// Unimplemented.
+// Unimplemented. All fields are mandatory.
 type OperatorService struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
-	store     *groups.Store
-	instances Instances
-	board     *Board
-	changed   func(instance.GroupKey)
-}
-
-// NewOperatorService returns the service. It calls changed after a group has
-// been changed and before the caller is answered.
-func NewOperatorService(store *groups.Store, instances Instances, board *Board, changed func(instance.GroupKey)) *OperatorService {
-	return &OperatorService{store: store, instances: instances, board: board, changed: changed}
+	Store         *groups.Store
+	Instances     Instances
+	Board         *Board
+	Errors        *Errors
+	Configuration Configuration
+	// Changed is called after a group has been changed and before the caller is
+	// answered.
+	Changed func(instance.GroupKey)
 }
 
 // ListGroups returns the groups of the caller's tenant, from memory.
 func (s *OperatorService) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
-	return &nstancev1.ListGroupsResponse{Groups: s.board.list(clientFrom(ctx).Tenant)}, nil
+	return &nstancev1.ListGroupsResponse{Groups: s.Board.list(clientFrom(ctx).Tenant)}, nil
 }
 
 // UpsertGroup makes or changes a group of the caller's tenant and answers when
@@ -57,7 +56,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	if wanted == nil {
 		return nil, status.Errorf(codes.InvalidArgument, "group %s: config: Required value", key)
 	}
-	group, changed, err := s.store.Upsert(key, groups.Change{
+	group, changed, err := s.Store.Upsert(key, groups.Change{
 		Template:     wanted.GetTemplate(),
 		Size:         wanted.GetSize(),
 		InstanceType: wanted.GetInstanceType(),
@@ -70,24 +69,25 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 		return nil, toStatus(err)
 	}
 	if changed {
-		s.changed(key)
+		s.Changed(key)
 	}
-	return newStatus(group, s.instances.List(key)), nil
+	return newStatus(group, s.Instances.List(key)), nil
 }
 
 // DeleteGroup removes what operators stored of a group. A group that does not
-// exist is deleted already.
+// exist is deleted already. A dynamic group with instances is listed as deleting
+// until the last of them is gone; UpsertGroup makes a new group of it.
 func (s *OperatorService) DeleteGroup(ctx context.Context, request *nstancev1.DeleteGroupRequest) (*emptypb.Empty, error) {
 	logger := klog.FromContext(ctx)
 	key := instance.GroupKey{Tenant: clientFrom(ctx).Tenant, Group: request.GetKey()}
 	logger.V(2).Info("Received deletion of group", "group", key.Group)
-	changed, err := s.store.Delete(key)
+	changed, err := s.Store.Delete(key)
 	if err != nil {
 		logger.Error(err, "Group was not deleted", "group", key.Group)
 		return nil, toStatus(err)
 	}
 	if changed {
-		s.changed(key)
+		s.Changed(key)
 	}
 	return &emptypb.Empty{}, nil
 }
@@ -97,8 +97,29 @@ func (s *OperatorService) DeleteGroup(ctx context.Context, request *nstancev1.De
 // caller that is slow gets fewer of them, the last one always.
 func (s *OperatorService) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
 	ctx := stream.Context()
-	watcher := s.board.watch(clientFrom(ctx).Tenant)
-	defer s.board.unwatch(watcher)
+	watcher := s.Board.watch(clientFrom(ctx).Tenant)
+	defer s.Board.unwatch(watcher)
+	for {
+		event, err := watcher.next(ctx)
+		if err != nil {
+			return err
+		}
+		if err := stream.Send(event); err != nil {
+			return err
+		}
+	}
+}
+
+// WatchErrors sends the errors of the caller's tenant and of the shard from now
+// on; the header tells that it has begun. The same error of a group is sent at
+// most once in 30 s. A caller that is slow misses the oldest.
+func (s *OperatorService) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.ErrorEvent]) error {
+	ctx := stream.Context()
+	watcher := s.Errors.watch(clientFrom(ctx).Tenant)
+	defer s.Errors.unwatch(watcher)
+	if err := stream.SendHeader(nil); err != nil {
+		return err
+	}
 	for {
 		event, err := watcher.next(ctx)
 		if err != nil {
@@ -112,12 +133,13 @@ func (s *OperatorService) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStream
 
 // toStatus gives an error of the store its code.
 func toStatus(err error) error {
-	var invalid *groups.InvalidError
-	var restricted *groups.RestrictedError
+	_, invalid := errors.AsType[*groups.InvalidError](err)
+	_, restricted := errors.AsType[*groups.RestrictedError](err)
+	_, refused := errors.AsType[*config.InvalidError](err)
 	switch {
-	case errors.As(err, &invalid):
+	case invalid:
 		return status.Error(codes.InvalidArgument, err.Error())
-	case errors.As(err, &restricted):
+	case restricted, refused:
 		return status.Error(codes.FailedPrecondition, err.Error())
 	default:
 		// Storage that fails now may work later. Internal would tell the

@@ -6,6 +6,8 @@ package api
 import (
 	"slices"
 
+	"google.golang.org/protobuf/proto"
+
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -25,6 +27,26 @@ func newStatus(group *groups.Group, instances []instance.Instance) *nstancev1.Gr
 		IsStatic:     group.Static,
 		Etag:         group.ETag,
 	}
+	setInstances(status, instances)
+	return status
+}
+
+// newDeletingStatus tells of the instances that a deleted group has yet. before
+// is what was told of the group last. It is nil when the server has started since
+// the deletion: then nothing but the instances is known.
+func newDeletingStatus(key instance.GroupKey, before *nstancev1.GroupStatus, instances []instance.Instance) *nstancev1.GroupStatus {
+	status := &nstancev1.GroupStatus{}
+	if before != nil {
+		status = proto.CloneOf(before)
+	}
+	status.Key, status.Tenant = key.Group, key.Tenant
+	status.Size, status.Deleting = 0, true
+	setInstances(status, instances)
+	return status
+}
+
+func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) {
+	status.ProviderIds = nil
 	for _, i := range instances {
 		if i.State == instance.Running {
 			status.ProviderIds = append(status.ProviderIds, i.ProviderID)
@@ -32,5 +54,4 @@ func newStatus(group *groups.Group, instances []instance.Instance) *nstancev1.Gr
 	}
 	slices.Sort(status.ProviderIds)
 	status.ActualSize = int32(len(status.ProviderIds))
-	return status
 }

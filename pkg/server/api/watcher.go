@@ -6,9 +6,6 @@ package api
 import (
 	"context"
 
-	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/status"
-
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -43,24 +40,7 @@ func (w *watcher) add(group string) {
 
 // next waits for an event. It returns a gRPC status when ctx or the board ends.
 func (w *watcher) next(ctx context.Context) (*nstancev1.GroupEvent, error) {
-	for {
-		// A stream that always has something to send must end too.
-		select {
-		case <-ctx.Done():
-			return nil, status.FromContextError(ctx.Err()).Err()
-		case <-w.board.closed:
-			return nil, status.Error(codes.Unavailable, "the server is shutting down")
-		default:
-		}
-		if event := w.take(); event != nil {
-			return event, nil
-		}
-		select {
-		case <-ctx.Done():
-		case <-w.board.closed:
-		case <-w.wake:
-		}
-	}
+	return await(ctx, w.board.closed, w.wake, w.take)
 }
 
 // take returns nil when there is nothing to send.

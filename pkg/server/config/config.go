@@ -7,9 +7,6 @@ package config
 
 import (
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/tailscale/hujson"
@@ -20,6 +17,8 @@ import (
 
 // Config is a configuration that has passed validation. Nobody changes it.
 type Config struct {
+	// Source is what the configuration was read from.
+	Source    Source
 	ClusterID string
 	Shard     Shard
 	// Templates by name.
@@ -62,7 +61,8 @@ type Kwok struct {
 	Kubeconfig string
 	// BootDelay is the time from ordering an instance to its Node's appearing.
 	BootDelay time.Duration
-	// InstanceTypes is the catalogue: the built-in types and those configured.
+	// InstanceTypes is the catalogue by name: the built-in types and those
+	// configured, with their quotas.
 	InstanceTypes map[string]instance.Type
 }
 
@@ -106,31 +106,39 @@ type Group struct {
 	Vars map[string]string
 }
 
+// InvalidError refuses a configuration.
+type InvalidError struct {
+	// Mistakes has every mistake found, one a line, each with its path, its
+	// value and what is allowed.
+	Mistakes error
+}
+
+// Error lists the mistakes.
+func (e *InvalidError) Error() string {
+	return e.Mistakes.Error()
+}
+
 // Load reads and validates the file at path. Paths in it that are relative are
-// relative to the file's folder. The error holds every mistake found, one a
-// line, each with its path, its value and what is allowed.
+// relative to the file's folder. The error wraps an *InvalidError unless the
+// file cannot be read.
 func Load(path string) (*Config, error) {
-	data, err := os.ReadFile(path)
+	source, err := Read(path)
 	if err != nil {
-		return nil, fmt.Errorf("reading the configuration: %w", err)
+		return nil, err
 	}
-	config, err := Parse(data, filepath.Dir(path))
-	if err != nil {
-		return nil, fmt.Errorf("configuration %s:\n%w", path, err)
-	}
-	return config, nil
+	return source.Parse()
 }
 
 // Parse is Load for the content of a file in folder dir.
 func Parse(data []byte, dir string) (*Config, error) {
 	root, err := hujson.Parse(data)
 	if err != nil {
-		return nil, err
+		return nil, &InvalidError{Mistakes: err}
 	}
 	var shapeErrs field.ErrorList
 	config := readConfig(newObject(nil, &root, &shapeErrs), dir)
 	if err := join(shapeErrs, config.validate()); err != nil {
-		return nil, err
+		return nil, &InvalidError{Mistakes: err}
 	}
 	return config, nil
 }

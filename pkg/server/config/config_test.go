@@ -4,6 +4,7 @@
 package config
 
 import (
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -32,6 +33,7 @@ const example = `{
 				"kubeconfig": "kubeconfig",
 				"boot_delay": "1.5s",
 				"instance_types": {"tiny": {"cpu": "500m", "memory": "1Gi", "arch": "arm64"}},
+				"quota": {"tiny": 3, "c7i.large": 0},
 			},
 		},
 		"bind": {"health_addr": "0.0.0.0:8990", "operator_addr": "[::]:8993"},
@@ -61,7 +63,10 @@ func TestParseReadsEveryKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	types := defaultInstanceTypes()
-	types["tiny"] = instance.Type{CPU: resource.MustParse("500m"), Memory: resource.MustParse("1Gi"), Arch: "arm64"}
+	types["tiny"] = instance.Type{Name: "tiny", CPU: resource.MustParse("500m"), Memory: resource.MustParse("1Gi"), Arch: "arm64", Quota: ptr.To[int32](3)}
+	none := types["c7i.large"]
+	none.Quota = ptr.To[int32](0)
+	types["c7i.large"] = none
 	want := &Config{
 		ClusterID: "prod",
 		Shard: Shard{
@@ -120,6 +125,9 @@ func TestParseRefuses(t *testing.T) {
 		{"memory", `"1Gi"`, `"lots"`, `shard.infra.options.instance_types.tiny.memory: Invalid value: "lots": must be a quantity greater than zero`},
 		{"arch of a type that is not used", `"instance_types": {`, `"instance_types": {"x": {"cpu": "1", "memory": "1", "arch": "mips"}, `, `shard.infra.options.instance_types.x.arch: Unsupported value: "mips": supported values: "amd64", "arm64"`},
 		{"name of an instance type", `"instance_types": {`, `"instance_types": {"a b": {"cpu": "1", "memory": "1", "arch": "arm64"}, `, `shard.infra.options.instance_types.a b: Invalid value: "a b": a valid label must be`},
+		{"quota of an unknown type", `"tiny": 3`, `"huge": 3`, `shard.infra.options.quota.huge: Invalid value: "huge": unknown instance type, known are "c7g.2xlarge"`},
+		{"negative quota", `"tiny": 3`, `"tiny": -1`, `shard.infra.options.quota.tiny: Invalid value: -1: must not be negative`},
+		{"quota that is no number", `"tiny": 3`, `"tiny": "3"`, `shard.infra.options.quota.tiny: Invalid value: "3": must be an integer of at most 32 bits`},
 		{"health address", `"0.0.0.0:8990"`, `"8990"`, `shard.bind.health_addr: Invalid value: "8990": must be host:port`},
 		{"port that is no number", `"0.0.0.0:8990"`, `"0.0.0.0:http"`, `shard.bind.health_addr: Invalid value: "0.0.0.0:http": must be host:port`},
 		{"port out of range", `"0.0.0.0:8990"`, `"0.0.0.0:65536"`, `shard.bind.health_addr: Invalid value: "0.0.0.0:65536": must be host:port`},
@@ -160,8 +168,8 @@ func TestParseRefuses(t *testing.T) {
 				t.Fatalf("the example has no %s", tc.old)
 			}
 			_, err := Parse([]byte(strings.Replace(example, tc.old, tc.new, 1)), "")
-			if err == nil {
-				t.Fatal("was accepted")
+			if _, invalid := errors.AsType[*InvalidError](err); !invalid {
+				t.Fatalf("got %T %v, want an InvalidError", err, err)
 			}
 			// A want of one line is the only error.
 			if !strings.HasPrefix(err.Error(), tc.want) || !strings.Contains(tc.want, "\n") && strings.Contains(err.Error(), "\n") {
@@ -198,15 +206,68 @@ func TestLoad(t *testing.T) {
 	if _, err := Load(path); err == nil || !strings.Contains(err.Error(), path) {
 		t.Errorf("a missing file gives %v", err)
 	}
+	if err := os.WriteFile(path, []byte(`{}`), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	_, err := Load(path)
+	if _, invalid := errors.AsType[*InvalidError](err); !invalid || !strings.Contains(err.Error(), path) {
+		t.Errorf("a file that is wrong gives %v", err)
+	}
 	if err := os.WriteFile(path, []byte(example), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	written := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+	if err := os.Chtimes(path, written, written); err != nil {
 		t.Fatal(err)
 	}
 	c, err := Load(path)
 	if err != nil {
 		t.Fatal(err)
 	}
+	if s := c.Source; s.Path != path || string(s.Data) != example || !s.LastModified.Equal(written) || len(s.ETag) != 64 {
+		t.Errorf("the source is %s with tag %q of %v", s.Path, s.ETag, s.LastModified)
+	}
 	if want := filepath.Join(filepath.Dir(path), "pki/ca.crt"); c.Shard.TLS.CA != want {
 		t.Errorf("the CA is %s, want %s beside the configuration", c.Shard.TLS.CA, want)
+	}
+}
+
+// TestReadTellsContentsApart: the content makes the tag, whatever else a file is.
+func TestReadTellsContentsApart(t *testing.T) {
+	folder := t.TempDir()
+	tag := func(name, content string) string {
+		t.Helper()
+		path := filepath.Join(folder, name)
+		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		source, err := Read(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return source.ETag
+	}
+	if tag("a", "x") != tag("b", "x") || tag("a", "x") == tag("a", "y") {
+		t.Error("tags do not follow the content")
+	}
+	// A link is followed each time.
+	link := filepath.Join(folder, "link")
+	var tags []string
+	for _, target := range []string{"a", "b"} {
+		if err := os.Symlink(target, link+".next"); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Rename(link+".next", link); err != nil {
+			t.Fatal(err)
+		}
+		source, err := Read(link)
+		if err != nil {
+			t.Fatal(err)
+		}
+		tags = append(tags, source.ETag)
+	}
+	if want := []string{tag("a", "y"), tag("b", "x")}; !slices.Equal(tags, want) {
+		t.Errorf("by the link the tags are %q, want %q", tags, want)
 	}
 }
 

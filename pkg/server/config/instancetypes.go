@@ -34,7 +34,9 @@ func defaultInstanceTypes() map[string]instance.Type {
 		}{
 			{"large", 2}, {"xlarge", 4}, {"2xlarge", 8}, {"4xlarge", 16},
 		} {
-			types[family.name+"."+size.name] = instance.Type{
+			name := family.name + "." + size.name
+			types[name] = instance.Type{
+				Name:   name,
 				CPU:    *resource.NewQuantity(size.cores, resource.DecimalSI),
 				Memory: *resource.NewQuantity(size.cores*family.gibPerCore<<30, resource.BinarySI),
 				Arch:   family.arch,

@@ -96,12 +96,31 @@ func readKwok(o *object, dir string) Kwok {
 	}
 	o.object("instance_types").each(func(name string, o *object) {
 		kwok.InstanceTypes[name] = instance.Type{
+			Name:   name,
 			CPU:    readQuantity(o, "cpu"),
 			Memory: readQuantity(o, "memory"),
 			Arch:   o.text("arch"),
 		}
 	})
+	readQuota(o.object("quota"), kwok.InstanceTypes)
 	return kwok
+}
+
+// readQuota adds the quotas to the types that they limit.
+func readQuota(o *object, types map[string]instance.Type) {
+	for _, name := range o.names() {
+		quota := o.integer(name)
+		limited, known := types[name]
+		switch {
+		case !known:
+			*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), name, "unknown instance type, known are "+quoted(types)))
+		case quota != nil && *quota < 0:
+			*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), *quota, "must not be negative"))
+		default:
+			limited.Quota = quota
+			types[name] = limited
+		}
+	}
 }
 
 func readQuantity(o *object, name string) resource.Quantity {

@@ -9,21 +9,46 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 
 	"github.com/tailscale/hujson"
+
+	"nstance.dev/operator/pkg/server/instance"
 )
 
-// file is the groups file: the changes of operators by tenant and group. It is
-// the only place where they are kept.
+// content are the changes of operators by tenant and group. Nobody changes it.
+type content map[string]map[string]*stored
+
+// with returns c with next under key, or with nothing there.
+func (c content) with(key instance.GroupKey, next *stored) content {
+	changed := maps.Clone(c)
+	tenant := maps.Clone(c[key.Tenant])
+	if next != nil {
+		if tenant == nil {
+			tenant = map[string]*stored{}
+		}
+		tenant[key.Group] = next
+	} else {
+		delete(tenant, key.Group)
+	}
+	if len(tenant) > 0 {
+		changed[key.Tenant] = tenant
+	} else {
+		delete(changed, key.Tenant)
+	}
+	return changed
+}
+
+// file is the groups file, the only place where the content is kept.
 type file struct {
 	path string
 }
 
 // read returns nothing when there is no file yet.
-func (f file) read() (map[string]map[string]*stored, error) {
-	content := map[string]map[string]*stored{}
+func (f file) read() (content, error) {
+	content := content{}
 	data, err := os.ReadFile(f.path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return content, nil
@@ -48,7 +73,7 @@ func (f file) read() (map[string]map[string]*stored, error) {
 
 // write replaces the file. When it returns nil the new content survives a loss
 // of power; at any moment the file is either the old or the new one, whole.
-func (f file) write(content map[string]map[string]*stored) error {
+func (f file) write(content content) error {
 	data, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
 		return fmt.Errorf("encoding the dynamic groups: %w", err)

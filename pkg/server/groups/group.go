@@ -35,6 +35,8 @@ type Group struct {
 	Static bool
 	// ETag is a digest of the fields above: it differs when one of them does.
 	ETag string
+	// Type is what the catalogue says of InstanceType.
+	Type instance.Type `json:"-"`
 }
 
 // Change is what an operator asks of a group. Size always replaces; the other
@@ -57,6 +59,9 @@ type stored struct {
 	InstanceType string            `json:"instance_type,omitempty"`
 	SubnetPools  []string          `json:"subnet_pools,omitempty"`
 	Vars         map[string]string `json:"vars,omitempty"`
+	// WhenDropped is kept of a static group: what is stored instead when the
+	// configuration drops it.
+	WhenDropped *stored `json:"when_dropped,omitempty"`
 }
 
 // with returns what is stored after change. s may be nil. Restricted fields of
@@ -78,20 +83,21 @@ func (s *stored) with(change Change, static bool) *stored {
 	return &next
 }
 
-// onlyOverrides tells whether s was stored of a static group. That of a dynamic
-// one names its template.
-func (s *stored) onlyOverrides() bool {
-	return s != nil && s.Template == "" && len(s.SubnetPools) == 0
+// asDynamic returns what has to be stored so that the group stays what it is
+// without the configuration's naming it.
+func (g *Group) asDynamic() *stored {
+	return &stored{Template: g.Template, Size: g.Size, InstanceType: g.InstanceType, SubnetPools: g.SubnetPools, Vars: g.Vars}
 }
 
-// merge makes the group of key from its parts. configured is nil for a dynamic
-// group, override for a static one that no operator changed. The references
-// have been checked before.
-func merge(key instance.GroupKey, templates map[string]config.Template, configured *config.Group, override *stored) (*Group, error) {
-	group := &Group{Key: key, Static: configured != nil}
+// merge makes the group of key from what c says of it, which is nothing for a
+// dynamic group, and override, which is nil for a static one that no operator
+// changed. The references need not be right.
+func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, error) {
+	configured, static := c.Groups[key.Tenant][key.Group]
+	group := &Group{Key: key, Static: static}
 	var pools []string
-	if configured != nil {
-		template := templates[configured.Template]
+	if static {
+		template := c.Templates[configured.Template]
 		group.Template = configured.Template
 		group.Size = template.Size
 		if configured.Size != nil {
@@ -107,14 +113,15 @@ func merge(key instance.GroupKey, templates map[string]config.Template, configur
 		group.Size = override.Size
 		group.InstanceType = either(override.InstanceType, group.InstanceType)
 		group.Vars = union(group.Vars, override.Vars)
-		if configured == nil {
+		if !static {
 			group.Template = override.Template
 			pools = override.SubnetPools
 		}
 	}
-	template := templates[group.Template]
+	template := c.Templates[group.Template]
 	group.Kind = template.Kind
 	group.InstanceType = either(group.InstanceType, template.InstanceType)
+	group.Type = c.Shard.Infra.Kwok.InstanceTypes[group.InstanceType]
 	group.Vars = union(template.Vars, group.Vars)
 	if len(pools) == 0 && template.SubnetPool != "" {
 		pools = []string{template.SubnetPool}

@@ -100,8 +100,12 @@ func TestUpsertMerges(t *testing.T) {
 					t.Errorf("was answered %+v, but the group is %+v", answer, get(t, s, tc.key))
 				}
 			}
-			if diff := cmp.Diff(&tc.want, get(t, s, tc.key), cmpopts.IgnoreFields(Group{}, "ETag")); diff != "" {
+			got := get(t, s, tc.key)
+			if diff := cmp.Diff(&tc.want, got, cmpopts.IgnoreFields(Group{}, "ETag", "Type")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
+			}
+			if want := s.Config().Shard.Infra.Kwok.InstanceTypes[tc.want.InstanceType]; got.Type != want || want.Name != tc.want.InstanceType {
+				t.Errorf("the type is %+v, want %+v", got.Type, want)
 			}
 		})
 	}

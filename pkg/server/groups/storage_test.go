@@ -195,6 +195,7 @@ func TestOpenRefusesAFile(t *testing.T) {
 		{"that is a list", `[]`, `cannot unmarshal array`},
 		{"with a key of a later version", `{"default": {"dynamic": {"size": 1, "color": "red"}}}`, `unknown field "color"`},
 		{"with a group that is null", `{"default": {"dynamic": null}}`, `default.dynamic: Required value: must be an object, not null`},
+		{"with a dynamic group without a template", `{"default": {"dynamic": {"size": 1}}}`, `default.dynamic.template: Required value: must name a template`},
 		{"with a negative size", `{"default": {"dynamic": {"template": "worker", "size": -1}}}`, `default.dynamic.size: Invalid value: -1: must not be negative`},
 		{"with an ill-formed key", `{"default": {"Dynamic": {"template": "worker", "size": 1}}}`, `default.Dynamic: Invalid value: "Dynamic": "Dynamic" must consist of`},
 		{"with an ill-formed tenant", `{"a--b": {"dynamic": {"template": "worker", "size": 1}}}`, `a--b.dynamic: Invalid value: "a--b": "a--b" must not contain`},
@@ -223,20 +224,36 @@ func TestOpenRefusesAFile(t *testing.T) {
 // TestTheConfigurationChanges restarts with another configuration than that
 // with which the changes were stored.
 func TestTheConfigurationChanges(t *testing.T) {
-	t.Run("a static group that was changed is dropped", func(t *testing.T) {
+	t.Run("static groups are dropped", func(t *testing.T) {
 		dir := t.TempDir()
-		upsert(t, open(t, dir), main, Change{Template: "worker", Size: 8, SubnetPools: []string{"closed"}})
+		s := open(t, dir)
+		before := *upsert(t, s, main, Change{Size: 8})
 		s, err := Open(t.Context(), newConfig(t, `{}`), dir)
 		if err != nil {
 			t.Fatal(err)
 		}
-		if group, found := s.Get(main); found {
+		// One that an operator has changed is dynamic and what it was.
+		wantDynamic(t, s, before)
+		// Nothing is known of one that nobody has.
+		if group, found := s.Get(plain); found {
 			t.Errorf("is still there: %+v", group)
 		}
-		// Made anew, it has nothing of what there was.
-		if size := upsert(t, s, main, Change{Template: "worker"}).Size; size != 0 {
-			t.Errorf("the size is %d, want 0", size)
+	})
+	t.Run("a static group changes before it is dropped", func(t *testing.T) {
+		dir := t.TempDir()
+		upsert(t, open(t, dir), plain, Change{Size: 8})
+		s, err := Open(t.Context(), newConfig(t, `{"default": {"plain": {"template": "arm", "vars": {"a": "b"}}}}`), dir)
+		if err != nil {
+			t.Fatal(err)
 		}
+		before := *get(t, s, plain)
+		if before.Template != "arm" || before.Size != 8 {
+			t.Errorf("is %+v, want the configured template and the stored size", before)
+		}
+		if s, err = Open(t.Context(), newConfig(t, `{}`), dir); err != nil {
+			t.Fatal(err)
+		}
+		wantDynamic(t, s, before)
 	})
 	t.Run("a dynamic group becomes static", func(t *testing.T) {
 		dir := t.TempDir()

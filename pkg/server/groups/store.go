@@ -5,7 +5,6 @@ package groups
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -14,8 +13,6 @@ import (
 	"slices"
 	"sync"
 
-	"k8s.io/klog/v2"
-
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -23,76 +20,51 @@ import (
 // Store holds the groups of one shard. It is safe for use by several
 // goroutines: reads are answered from memory, also while a change is stored.
 type Store struct {
-	config *config.Config
-	file   file
+	file file
 
 	// writing serialises changes. It guards content.
 	writing sync.Mutex
 	// content is what the file holds.
-	content map[string]map[string]*stored
+	content content
 
-	// mu guards groups.
+	// mu guards what follows, which is only changed with writing held too.
 	mu sync.RWMutex
-	// groups are all groups, merged. It is only changed with writing held.
+	// config is the configuration in force.
+	config *config.Config
+	// groups are all groups, merged.
 	groups map[instance.GroupKey]*Group
 }
 
 // Open reads the groups file of the shard below folder dir, which it creates
 // when it is missing. A file that is damaged, or holds a group whose template,
 // instance type or subnet pool is no longer configured, is an error: to go on
-// without it would end instances. What operators stored of a static group goes
-// with the group when the configuration drops it.
+// without it would end instances.
+//
+// A static group that c does not name any more has become a dynamic one as by
+// Reconfigure, if an operator changed it while it was static. Nothing is known
+// of one that was not: it is gone.
 func Open(ctx context.Context, c *config.Config, dir string) (*Store, error) {
 	if err := os.MkdirAll(dir, 0o700); err != nil {
 		return nil, fmt.Errorf("creating the folder of the dynamic groups: %w", err)
 	}
-	s := &Store{
-		config: c,
-		file:   file{path: filepath.Join(dir, c.Shard.ID+".jsonc")},
-		groups: map[instance.GroupKey]*Group{},
-	}
+	s := &Store{file: file{path: filepath.Join(dir, c.Shard.ID+".jsonc")}}
 	var err error
 	if s.content, err = s.file.read(); err != nil {
 		return nil, err
 	}
-	for tenant, groups := range c.Groups {
-		for name := range groups {
-			key := instance.GroupKey{Tenant: tenant, Group: name}
-			if s.groups[key], err = s.merge(key, nil); err != nil {
-				return nil, err
-			}
-		}
-	}
-	if err := s.addStored(klog.FromContext(ctx)); err != nil {
-		return nil, fmt.Errorf("dynamic groups in %s:\n%w", s.file.path, err)
+	s.writing.Lock()
+	defer s.writing.Unlock()
+	if err := s.apply(ctx, c, s.content, nil); err != nil {
+		return nil, err
 	}
 	return s, nil
 }
 
-// addStored merges the content of the file into the groups, and reports all
-// that is wrong with it.
-func (s *Store) addStored(logger klog.Logger) error {
-	var problems []error
-	for _, tenant := range slices.Sorted(maps.Keys(s.content)) {
-		for _, name := range slices.Sorted(maps.Keys(s.content[tenant])) {
-			key := instance.GroupKey{Tenant: tenant, Group: name}
-			override := s.content[tenant][name]
-			if _, static := s.groups[key]; !static && override.onlyOverrides() {
-				logger.Info("Forgot the changes to a static group that is configured no more", "tenant", tenant, "group", name)
-				delete(s.content[tenant], name)
-				continue
-			}
-			group, err := s.merge(key, override)
-			if err != nil {
-				return err
-			}
-			for _, problem := range validateStored(s.config, override, group) {
-				problems = append(problems, problem)
-			}
-			s.groups[key] = group
-		}
-	}
-	return errors.Join(problems...)
+// Config returns the configuration in force.
+func (s *Store) Config() *config.Config {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.config
 }
 
 // Get returns false when there is no such group.
@@ -125,9 +97,12 @@ func (s *Store) Upsert(key instance.GroupKey, change Change) (group *Group, chan
 	current := s.content[key.Tenant][key.Group]
 	_, static := s.config.Groups[key.Tenant][key.Group]
 	next := current.with(change, static)
-	after, err := s.merge(key, next)
+	after, err := merge(s.config, key, next)
 	if err != nil {
 		return nil, false, err
+	}
+	if static {
+		next.WhenDropped = after.asDynamic()
 	}
 	if err := validate(s.config, change, before, after); err != nil {
 		return nil, false, err
@@ -157,7 +132,7 @@ func (s *Store) Delete(key instance.GroupKey) (changed bool, err error) {
 	before, _ := s.Get(key)
 	var after *Group
 	if _, static := s.config.Groups[key.Tenant][key.Group]; static {
-		if after, err = s.merge(key, nil); err != nil {
+		if after, err = merge(s.config, key, nil); err != nil {
 			return false, err
 		}
 	}
@@ -167,33 +142,10 @@ func (s *Store) Delete(key instance.GroupKey) (changed bool, err error) {
 	return after == nil || before.ETag != after.ETag, nil
 }
 
-// merge makes a group of what is configured and what is stored under key.
-func (s *Store) merge(key instance.GroupKey, override *stored) (*Group, error) {
-	var configured *config.Group
-	if group, found := s.config.Groups[key.Tenant][key.Group]; found {
-		configured = &group
-	}
-	return merge(key, s.config.Templates, configured, override)
-}
-
 // put stores next, or its absence, and then makes after, or its absence,
 // visible. Until the file is written nobody sees the change.
 func (s *Store) put(key instance.GroupKey, next *stored, after *Group) error {
-	content := maps.Clone(s.content)
-	tenant := maps.Clone(content[key.Tenant])
-	if next != nil {
-		if tenant == nil {
-			tenant = map[string]*stored{}
-		}
-		tenant[key.Group] = next
-	} else {
-		delete(tenant, key.Group)
-	}
-	if len(tenant) > 0 {
-		content[key.Tenant] = tenant
-	} else {
-		delete(content, key.Tenant)
-	}
+	content := s.content.with(key, next)
 	if err := s.file.write(content); err != nil {
 		return fmt.Errorf("changing group %s: %w", key, err)
 	}

@@ -58,24 +58,32 @@ type Spec struct {
 	// ID is made by the server, and is used for one instance only.
 	ID    string
 	Group GroupKey
-	// Type is a key of the provider's catalogue.
-	Type string
+	// Type is from the catalogue that was in force when the order was decided
+	// on: the provider needs to know of no other.
+	Type Type
 }
+
+// FailureFunc is told that an instance of a group could not be made or ended.
+// The id is empty when there is no such instance. The caller tries again, and
+// will tell again.
+type FailureFunc func(group GroupKey, id string, err error)
 
 // Provider makes and ends instances, and knows those of this cluster and shard,
 // no matter which process made them.
 type Provider interface {
 	// Run follows the instances until ctx ends. It calls changed after an
 	// instance of a group came, went or changed; several calls may be made into
-	// one. An error means that Run could not start.
-	Run(ctx context.Context, changed func(GroupKey)) error
+	// one. It calls failed when it could not carry out an order that it took
+	// before, and tries again. An error means that Run could not start.
+	Run(ctx context.Context, changed func(GroupKey), failed FailureFunc) error
 	// Synced is closed when List is complete for the first time.
 	Synced() <-chan struct{}
 	// List returns the instances of a group in no particular order. An instance
 	// is listed from the return of its Create until it is gone. List answers
 	// from memory.
 	List(group GroupKey) []Instance
-	// Create orders an instance. It does not wait until the instance runs.
+	// Create orders an instance. It does not wait until the instance runs. When
+	// the quota of its type is used up, the error says so.
 	Create(ctx context.Context, spec Spec) error
 	// Delete ends an instance, pending or running. It does not wait until the
 	// instance is gone. Deleting one that is gone or going succeeds.

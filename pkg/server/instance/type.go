@@ -13,8 +13,13 @@ const (
 
 // Type is one entry of a provider's catalogue of instance types.
 type Type struct {
+	// Name is its key in the catalogue.
+	Name   string
 	CPU    resource.Quantity
 	Memory resource.Quantity
 	// Arch is ArchAMD64 or ArchARM64.
 	Arch string
+	// Quota is how many instances of the type the shard may have, pending or
+	// running. Nil means no limit.
+	Quota *int32
 }

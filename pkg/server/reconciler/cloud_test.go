@@ -26,7 +26,7 @@ func (w *wishes) Get(key instance.GroupKey) (*groups.Group, bool) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	size, found := w.sizes[key]
-	return &groups.Group{Key: key, Kind: "knd", Size: size, InstanceType: "m7i.large"}, found
+	return &groups.Group{Key: key, Kind: "knd", Size: size, InstanceType: "m7i.large", Type: instance.Type{Name: "m7i.large"}}, found
 }
 
 func (w *wishes) set(key instance.GroupKey, size int32) {
@@ -49,6 +49,8 @@ type cloud struct {
 	// failures is how many calls fail before one succeeds.
 	failures int
 	calls    []string
+	// told is what the reconciler told of failures.
+	told []string
 	// moved has an entry after every call.
 	moved chan struct{}
 }
@@ -59,8 +61,8 @@ func newCloud() *cloud {
 	return &cloud{instances: map[string]instance.Instance{}, moved: make(chan struct{}, 1)}
 }
 
-func (c *cloud) Run(context.Context, func(instance.GroupKey)) error { return nil }
-func (c *cloud) Synced() <-chan struct{}                            { return nil }
+func (c *cloud) Run(context.Context, func(instance.GroupKey), instance.FailureFunc) error { return nil }
+func (c *cloud) Synced() <-chan struct{}                                                  { return nil }
 
 func (c *cloud) List(group instance.GroupKey) []instance.Instance {
 	c.mu.Lock()
@@ -148,6 +150,21 @@ func (c *cloud) takeCalls() []string {
 	calls := c.calls
 	c.calls = nil
 	return calls
+}
+
+func (c *cloud) failed(group instance.GroupKey, id string, err error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.told = append(c.told, group.String()+" "+id+" "+err.Error())
+}
+
+// takeFailures returns what was told of failures since it was called last.
+func (c *cloud) takeFailures() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	told := c.told
+	c.told = nil
+	return told
 }
 
 // staying returns how many instances of a group are not on their way out.

@@ -39,14 +39,17 @@ type Groups interface {
 type Reconciler struct {
 	groups   Groups
 	provider instance.Provider
+	failed   instance.FailureFunc
 	queue    workqueue.TypedRateLimitingInterface[instance.GroupKey]
 }
 
-// New returns a reconciler, which begins to work with Run.
-func New(groups Groups, provider instance.Provider) *Reconciler {
+// New returns a reconciler, which begins to work with Run. It calls failed when
+// the provider refuses an order.
+func New(groups Groups, provider instance.Provider, failed instance.FailureFunc) *Reconciler {
 	return &Reconciler{
 		groups:   groups,
 		provider: provider,
+		failed:   failed,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[instance.GroupKey](retryAfter, retryAtMost)),
 	}
@@ -110,14 +113,17 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) error
 		if err != nil {
 			return err
 		}
-		spec := instance.Spec{ID: id.String(), Group: key, Type: group.InstanceType}
+		spec := instance.Spec{ID: id.String(), Group: key, Type: group.Type}
 		if err := r.provider.Create(ctx, spec); err != nil {
+			// Nobody will ever see an instance of this id.
+			r.failed(key, "", fmt.Errorf("creating an instance: %w", err))
 			return fmt.Errorf("creating an instance of group %s: %w", key, err)
 		}
-		logger.V(2).Info("Created instance", "instance", spec.ID, "type", spec.Type)
+		logger.V(2).Info("Created instance", "instance", spec.ID, "type", spec.Type.Name)
 	}
 	for _, id := range planned.remove {
 		if err := r.provider.Delete(ctx, id); err != nil {
+			r.failed(key, id, fmt.Errorf("deleting an instance: %w", err))
 			return fmt.Errorf("deleting instance %s of group %s: %w", id, key, err)
 		}
 		logger.V(2).Info("Deleted instance", "instance", id)

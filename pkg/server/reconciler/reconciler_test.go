@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -20,7 +21,7 @@ import (
 func start(t *testing.T, w *wishes, c *cloud) (*Reconciler, func()) {
 	t.Helper()
 	ctx, cancel := context.WithCancel(t.Context())
-	r := New(w, c)
+	r := New(w, c, c.failed)
 	var running sync.WaitGroup
 	running.Go(func() { r.Run(ctx) })
 	return r, func() {
@@ -122,6 +123,10 @@ func TestErrorsAreRetriedAndDoNotHoldUpOthers(t *testing.T) {
 		if got := len(c.takeCalls()); got != 1+2+4 {
 			t.Errorf("made %d calls, want one for the other group, two that fail and four", got)
 		}
+		want := []string{"a/slow  creating an instance: the cloud is busy"}
+		if got := c.takeFailures(); !slices.Equal(got, slices.Repeat(want, 3)) {
+			t.Errorf("told of %q, want three times %q", got, want)
+		}
 
 		// What went wrong before is forgotten: the wait is the shortest again.
 		w.set(slow, 1)
@@ -131,6 +136,10 @@ func TestErrorsAreRetriedAndDoNotHoldUpOthers(t *testing.T) {
 		c.await(slow, 1)
 		if took := time.Since(before); took != retryAfter {
 			t.Errorf("took %v, want %v", took, retryAfter)
+		}
+		// It names the instance, which is there.
+		if got := c.takeFailures(); len(got) != 1 || !strings.HasPrefix(got[0], "a/slow knd") || !strings.HasSuffix(got[0], " deleting an instance: the cloud is busy") {
+			t.Errorf("told of %q, want the deletion that failed", got)
 		}
 	})
 }

@@ -10,8 +10,6 @@ import (
 	"cmp"
 	"context"
 	"net"
-	"os"
-	"path/filepath"
 	"sync"
 	"testing"
 	"time"
@@ -37,13 +35,16 @@ const certificateTTL = time.Hour
 type Options struct {
 	// Shard is the shard's id and zone. Default: us-west-2a.
 	Shard string
-	// Templates, SubnetPools, DynamicSubnetPools and Groups are the values of
-	// these keys of the configuration, in its own syntax. Default: a template
-	// "worker", a pool "default", no limit on pools and no groups.
+	// Templates, SubnetPools, DynamicSubnetPools, Groups, InstanceTypes and Quota
+	// are the values of these keys of the configuration, in its own syntax.
+	// Default: a template "worker", a pool "default", no limit on pools, no
+	// groups, the built-in instance types and no quota.
 	Templates          string
 	SubnetPools        string
 	DynamicSubnetPools string
 	Groups             string
+	InstanceTypes      string
+	Quota              string
 	// BootDelay is how long an instance is pending. Default: not at all.
 	BootDelay time.Duration
 	// Authority issues the server's certificate, and its clients' must come
@@ -73,7 +74,11 @@ type Server struct {
 	DataDir    string
 	Kubernetes kubernetes.Interface
 
-	t           testing.TB
+	t       testing.TB
+	options Options
+	// folder holds the configuration file and the certificates.
+	folder      string
+	readConfig  chan time.Time
 	connections *connections
 	cancel      context.CancelFunc
 	stopped     chan struct{}
@@ -88,6 +93,9 @@ func Start(t testing.TB, o Options) *Server {
 		DataDir:     o.DataDir,
 		Kubernetes:  o.Kubernetes,
 		t:           t,
+		options:     o,
+		folder:      t.TempDir(),
+		readConfig:  make(chan time.Time),
 		connections: &connections{},
 		stopped:     make(chan struct{}),
 	}
@@ -103,9 +111,9 @@ func Start(t testing.TB, o Options) *Server {
 		s.Kubernetes = NewClientset()
 	}
 
-	folder := t.TempDir()
-	s.writeCertificates(folder)
-	c, err := config.Parse([]byte(o.configuration()), folder)
+	s.writeCertificates()
+	s.writeFile(configFile, []byte(o.configuration()))
+	c, err := config.Load(s.ConfigPath())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -134,6 +142,7 @@ func Start(t testing.TB, o Options) *Server {
 			grpc.ChainUnaryInterceptor(s.recordUnary),
 			grpc.ChainStreamInterceptor(s.recordStream),
 		},
+		ReadConfig: s.readConfig,
 	}
 	go func() {
 		defer close(s.stopped)
@@ -168,16 +177,14 @@ func (s *Server) Kill() {
 	s.Stop()
 }
 
-func (s *Server) writeCertificates(folder string) {
+func (s *Server) writeCertificates() {
 	s.t.Helper()
 	cert, key, err := s.Authority.IssueServer([]string{"127.0.0.1", "::1", "localhost"}, certificateTTL)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	for name, content := range map[string][]byte{"ca.crt": s.Authority.CertificatePEM(), "tls.crt": cert, "tls.key": key} {
-		if err := os.WriteFile(filepath.Join(folder, name), content, 0o600); err != nil {
-			s.t.Fatal(err)
-		}
+		s.writeFile(name, content)
 	}
 }
 

@@ -31,13 +31,29 @@ func TestFailedCallsAreRepeated(t *testing.T) {
 		if *failures != 0 {
 			t.Errorf("runs after %d failures too few", *failures)
 		}
+		p.expectFailures(3, id, "creating Node "+id+": try later")
 		failures = fail(client, "delete", 3)
 		p.delete(id)
 		p.await(group, map[string]instance.State{id: gone})
 		if *failures != 0 {
 			t.Errorf("is gone after %d failures too few", *failures)
 		}
+		p.expectFailures(3, id, "deleting Node "+id+": try later")
 	})
+}
+
+// expectFailures expects to have been told so many times that an instance is not
+// as ordered.
+func (p *provider) expectFailures(times int, id, text string) {
+	p.t.Helper()
+	if len(p.failures) != times {
+		p.t.Errorf("was told of %d failures, want %d", len(p.failures), times)
+	}
+	for len(p.failures) > 0 {
+		if f := <-p.failures; f.group != group || f.id != id || f.err.Error() != text {
+			p.t.Errorf("was told that %s of %s failed with %q, want %s of %s with %q", f.id, f.group, f.err, id, group, text)
+		}
+	}
 }
 
 // fail lets the next calls of a verb fail. It returns how many are left to.

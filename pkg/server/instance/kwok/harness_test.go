@@ -26,10 +26,19 @@ var group = instance.GroupKey{Tenant: "default", Group: "workers"}
 // has to be in one bubble of synctest, so that time goes on by itself.
 type provider struct {
 	*kwok.Provider
-	t       *testing.T
-	changes chan instance.GroupKey
+	t        *testing.T
+	types    map[string]instance.Type
+	changes  chan instance.GroupKey
+	failures chan failure
 	// stop returns when nothing of the provider runs any more.
 	stop func()
+}
+
+// failure is what the provider told of an order that it could not carry out.
+type failure struct {
+	group instance.GroupKey
+	id    string
+	err   error
 }
 
 // start runs the provider of a shard of cluster "test" over client.
@@ -56,10 +65,15 @@ func start(t *testing.T, client *fake.Clientset, shard string) *provider {
 		t.Fatal(err)
 	}
 	ctx, cancel := context.WithCancel(t.Context())
-	p := &provider{Provider: made, t: t, changes: make(chan instance.GroupKey, 1000)}
+	p := &provider{
+		Provider: made, t: t, types: c.Shard.Infra.Kwok.InstanceTypes,
+		changes: make(chan instance.GroupKey, 1000), failures: make(chan failure, 1000),
+	}
 	var running sync.WaitGroup
 	running.Go(func() {
-		if err := made.Run(ctx, func(key instance.GroupKey) { p.changes <- key }); err != nil {
+		changed := func(key instance.GroupKey) { p.changes <- key }
+		failed := func(key instance.GroupKey, id string, err error) { p.failures <- failure{key, id, err} }
+		if err := made.Run(ctx, changed, failed); err != nil {
 			t.Error(err)
 		}
 	})
@@ -75,14 +89,21 @@ func start(t *testing.T, client *fake.Clientset, shard string) *provider {
 // create orders one instance and returns its id.
 func (p *provider) create(key instance.GroupKey) string {
 	p.t.Helper()
+	id, err := p.order(key, p.types["m7i.large"])
+	if err != nil {
+		p.t.Fatal(err)
+	}
+	return id
+}
+
+// order orders one instance of a type.
+func (p *provider) order(key instance.GroupKey, instanceType instance.Type) (string, error) {
+	p.t.Helper()
 	id, err := puidv7.New("knd")
 	if err != nil {
 		p.t.Fatal(err)
 	}
-	if err := p.Create(p.t.Context(), instance.Spec{ID: id.String(), Group: key, Type: "m7i.large"}); err != nil {
-		p.t.Fatal(err)
-	}
-	return id.String()
+	return id.String(), p.Create(p.t.Context(), instance.Spec{ID: id.String(), Group: key, Type: instanceType})
 }
 
 // createRunning orders one instance and waits until it runs.

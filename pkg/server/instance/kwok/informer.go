@@ -17,16 +17,26 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// byGroup is the index of Nodes by the text of their group's key.
-const byGroup = "group"
+// Indexes of Nodes.
+const (
+	// byGroup is by the text of the group's key.
+	byGroup = "group"
+	// byType is by the name of the instance type.
+	byType = "type"
+)
 
 // newNodeInformer follows the Nodes of one shard and of no other.
 func newNodeInformer(client kubernetes.Interface, cluster, shard string) (cache.SharedIndexInformer, error) {
 	ours := labels.Set{LabelClusterID: cluster, LabelShard: shard}.String()
 	informer := coreinformers.NewFilteredNodeInformer(client, 0,
-		cache.Indexers{byGroup: func(obj any) ([]string, error) {
-			return []string{groupOf(obj.(*corev1.Node)).String()}, nil
-		}},
+		cache.Indexers{
+			byGroup: func(obj any) ([]string, error) {
+				return []string{groupOf(obj.(*corev1.Node)).String()}, nil
+			},
+			byType: func(obj any) ([]string, error) {
+				return []string{obj.(*corev1.Node).Labels[corev1.LabelInstanceTypeStable]}, nil
+			},
+		},
 		func(options *metav1.ListOptions) { options.LabelSelector = ours })
 	if err := informer.SetTransform(strip); err != nil {
 		return nil, fmt.Errorf("preparing to follow the Nodes of shard %s: %w", shard, err)
@@ -107,8 +117,13 @@ func (p *Provider) node(id string) (*corev1.Node, bool) {
 
 // nodesOf returns the Nodes of a group from the cache.
 func (p *Provider) nodesOf(group instance.GroupKey) []*corev1.Node {
+	return p.nodesBy(byGroup, group.String())
+}
+
+// nodesBy returns the Nodes that have value in an index of the cache.
+func (p *Provider) nodesBy(index, value string) []*corev1.Node {
 	// Fails only for an index that does not exist.
-	objs, _ := p.nodes.GetIndexer().ByIndex(byGroup, group.String())
+	objs, _ := p.nodes.GetIndexer().ByIndex(index, value)
 	nodes := make([]*corev1.Node, len(objs))
 	for i, obj := range objs {
 		nodes[i] = obj.(*corev1.Node)

@@ -66,7 +66,8 @@ type order struct {
 var _ instance.Provider = (*Provider)(nil)
 
 // New returns a provider for the cluster and shard of c that keeps its Nodes
-// through client.
+// through client. Of c it uses only what needs a restart to change: an order
+// brings the rest.
 func New(c *config.Config, client kubernetes.Interface) (*Provider, error) {
 	nodes, err := newNodeInformer(client, c.ClusterID, c.Shard.ID)
 	if err != nil {
@@ -84,7 +85,7 @@ func New(c *config.Config, client kubernetes.Interface) (*Provider, error) {
 }
 
 // Run follows the Nodes and carries out orders until ctx ends.
-func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey)) error {
+func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey), failed instance.FailureFunc) error {
 	registration, err := p.nodes.AddEventHandler(p.handler(changed))
 	if err != nil {
 		return fmt.Errorf("following the Nodes of shard %s: %w", p.config.Shard.ID, err)
@@ -102,7 +103,7 @@ func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey)) err
 	}
 	for range workers {
 		running.Go(func() {
-			for p.work(ctx, changed) {
+			for p.work(ctx, changed, failed) {
 			}
 		})
 	}
@@ -143,11 +144,11 @@ func (p *Provider) List(group instance.GroupKey) []instance.Instance {
 
 // Create orders a Node, which appears after the boot delay.
 func (p *Provider) Create(_ context.Context, spec instance.Spec) error {
-	if _, known := p.config.Shard.Infra.Kwok.InstanceTypes[spec.Type]; !known {
-		return fmt.Errorf("creating instance %s: unknown instance type %q", spec.ID, spec.Type)
-	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if quota := spec.Type.Quota; quota != nil && p.count(spec.Type.Name) >= int(*quota) {
+		return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, spec.Type.Name)
+	}
 	p.orders[spec.ID] = order{spec: spec, createdAt: createdAt(spec.ID, time.Now())}
 	p.queue.AddAfter(spec.ID, p.config.Shard.Infra.Kwok.BootDelay)
 	return nil
@@ -173,18 +174,26 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 }
 
 // work carries out one order. It returns false when there will be no more.
-func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey)) bool {
+func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey), failed instance.FailureFunc) bool {
 	id, shutdown := p.queue.Get()
 	if shutdown {
 		return false
 	}
 	defer p.queue.Done(id)
-	err := p.carryOut(ctx, id, changed)
+	p.mu.Lock()
+	order, ordered := p.orders[id]
+	p.mu.Unlock()
+	if !ordered {
+		p.queue.Forget(id)
+		return true
+	}
+	err := p.carryOut(ctx, id, order, changed)
 	if ctx.Err() != nil {
 		return false
 	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Instance is not as ordered, will retry", "instance", id)
+		failed(order.spec.Group, id, err)
 		p.queue.AddRateLimited(id)
 		return true
 	}
@@ -194,13 +203,7 @@ func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey)) bo
 
 // carryOut makes one call to the API server. The queue never has two workers at
 // one id, so a deletion cannot overtake a creation that is under way.
-func (p *Provider) carryOut(ctx context.Context, id string, changed func(instance.GroupKey)) error {
-	p.mu.Lock()
-	order, ordered := p.orders[id]
-	p.mu.Unlock()
-	if !ordered {
-		return nil
-	}
+func (p *Provider) carryOut(ctx context.Context, id string, order order, changed func(instance.GroupKey)) error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	nodes := p.client.CoreV1().Nodes()

@@ -221,19 +221,6 @@ func TestForeignNodesAreNotInstances(t *testing.T) {
 	})
 }
 
-func TestAnUnknownInstanceTypeIsRefused(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		p := start(t, servertest.NewClientset(), "a")
-		defer p.stop()
-		if err := p.Create(t.Context(), instance.Spec{ID: "x", Group: group, Type: "huge"}); err == nil {
-			t.Error("was accepted")
-		}
-		if states := p.states(group); len(states) != 0 {
-			t.Errorf("has instances %v", states)
-		}
-	})
-}
-
 // TestIdle lets Nodes beat for an hour: nothing follows from that.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {

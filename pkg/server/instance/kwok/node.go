@@ -45,10 +45,9 @@ const (
 // has no capacity.
 func (p *Provider) newNode(spec instance.Spec) *corev1.Node {
 	infra := p.config.Shard.Infra
-	instanceType := infra.Kwok.InstanceTypes[spec.Type]
 	capacity := corev1.ResourceList{
-		corev1.ResourceCPU:              instanceType.CPU,
-		corev1.ResourceMemory:           instanceType.Memory,
+		corev1.ResourceCPU:              spec.Type.CPU,
+		corev1.ResourceMemory:           spec.Type.Memory,
 		corev1.ResourceEphemeralStorage: *resource.NewQuantity(diskGiB<<30, resource.BinarySI),
 		corev1.ResourcePods:             *resource.NewQuantity(podsPerNode, resource.DecimalSI),
 	}
@@ -63,8 +62,8 @@ func (p *Provider) newNode(spec instance.Spec) *corev1.Node {
 				LabelInstanceID:                spec.ID,
 				corev1.LabelTopologyRegion:     infra.Region,
 				corev1.LabelTopologyZone:       infra.Zone,
-				corev1.LabelInstanceTypeStable: spec.Type,
-				corev1.LabelArchStable:         instanceType.Arch,
+				corev1.LabelInstanceTypeStable: spec.Type.Name,
+				corev1.LabelArchStable:         spec.Type.Arch,
 				corev1.LabelOSStable:           operatingSystem,
 				corev1.LabelHostname:           spec.ID,
 			},
@@ -75,7 +74,7 @@ func (p *Provider) newNode(spec instance.Spec) *corev1.Node {
 			Capacity:    capacity,
 			Allocatable: capacity,
 			NodeInfo: corev1.NodeSystemInfo{
-				Architecture:    instanceType.Arch,
+				Architecture:    spec.Type.Arch,
 				KubeletVersion:  kubeletVersion,
 				OperatingSystem: operatingSystem,
 			},

@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
+	"nstance.dev/operator/pkg/server/config"
+)
+
+// wantDynamic expects that a group is dynamic and otherwise as before.
+func wantDynamic(t *testing.T, s *Store, before Group) {
+	t.Helper()
+	before.Static = false
+	if diff := cmp.Diff(&before, get(t, s, before.Key), cmpopts.IgnoreFields(Group{}, "ETag")); diff != "" {
+		t.Errorf("%s (-before +after):\n%s", before.Key, diff)
+	}
+}
+
+func reconfigure(t *testing.T, s *Store, next *config.Config) {
+	t.Helper()
+	if err := s.Reconfigure(t.Context(), next); err != nil {
+		t.Fatal(err)
+	}
+	if s.Config() != next {
+		t.Error("another configuration is in force")
+	}
+}
+
+// wantSame expects that a start with the configuration in force finds the groups
+// of s.
+func wantSame(t *testing.T, s *Store, dir string) {
+	t.Helper()
+	after, err := Open(t.Context(), s.Config(), dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(snapshot(t, s), snapshot(t, after)); diff != "" {
+		t.Errorf("(-before +after a restart):\n%s", diff)
+	}
+}
+
+func TestReconfigure(t *testing.T) {
+	t.Run("static groups that are dropped go on", func(t *testing.T) {
+		dir := t.TempDir()
+		s := open(t, dir)
+		upsert(t, s, main, Change{Size: 8, InstanceType: "r7i.large", Vars: map[string]string{"x": "y"}})
+		before, untouched := *get(t, s, main), *get(t, s, plain)
+		reconfigure(t, s, newConfig(t, `{}`))
+		wantDynamic(t, s, before)
+		wantDynamic(t, s, untouched)
+		wantSame(t, s, dir)
+
+		// They are an operator's now: to change as a whole, and to delete. The
+		// pool that they have may stay, though it is not for dynamic groups.
+		if size := upsert(t, s, main, Change{Size: 9}).Size; size != 9 {
+			t.Errorf("the size is %d, want 9", size)
+		}
+		if got := upsert(t, s, main, Change{Template: "bare", SubnetPools: []string{"other"}}); got.Template != "bare" || got.SubnetPools[0] != "other" {
+			t.Errorf("is %+v", got)
+		}
+		if changed, err := s.Delete(plain); !changed || err != nil {
+			t.Errorf("deleting gives %t, %v", changed, err)
+		}
+		if group, found := s.Get(plain); found {
+			t.Errorf("is still there: %+v", group)
+		}
+		wantSame(t, s, dir)
+	})
+	t.Run("a dynamic group becomes static, and dynamic again", func(t *testing.T) {
+		dir := t.TempDir()
+		s := open(t, dir)
+		upsert(t, s, dynamic, Change{Template: "worker", Size: 8, SubnetPools: []string{"other"}})
+		reconfigure(t, s, newConfig(t, `{"default": {"dynamic": {"template": "bare", "size": 1, "instance_type": "t3.large", "subnet_pool": "closed"}}}`))
+		group := *get(t, s, dynamic)
+		if !group.Static || group.Template != "bare" || group.Size != 8 || !cmp.Equal(group.SubnetPools, []string{"closed"}) {
+			t.Errorf("is %+v, want the configured template and pool, and the stored size", group)
+		}
+		wantSame(t, s, dir)
+		reconfigure(t, s, newConfig(t, `{}`))
+		wantDynamic(t, s, group)
+		wantSame(t, s, dir)
+	})
+	t.Run("a static group comes, changes, and keeps what operators changed", func(t *testing.T) {
+		dir := t.TempDir()
+		s, err := Open(t.Context(), newConfig(t, `{}`), dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		reconfigure(t, s, newConfig(t, `{"default": {"main": {"template": "worker", "size": 1}}}`))
+		if group := get(t, s, main); !group.Static || group.Size != 1 {
+			t.Errorf("is %+v", group)
+		}
+		reconfigure(t, s, newConfig(t, `{"default": {"main": {"template": "worker", "size": 2}}}`))
+		if size := get(t, s, main).Size; size != 2 {
+			t.Errorf("the size is %d, want 2", size)
+		}
+		if content := readFile(t, dir); content != "" {
+			t.Errorf("what the configuration says was stored: %s", content)
+		}
+		upsert(t, s, main, Change{Size: 5})
+		reconfigure(t, s, newConfig(t, `{"default": {"main": {"template": "arm", "size": 3}}}`))
+		if group := get(t, s, main); group.Size != 5 || group.InstanceType != "m7g.large" {
+			t.Errorf("is %+v, want the new template and the operator's size", group)
+		}
+		wantSame(t, s, dir)
+		if _, err := s.Delete(main); err != nil {
+			t.Fatal(err)
+		}
+		if size := get(t, s, main).Size; size != 3 {
+			t.Errorf("the size is %d, want 3", size)
+		}
+	})
+	t.Run("what is not a group's own follows the template", func(t *testing.T) {
+		dir := t.TempDir()
+		s := open(t, dir)
+		upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+		next := newConfig(t, static)
+		worker := next.Templates["worker"]
+		worker.InstanceType, worker.Vars = "c7i.large", map[string]string{"role": "other"}
+		next.Templates["worker"] = worker
+		before := get(t, s, dynamic)
+		reconfigure(t, s, next)
+		after := get(t, s, dynamic)
+		if after.InstanceType != "c7i.large" || after.Type.Name != "c7i.large" || after.Vars["role"] != "other" || after.ETag == before.ETag {
+			t.Errorf("from %+v to %+v", before, after)
+		}
+	})
+	t.Run("nothing is written when nothing differs", func(t *testing.T) {
+		dir := t.TempDir()
+		s := open(t, dir)
+		upsert(t, s, main, Change{Size: 8})
+		upsert(t, s, dynamic, Change{Template: "worker"})
+		before, err := os.Stat(filepath.Join(dir, "us-west-2a.jsonc"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		reconfigure(t, s, newConfig(t, static))
+		wantSame(t, s, dir)
+		if after, err := os.Stat(filepath.Join(dir, "us-west-2a.jsonc")); err != nil || !os.SameFile(before, after) {
+			t.Errorf("the file was written: %v", err)
+		}
+	})
+}
+
+func TestReconfigureRefuses(t *testing.T) {
+	tests := []struct {
+		name   string
+		change func(*config.Config)
+		want   []string
+	}{
+		{"that the template of a dynamic group goes", func(c *config.Config) { delete(c.Templates, "bare") }, []string{`default.dynamic.template: Invalid value: "bare": unknown template, known are "arm", "worker"`}},
+		{"that the pool of a dynamic group goes", func(c *config.Config) { delete(c.Shard.SubnetPools, "other") }, []string{`default.dynamic.subnet_pools[0]: Invalid value: "other": unknown subnet pool`}},
+		{"that the instance type of a dynamic group goes", func(c *config.Config) { delete(c.Shard.Infra.Kwok.InstanceTypes, "t3.large") }, []string{`default.dynamic.instance_type: Invalid value: "t3.large"`}},
+		{"that an instance type that an operator gave a static group goes", func(c *config.Config) { delete(c.Shard.Infra.Kwok.InstanceTypes, "r7i.large") }, []string{`default.main.instance_type: Invalid value: "r7i.large"`}},
+		{
+			"that a static group goes with its template", func(c *config.Config) {
+				c.Groups = nil
+				delete(c.Templates, "worker")
+			},
+			[]string{`default.main.template: Invalid value: "worker": unknown template`, `default.plain.template: Invalid value: "worker": unknown template`},
+		},
+		{
+			"what needs a restart, with all else that is wrong", func(c *config.Config) {
+				c.Shard.ID = "b"
+				delete(c.Templates, "bare")
+			},
+			[]string{`shard.id: Invalid value: "b": needs a restart of the server, which runs with "us-west-2a"`, `default.dynamic.template: Invalid value: "bare"`},
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			dir := t.TempDir()
+			s := open(t, dir)
+			upsert(t, s, dynamic, Change{Template: "bare", Size: 1, InstanceType: "t3.large", SubnetPools: []string{"other"}})
+			upsert(t, s, main, Change{Size: 5, InstanceType: "r7i.large"})
+			inForce, before, file := s.Config(), snapshot(t, s), readFile(t, dir)
+
+			next := newConfig(t, static)
+			tc.change(next)
+			err := s.Reconfigure(t.Context(), next)
+			if _, ok := errors.AsType[*config.InvalidError](err); !ok {
+				t.Fatalf("got error %T: %v", err, err)
+			}
+			for _, want := range tc.want {
+				if !strings.Contains(err.Error(), want) {
+					t.Errorf("got  %v\nwant %s", err, want)
+				}
+			}
+			if got := strings.Count(err.Error(), " value: "); got != len(tc.want) {
+				t.Errorf("there are %d mistakes, want %d: %v", got, len(tc.want), err)
+			}
+			wantNothingChanged(t, s, inForce, dir, file)
+			if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
+				t.Errorf("groups (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+func wantNothingChanged(t *testing.T, s *Store, inForce *config.Config, dir, file string) {
+	t.Helper()
+	if s.Config() != inForce {
+		t.Error("another configuration is in force")
+	}
+	if diff := cmp.Diff(file, readFile(t, dir)); diff != "" {
+		t.Errorf("the file has changed (-before +after):\n%s", diff)
+	}
+}
+
+func TestReconfigureThatCannotBeStored(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	upsert(t, s, main, Change{Size: 5})
+	inForce, before, file := s.Config(), snapshot(t, s), readFile(t, dir)
+	obstacle := filepath.Join(dir, "us-west-2a.jsonc.tmp")
+	if err := os.Mkdir(obstacle, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	err := s.Reconfigure(t.Context(), newConfig(t, `{}`))
+	if _, invalid := errors.AsType[*config.InvalidError](err); err == nil || invalid || !strings.Contains(err.Error(), obstacle) {
+		t.Errorf("got %T %v, want an error of the storage", err, err)
+	}
+	wantNothingChanged(t, s, inForce, dir, file)
+	if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
+		t.Errorf("groups (-before +after):\n%s", diff)
+	}
+	if err := os.Remove(obstacle); err != nil {
+		t.Fatal(err)
+	}
+	reconfigure(t, s, newConfig(t, `{}`))
+	wantSame(t, s, dir)
+}
+
+// TestReconfigureIsOneStep looks at a store all the time that two configurations
+// take turns and operators change groups: no group is of another configuration
+// than the rest, and no change of an operator is lost.
+func TestReconfigureIsOneStep(t *testing.T) {
+	dir := t.TempDir()
+	groupsOf := func(template string) *config.Config {
+		return newConfig(t, fmt.Sprintf(`{"default": {"main": {"template": %q}, "plain": {"template": %q}}}`, template, template))
+	}
+	worker, arm := groupsOf("worker"), groupsOf("arm")
+	s, err := Open(t.Context(), worker, dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const turns = 100
+	var changing sync.WaitGroup
+	changing.Go(func() {
+		for range turns {
+			reconfigure(t, s, arm)
+			reconfigure(t, s, worker)
+		}
+	})
+	changing.Go(func() {
+		for size := range int32(turns) {
+			upsert(t, s, main, Change{Size: size})
+			upsert(t, s, dynamic, Change{Template: "worker", Size: size})
+		}
+	})
+	changed := make(chan struct{})
+	go func() {
+		changing.Wait()
+		close(changed)
+	}()
+	for done := false; !done; {
+		select {
+		case <-changed:
+			done = true
+		default:
+		}
+		s.mu.RLock()
+		first, second, named := s.groups[main].Template, s.groups[plain].Template, s.config.Groups["default"]["main"].Template
+		s.mu.RUnlock()
+		if first != second || first != named {
+			t.Fatalf("one group is of %s, the other of %s, and the configuration says %s", first, second, named)
+		}
+	}
+	if first, second := get(t, s, main).Size, get(t, s, dynamic).Size; first != turns-1 || second != turns-1 {
+		t.Errorf("the sizes are %d and %d, want %d", first, second, turns-1)
+	}
+	wantSame(t, s, dir)
+}
