@@ -62,7 +62,7 @@ type warning struct {
 // a pool that has not all shards of its group, and so not the sum of their sizes,
 // is wrong from the beginning and nobody would put it right.
 func plan(seen observation) decision {
-	if len(seen.shards) == 0 || slices.ContainsFunc(seen.shards, func(s shardState) bool { return !s.known }) {
+	if slices.ContainsFunc(seen.shards, func(s shardState) bool { return !s.known }) {
 		return decision{}
 	}
 	found := slices.DeleteFunc(slices.Clone(seen.shards), func(s shardState) bool { return s.group == nil || s.group.Deleting })
