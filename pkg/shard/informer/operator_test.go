@@ -6,6 +6,7 @@ package informer_test
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"testing"
 	"time"
@@ -40,6 +41,8 @@ type operator struct {
 	changed chan struct{}
 	// told are the calls of OnGroup.
 	told []string
+	// failed are the calls of OnError.
+	failed []shard.ErrorEvent
 }
 
 func startOperator(t *testing.T, endpoints map[string]string) *operator {
@@ -50,6 +53,12 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 	o.groups.AddHandler(informer.Handler{
 		OnGroup: func(shard, key string) { o.tell(shard + "/" + key) },
 		OnShard: func(string) { o.tell("") },
+		OnError: func(_ string, event shard.ErrorEvent) {
+			o.mu.Lock()
+			o.failed = append(o.failed, event)
+			o.mu.Unlock()
+			o.tell("")
+		},
 	})
 	o.set(endpoints)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
@@ -93,6 +102,13 @@ func (o *operator) tell(line string) {
 	}
 	close(o.changed)
 	o.changed = make(chan struct{})
+}
+
+// failures are the errors that were reported until now.
+func (o *operator) failures() []shard.ErrorEvent {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.failed)
 }
 
 func (o *operator) next() <-chan struct{} {

@@ -6,6 +6,7 @@ package informer_test
 import (
 	"net"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -71,6 +72,26 @@ func TestRefusalsKeepTheServersWords(t *testing.T) {
 			t.Errorf("%s: got error %v", test.name, err)
 		}
 		t.Logf("%s: %s", test.name, shard.Message(err))
+	}
+}
+
+func TestErrorsOfTheServerArrive(t *testing.T) {
+	o := startOperator(t, nil)
+	server := servertest.Start(t, servertest.Options{Authority: o.authority, Quota: `{"m7i.large": 1}`})
+	o.set(map[string]string{shardID: server.Addr})
+	o.untilReachable(t, true)
+	start := time.Now()
+	o.scale(t, 2)
+	o.until(t, "the error about the instance that cannot be made arrives", func() bool { return len(o.failures()) > 0 })
+	got := o.failures()[0]
+	if got.Group != "workers" || !strings.Contains(got.Message, "quota") || got.Time.Before(start) || got.Time.After(time.Now()) {
+		t.Errorf("got %+v", got)
+	}
+	if ok, err := o.groups.Reachable(shardID); !ok {
+		t.Errorf("not reachable: %v", err)
+	}
+	if group := o.untilInstances(t, "workers", 1); group.Size != 2 {
+		t.Errorf("the group has size %d", group.Size)
 	}
 }
 
