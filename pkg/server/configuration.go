@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"fmt"
 	"sync"
 	"time"
 
@@ -100,7 +101,7 @@ func (c *configuration) read(ctx context.Context) error {
 		return err
 	}
 	if err := c.store.Reconfigure(ctx, next); err != nil {
-		return err
+		return fmt.Errorf("configuration %s:\n%w", c.path, err)
 	}
 	c.reported = ""
 	klog.FromContext(ctx).Info("Put another configuration in force", "path", c.path, "etag", source.ETag)

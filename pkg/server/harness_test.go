@@ -6,6 +6,7 @@ package server_test
 import (
 	"context"
 	"net"
+	"slices"
 	"testing"
 	"time"
 
@@ -60,6 +61,18 @@ func (s stream) untilSize(group string, size int32) *nstancev1.GroupStatus {
 	return s.until(func(e *nstancev1.GroupEvent) bool {
 		return e.Group.Key == group && e.Type == nstancev1.GroupEvent_TYPE_UPSERT && e.Group.Size == size && e.Group.ActualSize == size
 	}).Group
+}
+
+// untilListed returns the groups of an operator when they are those named.
+func untilListed(t *testing.T, operator nstancev1.OperatorServiceClient, names ...string) []*nstancev1.GroupStatus {
+	t.Helper()
+	var groups []*nstancev1.GroupStatus
+	// The watch begins with an event of each group, and has one for each change.
+	watchGroups(t, operator).until(func(*nstancev1.GroupEvent) bool {
+		groups = list(t, operator)
+		return slices.EqualFunc(groups, names, func(group *nstancev1.GroupStatus, name string) bool { return group.Key == name })
+	})
+	return groups
 }
 
 func upsert(t *testing.T, operator nstancev1.OperatorServiceClient, group string, c *nstancev1.GroupConfig) *nstancev1.GroupStatus {

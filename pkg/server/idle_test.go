@@ -5,19 +5,13 @@ package server_test
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -28,16 +22,10 @@ import (
 // told. Connections are in memory so that time can be that of a bubble.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		path := configure(t, "health:1", "operators:1")
-		s, kubernetes := newServer(t, path, closed())
-		listeners := map[string]*bufconn.Listener{"health:1": bufconn.Listen(1 << 16), "operators:1": bufconn.Listen(1 << 16)}
-		s.Listen = func(_ context.Context, address string) (net.Listener, error) { return listeners[address], nil }
-		ctx, stop := context.WithCancel(t.Context())
-		stopped := make(chan error)
-		go func() { stopped <- s.Run(ctx) }()
-
-		conn := dial(t, path, listeners["operators:1"])
-		operator := nstancev1.NewOperatorServiceClient(conn)
+		s := serveInMemory(t)
+		operator, kubernetes := s.operator, s.kubernetes
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
 		watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
 		if err != nil {
 			t.Fatal(err)
@@ -87,34 +75,7 @@ func TestIdle(t *testing.T) {
 			t.Errorf("the groups file was written: %v", err)
 		}
 
-		stop()
-		if err := <-stopped; err != nil {
-			t.Errorf("stopped with %v", err)
-		}
+		s.stop()
 		<-watching
-		_ = conn.Close()
 	})
-}
-
-// dial connects the operator of a configuration to listener.
-func dial(t *testing.T, path string, listener *bufconn.Listener) *grpc.ClientConn {
-	t.Helper()
-	folder := filepath.Dir(path)
-	pair, err := tls.LoadX509KeyPair(filepath.Join(folder, "operator.crt"), filepath.Join(folder, "operator.key"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	ca, err := os.ReadFile(filepath.Join(folder, "ca.crt"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(ca)
-	conn, err := grpc.NewClient("passthrough:///127.0.0.1",
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }),
-		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots, Certificates: []tls.Certificate{pair}})))
-	if err != nil {
-		t.Fatal(err)
-	}
-	return conn
 }

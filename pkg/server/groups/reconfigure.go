@@ -56,7 +56,7 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	content = content.remember(groups)
 	if !reflect.DeepEqual(content, s.content) {
 		if err := s.file.write(content); err != nil {
-			return fmt.Errorf("changing the configuration: %w", err)
+			return fmt.Errorf("settling the groups: %w", err)
 		}
 		s.content = content
 	}

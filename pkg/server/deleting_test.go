@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"slices"
+	"sync/atomic"
+	"testing"
+
+	"google.golang.org/protobuf/proto"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// stuck returns a clientset whose Nodes go only when goes is true.
+func stuck() (clientset *fake.Clientset, goes *atomic.Bool) {
+	clientset, goes = servertest.NewClientset(), &atomic.Bool{}
+	clientset.PrependReactor("delete", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
+		if goes.Load() {
+			return false, nil, nil
+		}
+		return true, nil, apierrors.NewServiceUnavailable("try later")
+	})
+	return clientset, goes
+}
+
+func deleteGroup(t *testing.T, operator nstancev1.OperatorServiceClient, group string) {
+	t.Helper()
+	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: group}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// untilDeleted returns when the stream tells that a group is gone. Until then it
+// must tell that the group is being deleted, with ever fewer instances.
+func (s stream) untilDeleted(group string, ids []string) {
+	s.t.Helper()
+	s.until(func(e *nstancev1.GroupEvent) bool {
+		s.t.Helper()
+		if e.Group.Key != group {
+			return false
+		}
+		if e.Type == nstancev1.GroupEvent_TYPE_DELETE {
+			return true
+		}
+		if !e.Group.Deleting || e.Group.Size != 0 || len(e.Group.ProviderIds) > len(ids) {
+			s.t.Errorf("before the end there is event %v", e)
+		}
+		ids = e.Group.ProviderIds
+		return false
+	})
+}
+
+func TestADeletedGroupIsListedUntilItsInstancesAreGone(t *testing.T) {
+	kubernetes, goes := stuck()
+	server := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
+	operator := server.Operator("default")
+	watch := watchGroups(t, operator)
+	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
+	before := watch.untilSize("workers", 3)
+	upsert(t, operator, "empty", &nstancev1.GroupConfig{Template: "worker"})
+	deleteGroup(t, operator, "empty")
+	if got := list(t, operator); len(got) != 1 {
+		t.Errorf("there are groups %v, want no empty one", got)
+	}
+
+	deleteGroup(t, operator, "workers")
+	want := proto.CloneOf(before)
+	want.Size, want.Deleting = 0, true
+	if got := list(t, operator); len(got) != 1 || !proto.Equal(got[0], want) {
+		t.Errorf("there are groups %v, want %v", got, want)
+	}
+	deleteGroup(t, operator, "workers")
+	goes.Store(true)
+	watch.untilDeleted("workers", before.ProviderIds)
+	if got := list(t, operator); len(got) != 0 {
+		t.Errorf("there are groups %v", got)
+	}
+	if got := nodes(t, server); got != 0 {
+		t.Errorf("there are %d Nodes", got)
+	}
+}
+
+func TestARestartWhileAGroupIsDeleted(t *testing.T) {
+	kubernetes, goes := stuck()
+	first := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
+	upsert(t, first.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
+	before := watchGroups(t, first.Operator("default")).untilSize("workers", 2)
+	deleteGroup(t, first.Operator("default"), "workers")
+	first.Stop()
+
+	second := servertest.Start(t, servertest.Options{Authority: first.Authority, DataDir: first.DataDir, Kubernetes: kubernetes})
+	operator := second.Operator("default")
+	want := &nstancev1.GroupStatus{Key: "workers", Tenant: "default", Deleting: true, ActualSize: 2, ProviderIds: before.ProviderIds}
+	if got := list(t, operator); len(got) != 1 || !proto.Equal(got[0], want) {
+		t.Errorf("there are groups %v, want %v", got, want)
+	}
+	watch := watchGroups(t, operator)
+	goes.Store(true)
+	watch.untilDeleted("workers", before.ProviderIds)
+}
+
+// TestADeletedGroupIsMadeAnew before its instances are gone: they go all the
+// same, for their end was ordered, and it gets others.
+func TestADeletedGroupIsMadeAnew(t *testing.T) {
+	kubernetes, goes := stuck()
+	server := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
+	operator := server.Operator("default")
+	watch, failures := watchGroups(t, operator), watchErrors(t, operator)
+	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
+	before := watch.untilSize("workers", 2)
+	deleteGroup(t, operator, "workers")
+	// Now their end is ordered.
+	failures.next()
+	_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "workers", Config: &nstancev1.GroupConfig{Size: 1}})
+	if err == nil {
+		t.Error("was made without a template")
+	}
+	if got := upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 1}); got.Deleting || got.Size != 1 {
+		t.Errorf("was answered %v", got)
+	}
+	goes.Store(true)
+	watch.until(func(e *nstancev1.GroupEvent) bool {
+		return !e.Group.Deleting && e.Group.ActualSize == 1 && !slices.Contains(before.ProviderIds, e.Group.ProviderIds[0])
+	})
+	if got := list(t, operator); len(got) != 1 || got[0].Deleting {
+		t.Errorf("there are groups %v", got)
+	}
+}
