@@ -31,8 +31,9 @@ const (
 	workers = 4
 	// settleTime is how long a group waits after news of it for the same news from
 	// elsewhere: servers whose configurations change together are then seen
-	// together, and so are all the objects that go with one pool.
-	settleTime = 2 * time.Second
+	// together, and so are all the objects that go with one pool. Servers look at
+	// their configurations every few seconds, each in its own time.
+	settleTime = 5 * time.Second
 	// staleRetry is how long a sync waits for the cache to show its last write.
 	staleRetry = 50 * time.Millisecond
 )
@@ -141,7 +142,7 @@ func (c *Controller) GroupChanged(_, key string) { c.queue.AddAfter(c.key(key), 
 // ShardChanged is to be called when a shard was configured or removed, became
 // synced, or when its connection came or went. What is known of one shard decides
 // about the groups of all.
-func (c *Controller) ShardChanged(string) { c.wakeAll() }
+func (c *Controller) ShardChanged(string) { c.wakeAll(settleTime) }
 
 // poolChanged wakes the group of a pool when the pool appears, changes or goes,
 // and one that has waited for the pool's name.
@@ -177,15 +178,15 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 // clusterChanged wakes the groups when the Cluster no longer keeps them waiting.
 func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 	if before != nil && before.Name == c.clusterName && holdsUp(before) && !holdsUp(after) {
-		c.wakeAll()
+		c.wakeAll(0)
 	}
 }
 
-// wakeAll wakes every group that the shards have.
-func (c *Controller) wakeAll() {
+// wakeAll wakes every group that the shards have, after some time.
+func (c *Controller) wakeAll(delay time.Duration) {
 	for _, id := range c.shards.Shards() {
 		for _, group := range c.groups.List(id) {
-			c.queue.Add(c.key(group.Key))
+			c.queue.AddAfter(c.key(group.Key), delay)
 		}
 	}
 }

@@ -19,29 +19,30 @@ import (
 
 func TestWhatWakesWhichGroupWhen(t *testing.T) {
 	all := []string{"main at 0s", "workers at 0s"}
+	settled := []string{"main at 5s", "workers at 5s"}
 	pool := newPool("main", "main", "a")
 	tests := map[string]struct {
 		change func(*Controller)
 		want   []string
 	}{
-		"a group changes, with whatever follows": {func(c *Controller) { c.GroupChanged("a", "main") }, []string{"main at 2s"}},
+		"a group changes, with whatever follows": {func(c *Controller) { c.GroupChanged("a", "main") }, []string{"main at 5s"}},
 		"a shard changes, of which every group's sum may be made": {func(c *Controller) {
 			c.ShardChanged("a")
-		}, all},
-		"a shard that is not configured any more": {func(c *Controller) { c.ShardChanged("gone") }, all},
+		}, settled},
+		"a shard that is not configured any more": {func(c *Controller) { c.ShardChanged("gone") }, settled},
 
-		"a pool appears": {func(c *Controller) { c.poolChanged(nil, newPool("other", "main", "a")) }, []string{"main at 2s"}},
+		"a pool appears": {func(c *Controller) { c.poolChanged(nil, newPool("other", "main", "a")) }, []string{"main at 5s"}},
 		"a pool's spec changes": {func(c *Controller) {
 			after := pool.DeepCopy()
 			after.Generation++
 			c.poolChanged(pool, after)
-		}, []string{"main at 2s"}},
+		}, []string{"main at 5s"}},
 		"a pool's status wakes nothing": {func(c *Controller) { c.poolChanged(pool, pool.DeepCopy()) }, nil},
 		"a pool goes, and leaves its group and its name": {func(c *Controller) {
 			c.poolChanged(newPool("workers", "main", "a"), nil)
-		}, []string{"main at 2s", "workers at 2s"}},
+		}, []string{"main at 5s", "workers at 5s"}},
 
-		"a shard group goes":          {func(c *Controller) { c.shardGroupChanged(newShardGroup(pool, "a"), nil) }, []string{"main at 2s"}},
+		"a shard group goes":          {func(c *Controller) { c.shardGroupChanged(newShardGroup(pool, "a"), nil) }, []string{"main at 5s"}},
 		"a shard group that is there": {func(c *Controller) { c.shardGroupChanged(nil, newShardGroup(pool, "a")) }, nil},
 		"a shard group that stays":    {func(c *Controller) { c.shardGroupChanged(newShardGroup(pool, "a"), newShardGroup(pool, "a")) }, nil},
 		"a MachinePool that went is awaited": {func(c *Controller) {
