@@ -6,6 +6,7 @@ package tests
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 	"time"
 
@@ -37,10 +38,14 @@ func capiRequests(t testing.TB, from controlplane.Position, match func(controlpl
 	return requests
 }
 
-// restartCAPI has Cluster API read the kubeconfig anew.
-func restartCAPI(t testing.TB) {
+// restartCAPI has Cluster API read the kubeconfig anew, with variables added to
+// its environment until the test ends.
+func restartCAPI(t testing.TB, variables ...string) {
 	t.Helper()
 	component := env.cp.Component(controlplane.CAPI)
+	before := component.Env
+	t.Cleanup(func() { component.Env = before })
+	component.Env = append(slices.Clip(before), variables...)
 	if err := component.Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}

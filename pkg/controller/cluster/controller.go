@@ -91,13 +91,7 @@ func New(
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch NstanceClusters: %w", err)
 	}
-	theirs, err := clusters.AddEventHandler(controller.OnChange(func(before, after *clusterv1.Cluster) {
-		// Whether there is one matters, and whether it is paused; what else it
-		// becomes is Cluster API's.
-		if before == nil || after == nil || controller.PausedBy(before) != controller.PausedBy(after) {
-			c.enqueue()
-		}
-	}))
+	theirs, err := clusters.AddEventHandler(controller.OnChange(c.clusterChanged))
 	if err != nil {
 		return nil, nil, fmt.Errorf("watch Clusters: %w", err)
 	}
@@ -112,6 +106,14 @@ func New(
 
 // Run syncs the cluster until ctx ends.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }
+
+// clusterChanged wakes the sync when there is a Cluster or none any more, and
+// when it is paused or no more. What else it becomes is Cluster API's.
+func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
+	if before == nil || after == nil || controller.PausedBy(before) != controller.PausedBy(after) {
+		c.enqueue()
+	}
+}
 
 func (c *Controller) enqueue() {
 	c.queue.Add(cache.NewObjectName(c.config.Namespace, c.config.Name))

@@ -169,6 +169,17 @@ func TestSyncDoesNotBringAClusterBackThatIsBeingDeleted(t *testing.T) {
 	h.expect(writeCluster, writeStatus, createCluster)
 }
 
+// Somebody holds it with a finalizer; it is made anew when it is gone.
+func TestSyncLeavesAnNstanceClusterAloneThatIsBeingDeleted(t *testing.T) {
+	h, _ := settled(t, time.Hour)
+	h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) {
+		object.DeletionTimestamp = &metav1.Time{Time: h.clock.Now()}
+		object.Finalizers = []string{"somebody/else"}
+		object.Spec.ControlPlaneEndpoint.Host = "somewhere.else"
+	})
+	h.expect()
+}
+
 func TestSyncOfAnotherObjectDoesNothing(t *testing.T) {
 	h := newHarness(t, source())
 	if _, err := h.controller.sync(t.Context(), cache.NewObjectName(namespace, "another")); err != nil {
