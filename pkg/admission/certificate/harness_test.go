@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package certificate
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"net"
+	"slices"
+	"testing"
+	"time"
+
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubeinformers "k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
+)
+
+const (
+	namespace = "nstance-system"
+	host      = "nstance-operator-webhook.nstance-system.svc"
+
+	writeSecret        = "apply secrets nstance-webhook-cert"
+	writeConfiguration = "apply validatingwebhookconfigurations nstance-operator"
+)
+
+var config = Config{Namespace: namespace, Secret: "nstance-webhook-cert", Configuration: "nstance-operator"}
+
+// harness is a controller whose caches show what the API server has when it
+// syncs.
+type harness struct {
+	*kubefake.Clientset
+
+	t              *testing.T
+	controller     *Controller
+	secrets        cache.SharedIndexInformer
+	configurations cache.SharedIndexInformer
+	clock          *clocktesting.FakePassiveClock
+	wrote          []string
+}
+
+func newHarness(t *testing.T, objects ...runtime.Object) *harness {
+	t.Helper()
+	h := &harness{
+		Clientset: kubefake.NewClientset(objects...), t: t,
+		clock: clocktesting.NewFakePassiveClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)),
+	}
+	factory := kubeinformers.NewSharedInformerFactory(h, 0)
+	h.secrets = factory.Core().V1().Secrets().Informer()
+	h.configurations = factory.Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
+	h.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
+			h.wrote = append(h.wrote, controllertest.Describe(action))
+		}
+		return false, nil, nil
+	})
+	h.restart()
+	return h
+}
+
+// restart makes a new controller, as another leader has.
+func (h *harness) restart() {
+	h.t.Helper()
+	c, _, err := New(config, h, h.secrets, h.configurations, h.clock)
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	h.controller = c
+}
+
+// sync syncs once, without an error, and compares the writes.
+func (h *harness) sync(want ...string) time.Duration {
+	h.t.Helper()
+	h.wrote = nil
+	requeue := h.step()
+	if !slices.Equal(h.wrote, want) {
+		h.t.Errorf("wrote %q, want %q", h.wrote, want)
+	}
+	return requeue
+}
+
+// step syncs once, without an error.
+func (h *harness) step() time.Duration {
+	h.t.Helper()
+	h.show()
+	ctx := klog.NewContext(h.t.Context(), ktesting.NewLogger(h.t, ktesting.NewConfig()))
+	requeue, err := h.controller.sync(ctx, h.controller.secretKey())
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return requeue
+}
+
+func (h *harness) show() {
+	h.t.Helper()
+	var secrets, configurations []any
+	if secret := h.secret(); secret != nil {
+		secrets = append(secrets, secret)
+	}
+	if configuration := h.configuration(); configuration != nil {
+		configurations = append(configurations, configuration)
+	}
+	for informer, objects := range map[cache.SharedIndexInformer][]any{h.secrets: secrets, h.configurations: configurations} {
+		if err := informer.GetStore().Replace(objects, ""); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+}
+
+// secret is the Secret, nil when there is none.
+func (h *harness) secret() *corev1.Secret {
+	h.t.Helper()
+	secret, err := h.CoreV1().Secrets(namespace).Get(h.t.Context(), config.Secret, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return secret
+}
+
+// configuration is the webhook configuration, nil when there is none.
+func (h *harness) configuration() *admissionregistrationv1.ValidatingWebhookConfiguration {
+	h.t.Helper()
+	configuration, err := h.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(h.t.Context(), config.Configuration, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return configuration
+}
+
+// edit changes the Secret as somebody else would.
+func (h *harness) edit(change func(data map[string][]byte)) {
+	h.t.Helper()
+	secret := h.secret()
+	change(secret.Data)
+	if _, err := h.CoreV1().Secrets(namespace).Update(h.t.Context(), secret, metav1.UpdateOptions{}); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// editConfiguration changes the webhook configuration as somebody else would.
+func (h *harness) editConfiguration(change func(webhooks []admissionregistrationv1.ValidatingWebhook)) {
+	h.t.Helper()
+	configuration := h.configuration()
+	change(configuration.Webhooks)
+	_, err := h.AdmissionregistrationV1().ValidatingWebhookConfigurations().Update(h.t.Context(), configuration, metav1.UpdateOptions{})
+	if err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// pair is what a replica serves with.
+func (h *harness) pair() *tls.Certificate {
+	h.t.Helper()
+	secret := h.secret()
+	pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
+	if err != nil {
+		h.t.Fatal(err)
+	}
+	return &pair
+}
+
+// call does what the API server does when it calls the webhook now.
+func (h *harness) call(host string) error {
+	h.t.Helper()
+	return handshake(h.clock.Now(), h.configuration().Webhooks[0].ClientConfig.CABundle, h.pair(), host)
+}
+
+func (h *harness) expectCalled(host string) {
+	h.t.Helper()
+	if err := h.call(host); err != nil {
+		h.t.Errorf("the webhook cannot be called at %s: %v", host, err)
+	}
+}
+
+// handshake connects a client that trusts bundle alone with a server.
+func handshake(now time.Time, bundle []byte, pair *tls.Certificate, host string) error {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(bundle)
+	near, far := net.Pipe()
+	defer func() { _, _ = near.Close(), far.Close() }()
+	server := tls.Server(far, &tls.Config{Certificates: []tls.Certificate{*pair}, MinVersion: tls.VersionTLS13})
+	go func() { _ = server.Handshake() }()
+	return tls.Client(near, &tls.Config{RootCAs: roots, ServerName: host, Time: func() time.Time { return now }}).Handshake()
+}
+
+// installed is the configuration of the manifests.
+func installed() *admissionregistrationv1.ValidatingWebhookConfiguration {
+	return newConfiguration(
+		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{
+			Namespace: namespace, Name: "nstance-operator-webhook", Path: ptr.To("/validate"),
+		}},
+		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{
+			Namespace: namespace, Name: "nstance-operator-webhook", Path: ptr.To("/validate"),
+		}},
+	)
+}
+
+func newConfiguration(clients ...admissionregistrationv1.WebhookClientConfig) *admissionregistrationv1.ValidatingWebhookConfiguration {
+	configuration := &admissionregistrationv1.ValidatingWebhookConfiguration{ObjectMeta: metav1.ObjectMeta{Name: config.Configuration, UID: "uid"}}
+	for i, client := range clients {
+		configuration.Webhooks = append(configuration.Webhooks, admissionregistrationv1.ValidatingWebhook{
+			Name:         string(rune('a'+i)) + ".nstance.dev",
+			ClientConfig: client,
+			SideEffects:  ptr.To(admissionregistrationv1.SideEffectClassNone),
+		})
+	}
+	return configuration
+}
