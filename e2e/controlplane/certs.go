@@ -129,7 +129,9 @@ func (a *authority) serviceAccountKeys() (private, public string, err error) {
 	return private, public, replaceFile(public, pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: publicDER}))
 }
 
-func (a *authority) serviceAccountKeyFile() string { return filepath.Join(a.dir, "service-account.key") }
+func (a *authority) serviceAccountKeyFile() string {
+	return filepath.Join(a.dir, "service-account.key")
+}
 
 func newKey() (*ecdsa.PrivateKey, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
