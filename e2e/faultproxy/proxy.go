@@ -10,6 +10,8 @@ import (
 	"crypto/tls"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"net"
 	"net/http"
 	"net/http/httputil"
@@ -65,6 +67,7 @@ func Start(config *rest.Config, certificate tls.Certificate) (*Proxy, error) {
 			Transport:     transport,
 			FlushInterval: -1, // a watch's events must not wait
 			ErrorHandler:  badGateway,
+			ErrorLog:      log.New(io.Discard, "", 0),
 		},
 		infos: &request.RequestInfoFactory{
 			APIPrefixes:          sets.NewString("api", "apis"),

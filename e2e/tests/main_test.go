@@ -41,6 +41,8 @@ type environment struct {
 	dynamic  dynamic.Interface
 	shards   []nstance.Shard
 	operator nstance.Operator
+	// kubectl is the command line of an administrator.
+	kubectl []string
 }
 
 func TestMain(m *testing.M) {
@@ -87,7 +89,7 @@ func run(m *testing.M) (code int, err error) {
 		fmt.Fprintln(os.Stderr, "logs of the cluster:", filepath.Join(dir, "logs"))
 	}()
 
-	env = &environment{cp: cp}
+	env = &environment{cp: cp, kubectl: []string{binaries.Kube, "kubectl", "--kubeconfig", cp.KubeconfigPath()}}
 	for _, id := range shardIDs {
 		env.shards = append(env.shards, nstance.Shard{ID: id})
 	}

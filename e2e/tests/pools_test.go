@@ -69,12 +69,16 @@ func createPool(t testing.TB, name string, replicas int32) {
 }
 
 func tryCreatePool(ctx context.Context, name string, replicas int32) error {
+	return tryCreatePoolOn(ctx, name, replicas, shardIDs...)
+}
+
+func tryCreatePoolOn(ctx context.Context, name string, replicas int32, shards ...string) error {
 	_, err := env.capi.MachinePools(nstance.Namespace).Create(ctx, newMachinePool(name, replicas), metav1.CreateOptions{})
 	if err != nil {
 		return err
 	}
 	_, err = env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).
-		Create(ctx, newPool(name, shardIDs...), metav1.CreateOptions{})
+		Create(ctx, newPool(name, shards...), metav1.CreateOptions{})
 	return err
 }
 
@@ -118,9 +122,13 @@ func gone(ctx context.Context, name string) error {
 // scale does what kubectl scale does.
 func scale(t testing.TB, name string, replicas int32) {
 	t.Helper()
-	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
+	patchMachinePool(t, name, fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas), "scale")
+}
+
+func patchMachinePool(t testing.TB, name, patch string, subresources ...string) {
+	t.Helper()
 	_, err := env.dynamic.Resource(clusterv1.GroupVersion.WithResource("machinepools")).Namespace(nstance.Namespace).
-		Patch(context.WithoutCancel(t.Context()), name, types.MergePatchType, patch, metav1.PatchOptions{}, "scale")
+		Patch(context.WithoutCancel(t.Context()), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
 	if err != nil {
 		t.Fatal(err)
 	}
