@@ -4,11 +4,16 @@
 package machinepool
 
 import (
+	"context"
+	"fmt"
 	"slices"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
+
+	"nstance.dev/operator/pkg/controller"
 )
 
 // replicasPath is spec.replicas as the API server records who wrote it.
@@ -33,12 +38,24 @@ func KeepReplicasOwners(obj any) (any, error) {
 	return machinePool, nil
 }
 
-// asked tells whether somebody wrote the number of replicas. Cluster API fills
-// in a number of its own when nobody does, and a webhook's number has no owner.
-// A user who wants a number writes it, and so does an autoscaler. When the API
-// server has no record at all, the number counts.
+// asked tells whether somebody asked for the number of replicas. When nobody
+// does, Cluster API's webhook fills in a number as the MachinePool is made, and
+// what a webhook fills in has no owner. Later numbers count, whoever wrote them:
+// those of the scale subresource have no owner either. So they do when the API
+// server has no record at all.
 func asked(machinePool *clusterv1.MachinePool) bool {
-	return len(machinePool.ManagedFields) == 0 || slices.ContainsFunc(machinePool.ManagedFields, ownsReplicas)
+	return machinePool.Generation > 1 || len(machinePool.ManagedFields) == 0 ||
+		slices.ContainsFunc(machinePool.ManagedFields, ownsReplicas)
+}
+
+// raise sets the replicas of a MachinePool for which nobody asked for a number.
+func (c *Controller) raise(ctx context.Context, machinePool *clusterv1.MachinePool, replicas int32) error {
+	err := c.capi.ScaleMachinePool(ctx, machinePool, replicas, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	if err != nil {
+		return fmt.Errorf("set the replicas of MachinePool %s to %d: %w", klog.KObj(machinePool), replicas, err)
+	}
+	klog.FromContext(ctx).Info("MachinePool got the replicas that its shards have", "replicas", replicas)
+	return nil
 }
 
 func ownsReplicas(entry metav1.ManagedFieldsEntry) bool {

@@ -54,6 +54,11 @@ func TestAsked(t *testing.T) {
 			}
 		})
 	}
+	scaled := unasked(machinePool("workers", ptr.To[int32](1)))
+	scaled.Generation = 2
+	if !asked(scaled) {
+		t.Error("a number that was scaled to is not asked for; the scale subresource leaves no owner")
+	}
 	if _, err := KeepReplicasOwners("something else"); err != nil {
 		t.Error(err)
 	}

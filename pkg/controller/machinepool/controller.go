@@ -60,6 +60,7 @@ type Controller struct {
 
 	pools        clientset.NstanceMachinePoolInterface
 	shardGroups  clientset.NstanceShardGroupInterface
+	capi         *capi.Client
 	machinePools *capi.MachinePoolClient
 
 	poolLister       listers.NstanceMachinePoolNamespaceLister
@@ -102,6 +103,7 @@ func New(
 		clusterName:       clusterName,
 		pools:             client.NstanceMachinePools(namespace),
 		shardGroups:       client.NstanceShardGroups(namespace),
+		capi:              capiClient,
 		machinePools:      capiClient.MachinePools(namespace),
 		poolLister:        pools.Lister().NstanceMachinePools(namespace),
 		shardGroupLister:  shardGroups.Lister().NstanceShardGroups(namespace),

@@ -5,7 +5,6 @@ package machinepool
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -88,23 +87,4 @@ func (c *Controller) removeMachinePools(ctx context.Context, machinePools []*clu
 // exactly keeps a deletion from hitting a newer object of the same name.
 func exactly(uid types.UID) metav1.DeleteOptions {
 	return metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}
-}
-
-// raise sets the replicas of a MachinePool for which nobody asked for a number.
-// The version keeps it from overwriting a number that came meanwhile.
-func (c *Controller) raise(ctx context.Context, machinePool *clusterv1.MachinePool, replicas int32) error {
-	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"resourceVersion": machinePool.ResourceVersion},
-		"spec":     map[string]any{"replicas": replicas},
-	})
-	if err != nil {
-		return fmt.Errorf("encode the replicas of MachinePool %s: %w", klog.KObj(machinePool), err)
-	}
-	_, err = c.machinePools.Patch(ctx, machinePool.Name, types.MergePatchType, patch,
-		metav1.PatchOptions{FieldManager: controller.FieldManager}, "scale")
-	if err != nil {
-		return fmt.Errorf("set the replicas of MachinePool %s to %d: %w", klog.KObj(machinePool), replicas, err)
-	}
-	klog.FromContext(ctx).Info("MachinePool got the replicas that its shards have", "replicas", replicas)
-	return nil
 }
