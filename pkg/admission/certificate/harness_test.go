@@ -6,11 +6,11 @@ package certificate
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"net"
 	"slices"
 	"testing"
 	"time"
 
+	"google.golang.org/grpc/test/bufconn"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -194,11 +194,21 @@ func (h *harness) expectCalled(host string) {
 func handshake(now time.Time, bundle []byte, pair *tls.Certificate, host string) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bundle)
-	near, far := net.Pipe()
-	defer func() { _, _ = near.Close(), far.Close() }()
-	server := tls.Server(far, &tls.Config{Certificates: []tls.Certificate{*pair}, MinVersion: tls.VersionTLS13})
-	go func() { _ = server.Handshake() }()
-	return tls.Client(near, &tls.Config{RootCAs: roots, ServerName: host, Time: func() time.Time { return now }}).Handshake()
+	listener := bufconn.Listen(1 << 16)
+	defer func() { _ = listener.Close() }()
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		_ = tls.Server(conn, &tls.Config{Certificates: []tls.Certificate{*pair}, MinVersion: tls.VersionTLS13}).Handshake()
+	}()
+	conn, err := listener.Dial()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+	return tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: host, Time: func() time.Time { return now }}).Handshake()
 }
 
 // installed is the configuration of the manifests.
