@@ -47,7 +47,7 @@ func newCommand() *cobra.Command {
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&options.ConfigPath, "config", "", "file with the configuration of the shard, JSON with comments")
+	flags.StringVar(&options.ConfigPath, "config", "", "file with the configuration of the shard, JSON with comments; it is read again when it changes")
 	flags.StringVar(&options.DataDir, "data-dir", "", "folder for what must survive a restart; it is made when missing")
 	logsapi.AddFlags(logging, flags)
 	for _, name := range []string{"config", "data-dir"} {

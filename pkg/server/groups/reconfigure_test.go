@@ -255,7 +255,7 @@ func TestReconfigureIsOneStep(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	const turns = 100
+	const turns = 25
 	var changing sync.WaitGroup
 	changing.Go(func() {
 		for range turns {

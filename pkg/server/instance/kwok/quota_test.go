@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -78,5 +79,28 @@ func TestQuota(t *testing.T) {
 		p.await(group, map[string]instance.State{first: gone, third: gone, fourth: gone, fifth: instance.Running})
 		p.refuse(2, full)
 		p.refuse(0, "out of capacity: quota of 0 m7i.large instances is used up")
+	})
+}
+
+// TestANodeOnItsWayOutMakesRoom, whoever ordered it to go.
+func TestANodeOnItsWayOutMakesRoom(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := servertest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id := p.createRunning(group)
+		p.refuse(1, "out of capacity: quota of 1 m7i.large instances is used up")
+		node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		node.DeletionTimestamp = ptr.To(metav1.Now())
+		if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		p.await(group, map[string]instance.State{id: instance.Terminating})
+		if _, err := p.order(group, p.limited(1)); err != nil {
+			t.Errorf("was refused: %v", err)
+		}
 	})
 }
