@@ -106,7 +106,7 @@ func (v *Validator) Validate(request *admissionv1.AdmissionRequest) error {
 	case pools:
 		return validate(request, v.validatePool, v.validatePoolDeletion)
 	case machinePools:
-		return validate(request, nil, v.validateMachinePoolDeletion)
+		return validate(request, v.validateMachinePool, v.validateMachinePoolDeletion)
 	}
 	return nil
 }
@@ -144,9 +144,6 @@ func validate[T any, P interface {
 	}
 	switch request.Operation {
 	case admissionv1.Create, admissionv1.Update:
-		if change == nil {
-			return nil
-		}
 		if after == nil {
 			return missing("object")
 		}

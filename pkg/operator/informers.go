@@ -18,7 +18,6 @@ import (
 
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/cluster"
-	"nstance.dev/operator/pkg/controller/machinepool"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
@@ -54,7 +53,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext)
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		all.clusters:     withoutManagedFields,
-		all.machinePools: machinepool.KeepReplicasOwners,
+		all.machinePools: capi.KeepReplicasOwners,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
 			return nil, err

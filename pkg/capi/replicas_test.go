@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package capi
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+func TestReplicasOwned(t *testing.T) {
+	entry := func(manager, fields string) metav1.ManagedFieldsEntry {
+		return metav1.ManagedFieldsEntry{Manager: manager, FieldsV1: metav1.NewFieldsV1(fields)}
+	}
+	for name, test := range map[string]struct {
+		entries []metav1.ManagedFieldsEntry
+		want    bool
+	}{
+		"no record at all": {nil, false},
+		"the replicas of a webhook have no owner": {[]metav1.ManagedFieldsEntry{
+			entry("kubectl-create", `{"f:spec":{".":{},"f:clusterName":{},"f:template":{"f:spec":{"f:clusterName":{}}}}}`),
+		}, false},
+		"a user wrote them": {[]metav1.ManagedFieldsEntry{
+			entry("manager", `{"f:metadata":{"f:finalizers":{}}}`), entry("kubectl-create", `{"f:spec":{"f:clusterName":{},"f:replicas":{}}}`),
+		}, true},
+		"the replicas of the status are others": {[]metav1.ManagedFieldsEntry{
+			entry("manager", `{"f:status":{"f:replicas":{}}}`),
+		}, false},
+		"a record that cannot be read is none of an owner": {[]metav1.ManagedFieldsEntry{entry("x", `{`), {}}, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{ManagedFields: test.entries}}
+			if got := ReplicasOwned(object); got != test.want {
+				t.Errorf("owned is %t, want %t", got, test.want)
+			}
+			kept, err := KeepReplicasOwners(object)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if got := ReplicasOwned(object); kept != any(object) || got != test.want {
+				t.Errorf("after the transform owned is %t, want %t", got, test.want)
+			}
+			if (len(object.ManagedFields) == 0) != (len(test.entries) == 0) {
+				t.Errorf("the transform turned %d entries into %d", len(test.entries), len(object.ManagedFields))
+			}
+			for _, entry := range object.ManagedFields {
+				if entry.FieldsV1 != nil && !strings.Contains(entry.FieldsV1.GetRawString(), "f:replicas") {
+					t.Errorf("the record %+v is of no use", entry)
+				}
+			}
+		})
+	}
+	if _, err := KeepReplicasOwners("something else"); err != nil {
+		t.Error(err)
+	}
+}
