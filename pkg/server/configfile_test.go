@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/protobuf/proto"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// TestTheSameFileAgain: neither another time of the file nor another file of the
+// same content does anything.
+func TestTheSameFileAgain(t *testing.T) {
+	server := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 0}}}`})
+	operator := server.Operator("default")
+	status := configStatus(t, operator)
+	later := time.Now().Add(time.Hour)
+	if err := os.Chtimes(server.ConfigPath(), later, later); err != nil {
+		t.Fatal(err)
+	}
+	server.ReadConfig()
+	server.SetConfig(func(*servertest.Options) {})
+	if now := configStatus(t, operator); !proto.Equal(now, status) {
+		t.Errorf("the status is %v, was %v", now, status)
+	}
+	if _, err := os.Stat(filepath.Join(server.DataDir, "groups", "us-west-2a.jsonc")); !os.IsNotExist(err) {
+		t.Errorf("groups were stored: %v", err)
+	}
+}
+
+// TestAnEditorAtWork: a file that is half written, or away for a moment, is no
+// mistake. How the next one gets in its place does not matter.
+func TestAnEditorAtWork(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := serveInMemory(t)
+		defer s.stop()
+		events := make(chan *nstancev1.ErrorEvent, 10)
+		watch := watchErrors(t, s.operator)
+		go func() {
+			for event, err := watch.Recv(); err == nil; event, err = watch.Recv() {
+				events <- event
+			}
+		}()
+		content, err := os.ReadFile(s.path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		sized := func(size int) []byte {
+			return []byte(strings.Replace(string(content), `"main": {`, fmt.Sprintf(`"main": {"size": %d, `, size), 1))
+		}
+		do := func(err error) {
+			t.Helper()
+			if err != nil {
+				t.Fatal(err)
+			}
+		}
+		// tick lets the server look once.
+		tick := func() {
+			<-time.After(2 * time.Second)
+			synctest.Wait()
+		}
+		expectSize := func(size int32) {
+			t.Helper()
+			tick()
+			if group := find(t, list(t, s.operator), "main"); group.Size != size {
+				t.Errorf("the size is %d, want %d", group.Size, size)
+			}
+		}
+
+		do(os.WriteFile(s.path, sized(2)[:200], 0o600))
+		tick()
+		do(os.WriteFile(s.path, sized(2)[:300], 0o600))
+		tick()
+		do(os.WriteFile(s.path, sized(2), 0o600))
+		expectSize(2)
+		do(os.Rename(s.path, s.path+"~"))
+		tick()
+		do(os.WriteFile(s.path, sized(3), 0o600))
+		expectSize(3)
+		// As a volume of Kubernetes does: a link to a link to a folder.
+		for size := range 3 {
+			folder := fmt.Sprint(s.path, ".", size)
+			do(os.Mkdir(folder, 0o700))
+			do(os.WriteFile(filepath.Join(folder, "shard.jsonc"), sized(size), 0o600))
+			do(os.Symlink(folder, s.path+".next"))
+			do(os.Rename(s.path+".next", s.path+".data"))
+			do(os.Symlink(filepath.Join(s.path+".data", "shard.jsonc"), s.path+".next"))
+			do(os.Rename(s.path+".next", s.path))
+			expectSize(int32(size))
+		}
+		if len(events) != 0 {
+			t.Errorf("there were %d errors, the first is %v", len(events), <-events)
+		}
+
+		// What stays wrong is told after two looks, and once.
+		do(os.Remove(s.path))
+		tick()
+		if len(events) != 0 {
+			t.Error("was told of at once")
+		}
+		<-time.After(time.Hour)
+		synctest.Wait()
+		if len(events) != 1 {
+			t.Errorf("was told of %d times", len(events))
+		}
+	})
+}
