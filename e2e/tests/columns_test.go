@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tests
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// The age of an object differs from run to run, and with it the width of its
+// column, behind which only Cluster API has another one, without a value.
+var (
+	age     = regexp.MustCompile(`(?m)[0-9]+[smh][0-9smh]* *$`)
+	heading = regexp.MustCompile(`AGE +VERSION *`)
+)
+
+// What kubectl prints of a pool reads well. With UPDATE_GOLDEN set the file is
+// written anew.
+func TestColumns(t *testing.T) {
+	const name, golden = "columns", "columns.golden"
+	createPool(t, name, 4)
+	eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, 4) })
+
+	arguments := append(env.kubectl[1:], "get", "--namespace", nstance.Namespace, "nsmp/"+name)
+	for _, shard := range shardIDs {
+		arguments = append(arguments, "nssg/"+v1beta1.ShardGroupName(name, shard))
+	}
+	arguments = append(arguments, "machinepool/"+name)
+	printed, err := exec.CommandContext(t.Context(), env.kubectl[0], arguments...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %v: %v\n%s", arguments, err, printed)
+	}
+	got := heading.ReplaceAllString(age.ReplaceAllString(string(printed), "<age>"), "AGE   VERSION")
+	path := filepath.Join("testdata", golden)
+	if os.Getenv("UPDATE_GOLDEN") != "" {
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got != string(want) {
+		t.Errorf("kubectl prints\n%s\nwant\n%s", got, want)
+	}
+}
+
+// Every column of every kind shows something on a live object.
+func TestColumnsResolve(t *testing.T) {
+	const name = "columns-resolve"
+	createPool(t, name, 3)
+	makeMachine(t, name)
+	eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, 3) })
+	for resource, object := range map[string]string{
+		"nstanceclusters":         clusterName,
+		"nstancemachinepools":     name,
+		"nstanceshardgroups":      v1beta1.ShardGroupName(name, shardIDs[0]),
+		"nstancemachines":         name,
+		"nstancemachinetemplates": name,
+	} {
+		data, err := env.nstance.InfrastructureV1beta1().RESTClient().Get().
+			Namespace(nstance.Namespace).Resource(resource).Name(object).
+			SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").
+			DoRaw(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		var table metav1.Table
+		if err := json.Unmarshal(data, &table); err != nil {
+			t.Fatal(err)
+		}
+		if len(table.Rows) != 1 || len(table.ColumnDefinitions) < 3 {
+			t.Errorf("%s: %d rows of %d columns", resource, len(table.Rows), len(table.ColumnDefinitions))
+			continue
+		}
+		for i, column := range table.ColumnDefinitions {
+			if cell := table.Rows[0].Cells[i]; cell == nil || cell == "" || cell == "<unknown>" {
+				t.Errorf("%s: column %s shows %v", resource, column.Name, cell)
+			}
+		}
+	}
+}
+
+// makeMachine makes an NstanceMachine and a template, as nobody makes them but
+// users, and fills in what would be reported of them.
+func makeMachine(t *testing.T, name string) {
+	t.Helper()
+	client := env.nstance.InfrastructureV1beta1()
+	spec := v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: v1beta1.Identifier(name)}, ProviderID: "kwok://us-west-2a/" + name}
+	machine, err := client.NstanceMachines(nstance.Namespace).Create(t.Context(),
+		&v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	machine.Status = v1beta1.NstanceMachineStatus{InstanceID: "knd1", Shard: shardIDs[0], Conditions: []metav1.Condition{{
+		Type: v1beta1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady, LastTransitionTime: metav1.Now(),
+	}}}
+	_, err = client.NstanceMachines(nstance.Namespace).UpdateStatus(t.Context(), machine, metav1.UpdateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	template.Spec.Template.Spec = spec
+	if _, err := client.NstanceMachineTemplates(nstance.Namespace).Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		if err := errors.Join(
+			client.NstanceMachines(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{}),
+			client.NstanceMachineTemplates(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{}),
+		); err != nil {
+			t.Error(err)
+		}
+	})
+}

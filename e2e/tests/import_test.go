@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// Groups that servers have when the operator starts become pools, but not before
+// all shards are known. Pools that exist are served meanwhile.
+func TestImport(t *testing.T) {
+	const served, missing = "served", "us-west-2c"
+	runPool(t, served, 2, shardIDs[:2]...)
+	t.Cleanup(func() { deletePool(t, served) })
+	stopOperator(t)
+	t.Cleanup(configureGroups(t, map[string]map[string]int32{
+		"main":   {"us-west-2a": 3, "us-west-2b": 2},
+		"uneven": {"us-west-2a": 1, "us-west-2b": 4},
+	}))
+	witnesses := []*witness{newWitness(t, "main"), newWitness(t, "uneven")}
+	shard := shardComponent(missing)
+	if err := shard.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	from := auditEnd(t)
+	mustStart(t, env.cp.Component(env.operator.Component))
+
+	scale(t, served, 4)
+	eventually(t, 2*time.Minute, "the pool is served while a shard is down", func(ctx context.Context) error {
+		return errors.Join(sizesAre(ctx, served, 2, 2), running(ctx, served, 4))
+	})
+	if created := creations(t, from); len(created) > 0 {
+		t.Errorf("with a shard down something was made:%s", describe(created))
+	}
+
+	mustStart(t, shard)
+	for name, sizes := range map[string][]int32{"main": {3, 2}, "uneven": {1, 4}} {
+		eventually(t, 2*time.Minute, name+" is imported", func(ctx context.Context) error {
+			return imported(ctx, name, 5, "us-west-2a", "us-west-2b")
+		})
+		eventually(t, 2*time.Minute, name+" runs", func(ctx context.Context) error {
+			return errors.Join(sizesAre(ctx, name, sizes...), running(ctx, name, 5))
+		})
+	}
+	for _, w := range witnesses {
+		if calls := w.sawNoLoss(t); calls > 0 {
+			t.Errorf("the servers were asked to change %s %d times, want never", w.group, calls)
+		}
+	}
+
+	// What was found uneven stays so until somebody asks for another number.
+	scale(t, "uneven", 6)
+	eventually(t, 2*time.Minute, "uneven is scaled by a user", func(ctx context.Context) error {
+		return errors.Join(sizesAre(ctx, "uneven", 3, 3), running(ctx, "uneven", 6))
+	})
+}
+
+// A shard that is configured later is waited for like the others, and its groups
+// are imported too.
+func TestImportFromAddedShard(t *testing.T) {
+	const name, served = "later", "served-later"
+	runPool(t, served, 1, "us-west-2a")
+	t.Cleanup(func() { deletePool(t, served) })
+	added := servertest.Options{Shard: "us-west-2d", Authority: env.n.Authority()}
+	added.DataDir, added.Kubernetes, added.Addr = serverWithGroup(t, added, name, 2)
+
+	defer saveConfigMap(t, "nstance-shards")()
+	editShards(t, func(data map[string]string) { data[added.Shard] = added.Addr })
+	from := auditEnd(t)
+	defer configureGroups(t, map[string]map[string]int32{name: {"us-west-2a": 1}})()
+	// When the operator can tell a size that was reported after the new group, it
+	// has heard of the group.
+	scale(t, served, 2)
+	eventually(t, 2*time.Minute, "the operator hears of the shard's groups", func(ctx context.Context) error { return running(ctx, served, 2) })
+	if created := creations(t, from); len(created) > 0 {
+		t.Errorf("before the added shard was up something was made:%s", describe(created))
+	}
+
+	servertest.Start(t, added)
+	eventually(t, 2*time.Minute, "the group is imported from both shards", func(ctx context.Context) error {
+		return imported(ctx, name, 3, "us-west-2a", "us-west-2d")
+	})
+	eventually(t, 2*time.Minute, "nothing is rebalanced", func(ctx context.Context) error { return sizesAre(ctx, name, 1, 2) })
+}
+
+// serverWithGroup makes a server that has a group, stops it again, and returns
+// what another one needs to take its place.
+func serverWithGroup(t *testing.T, o servertest.Options, group string, size int32) (string, kubernetes.Interface, string) {
+	t.Helper()
+	server := servertest.Start(t, o)
+	_, err := server.Operator(nstance.Tenant).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+		Key: group, Config: &nstancev1.GroupConfig{Template: "worker", Size: size},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	server.Stop()
+	return server.DataDir, server.Kubernetes, server.Addr
+}
+
+// imported succeeds when a group has become a pool and a MachinePool.
+func imported(ctx context.Context, name string, replicas int32, shards ...v1beta1.Identifier) error {
+	pool, err := getPool(ctx, name)
+	if err != nil {
+		return err
+	}
+	if pool.Spec.Group != v1beta1.Identifier(name) || !slices.Equal(pool.Spec.Shards, shards) {
+		return fmt.Errorf("the pool has group %s and shards %v, want %v", pool.Spec.Group, pool.Spec.Shards, shards)
+	}
+	machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if machinePool.Spec.Replicas == nil || *machinePool.Spec.Replicas != replicas {
+		return fmt.Errorf("the MachinePool has replicas %v, want %d", machinePool.Spec.Replicas, replicas)
+	}
+	return nil
+}
+
+// creations are the operator's creations of pools and MachinePools since from.
+func creations(t *testing.T, from controlplane.Position) []controlplane.Write {
+	t.Helper()
+	return operatorWrites(t, from, func(w controlplane.Write) bool {
+		return w.Verb == "create" && (w.Resource == "nstancemachinepools" || w.Resource == "machinepools")
+	})
+}
+
+// configureGroups puts groups into the configuration files of the servers, sizes
+// by group and shard, and waits until the servers have them. What it returns
+// removes them from everywhere.
+func configureGroups(t *testing.T, groups map[string]map[string]int32) (remove func()) {
+	t.Helper()
+	var names []string
+	for name, sizes := range groups {
+		names = append(names, name)
+		for shard, size := range sizes {
+			reconfigure(t, shard, func(configured map[string]nstance.Group) { configured[name] = nstance.Group{Size: size} })
+			eventually(t, time.Minute, "the server has the group", func(ctx context.Context) error {
+				return staticSize(ctx, t, shard, name, size)
+			})
+		}
+	}
+	return func() {
+		t.Helper()
+		// A static pool that is deleted comes back. Taken out of the
+		// configuration it is like any other.
+		for name, sizes := range groups {
+			for shard := range sizes {
+				reconfigure(t, shard, func(configured map[string]nstance.Group) { delete(configured, name) })
+			}
+		}
+		for _, name := range names {
+			eventually(t, time.Minute, name+" is static no more", func(ctx context.Context) error {
+				pool, err := getPool(ctx, name)
+				if apierrors.IsNotFound(err) {
+					return nil
+				}
+				if err == nil && (pool.Status.IsStatic == nil || *pool.Status.IsStatic) {
+					err = errors.New("it is static")
+				}
+				return err
+			})
+			deletePool(t, name)
+		}
+	}
+}
+
+// reconfigure changes the static groups of one server.
+func reconfigure(t *testing.T, shard string, change func(map[string]nstance.Group)) {
+	t.Helper()
+	err := env.n.Reconfigure(shard, func(s *nstance.Shard) {
+		if s.Groups == nil {
+			s.Groups = map[string]nstance.Group{}
+		}
+		change(s.Groups)
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// staticSize succeeds when a server has a static group of that size.
+func staticSize(ctx context.Context, t *testing.T, shard, name string, size int32) error {
+	list, err := shardClient(t, shard).ListGroups(ctx, &emptypb.Empty{})
+	if err != nil {
+		return err
+	}
+	for _, group := range list.GetGroups() {
+		if group.GetKey() == name && group.GetIsStatic() && group.GetActualSize() == size {
+			return nil
+		}
+	}
+	return fmt.Errorf("shard %s has %v", shard, list.GetGroups())
+}
