@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"slices"
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
@@ -15,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/pool"
@@ -41,6 +43,27 @@ type configuration struct {
 	// read from; nil when nothing is.
 	wrong  error
 	shards *corev1.ConfigMap
+	// onShards is called when the ConfigMap names other shards than before, or
+	// the same in another way.
+	onShards func()
+}
+
+// Shards are the ids of all shards that are configured, in their order, those
+// whose endpoint cannot be read included: nothing is known of them, which is not
+// the same as their not being there.
+func (c *configuration) Shards() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	ids := c.pool.Shards()
+	if c.shards != nil {
+		for id := range c.shards.Data {
+			if identifier.Validate(id) == nil && !slices.Contains(ids, id) {
+				ids = append(ids, id)
+			}
+		}
+	}
+	slices.Sort(ids)
+	return ids
 }
 
 // lead has trouble recorded as events from now on, present trouble included.
@@ -79,15 +102,32 @@ func (c *configuration) setEndpoints(ctx context.Context, object *corev1.ConfigM
 		logger.Info("ConfigMap with the shards is gone, keeping the shards it had")
 		return
 	}
+	endpoints, news := c.readEndpoints(ctx, object)
+	if !news {
+		return
+	}
+	// Without the lock: those who are told ask for the shards.
+	if endpoints != nil {
+		c.pool.Set(endpoints)
+		logger.Info("Shards configured", "shards", c.pool.Shards())
+	}
+	if c.onShards != nil {
+		c.onShards()
+	}
+}
+
+// readEndpoints takes over what the ConfigMap says. It tells whether that is
+// anything new, and returns the endpoints if they are others than before.
+func (c *configuration) readEndpoints(ctx context.Context, object *corev1.ConfigMap) (changed map[string]shard.Endpoint, news bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.shards != nil && c.shards.UID == object.UID && maps.Equal(c.shards.Data, object.Data) {
-		return
+		return nil, false
 	}
 	endpoints, err := shard.ParseEndpoints(object.Data)
 	c.shards, c.wrong = object, err
 	if err != nil {
-		logger.Error(err, "Wrong entries in the ConfigMap with the shards", "configMap", klog.KObj(object))
+		klog.FromContext(ctx).Error(err, "Wrong entries in the ConfigMap with the shards", "configMap", klog.KObj(object))
 		c.recordWrong()
 	}
 	// A shard whose entry became unreadable is still there.
@@ -99,11 +139,10 @@ func (c *configuration) setEndpoints(ctx context.Context, object *corev1.ConfigM
 		}
 	}
 	if maps.Equal(endpoints, c.endpoints) {
-		return
+		return nil, true
 	}
 	c.endpoints = endpoints
-	c.pool.Set(endpoints)
-	logger.Info("Shards configured", "shards", c.pool.Shards())
+	return endpoints, true
 }
 
 func (c *configuration) recordWrong() {

@@ -138,3 +138,45 @@ func TestDeletedConfigMapKeepsTheShards(t *testing.T) {
 	c.setEndpoints(ctx, again)
 	expectShards(t, c, "b")
 }
+
+// What is on a shard whose endpoint cannot be read is not known, and nobody may
+// take it for nothing.
+func TestShardsWithoutAReadableEndpointAreConfigured(t *testing.T) {
+	c, _, ctx := newConfiguration(t)
+	told := 0
+	c.onShards = func() {
+		told++
+		c.Shards()
+	}
+	if got := c.Shards(); len(got) > 0 {
+		t.Errorf("the shards are %q before there is a ConfigMap", got)
+	}
+	c.setEndpoints(ctx, shardsOf("b=host-b:8993", "b.registration=host-b:8992", "a=nowhere", "Not-an-id=host:1"))
+	expectShards(t, c, "b")
+	if got, want := c.Shards(), []string{"a", "b"}; !slices.Equal(got, want) {
+		t.Errorf("the shards are %q, want %q", got, want)
+	}
+	c.setEndpoints(ctx, shardsOf("b=host-b:8993"))
+	if got, want := c.Shards(), []string{"b"}; !slices.Equal(got, want) {
+		t.Errorf("the shards are %q, want %q", got, want)
+	}
+	c.setEndpoints(ctx, shardsOf("b=host-b:8993"))
+	if told != 2 {
+		t.Errorf("told %d times of new shards, want 2", told)
+	}
+	c.setEndpoints(ctx, nil)
+	if got, want := c.Shards(), []string{"b"}; !slices.Equal(got, want) {
+		t.Errorf("without the ConfigMap the shards are %q, want %q", got, want)
+	}
+}
+
+func TestTroubleOfAShardIsToldOnTheConfigMapThatNamesIt(t *testing.T) {
+	c, recorder, ctx := newConfiguration(t)
+	c.shardFailed("a", "configuration a.jsonc: unknown key")
+	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
+	c.shardFailed("a", "configuration a.jsonc: unknown key")
+	want := []string{"Warning ShardError a: configuration a.jsonc: unknown key"}
+	if got := recorded(recorder); !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+}

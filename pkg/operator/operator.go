@@ -160,7 +160,7 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 
 	imports, registrations, err := importer.New(options.Namespace, options.ClusterName(), clients.nstance.InfrastructureV1beta1(),
 		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.clusters,
-		p.pool, p.groups, recorder)
+		p.configuration, p.groups, recorder)
 	if err != nil {
 		return nil, err
 	}
@@ -180,6 +180,7 @@ func (p *parts) hear(pools *machinepool.Controller, shardGroups *shardgroup.Cont
 		imports.ShardChanged(id)
 	}
 	p.pool.AddHandler(shardChanged)
+	p.configuration.onShards = func() { imports.ShardChanged("") }
 	p.groups.AddHandler(informer.Handler{
 		OnShard: shardChanged,
 		OnGroup: func(id, group string) {
@@ -223,6 +224,5 @@ var (
 	_ shardgroup.Groups  = (*informer.Groups)(nil)
 	_ machinepool.Shards = (*pool.Pool)(nil)
 	_ machinepool.Groups = (*informer.Groups)(nil)
-	_ importer.Shards    = (*pool.Pool)(nil)
 	_ importer.Groups    = (*informer.Groups)(nil)
 )
