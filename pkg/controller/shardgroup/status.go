@@ -103,17 +103,7 @@ func readiness(
 	valid := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionConfigValid)
 	switch {
 	case !object.DeletionTimestamp.IsZero():
-		message = "the shard has not confirmed that the group is gone"
-		if reachable.Status != metav1.ConditionTrue {
-			message += ": " + reachable.Message
-		} else if done.err != nil {
-			message += ": " + shard.Message(done.err)
-		} else if seen.paused != "" {
-			message += ": " + seen.paused
-		} else if seen.group != nil && seen.group.Deleting {
-			message = "the shard is ending the instances of the group"
-		}
-		return metav1.ConditionFalse, v1beta1.ReasonDeleting, message
+		return metav1.ConditionFalse, v1beta1.ReasonDeleting, awaited(seen, done, reachable)
 	case reachable.Status == metav1.ConditionFalse:
 		return metav1.ConditionFalse, reachable.Reason, reachable.Message
 	case !seen.synced:
@@ -134,6 +124,23 @@ func readiness(
 			fmt.Sprintf("%d of %d instances run", ptr.Deref(status.Replicas, 0), object.Spec.Size)
 	default:
 		return metav1.ConditionTrue, v1beta1.ReasonReady, ""
+	}
+}
+
+// awaited is what a shard group that is being deleted waits for.
+func awaited(seen observation, done outcome, reachable *metav1.Condition) string {
+	const unconfirmed = "the shard has not confirmed that the group is gone"
+	switch {
+	case reachable.Status != metav1.ConditionTrue:
+		return unconfirmed + ": " + reachable.Message
+	case done.err != nil:
+		return unconfirmed + ": " + shard.Message(done.err)
+	case seen.paused != "":
+		return unconfirmed + ": " + seen.paused
+	case seen.group != nil && seen.group.Deleting:
+		return "the shard is ending the instances of the group"
+	default:
+		return unconfirmed
 	}
 }
 
