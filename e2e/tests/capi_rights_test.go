@@ -60,7 +60,7 @@ func TestCAPIWorkloadRights(t *testing.T) {
 
 	granted, used := grantedRights(t), usedRights(t, from)
 	for _, right := range granted {
-		if !slices.Contains(used, right) {
+		if !slices.Contains(used, right) && right != readsNodesAlone {
 			t.Errorf("the right to %s is not used", right)
 		}
 	}
@@ -71,6 +71,10 @@ func TestCAPIWorkloadRights(t *testing.T) {
 	}
 	t.Logf("used: %s", strings.Join(used, ", "))
 }
+
+// readsNodesAlone is documented as needed, and not used by this release of
+// Cluster API, which reads Nodes from its cache.
+const readsNodesAlone = "get nodes"
 
 // right names what a request needs, such as "create pods/eviction" or "get /".
 func right(r controlplane.Request) string {

@@ -223,8 +223,12 @@ func eventually(t testing.TB, within time.Duration, what string, check func(cont
 	last := errors.New("never checked")
 	err := wait.PollUntilContextTimeout(context.WithoutCancel(t.Context()), 100*time.Millisecond, within, true,
 		func(ctx context.Context) (bool, error) {
-			last = check(ctx)
-			return last == nil, nil
+			err := check(ctx)
+			// What was in the way before the time was over tells more.
+			if err == nil || ctx.Err() == nil {
+				last = err
+			}
+			return err == nil, nil
 		})
 	if err != nil {
 		t.Fatalf("%s: not within %s: %v", what, within, last)

@@ -3078,7 +3078,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, Available.",
+							Description: "conditions tell the present state: Ready, Available, KubeconfigAvailable, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

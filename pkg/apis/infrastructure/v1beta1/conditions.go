@@ -17,8 +17,9 @@ const (
 	// ConditionConfigValid, on a shard group, is false when the shard refused
 	// the group's configuration.
 	ConditionConfigValid = "ConfigValid"
-	// ConditionPaused, on a pool, is true while the pool, its MachinePool or its
-	// Cluster is paused: nothing is written to shards or to specs (CAPI contract).
+	// ConditionPaused, on a pool and a cluster, is true while it, its Cluster, or
+	// the pool's MachinePool is paused: nothing is written to shards or to specs
+	// (CAPI contract).
 	ConditionPaused = "Paused"
 	// ConditionKubeconfigAvailable, on a cluster, is false while the Secret is
 	// missing with which Cluster API reaches the Nodes.

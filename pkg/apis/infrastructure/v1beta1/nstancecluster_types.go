@@ -62,7 +62,8 @@ type NstanceClusterStatus struct {
 	// knows that (CAPI contract).
 	// +optional
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions tell the present state: Ready, Available.
+	// conditions tell the present state: Ready, Available, KubeconfigAvailable,
+	// Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -21,7 +21,8 @@ type NstanceClusterStatusApplyConfiguration struct {
 	// of Cluster API Machines. Cluster API drains and deletes Nodes only when it
 	// knows that (CAPI contract).
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions tell the present state: Ready, Available.
+	// conditions tell the present state: Ready, Available, KubeconfigAvailable,
+	// Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
