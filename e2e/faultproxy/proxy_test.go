@@ -81,8 +81,11 @@ func TestOnlyMatchingRequestsFail(t *testing.T) {
 	}
 	proxy.Heal()
 	response, err := get(t, client, proxy.URL+nodes)
-	if err != nil || response.StatusCode != http.StatusOK {
-		t.Errorf("after healing: %v, %v", response, err)
+	if err != nil {
+		t.Fatalf("after healing: %v", err)
+	}
+	if _ = response.Body.Close(); response.StatusCode != http.StatusOK {
+		t.Errorf("after healing: %s", response.Status)
 	}
 }
 
@@ -91,7 +94,10 @@ func TestHangingRequestEndsWhenHealed(t *testing.T) {
 	fault := proxy.Inject(Rule{Resource: "machinepools"})
 	ended := make(chan error, 1)
 	go func() {
-		_, err := get(t, client, proxy.URL+machinePools)
+		response, err := get(t, client, proxy.URL+machinePools)
+		if err == nil {
+			_ = response.Body.Close()
+		}
 		ended <- err
 	}()
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true,

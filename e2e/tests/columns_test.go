@@ -11,6 +11,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"testing"
 	"time"
 
@@ -34,7 +35,7 @@ func TestColumns(t *testing.T) {
 	createPool(t, name, 4)
 	eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, 4) })
 
-	arguments := append(env.kubectl[1:], "get", "--namespace", nstance.Namespace, "nsmp/"+name)
+	arguments := slices.Concat(env.kubectl[1:], []string{"get", "--namespace", nstance.Namespace, "nsmp/" + name})
 	for _, shard := range shardIDs {
 		arguments = append(arguments, "nssg/"+v1beta1.ShardGroupName(name, shard))
 	}

@@ -4,13 +4,11 @@
 package tests
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"net"
 	"net/http"
-	"os"
 	"testing"
 	"time"
 
@@ -72,6 +70,12 @@ var faults = []struct {
 		o.untilEnded(t)
 	}},
 
+	{"the lease cannot be renewed", func(t *testing.T, o *faultyOperator) {
+		defer o.proxy.Heal()
+		o.proxy.Inject(faultproxy.Rule{Resource: "leases", Code: http.StatusInternalServerError})
+		o.untilEnded(t)
+	}},
+
 	{"pools cannot be listed at the start", cannotList("nstancemachinepools")},
 	{"shard groups cannot be listed at the start", cannotList("nstanceshardgroups")},
 	{"MachinePools cannot be listed at the start", cannotList("machinepools")},
@@ -93,20 +97,20 @@ var faults = []struct {
 		deleteConfigMap(t, "nstance-shards")
 		o.untilLogged(t, from, "ConfigMap with the shards is gone")
 		o.restart(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonUnknownShard)
+		untilAway(t, v1beta1.ReasonUnknownShard)
 	}},
-	{"the shards' ConfigMap is emptied", func(t *testing.T, o *faultyOperator) {
+	{"the shards' ConfigMap is emptied", func(t *testing.T, _ *faultyOperator) {
 		defer saveConfigMap(t, "nstance-shards")()
 		editShards(t, func(data map[string]string) { clear(data) })
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonUnknownShard)
+		untilAway(t, v1beta1.ReasonUnknownShard)
 	}},
 	{"a shard leaves the configuration", func(t *testing.T, o *faultyOperator) {
 		defer saveConfigMap(t, "nstance-shards")()
 		editShards(t, func(data map[string]string) { delete(data, shardIDs[1]) })
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonUnknownShard)
+		untilAway(t, v1beta1.ReasonUnknownShard)
 		o.restart(t)
 		o.untilWorking(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonUnknownShard)
+		untilAway(t, v1beta1.ReasonUnknownShard)
 	}},
 	{"the endpoints are malformed", func(t *testing.T, o *faultyOperator) {
 		defer saveConfigMap(t, "nstance-shards")()
@@ -123,14 +127,14 @@ var faults = []struct {
 			return err
 		})
 		o.restart(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonUnknownShard)
+		untilAway(t, v1beta1.ReasonUnknownShard)
 	}},
 
 	{"the CA is missing at the start", func(t *testing.T, o *faultyOperator) {
 		defer saveConfigMap(t, "nstance-cluster-ca")()
 		deleteConfigMap(t, "nstance-cluster-ca")
 		o.restart(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonShardUnreachable)
+		untilAway(t, v1beta1.ReasonShardUnreachable)
 	}},
 	{"the certificate is missing at the start", func(t *testing.T, o *faultyOperator) {
 		defer saveSecret(t, "nstance-operator-cert")()
@@ -138,7 +142,7 @@ var faults = []struct {
 			t.Fatal(err)
 		}
 		o.restart(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonShardUnreachable)
+		untilAway(t, v1beta1.ReasonShardUnreachable)
 	}},
 
 	{"a shard is down at the start", func(t *testing.T, o *faultyOperator) {
@@ -147,15 +151,15 @@ var faults = []struct {
 			t.Fatal(err)
 		}
 		defer mustStart(t, shard)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonShardUnreachable)
+		untilAway(t, v1beta1.ReasonShardUnreachable)
 		o.restart(t)
 		o.untilWorking(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonShardUnreachable)
+		untilAway(t, v1beta1.ReasonShardUnreachable)
 	}},
 	{"a shard hangs at the start", func(t *testing.T, o *faultyOperator) {
 		defer freeze(t, shardComponent(shardIDs[0]).Name)()
 		o.restart(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonShardUnreachable)
+		untilAway(t, v1beta1.ReasonShardUnreachable)
 	}},
 	{"a shard takes connections and is never read", func(t *testing.T, o *faultyOperator) {
 		defer saveConfigMap(t, "nstance-shards")()
@@ -166,25 +170,7 @@ var faults = []struct {
 		defer silent.Close()
 		editShards(t, func(data map[string]string) { data[shardIDs[1]] = silent.Addr().String() })
 		o.restart(t)
-		untilPool(t, v1beta1.ConditionShardsReachable, v1beta1.ReasonShardUnreachable)
-	}},
-
-	{"somebody removes the number of replicas", func(t *testing.T, _ *faultyOperator) {
-		was, err := env.capi.MachinePools(nstance.Namespace).Get(t.Context(), faultyPool, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
-		patchMachinePool(t, faultyPool, `{"spec":{"replicas":null}}`)
-		eventually(t, time.Minute, "the number is back", func(ctx context.Context) error {
-			is, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, faultyPool, metav1.GetOptions{})
-			if err != nil {
-				return err
-			}
-			if is.Generation == was.Generation || is.Spec.Replicas == nil || *is.Spec.Replicas != *was.Spec.Replicas {
-				return fmt.Errorf("generation %d after %d, replicas %v, want %d", is.Generation, was.Generation, is.Spec.Replicas, *was.Spec.Replicas)
-			}
-			return nil
-		})
+		untilAway(t, v1beta1.ReasonShardUnreachable)
 	}},
 }
 
@@ -210,190 +196,6 @@ func faultyRule(resource string, code int) faultproxy.Rule {
 	return faultproxy.Rule{Verbs: []string{"list", "watch"}, Resource: resource, Code: code}
 }
 
-// faultyOperator is an operator that reaches the API server through a proxy. It
-// is the only one that runs.
-type faultyOperator struct {
-	nstance.Operator
-	proxy     *faultproxy.Proxy
-	component *controlplane.Component
-}
-
-func startFaultyOperator(t *testing.T) *faultyOperator {
-	t.Helper()
-	stopOperator(t)
-	certificate, err := env.cp.ServingCertificate("proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := faultproxy.Start(env.cp.AdminConfig(), certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	operator, err := env.n.StartOperator(t.Context(), nstance.Operator{
-		Component: "operator-of-faults",
-		Server:    proxy.URL,
-		// A short lease, so that a lost one is soon noticed.
-		Flags: []string{
-			"--leader-elect-lease-duration", "6s",
-			"--leader-elect-renew-deadline", "4s",
-			"--leader-elect-retry-period", "1s",
-		},
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := &faultyOperator{Operator: operator, proxy: proxy, component: env.cp.Component(operator.Component)}
-	// From now on it may start while its caches cannot be complete.
-	o.component.Ready = controlplane.Probe{URL: operator.URL() + "/healthz"}
-	t.Cleanup(func() {
-		if err := o.component.Stop(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
-	return o
-}
-
-// stopOperator stops the operator of all tests until the test ends.
-func stopOperator(t *testing.T) {
-	t.Helper()
-	usual := env.cp.Component(env.operator.Component)
-	if err := usual.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if _, running := usual.PID(); !running {
-			mustStart(t, usual)
-		}
-	})
-}
-
-func (o *faultyOperator) restart(t *testing.T) {
-	t.Helper()
-	if err := o.component.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	mustStart(t, o.component)
-}
-
-// ensureRunning starts the operator again if it has ended, as its Deployment
-// would.
-func (o *faultyOperator) ensureRunning(t *testing.T) {
-	t.Helper()
-	if _, running := o.component.PID(); !running {
-		mustStart(t, o.component)
-	}
-}
-
-// untilEnded waits until the operator has given up: it cannot know any more
-// whether it leads.
-func (o *faultyOperator) untilEnded(t *testing.T) {
-	t.Helper()
-	eventually(t, time.Minute, "the operator ends", func(context.Context) error {
-		if pid, running := o.component.PID(); running {
-			return fmt.Errorf("it runs as process %d", pid)
-		}
-		return nil
-	})
-}
-
-// untilWorking waits until the operator leads and its queues are empty again
-// after it has looked at every pool.
-func (o *faultyOperator) untilWorking(t *testing.T) {
-	t.Helper()
-	eventually(t, time.Minute, "the operator has looked at the pools", func(ctx context.Context) error {
-		added, err := metric(ctx, o.URL(), "workqueue_adds_total", map[string]string{"name": "machinepool"})
-		if err != nil {
-			return err
-		}
-		waiting, err := metric(ctx, o.URL(), "workqueue_depth", nil)
-		if err == nil && (added == 0 || waiting > 0) {
-			err = fmt.Errorf("%v pools were queued, %v keys wait", added, waiting)
-		}
-		return err
-	})
-}
-
-func (o *faultyOperator) logEnd(t *testing.T) int {
-	t.Helper()
-	log, err := os.ReadFile(o.component.LogPath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	return len(log)
-}
-
-func (o *faultyOperator) untilLogged(t *testing.T, from int, text string) {
-	t.Helper()
-	eventually(t, time.Minute, "the operator logs: "+text, func(context.Context) error {
-		log, err := os.ReadFile(o.component.LogPath())
-		if err == nil && !bytes.Contains(log[from:], []byte(text)) {
-			err = errors.New("not logged")
-		}
-		return err
-	})
-}
-
-// saveConfigMap returns what puts a ConfigMap back as it is.
-func saveConfigMap(t *testing.T, name string) (restore func()) {
-	t.Helper()
-	client := env.kube.CoreV1().ConfigMaps(nstance.Namespace)
-	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		t.Helper()
-		ctx := context.WithoutCancel(t.Context())
-		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
-		_, err := client.Update(ctx, saved, metav1.UpdateOptions{})
-		if err != nil {
-			_, err = client.Create(ctx, saved, metav1.CreateOptions{})
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-// saveSecret returns what makes a Secret again.
-func saveSecret(t *testing.T, name string) (restore func()) {
-	t.Helper()
-	client := env.kube.CoreV1().Secrets(nstance.Namespace)
-	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		t.Helper()
-		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
-		if _, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func deleteConfigMap(t *testing.T, name string) {
-	t.Helper()
-	if err := env.kube.CoreV1().ConfigMaps(nstance.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
-// editShards changes where the operator finds the shards.
-func editShards(t *testing.T, change func(map[string]string)) {
-	t.Helper()
-	client := env.kube.CoreV1().ConfigMaps(nstance.Namespace)
-	shards, err := client.Get(t.Context(), "nstance-shards", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	change(shards.Data)
-	if _, err := client.Update(t.Context(), shards, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-}
-
 // untilMet waits until the operator has run into a fault that often.
 func untilMet(t *testing.T, fault *faultproxy.Fault, times int) {
 	t.Helper()
@@ -405,44 +207,18 @@ func untilMet(t *testing.T, fault *faultproxy.Fault, times int) {
 	})
 }
 
-// untilPool waits until a condition of the pool is false for a reason.
-func untilPool(t *testing.T, kind, reason string) {
+// untilAway waits until the pool says why not all of its shards are reachable.
+func untilAway(t *testing.T, reason string) {
 	t.Helper()
-	eventually(t, 2*time.Minute, fmt.Sprintf("the pool says %s=False, %s", kind, reason), func(ctx context.Context) error {
+	eventually(t, 2*time.Minute, "the pool says "+reason, func(ctx context.Context) error {
 		pool, err := getPool(ctx, faultyPool)
 		if err != nil {
 			return err
 		}
-		condition := meta.FindStatusCondition(pool.Status.Conditions, kind)
+		condition := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable)
 		if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != reason {
-			return fmt.Errorf("it says %+v", condition)
+			return fmt.Errorf("condition ShardsReachable is %+v", condition)
 		}
 		return nil
 	})
-}
-
-func shardComponent(id string) *controlplane.Component {
-	return env.cp.Component(nstance.Shard{ID: id}.Component())
-}
-
-// freeze keeps a component from running, and returns what lets it run again.
-func freeze(t *testing.T, name string) (thaw func()) {
-	t.Helper()
-	component := env.cp.Component(name)
-	if err := component.Freeze(); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		t.Helper()
-		if err := component.Thaw(); err != nil {
-			t.Fatal(err)
-		}
-	}
-}
-
-func mustStart(t *testing.T, component *controlplane.Component) {
-	t.Helper()
-	if err := component.Start(context.WithoutCancel(t.Context())); err != nil {
-		t.Fatal(err)
-	}
 }

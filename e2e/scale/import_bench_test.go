@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package scale
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
+	"k8s.io/client-go/dynamic"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+const (
+	// bareNamespace is where the same objects are written without an operator.
+	bareNamespace = "bare"
+	bareManager   = "bare"
+	// bareWriters is how many groups are written at once: the workers of the
+	// importer, the pools and the shard groups together.
+	bareWriters = 16
+)
+
+var (
+	poolResource        = v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools")
+	shardGroupResource  = v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
+	machinePoolResource = clusterv1.GroupVersion.WithResource("machinepools")
+)
+
+// BenchmarkImport counts the writes that an import costs, and compares its time
+// with that of a plain client that makes the same writes of the same objects and
+// does nothing else. Cluster API takes care of the MachinePools of both.
+func BenchmarkImport(b *testing.B) {
+	for b.Loop() {
+		result := mustImport(b)
+		templates := readTemplates(b)
+		makeBareCluster(b)
+		begin := time.Now()
+		var writers errgroup.Group
+		writers.SetLimit(bareWriters)
+		for i := range groups {
+			writers.Go(func() error { return templates.write(b.Context(), groupName(i)) })
+		}
+		if err := writers.Wait(); err != nil {
+			b.Fatal(err)
+		}
+		bare := time.Since(begin)
+
+		objects, statuses := 0, 0
+		for _, w := range result.writes {
+			if w.Subresource == "status" {
+				statuses++
+			} else {
+				objects++
+			}
+		}
+		b.ReportMetric(float64(objects)/groups, "object-writes/group")
+		b.ReportMetric(float64(statuses)/groups, "status-writes/group")
+		b.ReportMetric(result.took.Seconds(), "import-s")
+		b.ReportMetric(bare.Seconds(), "bare-s")
+		b.ReportMetric(result.took.Seconds()/bare.Seconds(), "import/bare")
+	}
+}
+
+// templates are the objects of one group as the operator has written them.
+type templates struct {
+	pool, machinePool *unstructured.Unstructured
+	shardGroups       []*unstructured.Unstructured
+}
+
+func readTemplates(b *testing.B) templates {
+	b.Helper()
+	group := groupName(0)
+	t := templates{pool: readBare(b, poolResource, group), machinePool: readBare(b, machinePoolResource, group)}
+	for _, shard := range shardIDs {
+		t.shardGroups = append(t.shardGroups, readBare(b, shardGroupResource, v1beta1.ShardGroupName(group, shard)))
+	}
+	return t
+}
+
+// readBare returns an object of the operator's as it is to be in the other
+// namespace.
+func readBare(b *testing.B, resource schema.GroupVersionResource, name string) *unstructured.Unstructured {
+	b.Helper()
+	object, err := env.dynamic.Resource(resource).Namespace(nstance.Namespace).Get(b.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	labels := object.GetLabels()
+	unstructured.RemoveNestedField(object.Object, "metadata")
+	object.SetNamespace(bareNamespace)
+	object.SetName(name)
+	object.SetLabels(labels)
+	return object
+}
+
+// makeBareCluster copies the operator's Cluster, and what Cluster API needs of
+// it, and waits until Cluster API takes it for one.
+func makeBareCluster(b *testing.B) {
+	b.Helper()
+	const name = nstance.ClusterID + "--" + nstance.Tenant
+	namespace := corev1.Namespace(bareNamespace)
+	if _, err := env.kube.CoreV1().Namespaces().Apply(b.Context(), namespace, metav1.ApplyOptions{FieldManager: bareManager}); err != nil {
+		b.Fatal(err)
+	}
+	clusters := clusterv1.GroupVersion.WithResource("clusters")
+	for _, copied := range []struct {
+		resource schema.GroupVersionResource
+		name     string
+	}{
+		{schema.GroupVersionResource{Version: "v1", Resource: "secrets"}, name + "-kubeconfig"},
+		{v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), name},
+		{clusters, name},
+	} {
+		client := env.dynamic.Resource(copied.resource).Namespace(bareNamespace)
+		object := readBare(b, copied.resource, copied.name)
+		if err := applyWithStatus(b.Context(), client, object, copied.resource.Resource == "nstanceclusters"); err != nil {
+			b.Fatal(err)
+		}
+	}
+	err := poll(b.Context(), "the copied Cluster is available", func(ctx context.Context) error {
+		cluster, err := env.capi.Clusters(bareNamespace).Get(ctx, name, metav1.GetOptions{})
+		if err == nil && !meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterAvailableCondition) {
+			err = fmt.Errorf("its conditions are %+v", cluster.Status.Conditions)
+		}
+		return err
+	})
+	if err != nil {
+		b.Fatal(err)
+	}
+}
+
+// write makes the objects of a group and their statuses, in the order in which
+// the operator does.
+func (t templates) write(ctx context.Context, group string) error {
+	pools := env.dynamic.Resource(poolResource).Namespace(bareNamespace)
+	pool := named(t.pool, group, group)
+	if _, err := pools.Create(ctx, withoutStatus(pool), metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("creating pool %s: %w", group, err)
+	}
+	machinePool := withoutStatus(named(t.machinePool, group, group))
+	if err := unstructured.SetNestedField(machinePool.Object, group, "spec", "template", "spec", "infrastructureRef", "name"); err != nil {
+		return err
+	}
+	_, err := env.dynamic.Resource(machinePoolResource).Namespace(bareNamespace).Create(ctx, machinePool, metav1.CreateOptions{})
+	if err != nil {
+		return fmt.Errorf("creating MachinePool %s: %w", group, err)
+	}
+	shardGroups := env.dynamic.Resource(shardGroupResource).Namespace(bareNamespace)
+	for i, shard := range shardIDs {
+		object := named(t.shardGroups[i], v1beta1.ShardGroupName(group, shard), group)
+		if err := applyWithStatus(ctx, shardGroups, object, true); err != nil {
+			return err
+		}
+	}
+	_, err = pools.ApplyStatus(ctx, group, withoutSpec(pool), metav1.ApplyOptions{FieldManager: bareManager, Force: true})
+	if err != nil {
+		return fmt.Errorf("writing the status of pool %s: %w", group, err)
+	}
+	return nil
+}
+
+func applyWithStatus(ctx context.Context, client dynamic.ResourceInterface, object *unstructured.Unstructured, status bool) error {
+	options := metav1.ApplyOptions{FieldManager: bareManager, Force: true}
+	if _, err := client.Apply(ctx, object.GetName(), withoutStatus(object), options); err != nil {
+		return fmt.Errorf("applying %s: %w", object.GetName(), err)
+	}
+	if !status {
+		return nil
+	}
+	if _, err := client.ApplyStatus(ctx, object.GetName(), withoutSpec(object), options); err != nil {
+		return fmt.Errorf("writing the status of %s: %w", object.GetName(), err)
+	}
+	return nil
+}
+
+// named is a copy of an object for another group.
+func named(object *unstructured.Unstructured, name, group string) *unstructured.Unstructured {
+	object = object.DeepCopy()
+	object.SetName(name)
+	if _, found, _ := unstructured.NestedString(object.Object, "spec", "group"); found {
+		_ = unstructured.SetNestedField(object.Object, group, "spec", "group")
+	}
+	return object
+}
+
+func withoutStatus(object *unstructured.Unstructured) *unstructured.Unstructured {
+	return without(object, "status")
+}
+
+func withoutSpec(object *unstructured.Unstructured) *unstructured.Unstructured {
+	return without(object, "spec")
+}
+
+func without(object *unstructured.Unstructured, field string) *unstructured.Unstructured {
+	object = object.DeepCopy()
+	unstructured.RemoveNestedField(object.Object, field)
+	return object
+}

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package scale
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// component is the name under which the operator runs.
+const component = "operator"
+
+// patience is how long a thousand groups may take for anything.
+const patience = 10 * time.Minute
+
+// Importing a group costs one write for each of the objects that stand for it,
+// and at most one for each of their statuses, and no write waits for a limit of
+// the operator's own.
+func TestImport(t *testing.T) {
+	result := mustImport(t)
+	t.Logf("imported %d groups in %s with %d writes", groups, result.took.Round(time.Second/10), len(result.writes))
+
+	// Of objects: a pool, a MachinePool and a shard group on each shard.
+	most := 2 + len(shardIDs)
+	specs, statuses := map[string]int{}, map[string]int{}
+	for _, w := range result.writes {
+		if w.Subresource == "status" {
+			statuses[w.Resource+"/"+w.Name]++
+		} else {
+			specs[groupOf(w.Name)]++
+		}
+	}
+	if len(specs) != groups {
+		t.Errorf("objects of %d groups were written, want %d", len(specs), groups)
+	}
+	for group, count := range specs {
+		if count > most {
+			t.Errorf("group %s cost %d writes of objects, want at most %d", group, count, most)
+		}
+	}
+	for object, count := range statuses {
+		if count > 1 {
+			t.Errorf("the status of %s was written %d times, want once", object, count)
+		}
+	}
+	if result.throttled > 0 {
+		t.Errorf("requests waited %v s for the operator's own limit", result.throttled)
+	}
+}
+
+// An operator that starts and finds everything in order writes nothing.
+func TestRestartWritesNothing(t *testing.T) {
+	operator := mustImport(t).operator
+	if err := env.cp.Component(component).Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	from, err := env.cp.AuditLog().End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := env.cp.Component(component).Start(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if err := untilLookedAtAll(t.Context(), operator); err != nil {
+		t.Fatal(err)
+	}
+	writes, err := operatorWrites(from)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for i, w := range writes {
+		if i == 20 {
+			break
+		}
+		t.Errorf("write after the restart: %s %s/%s %s", w.Verb, w.Resource, w.Subresource, w.Name)
+	}
+	if len(writes) > 0 {
+		t.Errorf("%d writes after the restart, want 0", len(writes))
+	}
+}
+
+// importResult is what one import cost.
+type importResult struct {
+	operator nstance.Operator
+	// writes are those to the objects that stand for groups.
+	writes []controlplane.Write
+	// took is the time from the first of them to the last.
+	took time.Duration
+	// throttled is how many seconds requests waited in the operator.
+	throttled float64
+}
+
+// importOnce starts the operator, once for the test and the benchmark, and
+// returns when every group is imported and nothing is left to do.
+var importOnce = sync.OnceValues(func() (*importResult, error) {
+	ctx := context.Background()
+	from, err := env.cp.AuditLog().End()
+	if err != nil {
+		return nil, err
+	}
+	result := &importResult{}
+	result.operator, err = env.n.StartOperator(ctx, nstance.Operator{
+		Component: component,
+		// The machine is small and busy, and nobody else could lead.
+		Flags: []string{"--leader-elect-lease-duration", "3m", "--leader-elect-renew-deadline", "2m"},
+	})
+	if err != nil {
+		return nil, err
+	}
+	if err := poll(ctx, "all groups are imported", allImported); err != nil {
+		return nil, err
+	}
+	if err := untilLookedAtAll(ctx, result.operator); err != nil {
+		return nil, err
+	}
+	writes, err := operatorWrites(from)
+	if err != nil {
+		return nil, err
+	}
+	for _, w := range writes {
+		if slices.Contains([]string{"nstancemachinepools", "nstanceshardgroups", "machinepools"}, w.Resource) {
+			result.writes = append(result.writes, w)
+		}
+	}
+	if len(result.writes) == 0 {
+		return nil, errors.New("the operator has written nothing")
+	}
+	result.took = result.writes[len(result.writes)-1].Time.Sub(result.writes[0].Time)
+	result.throttled, err = nstance.Metric(ctx, result.operator.URL(), "rest_client_rate_limiter_duration_seconds", nil)
+	return result, err
+})
+
+func mustImport(t testing.TB) *importResult {
+	t.Helper()
+	result, err := importOnce()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return result
+}
+
+// allImported succeeds when all groups have a pool that is ready.
+func allImported(ctx context.Context) error {
+	list, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	ready := 0
+	for _, pool := range list.Items {
+		if meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) {
+			ready++
+		}
+	}
+	if ready != groups {
+		return fmt.Errorf("%d of %d pools, %d ready", len(list.Items), groups, ready)
+	}
+	return nil
+}
+
+// untilLookedAtAll waits until the operator, since it started, has looked at
+// every object, and has nothing left to do or to look at later.
+func untilLookedAtAll(ctx context.Context, operator nstance.Operator) error {
+	var quiet int
+	var before float64
+	return poll(ctx, "the operator's queues are empty", func(ctx context.Context) error {
+		var done float64
+		for queue, least := range map[string]float64{"importer": groups, "machinepool": groups, "shardgroup": float64(groups * len(shardIDs))} {
+			added, err := nstance.Metric(ctx, operator.URL(), "workqueue_adds_total", map[string]string{"name": queue})
+			if err != nil {
+				return err
+			}
+			if added < least {
+				return fmt.Errorf("%v of %v keys were added to queue %s", added, least, queue)
+			}
+			done += added
+		}
+		for _, unfinished := range []string{"workqueue_depth", "workqueue_unfinished_work_seconds"} {
+			left, err := nstance.Metric(ctx, operator.URL(), unfinished, nil)
+			if err != nil {
+				return err
+			}
+			if left > 0 {
+				return fmt.Errorf("%s is %v", unfinished, left)
+			}
+		}
+		// Keys that are added after a while wait nowhere that can be seen.
+		if quiet++; done != before {
+			quiet, before = 0, done
+		}
+		if quiet < 100 {
+			return fmt.Errorf("nothing was added in the last %d looks", quiet)
+		}
+		return nil
+	})
+}
+
+// operatorWrites are the operator's writes since from, other than to its lease
+// and events.
+func operatorWrites(from controlplane.Position) ([]controlplane.Write, error) {
+	return env.cp.AuditLog().Writes(from, func(w controlplane.Write) bool {
+		return w.User == nstance.OperatorUser && w.Resource != "leases" && w.Resource != "events"
+	})
+}
+
+// groupOf is the group that an object of that name stands for.
+func groupOf(name string) string {
+	return name[:min(len(name), len(groupName(0)))]
+}
+
+func poll(ctx context.Context, what string, check func(context.Context) error) error {
+	var last error
+	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+		if _, running := env.cp.Component(component).PID(); !running {
+			return false, errors.New("the operator has ended")
+		}
+		last = check(ctx)
+		return last == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("waiting until %s: %w: %w", what, err, last)
+	}
+	return nil
+}

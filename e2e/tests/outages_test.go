@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tests
+
+import (
+	"context"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+)
+
+// saveConfigMap returns what puts a ConfigMap back as it is.
+func saveConfigMap(t *testing.T, name string) (restore func()) {
+	t.Helper()
+	client := env.kube.CoreV1().ConfigMaps(nstance.Namespace)
+	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		ctx := context.WithoutCancel(t.Context())
+		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
+		_, err := client.Update(ctx, saved, metav1.UpdateOptions{})
+		if err != nil {
+			_, err = client.Create(ctx, saved, metav1.CreateOptions{})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// saveSecret returns what makes a Secret again.
+func saveSecret(t *testing.T, name string) (restore func()) {
+	t.Helper()
+	client := env.kube.CoreV1().Secrets(nstance.Namespace)
+	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
+		if _, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func deleteConfigMap(t *testing.T, name string) {
+	t.Helper()
+	if err := env.kube.CoreV1().ConfigMaps(nstance.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// editShards changes where the operator finds the shards.
+func editShards(t *testing.T, change func(map[string]string)) {
+	t.Helper()
+	client := env.kube.CoreV1().ConfigMaps(nstance.Namespace)
+	shards, err := client.Get(t.Context(), "nstance-shards", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	change(shards.Data)
+	if _, err := client.Update(t.Context(), shards, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func shardComponent(id string) *controlplane.Component {
+	return env.cp.Component(nstance.Shard{ID: id}.Component())
+}
+
+// freeze keeps a component from running, and returns what lets it run again.
+func freeze(t *testing.T, name string) (thaw func()) {
+	t.Helper()
+	component := env.cp.Component(name)
+	if err := component.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		t.Helper()
+		if err := component.Thaw(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+func mustStart(t *testing.T, component *controlplane.Component) {
+	t.Helper()
+	if err := component.Start(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// outage is what may keep a shard from answering, until its end is called.
+type outage struct {
+	name  string
+	begin func(*testing.T, *controlplane.Component) (end func())
+}
+
+var (
+	allUp = outage{name: "all shards up"}
+	down  = outage{"a shard down", func(t *testing.T, shard *controlplane.Component) func() {
+		t.Helper()
+		if err := shard.Kill(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		return func() { mustStart(t, shard) }
+	}}
+	hanging = outage{"a shard hanging", func(t *testing.T, shard *controlplane.Component) func() {
+		t.Helper()
+		return freeze(t, shard.Name)
+	}}
+)
