@@ -55,6 +55,7 @@ func TestBadPoolsAreRefused(t *testing.T) {
 			if err := pools.Delete(context.WithoutCancel(t.Context()), pool.Name, metav1.DeleteOptions{}); err != nil {
 				t.Error(err)
 			}
+			untilNothingIsLeft(t, pool.Name)
 		})
 		_, err = pools.Patch(t.Context(), pool.Name, types.MergePatchType, []byte(`{"spec":{"group":"other"}}`), metav1.PatchOptions{})
 		refused(t, err, "spec.group", "immutable")
@@ -176,7 +177,8 @@ func TestUnknownShard(t *testing.T) {
 		return err
 	})
 	writes := operatorWrites(t, from, func(w controlplane.Write) bool {
-		return w.Resource == "nstancemachinepools" || w.Resource == "nstanceshardgroups" || w.Resource == "machinepools"
+		return strings.HasPrefix(w.Name, name) &&
+			(w.Resource == "nstancemachinepools" || w.Resource == "nstanceshardgroups" || w.Resource == "machinepools")
 	})
 	if len(writes) != 1 {
 		t.Errorf("%d writes, want the status alone:%s", len(writes), describe(writes))

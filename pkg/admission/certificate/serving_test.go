@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
@@ -100,6 +101,10 @@ func TestEveryReplicaServesWhatTheLeaderMakes(t *testing.T) {
 		if h.pair().Leaf.Equal(second.Leaf) {
 			t.Error("a deleted Secret has come back")
 		}
+		standby.serves(t, h)
+
+		h.editConfiguration(func(webhooks []admissionregistrationv1.ValidatingWebhook) { webhooks[0].ClientConfig.CABundle = nil })
+		synctest.Wait()
 		standby.serves(t, h)
 		stop()
 		<-done

@@ -71,7 +71,7 @@ func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duratio
 // has another. A process that has just begun counts anew, which costs it only
 // patience.
 func (c *Controller) since(now time.Time, configuration *admissionregistrationv1.ValidatingWebhookConfiguration, bundle []byte) time.Time {
-	if !names(configuration, bundle) {
+	if len(bundle) == 0 || !names(configuration, bundle) {
 		c.trusted, c.trustedSince = "", time.Time{}
 		return time.Time{}
 	}

@@ -90,6 +90,7 @@ func TestSyncPutsRightWhatIsDamaged(t *testing.T) {
 		"another's key":            {func(d map[string][]byte) { d["tls.key"] = foreign["tls.key"] }, []string{writeSecret}, true},
 		"a certificate for a key":  {func(d map[string][]byte) { d["tls.key"] = d["tls.crt"] }, []string{writeSecret}, true},
 		"a comment":                {func(d map[string][]byte) { d["ca.crt"] = append([]byte("# mine\n"), d["ca.crt"]...) }, []string{writeSecret}, true},
+		"a leaf as an authority":   {func(d map[string][]byte) { d["ca.crt"] = slices.Concat(d["ca.crt"], d["tls.crt"]) }, []string{writeSecret}, true},
 		"no authorities":           {func(d map[string][]byte) { delete(d, "ca.crt") }, []string{writeSecret, writeConfiguration}, false},
 		"half an authority":        {func(d map[string][]byte) { d["ca.crt"] = d["ca.crt"][:100] }, []string{writeSecret, writeConfiguration}, false},
 		"another's authority":      {func(d map[string][]byte) { d["ca.crt"] = foreign["ca.crt"] }, []string{writeSecret, writeConfiguration}, false},
