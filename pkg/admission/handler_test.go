@@ -13,6 +13,8 @@ import (
 
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // review is the body that the API server sends.
@@ -131,7 +133,7 @@ func FuzzHandler(f *testing.F) {
 		update(f, newPool("workers", "workers", "a"), newPool("workers", "workers", "z")),
 		update(f, newPool("workers", "workers", "a"), deleted(newPool("workers", "workers", "z"))),
 		remove(f, static(newPool("main", "main", "a"))),
-		remove(f, newMachinePool("main", poolKind, "main")),
+		remove(f, newMachinePool("main", v1beta1.PoolKind, "main")),
 	} {
 		f.Add(review(f, request))
 	}

@@ -21,7 +21,7 @@ import (
 // it lacks. With both annotations of the Cluster Autoscaler, leaving out the
 // replicas is how they are handed over to it.
 func (v *Validator) validateMachinePool(before, after *clusterv1.MachinePool) error {
-	if before == nil || infrastructureOf(after) == "" || capi.ReplicasOwned(after) || autoscaled(after) {
+	if before == nil || capi.PoolOf(after) == "" || capi.ReplicasOwned(after) || autoscaled(after) {
 		return nil
 	}
 	had, has := ptr.Deref(before.Spec.Replicas, 0), ptr.Deref(after.Spec.Replicas, 0)
@@ -43,7 +43,7 @@ func autoscaled(machinePool *clusterv1.MachinePool) bool {
 // validateMachinePoolDeletion refuses to delete the MachinePool of a static pool:
 // Cluster API would delete the pool with it.
 func (v *Validator) validateMachinePoolDeletion(machinePool *clusterv1.MachinePool) error {
-	name := infrastructureOf(machinePool)
+	name := capi.PoolOf(machinePool)
 	if name == "" || v.clusterGoes() {
 		return nil
 	}

@@ -11,12 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 func TestReplicasMustNotBeLeftOut(t *testing.T) {
 	const refusal = "spec.replicas: Required value: without a number Cluster API makes 1 of the present 5"
 	made := func(replicas *int32, owned bool) *clusterv1.MachinePool {
-		machinePool := newMachinePool("workers", poolKind, "workers")
+		machinePool := newMachinePool("workers", v1beta1.PoolKind, "workers")
 		machinePool.Spec.Replicas = replicas
 		if owned {
 			machinePool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)}}

@@ -34,7 +34,7 @@ func (v *Validator) validatePool(before, after *v1beta1.NstanceMachinePool) erro
 	if len(wrong) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(v1beta1.SchemeGroupVersion.WithKind(poolKind).GroupKind(), after.Name, wrong)
+	return apierrors.NewInvalid(v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind).GroupKind(), after.Name, wrong)
 }
 
 // validateGroup refuses the group of another pool: two would fight over its size.
@@ -103,7 +103,7 @@ func (v *Validator) validatePoolDeletion(pool *v1beta1.NstanceMachinePool) error
 			return nil
 		}
 	}
-	return forbid("%s %q cannot be deleted: %s", poolKind, pool.Name, staticReason(pool))
+	return forbid("%s %q cannot be deleted: %s", v1beta1.PoolKind, pool.Name, staticReason(pool))
 }
 
 func isStatic(pool *v1beta1.NstanceMachinePool) bool {

@@ -76,9 +76,6 @@ func NewValidator(
 	if err := poolInformer.Informer().AddIndexers(poolIndexers); err != nil {
 		return nil, fmt.Errorf("index NstanceMachinePools: %w", err)
 	}
-	if err := machinePoolInformer.AddIndexers(machinePoolIndexers); err != nil {
-		return nil, fmt.Errorf("index MachinePools: %w", err)
-	}
 	return &Validator{
 		config:           config,
 		pools:            poolInformer.Lister().NstanceMachinePools(config.Namespace),

@@ -24,7 +24,7 @@ import (
 func present() world {
 	return world{
 		pools:        []*v1beta1.NstanceMachinePool{static(newPool("main", "main", "a")), newPool("workers", "workers", "a", "b")},
-		machinePools: []*clusterv1.MachinePool{newMachinePool("main", poolKind, "main"), newMachinePool("workers", poolKind, "workers")},
+		machinePools: []*clusterv1.MachinePool{newMachinePool("main", v1beta1.PoolKind, "main"), newMachinePool("workers", v1beta1.PoolKind, "workers")},
 		clusters:     []*clusterv1.Cluster{newCluster(clusterName)},
 		shards:       []*corev1.ConfigMap{newShards("a", "b", "b.registration")},
 	}
@@ -165,28 +165,28 @@ func TestDelete(t *testing.T) {
 			object: static(newPool("main", "main", "a")),
 			user:   "system:serviceaccount:kube-system:generic-garbage-collector",
 		},
-		"the MachinePool of a dynamic pool": {object: newMachinePool("workers", poolKind, "workers")},
+		"the MachinePool of a dynamic pool": {object: newMachinePool("workers", v1beta1.PoolKind, "workers")},
 		"the MachinePool of a static pool": {
-			object:  newMachinePool("main", poolKind, "main"),
+			object:  newMachinePool("main", v1beta1.PoolKind, "main"),
 			refused: `MachinePool "main" cannot be deleted: group "main" is static`,
 		},
 		"a MachinePool of another name for a static pool": {
-			object:  newMachinePool("other", poolKind, "main"),
+			object:  newMachinePool("other", v1beta1.PoolKind, "main"),
 			refused: `MachinePool "other" cannot be deleted: group "main" is static`,
 		},
 		"a MachinePool of a static pool's name for another kind": {object: newMachinePool("main", "AWSMachinePool", "main")},
-		"a MachinePool without a pool":                           {object: newMachinePool("lost", poolKind, "lost")},
-		"the MachinePool of a static pool once more":             {object: deleted(newMachinePool("main", poolKind, "main"))},
+		"a MachinePool without a pool":                           {object: newMachinePool("lost", v1beta1.PoolKind, "lost")},
+		"the MachinePool of a static pool once more":             {object: deleted(newMachinePool("main", v1beta1.PoolKind, "main"))},
 		"the MachinePool of a static pool that is being deleted": {
 			change: func(w *world) { deleted(w.pools[0]) },
-			object: newMachinePool("main", poolKind, "main"),
+			object: newMachinePool("main", v1beta1.PoolKind, "main"),
 		},
 		"the MachinePool of a static pool while the Cluster is being deleted": {
 			change: func(w *world) { deleted(w.clusters[0]) },
-			object: newMachinePool("main", poolKind, "main"),
+			object: newMachinePool("main", v1beta1.PoolKind, "main"),
 		},
 		"the MachinePool of a static pool with its namespace": {
-			object: newMachinePool("main", poolKind, "main"),
+			object: newMachinePool("main", v1beta1.PoolKind, "main"),
 			user:   "system:serviceaccount:kube-system:namespace-controller",
 		},
 	}

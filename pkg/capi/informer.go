@@ -5,6 +5,7 @@ package capi
 
 import (
 	"context"
+	"maps"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -32,33 +33,39 @@ func (i *Informer[T]) Lister() listers.ResourceIndexer[T] {
 // after which handlers see every object again, 0 for never.
 func NewClusterInformer(client *Client, namespace string, resync time.Duration) *Informer[*clusterv1.Cluster] {
 	clusters := client.Clusters(namespace)
-	return newInformer(client, namespace, resync, "clusters", &clusterv1.Cluster{},
+	return newInformer(client, namespace, resync, "clusters", &clusterv1.Cluster{}, nil,
 		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return clusters.List(ctx, options)
 		}, clusters.Watch)
 }
 
-// NewMachinePoolInformer watches the MachinePools of namespace; resync is the
-// period after which handlers see every object again, 0 for never.
+// NewMachinePoolInformer watches the MachinePools of namespace and indexes them
+// by ByPool; resync is the period after which handlers see every object again, 0
+// for never.
 func NewMachinePoolInformer(client *Client, namespace string, resync time.Duration) *Informer[*clusterv1.MachinePool] {
 	pools := client.MachinePools(namespace)
-	return newInformer(client, namespace, resync, "machinepools", &clusterv1.MachinePool{},
+	return newInformer(client, namespace, resync, "machinepools", &clusterv1.MachinePool{}, machinePoolIndexers,
 		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
 			return pools.List(ctx, options)
 		}, pools.Watch)
 }
 
 func newInformer[T runtime.Object](
-	client *Client, namespace string, resync time.Duration, resource string, example T,
+	client *Client, namespace string, resync time.Duration, resource string, example T, indexers cache.Indexers,
 	list cache.ListWithContextFunc, watch func(context.Context, metav1.ListOptions) (watch.Interface, error),
 ) *Informer[T] {
+	indexers = maps.Clone(indexers)
+	if indexers == nil {
+		indexers = cache.Indexers{}
+	}
+	indexers[cache.NamespaceIndex] = cache.MetaNamespaceIndexFunc
 	lw := &cache.ListWatch{ListWithContextFunc: list, WatchFuncWithContext: watch}
 	return &Informer[T]{
 		SharedIndexInformer: cache.NewSharedIndexInformerWithOptions(
 			cache.ToListWatcherWithWatchListSemantics(lw, client), example,
 			cache.SharedIndexInformerOptions{
 				ResyncPeriod: resync,
-				Indexers:     cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc},
+				Indexers:     indexers,
 			}),
 		resource:  clusterv1.GroupVersion.WithResource(resource).GroupResource(),
 		namespace: namespace,

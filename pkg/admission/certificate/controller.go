@@ -10,7 +10,6 @@ package certificate
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -72,20 +71,13 @@ func New(
 	}
 	c.queue = controller.NewQueue("certificate", c.sync)
 
-	var registrations []cache.ResourceEventHandlerRegistration
-	for _, watched := range []struct {
-		what     string
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{"Secret", secrets, controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() })},
-		{"webhook configuration", configurations, controller.OnChange(func(_, _ *admissionregistrationv1.ValidatingWebhookConfiguration) { c.enqueue() })},
-	} {
-		registration, err := watched.informer.AddEventHandler(watched.handler)
-		if err != nil {
-			return nil, nil, fmt.Errorf("watch the %s: %w", watched.what, err)
-		}
-		registrations = append(registrations, registration)
+	registrations, err := controller.Watch(
+		controller.Watched{What: "the Secret", Informer: secrets, Handler: controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() })},
+		controller.Watched{What: "the webhook configuration", Informer: configurations,
+			Handler: controller.OnChange(func(_, _ *admissionregistrationv1.ValidatingWebhookConfiguration) { c.enqueue() })},
+	)
+	if err != nil {
+		return nil, nil, err
 	}
 	// There may be nothing to watch yet, which is worth a word.
 	c.enqueue()

@@ -8,7 +8,6 @@ package cluster
 
 import (
 	"context"
-	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -87,21 +86,19 @@ func New(
 	}
 	c.queue = controller.NewQueue("cluster", c.sync)
 
-	ours, err := nstanceClusters.Informer().AddEventHandler(controller.OnChange(func(_, _ *v1beta1.NstanceCluster) { c.enqueue() }))
+	registrations, err := controller.Watch(
+		controller.Watched{What: "NstanceClusters", Informer: nstanceClusters.Informer(),
+			Handler: controller.OnChange(func(_, _ *v1beta1.NstanceCluster) { c.enqueue() })},
+		controller.Watched{What: "Clusters", Informer: clusters, Handler: controller.OnChange(c.clusterChanged)},
+		controller.Watched{What: "Secret " + SecretName(config.Name), Informer: secrets,
+			Handler: controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() })},
+	)
 	if err != nil {
-		return nil, nil, fmt.Errorf("watch NstanceClusters: %w", err)
-	}
-	theirs, err := clusters.AddEventHandler(controller.OnChange(c.clusterChanged))
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch Clusters: %w", err)
-	}
-	kubeconfig, err := secrets.AddEventHandler(controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() }))
-	if err != nil {
-		return nil, nil, fmt.Errorf("watch Secret %s: %w", SecretName(config.Name), err)
+		return nil, nil, err
 	}
 	// There is nothing to watch before the objects exist.
 	c.enqueue()
-	return c, []cache.ResourceEventHandlerRegistration{ours, theirs, kubeconfig}, nil
+	return c, registrations, nil
 }
 
 // Run syncs the cluster until ctx ends.

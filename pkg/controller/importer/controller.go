@@ -8,7 +8,6 @@ package importer
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
@@ -109,28 +108,13 @@ func New(
 	}
 	c.queue = controller.NewQueue("importer", c.sync)
 
-	var registrations []cache.ResourceEventHandlerRegistration
-	for _, watched := range []struct {
-		kind     string
-		informer cache.SharedIndexInformer
-		indexers cache.Indexers
-		handler  cache.ResourceEventHandler
-	}{
-		{"pools", pools.Informer(), poolIndexers, controller.OnChange(c.poolChanged)},
-		{"shard groups", shardGroups.Informer(), nil, controller.OnChange(c.shardGroupChanged)},
-		{"MachinePools", machinePools, machinePoolIndexers, controller.OnChange(c.machinePoolChanged)},
-		{"Clusters", clusters, nil, controller.OnChange(c.clusterChanged)},
-	} {
-		if err := watched.informer.AddIndexers(watched.indexers); err != nil {
-			return nil, nil, fmt.Errorf("index %s: %w", watched.kind, err)
-		}
-		registration, err := watched.informer.AddEventHandler(watched.handler)
-		if err != nil {
-			return nil, nil, fmt.Errorf("watch %s: %w", watched.kind, err)
-		}
-		registrations = append(registrations, registration)
-	}
-	return c, registrations, nil
+	registrations, err := controller.Watch(
+		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
+		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "MachinePools", Informer: machinePools, Handler: controller.OnChange(c.machinePoolChanged)},
+		controller.Watched{What: "Clusters", Informer: clusters, Handler: controller.OnChange(c.clusterChanged)},
+	)
+	return c, registrations, err
 }
 
 // Run syncs groups until ctx ends.

@@ -34,7 +34,7 @@ func newShardGroup(pool *v1beta1.NstanceMachinePool, id v1beta1.Identifier) *v1b
 	return &v1beta1.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: v1beta1.ShardGroupName(string(pool.Spec.Group), string(id)), Generation: 1,
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(poolKind))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
 		},
 		Spec: v1beta1.NstanceShardGroupSpec{Group: pool.Spec.Group, Shard: id},
 	}
@@ -44,7 +44,7 @@ func newShardGroup(pool *v1beta1.NstanceMachinePool, id v1beta1.Identifier) *v1b
 func newMachinePool(name, pool string) *clusterv1.MachinePool {
 	machinePool := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name}}
 	machinePool.Spec.Template.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{
-		APIGroup: v1beta1.GroupName, Kind: poolKind, Name: pool,
+		APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: pool,
 	}
 	return machinePool
 }

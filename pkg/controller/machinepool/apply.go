@@ -26,7 +26,7 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *app
 		WithFinalizers(v1beta1.FinalizerShardGroup).
 		WithOwnerReferences(metav1ac.OwnerReference().
 			WithAPIVersion(v1beta1.SchemeGroupVersion.String()).
-			WithKind(poolKind).
+			WithKind(v1beta1.PoolKind).
 			WithName(pool.Name).
 			WithUID(pool.UID).
 			WithController(true)).

@@ -8,7 +8,6 @@ package machinepool
 
 import (
 	"context"
-	"fmt"
 	"slices"
 	"time"
 
@@ -121,29 +120,14 @@ func New(
 	}
 	c.queue = controller.NewQueue("machinepool", c.sync)
 
-	var registrations []cache.ResourceEventHandlerRegistration
-	for _, watched := range []struct {
-		kind     string
-		informer cache.SharedIndexInformer
-		indexers cache.Indexers
-		handler  cache.ResourceEventHandler
-	}{
-		{"pools", pools.Informer(), poolIndexers, controller.OnChange(c.poolChanged)},
-		{"shard groups", shardGroups.Informer(), shardGroupIndexers, controller.OnChange(c.shardGroupChanged)},
-		{"MachinePools", machinePools, machinePoolIndexers, controller.OnChange(c.machinePoolChanged)},
-		{"Clusters", clusters, nil, controller.OnChange(c.clusterChanged)},
-		{"Nodes", nodes, nodeIndexers, controller.OnChange(c.nodeChanged)},
-	} {
-		if err := watched.informer.AddIndexers(watched.indexers); err != nil {
-			return nil, nil, fmt.Errorf("index %s: %w", watched.kind, err)
-		}
-		registration, err := watched.informer.AddEventHandler(watched.handler)
-		if err != nil {
-			return nil, nil, fmt.Errorf("watch %s: %w", watched.kind, err)
-		}
-		registrations = append(registrations, registration)
-	}
-	return c, registrations, nil
+	registrations, err := controller.Watch(
+		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
+		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "MachinePools", Informer: machinePools, Handler: controller.OnChange(c.machinePoolChanged)},
+		controller.Watched{What: "Clusters", Informer: clusters, Handler: controller.OnChange(c.clusterChanged)},
+		controller.Watched{What: "Nodes", Informer: nodes, Indexers: nodeIndexers, Handler: controller.OnChange(c.nodeChanged)},
+	)
+	return c, registrations, err
 }
 
 // Run syncs pools until ctx ends.
@@ -152,7 +136,7 @@ func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 // ShardChanged is to be called when a shard was configured or removed, became
 // synced, or when its connection came or went.
 func (c *Controller) ShardChanged(shard string) {
-	for _, pool := range indexed[v1beta1.NstanceMachinePool](c.poolIndex, byShard, shard) {
+	for _, pool := range controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byShard, shard) {
 		c.queue.Add(cache.MetaObjectToName(pool))
 	}
 }
@@ -203,7 +187,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 		case before.ResourceVersion != after.ResourceVersion &&
 			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && asked(before) == asked(after) &&
 			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
-			infrastructureOf(before) == infrastructureOf(after):
+			capi.PoolOf(before) == capi.PoolOf(after):
 			return
 		}
 	}
@@ -212,7 +196,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 			continue
 		}
 		wake(machinePool.Name)
-		if pool := infrastructureOf(machinePool); pool != "" {
+		if pool := capi.PoolOf(machinePool); pool != "" {
 			wake(pool)
 		}
 	}

@@ -34,7 +34,7 @@ func newShardGroup(pool *v1beta1.NstanceMachinePool, shard string, size int32) *
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: namespace, Name: v1beta1.ShardGroupName(string(spec.Group), shard), UID: types.UID("uid-" + shard), Generation: 1,
 			Labels: shardGroupLabels(&spec), Finalizers: []string{v1beta1.FinalizerShardGroup},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(poolKind))},
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
 		},
 		Spec: spec,
 	}

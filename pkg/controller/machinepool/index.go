@@ -10,9 +10,9 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/providerid"
 )
 
@@ -23,8 +23,6 @@ const (
 	byShard = "shard"
 	// byPool finds shard groups by the pool that owns them.
 	byPool = "pool"
-	// byInfrastructure finds MachinePools by the pool that they refer to.
-	byInfrastructure = "infrastructure"
 	// byProviderID finds Nodes and shard groups by the key of a provider id.
 	byProviderID = "providerID"
 )
@@ -62,13 +60,6 @@ var (
 		},
 	}
 
-	machinePoolIndexers = cache.Indexers{byInfrastructure: func(obj any) ([]string, error) {
-		if machinePool, ok := obj.(*clusterv1.MachinePool); ok {
-			return present(infrastructureOf(machinePool)), nil
-		}
-		return nil, nil
-	}}
-
 	nodeIndexers = cache.Indexers{byProviderID: func(obj any) ([]string, error) {
 		if node, ok := obj.(*corev1.Node); ok {
 			return present(providerid.Key(node.Spec.ProviderID)), nil
@@ -80,26 +71,16 @@ var (
 // poolOf is the name of the pool that owns a shard group, "" when none does.
 func poolOf(group *v1beta1.NstanceShardGroup) string {
 	owner := metav1.GetControllerOfNoCopy(group)
-	if owner == nil || owner.Kind != poolKind {
+	if owner == nil || owner.Kind != v1beta1.PoolKind {
 		return ""
 	}
 	return owner.Name
 }
 
-// infrastructureOf is the name of the pool that a MachinePool refers to, "" when
-// it refers to another kind.
-func infrastructureOf(machinePool *clusterv1.MachinePool) string {
-	ref := machinePool.Spec.Template.Spec.InfrastructureRef
-	if ref.Kind != poolKind || ref.APIGroup != v1beta1.GroupName {
-		return ""
-	}
-	return ref.Name
-}
-
 // shardGroupsOf are the shard groups of a pool, by name. Those of a former pool
 // with the same name are not its own.
 func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceShardGroup {
-	groups := slices.DeleteFunc(indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool.Name),
+	groups := slices.DeleteFunc(controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool.Name),
 		func(group *v1beta1.NstanceShardGroup) bool { return !metav1.IsControlledBy(group, pool) })
 	slices.SortFunc(groups, func(a, b *v1beta1.NstanceShardGroup) int { return strings.Compare(a.Name, b.Name) })
 	return groups
@@ -108,7 +89,7 @@ func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.
 // nodesOf are the Nodes whose provider id names the same machine as id.
 func (c *Controller) nodesOf(id string) []*corev1.Node {
 	var nodes []*corev1.Node
-	for _, node := range indexed[corev1.Node](c.nodeIndex, byProviderID, providerid.Key(id)) {
+	for _, node := range controller.Indexed[corev1.Node](c.nodeIndex, byProviderID, providerid.Key(id)) {
 		if providerid.Match(id, node.Spec.ProviderID) {
 			nodes = append(nodes, node)
 		}
@@ -118,22 +99,7 @@ func (c *Controller) nodesOf(id string) []*corev1.Node {
 
 // shardGroupsWith are the shard groups that may have an instance of that id.
 func (c *Controller) shardGroupsWith(id string) []*v1beta1.NstanceShardGroup {
-	return indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))
-}
-
-func indexed[T any](indexer cache.Indexer, index, value string) []*T {
-	found, err := indexer.ByIndex(index, value)
-	if err != nil {
-		// Only an index that was never added gives an error.
-		panic(err)
-	}
-	objects := make([]*T, 0, len(found))
-	for _, obj := range found {
-		if object, ok := obj.(*T); ok {
-			objects = append(objects, object)
-		}
-	}
-	return objects
+	return controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))
 }
 
 func present(value string) []string {

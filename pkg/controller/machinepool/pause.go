@@ -13,6 +13,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 )
 
@@ -41,7 +42,7 @@ func (c *Controller) PausedBy(group *v1beta1.NstanceShardGroup) (string, error) 
 	if err != nil {
 		return "", fmt.Errorf("read pool %s from the cache: %w", c.key(poolOf(group)), err)
 	}
-	return pausedBy(cluster, pool, indexed[clusterv1.MachinePool](c.machinePoolIndex, byInfrastructure, pool.Name)), nil
+	return pausedBy(cluster, pool, controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name)), nil
 }
 
 // AddPauseHandler has wake called for every shard group of a pool that was paused
@@ -84,7 +85,7 @@ func (c *Controller) wakeWithShardGroups(pool string) {
 	if c.onPause == nil {
 		return
 	}
-	for _, group := range indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool) {
+	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool) {
 		c.onPause(cache.MetaObjectToName(group))
 	}
 }

@@ -12,9 +12,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// poolKind is the kind that MachinePools refer to and shard groups belong to.
-const poolKind = "NstanceMachinePool"
-
 // observation is what the caches say about a pool at the moment of a sync.
 type observation struct {
 	pool *v1beta1.NstanceMachinePool

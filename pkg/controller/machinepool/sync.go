@@ -19,6 +19,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 )
 
@@ -102,7 +103,7 @@ func (c *Controller) upToDate(pool *v1beta1.NstanceMachinePool) bool {
 func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, error) {
 	seen := observation{
 		pool:         pool,
-		machinePools: indexed[clusterv1.MachinePool](c.machinePoolIndex, byInfrastructure, pool.Name),
+		machinePools: controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
 		owned:        c.shardGroupsOf(pool),
 	}
 	cluster, err := c.cluster()
@@ -167,7 +168,7 @@ func newMachinePool(pool *v1beta1.NstanceMachinePool, clusterName string, replic
 				ClusterName: clusterName,
 				Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
 				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-					APIGroup: v1beta1.GroupName, Kind: poolKind, Name: pool.Name,
+					APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: pool.Name,
 				},
 			}},
 		},

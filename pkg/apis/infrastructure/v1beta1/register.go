@@ -15,6 +15,9 @@ const GroupName = "infrastructure.cluster.x-k8s.io"
 // SchemeGroupVersion is the group and version of every kind in this package.
 var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1beta1"}
 
+// PoolKind is the kind that MachinePools refer to and shard groups belong to.
+const PoolKind = "NstanceMachinePool"
+
 // Resource qualifies a resource name with this package's group.
 func Resource(resource string) schema.GroupResource {
 	return SchemeGroupVersion.WithResource(resource).GroupResource()

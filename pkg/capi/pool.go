@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package capi
+
+import (
+	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// ByPool is the index of every MachinePool informer by what PoolOf returns.
+const ByPool = "pool"
+
+// PoolOf is the name of the NstanceMachinePool that a MachinePool refers to, ""
+// when it refers to another kind. It is in the same namespace (CAPI contract).
+func PoolOf(machinePool *clusterv1.MachinePool) string {
+	ref := machinePool.Spec.Template.Spec.InfrastructureRef
+	if ref.Kind != v1beta1.PoolKind || ref.APIGroup != v1beta1.GroupName {
+		return ""
+	}
+	return ref.Name
+}
+
+var machinePoolIndexers = cache.Indexers{ByPool: func(obj any) ([]string, error) {
+	if machinePool, ok := obj.(*clusterv1.MachinePool); ok {
+		if pool := PoolOf(machinePool); pool != "" {
+			return []string{pool}, nil
+		}
+	}
+	return nil, nil
+}}
