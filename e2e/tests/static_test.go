@@ -11,6 +11,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -111,7 +112,7 @@ func editPool(t *testing.T, name, line string) string {
 	if err := os.WriteFile(editor, []byte(script), 0o700); err != nil {
 		t.Fatal(err)
 	}
-	arguments := append(env.kubectl[1:len(env.kubectl):len(env.kubectl)], "edit", "--namespace", nstance.Namespace, "nsmp/"+name)
+	arguments := slices.Concat(env.kubectl[1:], []string{"edit", "--namespace", nstance.Namespace, "nsmp/" + name})
 	command := exec.CommandContext(t.Context(), env.kubectl[0], arguments...)
 	command.Env = append(os.Environ(), "KUBE_EDITOR="+editor, "TMPDIR="+dir)
 	if output, err := command.CombinedOutput(); err == nil {

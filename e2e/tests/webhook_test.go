@@ -5,6 +5,7 @@ package tests
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"crypto/tls"
 	"crypto/x509"
@@ -42,7 +43,7 @@ func createDry(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
 // invalid succeeds when err says that all these are wrong.
 func invalid(err error, parts ...string) error {
 	if !apierrors.IsInvalid(err) {
-		return fmt.Errorf("got error %v, want it invalid", err)
+		return fmt.Errorf("got error %w, want it invalid", cmp.Or(err, errors.New("none")))
 	}
 	for _, part := range parts {
 		if !strings.Contains(err.Error(), part) {
