@@ -113,6 +113,12 @@ func deleted[T metav1.Object](object T) T {
 	return object
 }
 
+// moved is an object that clusterctl has copied elsewhere.
+func moved[T metav1.Object](object T) T {
+	object.SetAnnotations(map[string]string{"clusterctl.cluster.x-k8s.io/delete-for-move": ""})
+	return object
+}
+
 func create(t testing.TB, pool *v1beta1.NstanceMachinePool) *admissionv1.AdmissionRequest {
 	return newRequest(t, admissionv1.Create, pools, nil, pool)
 }

@@ -41,6 +41,10 @@ var cleaners = []string{
 	"system:serviceaccount:kube-system:generic-garbage-collector",
 }
 
+// deleteForMove marks what clusterctl move deletes after it was copied to another
+// management cluster (CAPI contract).
+const deleteForMove = "clusterctl.cluster.x-k8s.io/delete-for-move"
+
 // Config says what a Validator watches over.
 type Config struct {
 	// Namespace is where the operator's objects are; requests elsewhere are
@@ -154,6 +158,9 @@ func validate[T any, P interface {
 		}
 		if before == nil {
 			return missing("old object")
+		}
+		if _, moved := before.GetAnnotations()[deleteForMove]; moved {
+			return nil
 		}
 		return deletion(before)
 	}

@@ -165,7 +165,9 @@ func TestDelete(t *testing.T) {
 			object: static(newPool("main", "main", "a")),
 			user:   "system:serviceaccount:kube-system:generic-garbage-collector",
 		},
-		"the MachinePool of a dynamic pool": {object: newMachinePool("workers", v1beta1.PoolKind, "workers")},
+		"a static pool that was moved":                    {object: moved(static(newPool("main", "main", "a")))},
+		"the MachinePool of a static pool that was moved": {object: moved(newMachinePool("main", v1beta1.PoolKind, "main"))},
+		"the MachinePool of a dynamic pool":               {object: newMachinePool("workers", v1beta1.PoolKind, "workers")},
 		"the MachinePool of a static pool": {
 			object:  newMachinePool("main", v1beta1.PoolKind, "main"),
 			refused: `MachinePool "main" cannot be deleted: group "main" is static`,
