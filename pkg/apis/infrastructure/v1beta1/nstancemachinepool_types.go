@@ -22,9 +22,9 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule=`!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || (has(self.spec.template) ? self.spec.template : "") == (has(oldSelf.spec.template) ? oldSelf.spec.template : "")`,fieldPath=".spec.template",message="template is set by the server configuration of this static group and cannot be changed"
-// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || (has(self.spec.subnets) ? self.spec.subnets : []) == (has(oldSelf.spec.subnets) ? oldSelf.spec.subnets : [])",fieldPath=".spec.subnets",message="subnets are set by the server configuration of this static group and cannot be changed"
-// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || self.spec.shards == oldSelf.spec.shards",fieldPath=".spec.shards",message="shards are set by the server configuration of this static group and cannot be changed"
+// +kubebuilder:validation:XValidation:rule=`!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || (has(self.spec.template) ? self.spec.template : "") == (has(oldSelf.spec.template) ? oldSelf.spec.template : "")`,fieldPath=".spec.template",reason="FieldValueForbidden",message="template is set by the server configuration of this static group and cannot be changed"
+// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || (has(self.spec.subnets) ? self.spec.subnets : []) == (has(oldSelf.spec.subnets) ? oldSelf.spec.subnets : [])",fieldPath=".spec.subnets",reason="FieldValueForbidden",message="subnets are set by the server configuration of this static group and cannot be changed"
+// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || self.spec.shards == oldSelf.spec.shards",fieldPath=".spec.shards",reason="FieldValueForbidden",message="shards are set by the server configuration of this static group and cannot be changed"
 type NstanceMachinePool struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
