@@ -84,7 +84,7 @@ func rejectsEdits(t *testing.T, name string) {
 		}
 		refused(t, err, edit.field, edit.rule)
 	}
-	if shown := editPool(t, name, "template: other"); !strings.Contains(shown, "# * spec.template: Invalid value") ||
+	if shown := editPool(t, name, "template: other"); !strings.Contains(shown, "# * spec.template: Forbidden") ||
 		!strings.Contains(shown, "template is set by the server configuration of this static group") {
 		t.Errorf("the user who edits is not told why it is refused, but shown:\n%s", shown)
 	}
