@@ -23,20 +23,23 @@ import (
 )
 
 const (
-	samplePool     = "workers" // of manifests/samples
-	sampleReplicas = 3
-	sampleTimeout  = 3 * time.Minute
+	samplePool    = "workers" // of manifests/samples
+	importedPool  = "main"    // of the servers' configuration
+	sampleNodes   = 6         // of both
+	sampleTimeout = 3 * time.Minute
+
+	running = "Running" // the phase of a MachinePool
 )
 
 // notReadyError says what the sample still lacked when patience ended.
 type notReadyError struct{ lacks string }
 
 func (e notReadyError) Error() string {
-	return fmt.Sprintf("the sample pool %s is not up after %s: %s", samplePool, sampleTimeout, e.lacks)
+	return fmt.Sprintf("the pools %s and %s are not up after %s: %s", samplePool, importedPool, sampleTimeout, e.lacks)
 }
 
-// waitForSample waits until Cluster API finds the sample pool running and all
-// of its Nodes are Ready.
+// waitForSample waits until Cluster API finds the sample pool running, and the
+// one that the servers had already, and all of their Nodes are Ready.
 func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) error {
 	pools, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -46,13 +49,14 @@ func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "waiting for the sample pool %s\n", samplePool)
+	fmt.Fprintf(d.out, "waiting for the sample pool %s and the imported pool %s\n", samplePool, importedPool)
 	var lacks string
 	err = wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, sampleTimeout, true,
 		func(ctx context.Context) (bool, error) {
-			phase, ready := poolPhase(ctx, pools), readyNodes(ctx, nodes)
-			lacks = fmt.Sprintf("MachinePool phase %q, %d of %d Nodes Ready", phase, ready, sampleReplicas)
-			return phase == "Running" && ready == sampleReplicas, nil
+			sample, imported := poolPhase(ctx, pools, samplePool), poolPhase(ctx, pools, importedPool)
+			ready := readyNodes(ctx, nodes)
+			lacks = fmt.Sprintf("MachinePool phases %q and %q, %d of %d Nodes Ready", sample, imported, ready, sampleNodes)
+			return sample == running && imported == running && ready == sampleNodes, nil
 		})
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -64,9 +68,9 @@ func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) erro
 }
 
 // poolPhase returns "" as long as there is none to be read.
-func poolPhase(ctx context.Context, client dynamic.Interface) string {
+func poolPhase(ctx context.Context, client dynamic.Interface, name string) string {
 	resource := schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machinepools"}
-	pool, err := client.Resource(resource).Namespace(nstance.Namespace).Get(ctx, samplePool, metav1.GetOptions{})
+	pool, err := client.Resource(resource).Namespace(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return ""
 	}
