@@ -23,17 +23,18 @@ import (
 // group on a server and no Node. A shard that does not answer is waited for.
 func TestDeletePool(t *testing.T) {
 	for _, whole := range []struct {
-		name   string
-		remove func(ctx context.Context, name string) error
+		name    string
+		outages []outage
+		remove  func(ctx context.Context, name string) error
 	}{
-		{"MachinePool", func(ctx context.Context, name string) error {
+		{"MachinePool", []outage{allUp, down, hanging}, func(ctx context.Context, name string) error {
 			return env.capi.MachinePools(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
 		}},
-		{"NstanceMachinePool", func(ctx context.Context, name string) error {
+		{"NstanceMachinePool", []outage{allUp, down}, func(ctx context.Context, name string) error {
 			return env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
 		}},
 	} {
-		for i, outage := range []outage{allUp, down, hanging} {
+		for i, outage := range whole.outages {
 			t.Run(whole.name+", "+outage.name, func(t *testing.T) {
 				name := fmt.Sprintf("gone-%s-%d", strings.ToLower(whole.name[:1]), i)
 				runPool(t, name, 6, shardIDs...)
