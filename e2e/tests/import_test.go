@@ -15,6 +15,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/nstance"
@@ -128,8 +129,8 @@ func imported(ctx context.Context, name string, replicas int32, shards ...v1beta
 	if err != nil {
 		return err
 	}
-	if machinePool.Spec.Replicas == nil || *machinePool.Spec.Replicas != replicas {
-		return fmt.Errorf("the MachinePool has replicas %v, want %d", machinePool.Spec.Replicas, replicas)
+	if got := ptr.Deref(machinePool.Spec.Replicas, -1); got != replicas {
+		return fmt.Errorf("the MachinePool has %d replicas, want %d", got, replicas)
 	}
 	return nil
 }
