@@ -5,6 +5,7 @@ package tests
 
 import (
 	"context"
+	"sync"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -99,7 +100,8 @@ func mustStart(t *testing.T, component *controlplane.Component) {
 	}
 }
 
-// outage is what may keep a shard from answering, until its end is called.
+// outage is what may keep a shard from answering, until its end is called or the
+// test is over.
 type outage struct {
 	name  string
 	begin func(*testing.T, *controlplane.Component) (end func())
@@ -112,10 +114,14 @@ var (
 		if err := shard.Kill(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		return func() { mustStart(t, shard) }
+		end := sync.OnceFunc(func() { mustStart(t, shard) })
+		t.Cleanup(end)
+		return end
 	}}
 	hanging = outage{"a shard hanging", func(t *testing.T, shard *controlplane.Component) func() {
 		t.Helper()
-		return freeze(t, shard.Name)
+		end := sync.OnceFunc(freeze(t, shard.Name))
+		t.Cleanup(end)
+		return end
 	}}
 )
