@@ -95,6 +95,23 @@ func TestCreationAtOnce(t *testing.T) {
 	w.sawNoLoss(t)
 }
 
+// A number that Cluster API filled in stays nobody's when the MachinePool is
+// edited in some other field before it is taken over.
+func TestEditingOtherFieldsAsksForNoNumber(t *testing.T) {
+	const group = "edited"
+	stopOperator(t)
+	makeUneven(t, group)
+	w := newWitness(t, group)
+	applyAs(t, userMachinePool, group)
+	patchMachinePool(t, group, `{"spec":{"template":{"metadata":{"labels":{"edited":"yes"}}}}}`)
+	applyAs(t, userPool, group)
+	mustStart(t, env.cp.Component(env.operator.Component))
+	eventually(t, 2*time.Minute, "the group is as it was", func(ctx context.Context) error {
+		return errors.Join(keptUneven(ctx, group), running(ctx, group, 5))
+	})
+	w.sawNoLoss(t)
+}
+
 // A number that a user writes down counts, also a small one.
 func TestExplicitReplicasCount(t *testing.T) {
 	const group = "explicit"

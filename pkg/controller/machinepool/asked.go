@@ -17,12 +17,13 @@ import (
 
 // asked tells whether somebody asked for the number of replicas. When nobody
 // does, Cluster API's webhook fills in a number as the MachinePool is made, and
-// what a webhook fills in has no owner. Later numbers count, owned or not: those
-// of the scale subresource have no owner either, and the admission webhook refuses
-// to leave out a number that was there. It counts, too, when the API server has no
-// record at all.
-func asked(machinePool *clusterv1.MachinePool) bool {
-	return machinePool.Generation > 1 || len(machinePool.ManagedFields) == 0 || capi.ReplicasOwned(machinePool)
+// what a webhook fills in has no owner. So until the pool is spread for the first
+// time only a number with an owner counts. Afterwards any does: those of the scale
+// subresource have no owner either, and the admission webhook refuses to leave out
+// a number that was there. It counts, too, when the API server has no record at
+// all.
+func asked(seen observation, machinePool *clusterv1.MachinePool) bool {
+	return len(seen.owned) > 0 || len(machinePool.ManagedFields) == 0 || capi.ReplicasOwned(machinePool)
 }
 
 // raise sets the replicas of a MachinePool for which nobody asked for a number.

@@ -9,25 +9,32 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 func TestAsked(t *testing.T) {
+	pool := newPool("a")
+	spread := []*v1beta1.NstanceShardGroup{newShardGroup(pool, "a", 1)}
 	for name, test := range map[string]struct {
+		owned  []*v1beta1.NstanceShardGroup
 		change func(*clusterv1.MachinePool)
 		want   bool
 	}{
-		"no record at all":      {func(*clusterv1.MachinePool) {}, true},
-		"made without a number": {func(m *clusterv1.MachinePool) { unasked(m) }, false},
-		"made with a number": {func(m *clusterv1.MachinePool) {
+		"no record at all":      {nil, func(*clusterv1.MachinePool) {}, true},
+		"made without a number": {nil, func(m *clusterv1.MachinePool) { unasked(m) }, false},
+		"made with a number": {nil, func(m *clusterv1.MachinePool) {
 			m.ManagedFields = []metav1.ManagedFieldsEntry{{FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:replicas":{}}}`)}}
 		}, true},
+		// It may have been edited in some other field.
+		"changed since it was made without a number": {nil, func(m *clusterv1.MachinePool) { unasked(m).Generation = 2 }, false},
 		// The scale subresource leaves no owner.
-		"scaled": {func(m *clusterv1.MachinePool) { unasked(m).Generation = 2 }, true},
+		"scaled after the pool was spread": {spread, func(m *clusterv1.MachinePool) { unasked(m).Generation = 2 }, true},
 	} {
 		object := machinePool("workers", ptr.To[int32](1))
 		object.Generation = 1
 		test.change(object)
-		if got := asked(object); got != test.want {
+		if got := asked(observation{pool: pool, owned: test.owned}, object); got != test.want {
 			t.Errorf("%s: asked is %t, want %t", name, got, test.want)
 		}
 	}

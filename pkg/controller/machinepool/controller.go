@@ -185,7 +185,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 		case controller.PauseChanged(before, after):
 			wake = c.wakeWithShardGroups
 		case before.ResourceVersion != after.ResourceVersion &&
-			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && asked(before) == asked(after) &&
+			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && capi.ReplicasOwned(before) == capi.ReplicasOwned(after) &&
 			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
 			capi.PoolOf(before) == capi.PoolOf(after):
 			return

@@ -50,7 +50,7 @@ func hindrance(seen observation) *trouble {
 	case len(seen.machinePools) == 0 && len(unread) > 0:
 		return &trouble{v1beta1.ReasonNotSynced,
 			fmt.Sprintf("no MachinePool is made before every shard was read; missing: %s", strings.Join(unread, ", "))}
-	case len(seen.machinePools) == 1 && len(unread) > 0 && !asked(seen.machinePools[0]):
+	case len(seen.machinePools) == 1 && len(unread) > 0 && !asked(seen, seen.machinePools[0]):
 		return &trouble{v1beta1.ReasonNotSynced,
 			fmt.Sprintf("nobody asked for the replicas of MachinePool %q, and not every shard was read; missing: %s",
 				seen.machinePools[0].Name, strings.Join(unread, ", "))}

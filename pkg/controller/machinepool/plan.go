@@ -102,7 +102,7 @@ func plan(seen observation) decision {
 		}}
 	}
 	machinePool := seen.machinePools[0]
-	if !asked(machinePool) && *machinePool.Spec.Replicas < present {
+	if !asked(seen, machinePool) && *machinePool.Spec.Replicas < present {
 		return decision{raise: &present, hold: &trouble{
 			v1beta1.ReasonNoMachinePool, fmt.Sprintf("nobody asked for the %d replicas of MachinePool %q and the shards have %d, which it is going to be",
 				*machinePool.Spec.Replicas, machinePool.Name, present),
