@@ -37,7 +37,7 @@ never ./pkg/capi "^$module/pkg/(controller|operator|shard|server)(/|\$)"
 never ./pkg/shard/... "^$module/pkg/(apis|generated|capi|controller|operator|server)(/|\$)"
 never ./pkg/shard/... '^k8s\.io/(api|client-go)(/|$)'
 # The webhook decides from caches of Kubernetes alone.
-never ./pkg/admission/... "^$module/pkg/(operator|server|shard|controller/.*)(/|\$)"
+never ./pkg/admission/... "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
 # Controllers see the shards through interfaces of their own, and never each
 # other.
 never ./pkg/controller/... "^$module/pkg/(operator|server|shard/.*)(/|\$)"

@@ -5,7 +5,6 @@ package admission
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 
@@ -16,7 +15,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/shard"
 )
 
 // validatePool judges a pool that is created (no before) or changed. What the
@@ -61,11 +60,11 @@ func (v *Validator) validateShards(before, after []v1beta1.Identifier) field.Err
 		return nil
 	}
 	var wrong field.ErrorList
-	for i, shard := range after {
-		if slices.Contains(before, shard) || slices.Contains(configured, string(shard)) {
+	for i, id := range after {
+		if slices.Contains(before, id) || slices.Contains(configured, string(id)) {
 			continue
 		}
-		wrong = append(wrong, field.Invalid(field.NewPath("spec", "shards").Index(i), shard,
+		wrong = append(wrong, field.Invalid(field.NewPath("spec", "shards").Index(i), id,
 			fmt.Sprintf("the shard is not configured; ConfigMap %s has: %s",
 				v.config.ShardsConfigMap, orNone(strings.Join(configured, ", ")))))
 	}
@@ -73,7 +72,7 @@ func (v *Validator) validateShards(before, after []v1beta1.Identifier) field.Err
 }
 
 // configuredShards are the ids that the ConfigMap has an endpoint for, be it
-// readable or not, in their order. The other keys of it are no identifiers.
+// readable or not, in their order.
 func (v *Validator) configuredShards() (ids []string, known bool) {
 	obj, exists, err := v.shards.GetByKey(cache.NewObjectName(v.config.Namespace, v.config.ShardsConfigMap).String())
 	if err != nil || !exists {
@@ -83,12 +82,7 @@ func (v *Validator) configuredShards() (ids []string, known bool) {
 	if !ok {
 		return nil, false
 	}
-	for _, key := range slices.Sorted(maps.Keys(configMap.Data)) {
-		if identifier.Validate(key) == nil {
-			ids = append(ids, key)
-		}
-	}
-	return ids, true
+	return shard.Configured(configMap.Data), true
 }
 
 // validatePoolDeletion refuses to delete a static pool. Its group would stay, and

@@ -16,7 +16,6 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/pool"
@@ -56,14 +55,10 @@ func (c *configuration) Shards() []string {
 	defer c.mu.Unlock()
 	ids := c.pool.Shards()
 	if c.shards != nil {
-		for id := range c.shards.Data {
-			if identifier.Validate(id) == nil && !slices.Contains(ids, id) {
-				ids = append(ids, id)
-			}
-		}
+		ids = append(ids, shard.Configured(c.shards.Data)...)
 	}
 	slices.Sort(ids)
-	return ids
+	return slices.Compact(ids)
 }
 
 // lead has trouble recorded as events from now on, present trouble included.

@@ -59,6 +59,18 @@ func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 	return endpoints, errors.Join(errs...)
 }
 
+// Configured are the ids of the shards that the data of the endpoints ConfigMap
+// names, in their order, whether or not their addresses can be read.
+func Configured(data map[string]string) []string {
+	var ids []string
+	for _, key := range slices.Sorted(maps.Keys(data)) {
+		if identifier.Validate(key) == nil {
+			ids = append(ids, key)
+		}
+	}
+	return ids
+}
+
 func parseEntry(endpoints map[string]Endpoint, key, value string) error {
 	id, registration := strings.CutSuffix(key, registrationSuffix)
 	if err := identifier.Validate(id); err != nil {
