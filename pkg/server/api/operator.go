@@ -32,6 +32,7 @@ type OperatorService struct {
 	Board         *Board
 	Errors        *Errors
 	Configuration Configuration
+	Issuer        Issuer
 	// Changed is called after a group has been changed and before the caller is
 	// answered.
 	Changed func(instance.GroupKey)

@@ -12,6 +12,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"time"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
@@ -33,6 +34,24 @@ type Group struct {
 	Vars map[string]string
 	// Static is true for a group that the configuration names.
 	Static bool
+	// Arch is the template's architecture.
+	Arch string
+	// Args are the provider's arguments: those of the defaults, the template and
+	// the group, merged, not rendered.
+	Args map[string]any
+	// Userdata is the template's or else the default, not rendered.
+	Userdata config.Userdata
+	// Files are those of the defaults and the template, for agents.
+	Files map[string]config.File
+	// DrainTimeout is how long instances may take to drain. Zero means that they
+	// go at once.
+	DrainTimeout time.Duration
+	// RuntimeConfigHash is a digest of what agents can be sent while an instance
+	// runs: Vars and Files.
+	RuntimeConfigHash string
+	// InfraConfigHash is a digest of what takes another instance to change: Args,
+	// InstanceType, SubnetPools, Userdata, Kind and Arch.
+	InfraConfigHash string
 	// ETag is a digest of the fields above: it differs when one of them does.
 	ETag string
 	// Type is what the catalogue says of InstanceType.

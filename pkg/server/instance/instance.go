@@ -32,25 +32,34 @@ func (k GroupKey) Compare(other GroupKey) int {
 type State int
 
 const (
-	// Pending instances are ordered and not there yet.
+	// Pending instances are ordered, or shall be, and are not there yet.
 	Pending State = iota
-	// Running instances are there, whatever their health.
+	// Running instances are there, and their provider has no complaint.
 	Running
+	// Impaired instances run, but their provider says that they are not well:
+	// what runs on them can be moved away.
+	Impaired
+	// Stopped instances are there and do not run, or are about to stop.
+	Stopped
+	// Failed instances will never run.
+	Failed
+	// Missing instances were there, and their provider knows them no more. A
+	// provider never says so: it is found out.
+	Missing
 	// Terminating instances are on their way out. They can only go from here.
 	Terminating
 )
 
-// Instance is one instance as its provider sees it.
-type Instance struct {
-	// ID is the permanent identity, a puidv7.
+// VM is one instance as its provider sees it.
+type VM struct {
+	// ID is the permanent identity of the instance, a puidv7. The provider keeps
+	// it as metadata of its own.
 	ID string
 	// ProviderID is the provider's own id. It may be empty while pending.
 	ProviderID string
 	Group      GroupKey
-	State      State
-	// CreatedAt is when the instance was ordered. It never changes, not even
-	// across restarts of the server.
-	CreatedAt time.Time
+	// State is never Missing.
+	State State
 }
 
 // Spec is an order for one instance.
@@ -58,9 +67,21 @@ type Spec struct {
 	// ID is made by the server, and is used for one instance only.
 	ID    string
 	Group GroupKey
+	// Template and Kind are the template's name and its prefix of ids.
+	Template string
+	Kind     string
+	// CreatedAt is when the instance was decided on.
+	CreatedAt time.Time
 	// Type is from the catalogue that was in force when the order was decided
 	// on: the provider needs to know of no other.
 	Type Type
+	// Subnet is the provider's subnet that the instance shall be in.
+	Subnet string
+	// Args are the provider's own arguments, merged and rendered.
+	Args map[string]any
+	// Userdata is what the instance starts with, rendered. It has the nonce in
+	// it: it must not be logged, nor stored where others read.
+	Userdata []byte
 }
 
 // FailureFunc is told that an instance of a group could not be made or ended.
@@ -76,14 +97,22 @@ type Provider interface {
 	// one. It calls failed when it could not carry out an order that it took
 	// before, and tries again. An error means that Run could not start.
 	Run(ctx context.Context, changed func(GroupKey), failed FailureFunc) error
-	// Synced is closed when List is complete for the first time.
+	// Synced is closed when Get, List and Groups are complete for the first time.
 	Synced() <-chan struct{}
+	// Get returns false for an instance that the provider does not know. Like
+	// the next two it answers from memory.
+	Get(id string) (VM, bool)
 	// List returns the instances of a group in no particular order. An instance
-	// is listed from the return of its Create until it is gone. List answers
-	// from memory.
-	List(group GroupKey) []Instance
-	// Create orders an instance. It does not wait until the instance runs. When
-	// the quota of its type is used up, the error says so.
+	// is listed from the return of its Create until it is gone.
+	List(group GroupKey) []VM
+	// Groups returns the groups that instances say they are of, in no particular
+	// order.
+	Groups() []GroupKey
+	// Capacity returns how many more instances a subnet has room for.
+	Capacity(ctx context.Context, subnet string) (int, error)
+	// Create orders an instance. It does not wait until the instance runs. The
+	// same id gives the same instance, however often it is ordered. When the
+	// quota of its type is used up, the error says so.
 	Create(ctx context.Context, spec Spec) error
 	// Delete ends an instance, pending or running. It does not wait until the
 	// instance is gone. Deleting one that is gone or going succeeds.
