@@ -10,7 +10,6 @@ import (
 	"crypto/rand"
 	"crypto/x509"
 	"crypto/x509/pkix"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"math/big"
@@ -40,6 +39,12 @@ func NewAuthority(commonName string) (*Authority, error) {
 	if err != nil {
 		return nil, fmt.Errorf("generating the key of authority %q: %w", commonName, err)
 	}
+	return NewAuthorityForKey(commonName, key)
+}
+
+// NewAuthorityForKey is NewAuthority for a key that exists. Each call makes
+// another certificate, and each of them verifies what the others have issued.
+func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, error) {
 	template, err := newTemplate(authorityLifetime)
 	if err != nil {
 		return nil, err
@@ -61,9 +66,30 @@ func NewAuthority(commonName string) (*Authority, error) {
 	return &Authority{certificate: certificate, key: key}, nil
 }
 
+// LoadAuthority returns the authority of a certificate that was stored, PEM. The
+// error tells when the certificate is not an authority's, or not that of key.
+func LoadAuthority(certPEM []byte, key ed25519.PrivateKey) (*Authority, error) {
+	certificate, err := parseCertificate(certPEM)
+	if err != nil {
+		return nil, fmt.Errorf("reading the certificate of the authority: %w", err)
+	}
+	if !certificate.IsCA {
+		return nil, fmt.Errorf("the certificate of %q is not that of an authority", certificate.Subject)
+	}
+	if !key.Public().(ed25519.PublicKey).Equal(certificate.PublicKey) {
+		return nil, fmt.Errorf("the certificate of authority %q belongs to another key", certificate.Subject)
+	}
+	return &Authority{certificate: certificate, key: key}, nil
+}
+
 // CertificatePEM returns the certificate that peers trust (ca.crt).
 func (a *Authority) CertificatePEM() []byte {
-	return encodeCertificate(a.certificate.Raw)
+	return EncodeCertificate(a.certificate)
+}
+
+// CommonName returns the common name of the authority's certificate.
+func (a *Authority) CommonName() string {
+	return a.certificate.Subject.CommonName
 }
 
 // IssueServer issues a serving certificate for hosts, each an IP address or a
@@ -91,21 +117,39 @@ func (a *Authority) IssueServer(hosts []string, ttl time.Duration) (certPEM, key
 // IssueClient issues a client certificate that says who c is, together with its
 // new Ed25519 key in PKCS #8. Every field of c is mandatory.
 func (a *Authority) IssueClient(c Client, ttl time.Duration) (certPEM, keyPEM []byte, err error) {
+	template, err := clientTemplate(c, ttl)
+	if err != nil {
+		return nil, nil, err
+	}
+	return a.issue(template)
+}
+
+// SignClient issues a client certificate that says who c is, for the key of a
+// client that keeps its private half to itself. Every field of c is mandatory.
+func (a *Authority) SignClient(c Client, key ed25519.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
+	template, err := clientTemplate(c, ttl)
+	if err != nil {
+		return nil, err
+	}
+	return a.sign(template, key)
+}
+
+func clientTemplate(c Client, ttl time.Duration) (*x509.Certificate, error) {
 	if c.ID == "" || c.Tenant == "" || c.Role == "" {
-		return nil, nil, fmt.Errorf("issuing a client certificate for %+v: id, tenant and role are mandatory", c)
+		return nil, fmt.Errorf("issuing a client certificate for %+v: id, tenant and role are mandatory", c)
 	}
 	role, err := roleExtension(c.Role)
 	if err != nil {
-		return nil, nil, fmt.Errorf("issuing a client certificate for %+v: %w", c, err)
+		return nil, fmt.Errorf("issuing a client certificate for %+v: %w", c, err)
 	}
 	template, err := newTemplate(ttl)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	template.Subject = pkix.Name{CommonName: c.ID, Organization: []string{c.Tenant}}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}
 	template.ExtraExtensions = []pkix.Extension{role}
-	return a.issue(template)
+	return template, nil
 }
 
 // issue signs a leaf for a new key.
@@ -114,16 +158,32 @@ func (a *Authority) issue(template *x509.Certificate) (certPEM, keyPEM []byte, e
 	if err != nil {
 		return nil, nil, fmt.Errorf("generating the key of %q: %w", template.Subject, err)
 	}
-	template.KeyUsage = x509.KeyUsageDigitalSignature
-	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, public, a.key)
+	certificate, err := a.sign(template, public)
 	if err != nil {
-		return nil, nil, fmt.Errorf("signing the certificate of %q: %w", template.Subject, err)
+		return nil, nil, err
 	}
-	keyDER, err := x509.MarshalPKCS8PrivateKey(private)
-	if err != nil {
+	if keyPEM, err = EncodePrivateKey(private); err != nil {
 		return nil, nil, fmt.Errorf("encoding the key of %q: %w", template.Subject, err)
 	}
-	return encodeCertificate(der), pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: keyDER}), nil
+	return EncodeCertificate(certificate), keyPEM, nil
+}
+
+// sign makes a leaf of template for a key. No leaf outlives the authority:
+// nobody would accept it by then.
+func (a *Authority) sign(template *x509.Certificate, key ed25519.PublicKey) (*x509.Certificate, error) {
+	template.KeyUsage = x509.KeyUsageDigitalSignature
+	if template.NotAfter.After(a.certificate.NotAfter) {
+		template.NotAfter = a.certificate.NotAfter
+	}
+	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key, a.key)
+	if err != nil {
+		return nil, fmt.Errorf("signing the certificate of %q: %w", template.Subject, err)
+	}
+	certificate, err := x509.ParseCertificate(der)
+	if err != nil {
+		return nil, fmt.Errorf("reading the certificate of %q: %w", template.Subject, err)
+	}
+	return certificate, nil
 }
 
 // newTemplate returns what all certificates have in common.
@@ -139,8 +199,4 @@ func newTemplate(ttl time.Duration) (*x509.Certificate, error) {
 		NotAfter:              now.Add(ttl),
 		BasicConstraintsValid: true,
 	}, nil
-}
-
-func encodeCertificate(der []byte) []byte {
-	return pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der})
 }

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pki
+
+import (
+	"crypto/tls"
+	"crypto/x509"
+	"fmt"
+	"sync"
+	"time"
+)
+
+// servingLifetime is how long a serving certificate is valid. It is short since
+// nobody has to do anything for the next one.
+const servingLifetime = 24 * time.Hour
+
+// Serving is the serving certificate of one server. It is issued by the
+// cluster's authority and issued anew in time, so that a server needs no restart
+// to stay trusted. It is safe for use by several goroutines.
+type Serving struct {
+	authority *Authority
+	hosts     []string
+
+	mu      sync.Mutex
+	current *tls.Certificate
+	// renewAt is when a third of the lifetime is left.
+	renewAt time.Time
+}
+
+// NewServing returns the serving certificate for hosts, each an IP address or a
+// DNS name: every one under which the server is called, at least one.
+func NewServing(authority *Authority, hosts []string) *Serving {
+	return &Serving{authority: authority, hosts: hosts}
+}
+
+// Config returns the TLS configuration of listeners whose clients have no
+// certificate yet: TLS 1.3.
+func (s *Serving) Config() *tls.Config {
+	return &tls.Config{MinVersion: tls.VersionTLS13, GetCertificate: s.certificate}
+}
+
+// MutualConfig returns the TLS configuration of listeners whose clients must
+// have a certificate of the cluster's authority: TLS 1.3. What the certificate
+// says is for PeerClient to read.
+func (s *Serving) MutualConfig() *tls.Config {
+	config := s.Config()
+	config.ClientCAs = x509.NewCertPool()
+	config.ClientCAs.AddCert(s.authority.certificate)
+	config.ClientAuth = tls.RequireAndVerifyClientCert
+	return config
+}
+
+// certificate is what tls.Config asks at each handshake.
+func (s *Serving) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	now := time.Now()
+	if s.current != nil && now.Before(s.renewAt) {
+		return s.current, nil
+	}
+	certPEM, keyPEM, err := s.authority.IssueServer(s.hosts, servingLifetime)
+	if err != nil {
+		return nil, err
+	}
+	issued, err := tls.X509KeyPair(certPEM, keyPEM)
+	if err != nil {
+		return nil, fmt.Errorf("loading the server certificate and its key: %w", err)
+	}
+	s.current, s.renewAt = &issued, now.Add(servingLifetime*2/3)
+	return s.current, nil
+}
