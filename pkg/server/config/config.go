@@ -6,11 +6,7 @@
 package config
 
 import (
-	"errors"
 	"time"
-
-	"github.com/tailscale/hujson"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -58,7 +54,7 @@ type Secrets struct {
 type KeySource struct {
 	// Env is the name of an environment variable.
 	Env string
-	// File is the path of a file.
+	// File is the absolute path of a file.
 	File string
 }
 
@@ -173,14 +169,17 @@ const ProviderKwok = "kwok"
 
 // Kwok holds the options of the provider of the same name.
 type Kwok struct {
-	// Kubeconfig is the path of the kubeconfig of the cluster that the Nodes
-	// are in.
+	// Kubeconfig is the absolute path of the kubeconfig of the cluster that the
+	// Nodes are in.
 	Kubeconfig string
 	// BootDelay is the time from ordering an instance to its Node's appearing.
 	BootDelay time.Duration
 	// InstanceTypes is the catalogue by name: the built-in types and those
 	// configured, with their quotas.
 	InstanceTypes map[string]instance.Type
+	// SubnetCapacity is how many instances a subnet has room for. One that is not
+	// in it has no limit.
+	SubnetCapacity map[string]int32
 }
 
 // Template is what groups of instances have in common.
@@ -214,68 +213,4 @@ type Group struct {
 	// DrainTimeout is nil when absent, which means the shard's default. Zero
 	// means that instances go at once.
 	DrainTimeout *time.Duration
-}
-
-// InvalidError refuses a configuration.
-type InvalidError struct {
-	// Mistakes has every mistake found, one a line, each with its path, its
-	// value and what is allowed.
-	Mistakes error
-}
-
-// Error lists the mistakes.
-func (e *InvalidError) Error() string {
-	return e.Mistakes.Error()
-}
-
-// Load reads and validates the file at path. Paths in it that are relative are
-// relative to the file's folder. The error wraps an *InvalidError unless the
-// file cannot be read.
-func Load(path string) (*Config, error) {
-	source, err := Read(path)
-	if err != nil {
-		return nil, err
-	}
-	return source.Parse()
-}
-
-// Parse is Load for the content of a file in folder dir.
-func Parse(data []byte, dir string) (*Config, error) {
-	root, err := hujson.Parse(data)
-	if err != nil {
-		return nil, &InvalidError{Mistakes: err}
-	}
-	var shapeErrs field.ErrorList
-	config := readConfig(newObject(nil, &root, &shapeErrs), dir)
-	if err := join(shapeErrs, config.validate()); err != nil {
-		return nil, &InvalidError{Mistakes: err}
-	}
-	return config, nil
-}
-
-// join returns all errors as one. What is or lies in a field of the wrong type
-// has been reported with it, so that it also breaks a rule is left out.
-func join(shapeErrs, ruleErrs field.ErrorList) error {
-	reported := make(map[string]bool, len(shapeErrs))
-	errs := make([]error, 0, len(shapeErrs)+len(ruleErrs))
-	for _, err := range shapeErrs {
-		reported[err.Field] = true
-		errs = append(errs, err)
-	}
-	for _, err := range ruleErrs {
-		if !within(err.Field, reported) {
-			errs = append(errs, err)
-		}
-	}
-	return errors.Join(errs...)
-}
-
-// within tells whether path, or a path that leads to it, is one of paths.
-func within(path string, paths map[string]bool) bool {
-	for end, char := range path {
-		if (char == '.' || char == '[') && paths[path[:end]] {
-			return true
-		}
-	}
-	return paths[path]
 }

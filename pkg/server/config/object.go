@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/tailscale/hujson"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -21,6 +22,8 @@ type object struct {
 	members map[string]*hujson.Value
 	asked   []string
 	errs    *field.ErrorList
+	// mistyped is true when there is something else in place of the object.
+	mistyped bool
 }
 
 // newObject reads value, which may be nil for an absent member.
@@ -31,6 +34,7 @@ func newObject(path *field.Path, value *hujson.Value, errs *field.ErrorList) *ob
 	}
 	composite, ok := value.Value.(*hujson.Object)
 	if !ok {
+		o.mistyped = true
 		o.wrongType(path, value, "an object")
 		return o
 	}
@@ -89,6 +93,50 @@ func (o *object) readText(path *field.Path, value *hujson.Value) string {
 	return literal.String()
 }
 
+// boolean returns whenAbsent when absent.
+func (o *object) boolean(name string, whenAbsent bool) bool {
+	value := o.member(name)
+	if value == nil {
+		return whenAbsent
+	}
+	literal, ok := value.Value.(hujson.Literal)
+	if !ok || literal.Kind() != 't' && literal.Kind() != 'f' {
+		o.wrongType(o.path.Child(name), value, "true or false")
+		return whenAbsent
+	}
+	return literal.Bool()
+}
+
+// duration returns whenAbsent when absent.
+func (o *object) duration(name string, whenAbsent time.Duration) time.Duration {
+	if duration := o.optionalDuration(name); duration != nil {
+		return *duration
+	}
+	return whenAbsent
+}
+
+// optionalDuration returns nil when absent: a duration that is not set is
+// another thing than one of zero, which turns off what it times.
+func (o *object) optionalDuration(name string) *time.Duration {
+	value := o.member(name)
+	if value == nil {
+		return nil
+	}
+	path := o.path.Child(name)
+	literal, ok := value.Value.(hujson.Literal)
+	if !ok || literal.Kind() != '"' {
+		o.wrongType(path, value, "a string")
+		return nil
+	}
+	duration, err := parseDuration(literal.String())
+	if err != nil {
+		*o.errs = append(*o.errs, field.Invalid(path, literal.String(),
+			`must be a duration that is not negative, such as "1.5s", "2m" or "21d"`))
+		return nil
+	}
+	return &duration
+}
+
 // integer returns nil when absent.
 func (o *object) integer(name string) *int32 {
 	value := o.member(name)
@@ -106,21 +154,39 @@ func (o *object) integer(name string) *int32 {
 
 // texts returns a list of strings, nil when absent.
 func (o *object) texts(name string) []string {
+	elements := o.list(name, "a list of strings")
+	if elements == nil {
+		return nil
+	}
+	list := make([]string, len(elements))
+	for i := range elements {
+		list[i] = o.readText(o.path.Child(name).Index(i), &elements[i])
+	}
+	return list
+}
+
+// objects returns a list of objects, nil when absent.
+func (o *object) objects(name string) []*object {
+	elements := o.list(name, "a list of objects")
+	var list []*object
+	for i := range elements {
+		list = append(list, newObject(o.path.Child(name).Index(i), &elements[i], o.errs))
+	}
+	return list
+}
+
+// list returns nil when absent.
+func (o *object) list(name, want string) []hujson.Value {
 	value := o.member(name)
 	if value == nil {
 		return nil
 	}
-	path := o.path.Child(name)
 	array, ok := value.Value.(*hujson.Array)
 	if !ok {
-		o.wrongType(path, value, "a list of strings")
+		o.wrongType(o.path.Child(name), value, want)
 		return nil
 	}
-	list := make([]string, len(array.Elements))
-	for i := range array.Elements {
-		list[i] = o.readText(path.Index(i), &array.Elements[i])
-	}
-	return list
+	return array.Elements
 }
 
 // dictionary returns an object of strings, nil when absent or empty.
@@ -136,14 +202,41 @@ func (o *object) dictionary(name string) map[string]string {
 	return dictionary
 }
 
-// finish reports the members that nobody asked for.
-func (o *object) finish() {
-	for _, name := range o.names() {
-		if !slices.Contains(o.asked, name) {
-			*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), shown(o.members[name]),
-				"unknown key, allowed are "+strings.Join(slices.Sorted(slices.Values(o.asked)), ", ")))
+// oneOf reports an object that has none or several of the members named. One
+// that is an empty text counts as absent.
+func (o *object) oneOf(names ...string) {
+	var found []string
+	for _, name := range names {
+		if value := o.members[name]; value != nil && !isEmptyText(value) {
+			found = append(found, name)
 		}
 	}
+	want := "must have exactly one of " + strings.Join(names, ", ")
+	switch {
+	case o.mistyped || len(found) == 1:
+	case len(found) == 0:
+		*o.errs = append(*o.errs, field.Required(o.path, want))
+	default:
+		*o.errs = append(*o.errs, field.Invalid(o.path, found, want))
+	}
+}
+
+func isEmptyText(value *hujson.Value) bool {
+	literal, ok := value.Value.(hujson.Literal)
+	return ok && literal.Kind() == '"' && literal.String() == ""
+}
+
+// finish reports the members that nobody asked for.
+func (o *object) finish() {
+	for _, name := range o.unasked() {
+		*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), shown(o.members[name]),
+			"unknown key, allowed are "+strings.Join(slices.Sorted(slices.Values(o.asked)), ", ")))
+	}
+}
+
+// unasked returns the names of the members that nobody asked for, sorted.
+func (o *object) unasked() []string {
+	return slices.DeleteFunc(o.names(), func(name string) bool { return slices.Contains(o.asked, name) })
 }
 
 func (o *object) wrongType(path *field.Path, value *hujson.Value, want string) {

@@ -6,33 +6,29 @@ package config
 import (
 	"fmt"
 	"maps"
-	"net"
 	"slices"
-	"strconv"
-	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
-
-// architectures are those that a template or an instance type may have.
-var architectures = []string{instance.ArchAMD64, instance.ArchARM64}
 
 // validate returns every rule that is broken, in the order of the file's keys.
 func (c *Config) validate() field.ErrorList {
 	var errs field.ErrorList
-	errs = append(errs, validateIdentifier(field.NewPath("cluster", "id"), c.ClusterID)...)
+	errs = append(errs, c.validateCluster(field.NewPath("cluster"))...)
 	errs = append(errs, c.Shard.validate(field.NewPath("shard"))...)
+	errs = append(errs, c.validateOperatorTTL(field.NewPath("certificates", "operator", "ttl"))...)
+	errs = append(errs, c.validateDefaults(field.NewPath("defaults"))...)
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		errs = append(errs, c.validateTemplate(field.NewPath("templates").Child(name), name)...)
 	}
 	for _, tenant := range slices.Sorted(maps.Keys(c.Groups)) {
 		path := field.NewPath("groups").Child(tenant)
-		errs = append(errs, validateIdentifier(path, tenant)...)
+		errs = append(errs, c.validateTenant(path, tenant)...)
 		for _, name := range slices.Sorted(maps.Keys(c.Groups[tenant])) {
 			errs = append(errs, validateIdentifier(path.Child(name), name)...)
 			errs = append(errs, c.validateGroup(path.Child(name), c.Groups[tenant][name])...)
@@ -41,73 +37,66 @@ func (c *Config) validate() field.ErrorList {
 	return errs
 }
 
-func (s *Shard) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	errs = append(errs, validateIdentifier(path.Child("id"), s.ID)...)
-	errs = append(errs, s.Infra.validate(path.Child("infra"))...)
-
-	bind := path.Child("bind")
-	errs = append(errs, validateAddress(bind.Child("health_addr"), s.Bind.HealthAddr)...)
-	errs = append(errs, validateAddress(bind.Child("operator_addr"), s.Bind.OperatorAddr)...)
-	// Port 0 is any free port, so two of them differ.
-	if s.Bind.HealthAddr != "" && s.Bind.HealthAddr == s.Bind.OperatorAddr && !strings.HasSuffix(s.Bind.HealthAddr, ":0") {
-		errs = append(errs, field.Invalid(bind.Child("operator_addr"), s.Bind.OperatorAddr, "must differ from shard.bind.health_addr"))
+// validateCluster: an operator is known by the cluster's id and an agent by its
+// instance's, so the two must differ in form.
+func (c *Config) validateCluster(path *field.Path) field.ErrorList {
+	errs := validateIdentifier(path.Child("id"), c.ClusterID)
+	if _, err := puidv7.Parse(c.ClusterID); err == nil {
+		errs = append(errs, field.Invalid(path.Child("id"), c.ClusterID, "must not have the form of an instance id"))
 	}
+	errs = append(errs, c.ClusterElection.validate(path.Child("leader_election"))...)
 
-	tls := path.Child("tls")
-	errs = append(errs, validateRequired(tls.Child("ca"), s.TLS.CA)...)
-	errs = append(errs, validateRequired(tls.Child("cert"), s.TLS.Cert)...)
-	errs = append(errs, validateRequired(tls.Child("key"), s.TLS.Key)...)
-
-	errs = append(errs, s.validateSubnetPools(path.Child("subnet_pools"))...)
-	for i, pool := range s.DynamicSubnetPools {
-		if err := s.CheckSubnetPool(path.Child("dynamic_subnet_pools").Index(i), pool); err != nil {
-			errs = append(errs, err)
-		}
+	secrets := path.Child("secrets")
+	errs = append(errs, c.Secrets.EncryptionKey.validate(secrets.Child("encryption_key"))...)
+	for i, key := range c.Secrets.OldEncryptionKeys {
+		errs = append(errs, key.validate(secrets.Child("old_encryption_keys").Index(i))...)
 	}
 	return errs
 }
 
-func (i *Infra) validate(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	errs = append(errs, validateLabelValue(path.Child("region"), i.Region)...)
-	errs = append(errs, validateLabelValue(path.Child("zone"), i.Zone)...)
-	if i.Provider != ProviderKwok {
-		return append(errs, field.NotSupported(path.Child("provider"), i.Provider, []string{ProviderKwok}))
-	}
-	options := path.Child("options")
-	errs = append(errs, validateRequired(options.Child("kubeconfig"), i.Kwok.Kubeconfig)...)
-	for _, name := range slices.Sorted(maps.Keys(i.Kwok.InstanceTypes)) {
-		path := options.Child("instance_types").Child(name)
-		errs = append(errs, validateLabelValue(path, name)...)
-		errs = append(errs, validateArch(path.Child("arch"), i.Kwok.InstanceTypes[name].Arch)...)
+// validate: a leader that misses a renewal or two keeps its lead. Were the
+// interval longer than the timeout, as in the server document, it would look
+// stale between any two renewals.
+func (e Election) validate(path *field.Path) field.ErrorList {
+	errs := validatePositive(path.Child("interval"), e.Interval)
+	errs = append(errs, validatePositive(path.Child("timeout"), e.Timeout)...)
+	if len(errs) == 0 && e.Interval > e.Timeout/3 {
+		errs = append(errs, field.Invalid(path.Child("interval"), e.Interval.String(), fmt.Sprintf("must be at most a third of timeout %s", e.Timeout)))
 	}
 	return errs
 }
 
-// validateSubnetPools: at least one pool, at least one subnet in each, and no
-// subnet in two (server document).
-func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
-	var errs field.ErrorList
-	if len(s.SubnetPools) == 0 {
-		errs = append(errs, field.Required(path, "needs at least one subnet pool"))
+func (k KeySource) validate(path *field.Path) field.ErrorList {
+	if k.File == "" {
+		return nil
 	}
-	poolOf := map[string]string{}
-	for _, pool := range slices.Sorted(maps.Keys(s.SubnetPools)) {
-		errs = append(errs, validateIdentifier(path.Child(pool), pool)...)
-		subnets := s.SubnetPools[pool]
-		if len(subnets) == 0 {
-			errs = append(errs, field.Required(path.Child(pool), "needs at least one subnet"))
-		}
-		for i, subnet := range subnets {
-			errs = append(errs, validateRequired(path.Child(pool).Index(i), subnet)...)
-			if other, taken := poolOf[subnet]; taken && subnet != "" {
-				errs = append(errs, field.Invalid(path.Child(pool).Index(i), subnet, fmt.Sprintf("is in pool %q already", other)))
-			}
-			poolOf[subnet] = pool
-		}
+	return validateFile(path.Child("file"), k.File)
+}
+
+// validateOperatorTTL: the authority itself lives ten years.
+func (c *Config) validateOperatorTTL(path *field.Path) field.ErrorList {
+	const longest = 10 * 365 * day
+	if c.OperatorCertificateTTL <= 0 || c.OperatorCertificateTTL > longest {
+		return field.ErrorList{field.Invalid(path, int64(c.OperatorCertificateTTL/time.Hour), fmt.Sprintf("must be between 1 and %d hours", longest/time.Hour))}
+	}
+	return nil
+}
+
+// validateTenant: {cluster}--{tenant} is the name of a Cluster of Cluster API,
+// and so the value of a label. Two identifiers can be too long for that.
+func (c *Config) validateTenant(path *field.Path, tenant string) field.ErrorList {
+	errs := validateIdentifier(path, tenant)
+	name := c.ClusterID + identifier.Separator + tenant
+	if len(errs) == 0 && len(name) > validation.LabelValueMaxLength {
+		errs = append(errs, field.Invalid(path, tenant, fmt.Sprintf("makes the name %q, which has %d characters, at most %d are allowed", name, len(name), validation.LabelValueMaxLength)))
 	}
 	return errs
+}
+
+func (c *Config) validateDefaults(path *field.Path) field.ErrorList {
+	errs := c.Defaults.Userdata.validate(path.Child("userdata"))
+	errs = append(errs, c.validateArgs(path.Child("args"), c.Defaults.Args)...)
+	return append(errs, validateFiles(path.Child("files"), c.Defaults.Files)...)
 }
 
 func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList {
@@ -131,7 +120,9 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 			errs = append(errs, err)
 		}
 	}
-	return errs
+	errs = append(errs, template.Userdata.validate(path.Child("userdata"))...)
+	errs = append(errs, c.validateArgs(path.Child("args"), template.Args)...)
+	return append(errs, validateFiles(path.Child("files"), template.Files)...)
 }
 
 // validateGroup checks what the group says itself. What it takes from its
@@ -146,6 +137,7 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, c.validateArgs(path.Child("args"), group.Args)...)
 	if err := c.CheckTemplate(path.Child("template"), group.Template); err != nil {
 		return append(errs, err)
 	}
@@ -162,96 +154,4 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 		errs = append(errs, field.Required(path.Child("subnet_pool"), fmt.Sprintf("template %q has none", group.Template)))
 	}
 	return errs
-}
-
-// CheckTemplate returns an error for path unless name is a template.
-func (c *Config) CheckTemplate(path *field.Path, name string) *field.Error {
-	if name == "" {
-		return field.Required(path, "must name a template: "+quoted(c.Templates))
-	}
-	if _, found := c.Templates[name]; !found {
-		return field.Invalid(path, name, "unknown template, known are "+quoted(c.Templates))
-	}
-	return nil
-}
-
-// CheckInstanceType returns an error for path unless the provider has an
-// instance type of that name and it has the architecture arch: an instance type
-// must fit the template's (server document).
-func (c *Config) CheckInstanceType(path *field.Path, name, arch string) *field.Error {
-	if c.Shard.Infra.Provider != ProviderKwok || !slices.Contains(architectures, arch) {
-		// That is reported where it stands, and leaves nothing to judge by.
-		return nil
-	}
-	fitting := map[string]instance.Type{}
-	for name, t := range c.Shard.Infra.Kwok.InstanceTypes {
-		if t.Arch == arch {
-			fitting[name] = t
-		}
-	}
-	if _, found := fitting[name]; !found {
-		return field.Invalid(path, name, fmt.Sprintf("no instance type of architecture %q, known are %s", arch, quoted(fitting)))
-	}
-	return nil
-}
-
-// CheckSubnetPool returns an error for path unless pool is a subnet pool.
-func (s *Shard) CheckSubnetPool(path *field.Path, pool string) *field.Error {
-	if _, found := s.SubnetPools[pool]; !found {
-		return field.Invalid(path, pool, "unknown subnet pool, known are "+quoted(s.SubnetPools))
-	}
-	return nil
-}
-
-func validateIdentifier(path *field.Path, value string) field.ErrorList {
-	if err := identifier.Validate(value); err != nil {
-		return field.ErrorList{field.Invalid(path, value, err.Error())}
-	}
-	return nil
-}
-
-func validateRequired(path *field.Path, value string) field.ErrorList {
-	if value == "" {
-		return field.ErrorList{field.Required(path, "must not be empty")}
-	}
-	return nil
-}
-
-// validateLocation: regions and zones become values of Node labels.
-func validateLabelValue(path *field.Path, value string) field.ErrorList {
-	errs := validateRequired(path, value)
-	for _, problem := range validation.IsValidLabelValue(value) {
-		errs = append(errs, field.Invalid(path, value, problem))
-	}
-	return errs
-}
-
-func validateArch(path *field.Path, value string) field.ErrorList {
-	if !slices.Contains(architectures, value) {
-		return field.ErrorList{field.NotSupported(path, value, architectures)}
-	}
-	return nil
-}
-
-func validateAddress(path *field.Path, value string) field.ErrorList {
-	_, port, err := net.SplitHostPort(value)
-	if err == nil {
-		_, err = strconv.ParseUint(port, 10, 16)
-	}
-	if err != nil {
-		return field.ErrorList{field.Invalid(path, value, `must be host:port, such as "127.0.0.1:8993" or "[::]:8993"`)}
-	}
-	return nil
-}
-
-// quoted lists the keys of m for a message.
-func quoted[V any](m map[string]V) string {
-	if len(m) == 0 {
-		return "none"
-	}
-	names := slices.Sorted(maps.Keys(m))
-	for i, name := range names {
-		names[i] = fmt.Sprintf("%q", name)
-	}
-	return strings.Join(names, ", ")
 }

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package config
+
+import "net"
+
+// Advertised returns the addresses that others are told: those of Advertise, or
+// else those that the listeners are bound to, whose ports are never 0. A host
+// that is empty or stands for all addresses of the machine is replaced by
+// machine, the address of its primary interface (server document).
+func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
+	reachable := func(advertise, bound string) string {
+		address := bound
+		if advertise != "" {
+			address = advertise
+		}
+		host, port, err := net.SplitHostPort(address)
+		if err != nil || !isWildcard(host) {
+			return address
+		}
+		return net.JoinHostPort(machine, port)
+	}
+	return Addresses{
+		HealthAddr:       reachable(s.Advertise.HealthAddr, bound.HealthAddr),
+		ElectionAddr:     reachable(s.Advertise.ElectionAddr, bound.ElectionAddr),
+		RegistrationAddr: reachable(s.Advertise.RegistrationAddr, bound.RegistrationAddr),
+		OperatorAddr:     reachable(s.Advertise.OperatorAddr, bound.OperatorAddr),
+	}
+}
+
+// isWildcard tells whether host stands for all addresses of a machine.
+func isWildcard(host string) bool {
+	return host == "" || net.ParseIP(host).Equal(net.IPv4zero) || net.ParseIP(host).Equal(net.IPv6zero)
+}

@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package config
+
+import (
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"text/template"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
+
+// encodings and fileKinds are those of the server document. Any encoding goes
+// with any source: it is how the provider gets the userdata, not how it is kept.
+var (
+	encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
+	fileKinds = []string{"certificate", "secret", "storage", "env", "json", "string"}
+)
+
+func (u Userdata) validate(path *field.Path) field.ErrorList {
+	// Userdata is long, and not for everybody who sees the error, which says where
+	// to look.
+	errs := validateTemplate(path, u.Inline, field.OmitValueType{})
+	if u.URL != "" {
+		// The URL may have a password or a signature in it.
+		if parsed, err := url.Parse(u.URL); err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https" {
+			errs = append(errs, field.Invalid(path.Child("url"), field.OmitValueType{}, "must be a URL that begins with http:// or https://"))
+		}
+	}
+	if u.Encoding != "" && !slices.Contains(encodings, u.Encoding) {
+		errs = append(errs, field.NotSupported(path.Child("encoding"), u.Encoding, encodings))
+	}
+	return errs
+}
+
+// validateArgs checks the arguments of the provider: those it has, and that
+// every string can be rendered.
+func (c *Config) validateArgs(path *field.Path, args map[string]any) field.ErrorList {
+	errs := validateTemplates(path, args)
+	if c.Shard.Infra.Provider == ProviderKwok {
+		errs = append(errs, validateKwokArgs(path, args)...)
+	}
+	return errs
+}
+
+// validateTemplates checks every string in value, which is what JSON may hold.
+func validateTemplates(path *field.Path, value any) field.ErrorList {
+	var errs field.ErrorList
+	switch value := value.(type) {
+	case string:
+		return validateTemplate(path, value, value)
+	case map[string]any:
+		for _, name := range slices.Sorted(maps.Keys(value)) {
+			errs = append(errs, validateTemplates(path.Child(name), value[name])...)
+		}
+	case []any:
+		for i := range value {
+			errs = append(errs, validateTemplates(path.Index(i), value[i])...)
+		}
+	}
+	return errs
+}
+
+// validateTemplate reports a text that is no Go template, with its line. The
+// value is what the error shows.
+func validateTemplate(path *field.Path, text string, value any) field.ErrorList {
+	if _, err := template.New("line").Parse(text); err != nil {
+		problem := strings.TrimPrefix(err.Error(), "template: ")
+		return field.ErrorList{field.Invalid(path, value, "must be a Go template: "+problem)}
+	}
+	return nil
+}
+
+// validateFiles checks what servers have to know of a file: a name that stays in
+// the agent's folder, and a kind. The rest is for agents.
+func validateFiles(path *field.Path, files map[string]File) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
+			errs = append(errs, field.Invalid(path.Child(name), name, "must be the name of a file, without its folder"))
+		}
+		if !slices.Contains(fileKinds, files[name].Kind) {
+			errs = append(errs, field.NotSupported(path.Child(name, "kind"), files[name].Kind, fileKinds))
+		}
+	}
+	return errs
+}
