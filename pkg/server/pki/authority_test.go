@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pki
+
+import (
+	"bytes"
+	"crypto/ecdsa"
+	"crypto/ed25519"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/pem"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+)
+
+func newKey(t *testing.T) (ed25519.PublicKey, ed25519.PrivateKey) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return public, private
+}
+
+// verify checks the chain of a client's certificate.
+func verify(leaf *x509.Certificate, caPEM []byte) error {
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(caPEM)
+	_, err := leaf.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	return err
+}
+
+func TestSignClient(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		authority := newAuthority(t)
+		key, _ := newKey(t)
+		want := Client{ID: "prod", Tenant: "a", Role: RoleOperator}
+		leaf, err := authority.SignClient(want, key, time.Hour)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := PeerClient(leaf); err != nil || got != want {
+			t.Errorf("it says %+v, %v, want %+v", got, err, want)
+		}
+		if !key.Equal(leaf.PublicKey) {
+			t.Error("it is for another key")
+		}
+		if want := time.Now().Add(time.Hour); !leaf.NotAfter.Equal(want) {
+			t.Errorf("it expires at %s, want %s", leaf.NotAfter, want)
+		}
+		if err := verify(parse(t, EncodeCertificate(leaf)), authority.CertificatePEM()); err != nil {
+			t.Error(err)
+		}
+		if _, err := authority.SignClient(Client{ID: "prod", Tenant: "a"}, key, time.Hour); err == nil {
+			t.Error("a client without a role got a certificate")
+		}
+	})
+}
+
+func TestNoLeafOutlivesTheAuthority(t *testing.T) {
+	authority := newAuthority(t)
+	key, _ := newKey(t)
+	leaf, err := authority.SignClient(Client{ID: "prod", Tenant: "a", Role: RoleAgent}, key, 2*authorityLifetime)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if want := parse(t, authority.CertificatePEM()).NotAfter; !leaf.NotAfter.Equal(want) {
+		t.Errorf("it expires at %s, the authority at %s", leaf.NotAfter, want)
+	}
+}
+
+func TestLoadAuthority(t *testing.T) {
+	_, key := newKey(t)
+	stored, err := NewAuthorityForKey("prod", key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	loaded, err := LoadAuthority(stored.CertificatePEM(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(loaded.CertificatePEM(), stored.CertificatePEM()) || loaded.CommonName() != "prod" {
+		t.Errorf("the certificate of %q is another", loaded.CommonName())
+	}
+	leafKey, _ := newKey(t)
+	leaf, err := loaded.SignClient(Client{ID: "prod", Tenant: "a", Role: RoleOperator}, leafKey, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := verify(leaf, stored.CertificatePEM()); err != nil {
+		t.Errorf("what it issued is not trusted: %v", err)
+	}
+
+	_, otherKey := newKey(t)
+	certPEM, _, err := stored.IssueServer([]string{"localhost"}, time.Hour)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tc := range []struct {
+		name string
+		cert []byte
+		key  ed25519.PrivateKey
+		want string
+	}{
+		{"another key", stored.CertificatePEM(), otherKey, `authority "CN=prod" belongs to another key`},
+		{"a leaf", certPEM, key, "is not that of an authority"},
+		{"no PEM", []byte("certificate"), key, "no PEM block found"},
+		{"a broken certificate", pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: []byte("x")}), key, "malformed certificate"},
+	} {
+		if _, err := LoadAuthority(tc.cert, tc.key); err == nil || !strings.Contains(err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", tc.name, err, tc.want)
+		}
+	}
+}
+
+func TestKeysRoundTrip(t *testing.T) {
+	public, private := newKey(t)
+	privatePEM, err := EncodePrivateKey(private)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ParsePrivateKey(privatePEM); err != nil || !got.Equal(private) {
+		t.Errorf("the private key is another: %v", err)
+	}
+	publicPEM, err := EncodePublicKey(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, err := ParsePublicKey(publicPEM); err != nil || !got.Equal(public) {
+		t.Errorf("the public key is another: %v", err)
+	}
+}
+
+func TestKeysAreEd25519(t *testing.T) {
+	other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	privateDER, err := x509.MarshalPKCS8PrivateKey(other)
+	if err != nil {
+		t.Fatal(err)
+	}
+	publicDER, err := x509.MarshalPKIXPublicKey(other.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	block := func(blockType string, data []byte) []byte {
+		return pem.EncodeToMemory(&pem.Block{Type: blockType, Bytes: data})
+	}
+	private := func(data []byte) error { _, err := ParsePrivateKey(data); return err }
+	public := func(data []byte) error { _, err := ParsePublicKey(data); return err }
+	for _, tc := range []struct {
+		name string
+		err  error
+		want string
+	}{
+		{"no private key", private(nil), "no PEM block found"},
+		{"a public key for a private one", private(block(publicKeyBlock, publicDER)), `of type "PUBLIC KEY", needs to be "PRIVATE KEY"`},
+		{"a broken private key", private(block(privateKeyBlock, []byte("secret"))), "is not PKCS #8"},
+		{"a private key of another kind", private(block(privateKeyBlock, privateDER)), "needs to be Ed25519"},
+		{"no public key", public([]byte("key")), "no PEM block found"},
+		{"a private key for a public one", public(block(privateKeyBlock, privateDER)), `of type "PRIVATE KEY", needs to be "PUBLIC KEY"`},
+		{"a broken public key", public(block(publicKeyBlock, []byte("key"))), "reading the public key"},
+		{"a public key of another kind", public(block(publicKeyBlock, publicDER)), "needs to be Ed25519"},
+	} {
+		if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) {
+			t.Errorf("%s: got %v, want %q", tc.name, tc.err, tc.want)
+		}
+	}
+}
+
+func TestServingIsIssuedAnewInTime(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		serving := NewServing(newAuthority(t), []string{"127.0.0.1", "localhost"})
+		config := serving.Config()
+		leaf := func() *x509.Certificate {
+			t.Helper()
+			certificate, err := config.GetCertificate(nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return certificate.Leaf
+		}
+		first := leaf()
+		for _, host := range []string{"127.0.0.1", "localhost"} {
+			if err := first.VerifyHostname(host); err != nil {
+				t.Error(err)
+			}
+		}
+		if again := leaf(); again != first {
+			t.Error("it was issued anew although it is good")
+		}
+		// At no time is there one that is about to expire.
+		for range 100 {
+			<-time.After(servingLifetime / 7)
+			if left := time.Until(leaf().NotAfter); left < servingLifetime/3-time.Second {
+				t.Fatalf("a certificate with %s left was served", left)
+			}
+		}
+		if _, err := NewServing(newAuthority(t), nil).Config().GetCertificate(nil); err == nil {
+			t.Error("a certificate without hosts was issued")
+		}
+	})
+}
