@@ -4,12 +4,16 @@
 package groups
 
 import (
-	"os"
-	"path/filepath"
+	"context"
+	"errors"
+	"slices"
 	"testing"
+	"time"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
 )
 
 // The groups of the tests: main and plain are static, others are dynamic.
@@ -19,47 +23,81 @@ var (
 	dynamic = instance.GroupKey{Tenant: "default", Group: "dynamic"}
 )
 
-// Parts of the configuration, so that a test can have a shard without some.
-const (
-	templates = `{
-		"worker": {"kind": "knd", "arch": "amd64", "size": 2, "instance_type": "m7i.large", "subnet_pool": "open", "vars": {"role": "worker", "tier": "one"}},
-		"arm": {"kind": "arm", "arch": "arm64", "instance_type": "m7g.large", "subnet_pool": "closed"},
-		"bare": {"kind": "bar", "arch": "amd64"},
-	}`
-	static = `{"default": {
-		"main": {"template": "worker", "size": 3, "instance_type": "c7i.large", "subnet_pool": "closed", "vars": {"role": "main", "own": "yes"}},
-		"plain": {"template": "worker"},
-	}}`
-	pools = `{"open": ["subnet-a"], "other": ["subnet-b"], "closed": ["subnet-c"]}`
-)
+// object of the dynamic groups in the storage.
+const objectKey = "groups/us-west-2a.jsonc"
 
-// newConfig returns the configuration of a shard in which dynamic groups may
-// have the pools open and other, not closed.
-func newConfig(t *testing.T, static string) *config.Config {
-	t.Helper()
-	c, err := config.Parse([]byte(`{
-		"cluster": {"id": "test"},
-		"shard": {
-			"id": "us-west-2a",
-			"infra": {"provider": "kwok", "region": "us-west-2", "zone": "us-west-2a", "options": {"kubeconfig": "k"}},
-			"bind": {"health_addr": ":0", "operator_addr": ":0"},
-			"tls": {"ca": "ca", "cert": "cert", "key": "key"},
-			"subnet_pools": `+pools+`,
-			"dynamic_subnet_pools": ["open", "other"],
+// newConfig returns the configuration of a shard with the static groups main and
+// plain, in which dynamic groups may have the pools open and other, not closed.
+func newConfig() *config.Config {
+	return newConfigWith(map[string]config.Group{
+		"main": {
+			Template: "worker", Size: new(int32(3)), InstanceType: "c7i.large", SubnetPool: "closed",
+			Vars:         map[string]string{"role": "main", "own": "yes"},
+			Args:         map[string]any{"labels": map[string]any{"own": "yes"}},
+			DrainTimeout: new(time.Minute),
 		},
-		"templates": `+templates+`,
-		"groups": `+static+`,
-	}`), "")
+		"plain": {Template: "worker"},
+	})
+}
+
+// newConfigWith returns it with other static groups of the default tenant.
+func newConfigWith(static map[string]config.Group) *config.Config {
+	types := map[string]instance.Type{}
+	for _, name := range []string{"c7i.large", "m7i.large", "m7i.xlarge", "r7i.large", "t3.large"} {
+		types[name] = instance.Type{Name: name, Arch: instance.ArchAMD64}
+	}
+	types["m7g.large"] = instance.Type{Name: "m7g.large", Arch: instance.ArchARM64}
+	return &config.Config{
+		ClusterID: "test",
+		Shard: config.Shard{
+			ID:                  "us-west-2a",
+			Infra:               config.Infra{Provider: config.ProviderKwok, Kwok: config.Kwok{InstanceTypes: types}},
+			SubnetPools:         map[string][]string{"open": {"subnet-a"}, "other": {"subnet-b"}, "closed": {"subnet-c"}},
+			DynamicSubnetPools:  []string{"open", "other"},
+			DefaultDrainTimeout: 5 * time.Minute,
+		},
+		Defaults: config.Defaults{
+			Userdata: config.Userdata{Inline: "#!/bin/sh"},
+			Vars:     map[string]string{"tier": "none", "region": "west"},
+			Args:     map[string]any{"labels": map[string]any{"tier": "none", "region": "west"}},
+			Files:    map[string]config.File{"a.env": {Kind: "env", Content: map[string]any{"A": "default"}}},
+		},
+		Templates: map[string]config.Template{
+			"worker": {
+				Kind: "knd", Arch: instance.ArchAMD64, Size: 2, InstanceType: "m7i.large", SubnetPool: "open",
+				Vars:  map[string]string{"role": "worker", "tier": "one"},
+				Args:  map[string]any{"labels": map[string]any{"tier": "one"}},
+				Files: map[string]config.File{"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}}},
+			},
+			"arm": {
+				Kind: "arm", Arch: instance.ArchARM64, Size: 1, InstanceType: "m7g.large", SubnetPool: "closed",
+				Userdata: config.Userdata{URL: "https://example.com/arm", Encoding: config.EncodingBase64},
+			},
+			"bare": {Kind: "bar", Arch: instance.ArchAMD64, Size: 1},
+		},
+		Groups: map[string]map[string]config.Group{"default": static},
+	}
+}
+
+// newStorage returns the storage of a cluster that nobody has used.
+func newStorage(t testing.TB) storage.Store {
+	t.Helper()
+	store, err := file.Open(t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return c
+	return store
 }
 
-// open opens the store of folder dir with the usual configuration.
-func open(t *testing.T, dir string) *Store {
+// open opens the groups in the storage with the usual configuration.
+func open(t testing.TB, store storage.Store) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), newConfig(t, static), dir)
+	return openWith(t, store, newConfig())
+}
+
+func openWith(t testing.TB, store storage.Store, c *config.Config) *Store {
+	t.Helper()
+	s, err := Open(t.Context(), c, store)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -67,9 +105,9 @@ func open(t *testing.T, dir string) *Store {
 }
 
 // upsert makes a change that must succeed.
-func upsert(t *testing.T, s *Store, key instance.GroupKey, change Change) *Group {
+func upsert(t testing.TB, s *Store, key instance.GroupKey, change Change) *Group {
 	t.Helper()
-	group, _, err := s.Upsert(key, change)
+	group, _, err := s.Upsert(t.Context(), key, change)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +115,7 @@ func upsert(t *testing.T, s *Store, key instance.GroupKey, change Change) *Group
 }
 
 // get returns a group that must exist.
-func get(t *testing.T, s *Store, key instance.GroupKey) *Group {
+func get(t testing.TB, s *Store, key instance.GroupKey) *Group {
 	t.Helper()
 	group, found := s.Get(key)
 	if !found {
@@ -86,19 +124,78 @@ func get(t *testing.T, s *Store, key instance.GroupKey) *Group {
 	return group
 }
 
-// readFile returns the groups file of folder dir, "" when there is none.
-func readFile(t *testing.T, dir string) string {
+// snapshot returns all groups of a store.
+func snapshot(t *testing.T, s *Store) map[instance.GroupKey]*Group {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(dir, "us-west-2a.jsonc"))
-	if err != nil && !os.IsNotExist(err) {
-		t.Fatal(err)
+	groups := map[instance.GroupKey]*Group{}
+	for _, key := range s.Keys() {
+		groups[key] = get(t, s, key)
 	}
-	return string(data)
+	return groups
 }
 
-func writeFile(t *testing.T, dir, content string) {
+// readObject returns the object of the groups, the zero value when there is none.
+func readObject(t testing.TB, store storage.Store) storage.Object {
 	t.Helper()
-	if err := os.WriteFile(filepath.Join(dir, "us-west-2a.jsonc"), []byte(content), 0o600); err != nil {
+	object, err := store.Get(t.Context(), objectKey)
+	if err != nil && !errors.Is(err, storage.ErrNotFound) {
 		t.Fatal(err)
 	}
+	return object
+}
+
+// createObject stores groups as an earlier server may have.
+func createObject(t testing.TB, store storage.Store, content string) {
+	t.Helper()
+	if _, err := store.Create(t.Context(), objectKey, []byte(content)); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// trouble is a storage that can be reached badly. It counts what arrives.
+type trouble struct {
+	storage.Store
+	writes int
+	// before and after are errors of the next writes, one each: before the write
+	// is done or after it. A nil is a write that goes well.
+	before, after []error
+	// reading is the error of every Get.
+	reading error
+}
+
+func (s *trouble) Get(ctx context.Context, key string) (storage.Object, error) {
+	if s.reading != nil {
+		return storage.Object{}, s.reading
+	}
+	return s.Store.Get(ctx, key)
+}
+
+func (s *trouble) Create(ctx context.Context, key string, data []byte) (string, error) {
+	return s.write(func() (string, error) { return s.Store.Create(ctx, key, data) })
+}
+
+func (s *trouble) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
+	return s.write(func() (string, error) { return s.Store.Replace(ctx, key, data, etag) })
+}
+
+func (s *trouble) write(do func() (string, error)) (string, error) {
+	s.writes++
+	if err := take(&s.before); err != nil {
+		return "", err
+	}
+	etag, err := do()
+	if err == nil {
+		err = take(&s.after)
+	}
+	return etag, err
+}
+
+// take returns the first of list, which it removes, nil when there is none.
+func take(list *[]error) error {
+	if len(*list) == 0 {
+		return nil
+	}
+	first := (*list)[0]
+	*list = slices.Delete(*list, 0, 1)
+	return first
 }

@@ -8,7 +8,6 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
-	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
@@ -31,7 +30,7 @@ func (s *Store) Reconfigure(ctx context.Context, next *config.Config) error {
 	content := s.content
 	for key, group := range s.groups {
 		if _, named := next.Groups[key.Tenant][key.Group]; group.Static && !named {
-			content = content.with(key, &stored{WhenDropped: group.asDynamic()})
+			content = content.with(key, &stored{WhenDropped: asDynamic(s.config, group)})
 		}
 	}
 	return s.apply(ctx, next, content, s.config.CheckReplacement(next))
@@ -47,15 +46,15 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	}
 	mistakes := toErrors(problems)
 	if len(unfit) > 0 {
-		mistakes = append(mistakes, fmt.Errorf("dynamic groups in %s:\n%w", s.file.path, errors.Join(toErrors(unfit)...)))
+		mistakes = append(mistakes, fmt.Errorf("dynamic groups in %s:\n%w", s.object.key, errors.Join(toErrors(unfit)...)))
 	}
 	if len(mistakes) > 0 {
 		return &config.InvalidError{Mistakes: errors.Join(mistakes...)}
 	}
 
-	content = content.remember(groups)
+	content = content.remember(next, groups)
 	if !reflect.DeepEqual(content, s.content) {
-		if err := s.file.write(content); err != nil {
+		if err := s.object.write(ctx, content); err != nil {
 			return fmt.Errorf("settling the groups: %w", err)
 		}
 		s.content = content
@@ -77,7 +76,7 @@ func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, 
 	for tenant, configured := range c.Groups {
 		for name := range configured {
 			key := instance.GroupKey{Tenant: tenant, Group: name}
-			group, err := merge(c, key, content[tenant][name])
+			group, err := merge(c, key, content.get(key))
 			if err != nil {
 				return nil, nil, err
 			}
@@ -86,7 +85,7 @@ func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, 
 	}
 	var problems field.ErrorList
 	for _, key := range content.keys() {
-		override := content[key.Tenant][key.Group]
+		override := content.get(key)
 		group, err := merge(c, key, override)
 		if err != nil {
 			return nil, nil, err
@@ -102,7 +101,7 @@ func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, 
 func (c content) settle(next *config.Config) (settled content, dropped []instance.GroupKey) {
 	settled = c
 	for _, key := range c.keys() {
-		override := c[key.Tenant][key.Group]
+		override := c.get(key)
 		if _, named := next.Groups[key.Tenant][key.Group]; !named && override != nil && override.WhenDropped != nil {
 			settled = settled.with(key, override.WhenDropped)
 			dropped = append(dropped, key)
@@ -112,30 +111,23 @@ func (c content) settle(next *config.Config) (settled content, dropped []instanc
 }
 
 // remember returns c with what each static group in it is to become when a
-// configuration drops it, be that while the server does not run.
-func (c content) remember(groups map[instance.GroupKey]*Group) content {
+// configuration drops it, be that while the server does not run. groups are those
+// of next.
+func (c content) remember(next *config.Config, groups map[instance.GroupKey]*Group) content {
 	remembered := c
 	for _, key := range c.keys() {
-		override, group := *c[key.Tenant][key.Group], groups[key]
-		if !group.Static || reflect.DeepEqual(override.WhenDropped, group.asDynamic()) {
+		group := groups[key]
+		if !group.Static {
 			continue
 		}
-		override.WhenDropped = group.asDynamic()
+		override, dynamic := *c.get(key), asDynamic(next, group)
+		if reflect.DeepEqual(override.WhenDropped, dynamic) {
+			continue
+		}
+		override.WhenDropped = dynamic
 		remembered = remembered.with(key, &override)
 	}
 	return remembered
-}
-
-// keys returns the keys of all groups of which something is stored, in order.
-func (c content) keys() []instance.GroupKey {
-	var keys []instance.GroupKey
-	for tenant, groups := range c {
-		for name := range groups {
-			keys = append(keys, instance.GroupKey{Tenant: tenant, Group: name})
-		}
-	}
-	slices.SortFunc(keys, instance.GroupKey.Compare)
-	return keys
 }
 
 func toErrors(list field.ErrorList) []error {

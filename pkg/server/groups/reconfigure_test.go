@@ -5,17 +5,16 @@ package groups
 
 import (
 	"errors"
-	"fmt"
-	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // wantDynamic expects that a group is dynamic and otherwise as before.
@@ -39,9 +38,9 @@ func reconfigure(t *testing.T, s *Store, next *config.Config) {
 
 // wantSame expects that a start with the configuration in force finds the groups
 // of s.
-func wantSame(t *testing.T, s *Store, dir string) {
+func wantSame(t *testing.T, s *Store, store storage.Store) {
 	t.Helper()
-	after, err := Open(t.Context(), s.Config(), dir)
+	after, err := Open(t.Context(), s.Config(), store)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -52,14 +51,14 @@ func wantSame(t *testing.T, s *Store, dir string) {
 
 func TestReconfigure(t *testing.T) {
 	t.Run("static groups that are dropped go on", func(t *testing.T) {
-		dir := t.TempDir()
-		s := open(t, dir)
+		store := newStorage(t)
+		s := open(t, store)
 		upsert(t, s, main, Change{Size: 8, InstanceType: "r7i.large", Vars: map[string]string{"x": "y"}})
 		before, untouched := *get(t, s, main), *get(t, s, plain)
-		reconfigure(t, s, newConfig(t, `{}`))
+		reconfigure(t, s, newConfigWith(nil))
 		wantDynamic(t, s, before)
 		wantDynamic(t, s, untouched)
-		wantSame(t, s, dir)
+		wantSame(t, s, store)
 
 		// They are an operator's now: to change as a whole, and to delete. The
 		// pool that they have may stay, though it is not for dynamic groups.
@@ -69,52 +68,51 @@ func TestReconfigure(t *testing.T) {
 		if got := upsert(t, s, main, Change{Template: "bare", SubnetPools: []string{"other"}}); got.Template != "bare" || got.SubnetPools[0] != "other" {
 			t.Errorf("is %+v", got)
 		}
-		if changed, err := s.Delete(plain); !changed || err != nil {
+		if changed, err := s.Delete(t.Context(), plain); !changed || err != nil {
 			t.Errorf("deleting gives %t, %v", changed, err)
 		}
 		if group, found := s.Get(plain); found {
 			t.Errorf("is still there: %+v", group)
 		}
-		wantSame(t, s, dir)
+		wantSame(t, s, store)
 	})
 	t.Run("a dynamic group becomes static, and dynamic again", func(t *testing.T) {
-		dir := t.TempDir()
-		s := open(t, dir)
+		store := newStorage(t)
+		s := open(t, store)
 		upsert(t, s, dynamic, Change{Template: "worker", Size: 8, SubnetPools: []string{"other"}})
-		reconfigure(t, s, newConfig(t, `{"default": {"dynamic": {"template": "bare", "size": 1, "instance_type": "t3.large", "subnet_pool": "closed"}}}`))
+		reconfigure(t, s, newConfigWith(map[string]config.Group{
+			"dynamic": {Template: "bare", Size: new(int32(1)), InstanceType: "t3.large", SubnetPool: "closed", Args: map[string]any{"a": "b"}, DrainTimeout: new(time.Hour)},
+		}))
 		group := *get(t, s, dynamic)
 		if !group.Static || group.Template != "bare" || group.Size != 8 || !cmp.Equal(group.SubnetPools, []string{"closed"}) {
 			t.Errorf("is %+v, want the configured template and pool, and the stored size", group)
 		}
-		wantSame(t, s, dir)
-		reconfigure(t, s, newConfig(t, `{}`))
+		wantSame(t, s, store)
+		reconfigure(t, s, newConfigWith(nil))
 		wantDynamic(t, s, group)
-		wantSame(t, s, dir)
+		wantSame(t, s, store)
 	})
 	t.Run("a static group comes, changes, and keeps what operators changed", func(t *testing.T) {
-		dir := t.TempDir()
-		s, err := Open(t.Context(), newConfig(t, `{}`), dir)
-		if err != nil {
-			t.Fatal(err)
-		}
-		reconfigure(t, s, newConfig(t, `{"default": {"main": {"template": "worker", "size": 1}}}`))
+		store := newStorage(t)
+		s := openWith(t, store, newConfigWith(nil))
+		reconfigure(t, s, newConfigWith(map[string]config.Group{"main": {Template: "worker", Size: new(int32(1))}}))
 		if group := get(t, s, main); !group.Static || group.Size != 1 {
 			t.Errorf("is %+v", group)
 		}
-		reconfigure(t, s, newConfig(t, `{"default": {"main": {"template": "worker", "size": 2}}}`))
+		reconfigure(t, s, newConfigWith(map[string]config.Group{"main": {Template: "worker", Size: new(int32(2))}}))
 		if size := get(t, s, main).Size; size != 2 {
 			t.Errorf("the size is %d, want 2", size)
 		}
-		if content := readFile(t, dir); content != "" {
-			t.Errorf("what the configuration says was stored: %s", content)
+		if object := readObject(t, store); object.ETag != "" {
+			t.Errorf("what the configuration says was stored: %s", object.Data)
 		}
 		upsert(t, s, main, Change{Size: 5})
-		reconfigure(t, s, newConfig(t, `{"default": {"main": {"template": "arm", "size": 3}}}`))
+		reconfigure(t, s, newConfigWith(map[string]config.Group{"main": {Template: "arm", Size: new(int32(3))}}))
 		if group := get(t, s, main); group.Size != 5 || group.InstanceType != "m7g.large" {
 			t.Errorf("is %+v, want the new template and the operator's size", group)
 		}
-		wantSame(t, s, dir)
-		if _, err := s.Delete(main); err != nil {
+		wantSame(t, s, store)
+		if _, err := s.Delete(t.Context(), main); err != nil {
 			t.Fatal(err)
 		}
 		if size := get(t, s, main).Size; size != 3 {
@@ -122,10 +120,10 @@ func TestReconfigure(t *testing.T) {
 		}
 	})
 	t.Run("what is not a group's own follows the template", func(t *testing.T) {
-		dir := t.TempDir()
-		s := open(t, dir)
+		store := newStorage(t)
+		s := open(t, store)
 		upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
-		next := newConfig(t, static)
+		next := newConfig()
 		worker := next.Templates["worker"]
 		worker.InstanceType, worker.Vars = "c7i.large", map[string]string{"role": "other"}
 		next.Templates["worker"] = worker
@@ -137,18 +135,15 @@ func TestReconfigure(t *testing.T) {
 		}
 	})
 	t.Run("nothing is written when nothing differs", func(t *testing.T) {
-		dir := t.TempDir()
-		s := open(t, dir)
+		store := &trouble{Store: newStorage(t)}
+		s := open(t, store)
 		upsert(t, s, main, Change{Size: 8})
 		upsert(t, s, dynamic, Change{Template: "worker"})
-		before, err := os.Stat(filepath.Join(dir, "us-west-2a.jsonc"))
-		if err != nil {
-			t.Fatal(err)
-		}
-		reconfigure(t, s, newConfig(t, static))
-		wantSame(t, s, dir)
-		if after, err := os.Stat(filepath.Join(dir, "us-west-2a.jsonc")); err != nil || !os.SameFile(before, after) {
-			t.Errorf("the file was written: %v", err)
+		before := store.writes
+		reconfigure(t, s, newConfig())
+		wantSame(t, s, store)
+		if writes := store.writes - before; writes != 0 {
+			t.Errorf("there were %d writes", writes)
 		}
 	})
 }
@@ -180,13 +175,13 @@ func TestReconfigureRefuses(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			dir := t.TempDir()
-			s := open(t, dir)
+			store := newStorage(t)
+			s := open(t, store)
 			upsert(t, s, dynamic, Change{Template: "bare", Size: 1, InstanceType: "t3.large", SubnetPools: []string{"other"}})
 			upsert(t, s, main, Change{Size: 5, InstanceType: "r7i.large"})
-			inForce, before, file := s.Config(), snapshot(t, s), readFile(t, dir)
+			inForce, before, object := s.Config(), snapshot(t, s), readObject(t, store)
 
-			next := newConfig(t, static)
+			next := newConfig()
 			tc.change(next)
 			err := s.Reconfigure(t.Context(), next)
 			if _, ok := errors.AsType[*config.InvalidError](err); !ok {
@@ -200,7 +195,7 @@ func TestReconfigureRefuses(t *testing.T) {
 			if got := strings.Count(err.Error(), " value: "); got != len(tc.want) {
 				t.Errorf("there are %d mistakes, want %d: %v", got, len(tc.want), err)
 			}
-			wantNothingChanged(t, s, inForce, dir, file)
+			wantNothingChanged(t, s, inForce, store, object)
 			if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
 				t.Errorf("groups (-before +after):\n%s", diff)
 			}
@@ -208,53 +203,45 @@ func TestReconfigureRefuses(t *testing.T) {
 	}
 }
 
-func wantNothingChanged(t *testing.T, s *Store, inForce *config.Config, dir, file string) {
+func wantNothingChanged(t *testing.T, s *Store, inForce *config.Config, store storage.Store, object storage.Object) {
 	t.Helper()
 	if s.Config() != inForce {
 		t.Error("another configuration is in force")
 	}
-	if diff := cmp.Diff(file, readFile(t, dir)); diff != "" {
-		t.Errorf("the file has changed (-before +after):\n%s", diff)
+	if diff := cmp.Diff(object, readObject(t, store)); diff != "" {
+		t.Errorf("the object has changed (-before +after):\n%s", diff)
 	}
 }
 
 func TestReconfigureThatCannotBeStored(t *testing.T) {
-	dir := t.TempDir()
-	s := open(t, dir)
+	full := errors.New("disk full")
+	store := &trouble{Store: newStorage(t)}
+	s := open(t, store)
 	upsert(t, s, main, Change{Size: 5})
-	inForce, before, file := s.Config(), snapshot(t, s), readFile(t, dir)
-	obstacle := filepath.Join(dir, "us-west-2a.jsonc.tmp")
-	if err := os.Mkdir(obstacle, 0o700); err != nil {
-		t.Fatal(err)
-	}
-	err := s.Reconfigure(t.Context(), newConfig(t, `{}`))
-	if _, invalid := errors.AsType[*config.InvalidError](err); err == nil || invalid || !strings.Contains(err.Error(), obstacle) {
+	inForce, before, object := s.Config(), snapshot(t, s), readObject(t, store)
+	store.before = []error{full}
+	err := s.Reconfigure(t.Context(), newConfigWith(nil))
+	if _, invalid := errors.AsType[*config.InvalidError](err); !errors.Is(err, full) || invalid {
 		t.Errorf("got %T %v, want an error of the storage", err, err)
 	}
-	wantNothingChanged(t, s, inForce, dir, file)
+	wantNothingChanged(t, s, inForce, store, object)
 	if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
 		t.Errorf("groups (-before +after):\n%s", diff)
 	}
-	if err := os.Remove(obstacle); err != nil {
-		t.Fatal(err)
-	}
-	reconfigure(t, s, newConfig(t, `{}`))
-	wantSame(t, s, dir)
+	reconfigure(t, s, newConfigWith(nil))
+	wantSame(t, s, store)
 }
 
 // TestReconfigureIsOneStep looks at a store all the time that two configurations
 // take turns and operators change groups: no group is of another configuration
 // than the rest, and no change of an operator is lost.
 func TestReconfigureIsOneStep(t *testing.T) {
-	dir := t.TempDir()
+	store := newStorage(t)
 	groupsOf := func(template string) *config.Config {
-		return newConfig(t, fmt.Sprintf(`{"default": {"main": {"template": %q}, "plain": {"template": %q}}}`, template, template))
+		return newConfigWith(map[string]config.Group{"main": {Template: template}, "plain": {Template: template}})
 	}
 	worker, arm := groupsOf("worker"), groupsOf("arm")
-	s, err := Open(t.Context(), worker, dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	s := openWith(t, store, worker)
 	const turns = 25
 	var changing sync.WaitGroup
 	changing.Go(func() {
@@ -290,5 +277,5 @@ func TestReconfigureIsOneStep(t *testing.T) {
 	if first, second := get(t, s, main).Size, get(t, s, dynamic).Size; first != turns-1 || second != turns-1 {
 		t.Errorf("the sizes are %d and %d, want %d", first, second, turns-1)
 	}
-	wantSame(t, s, dir)
+	wantSame(t, s, store)
 }

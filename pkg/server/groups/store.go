@@ -7,24 +7,27 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"os"
-	"path/filepath"
 	"reflect"
 	"slices"
 	"sync"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // Store holds the groups of one shard. It is safe for use by several
 // goroutines: reads are answered from memory, also while a change is stored.
+//
+// It takes itself for the only one that writes. An error that wraps
+// storage.ErrConflict says that it is not: another server leads the shard, this
+// Store is out of date, and so is every later change that it is asked for.
 type Store struct {
-	file file
-
-	// writing serialises changes. It guards content.
+	// writing serialises changes. It guards object and content.
 	writing sync.Mutex
-	// content is what the file holds.
+	object  object
+	// content is what the object holds as far as that was told to callers: a
+	// change that failed is not in it.
 	content content
 
 	// mu guards what follows, which is only changed with writing held too.
@@ -35,25 +38,22 @@ type Store struct {
 	groups map[instance.GroupKey]*Group
 }
 
-// Open reads the groups file of the shard below folder dir, which it creates
-// when it is missing. A file that is damaged, or holds a group whose template,
-// instance type or subnet pool is no longer configured, is an error: to go on
-// without it would end instances.
+// Open reads the dynamic groups of the shard from store. No object means that
+// there are none. One that is damaged, or holds a group whose template, instance
+// type or subnet pool is no longer configured, is an error: to go on without it
+// would end instances.
 //
 // A static group that c does not name any more has become a dynamic one as by
 // Reconfigure, if an operator changed it while it was static. Nothing is known
 // of one that was not: it is gone.
-func Open(ctx context.Context, c *config.Config, dir string) (*Store, error) {
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		return nil, fmt.Errorf("creating the folder of the dynamic groups: %w", err)
-	}
-	s := &Store{file: file{path: filepath.Join(dir, c.Shard.ID+".jsonc")}}
-	var err error
-	if s.content, err = s.file.read(); err != nil {
-		return nil, err
-	}
+func Open(ctx context.Context, c *config.Config, store storage.Store) (*Store, error) {
+	s := &Store{object: object{store: store, key: storage.GroupsKey(c.Shard.ID)}}
 	s.writing.Lock()
 	defer s.writing.Unlock()
+	var err error
+	if s.content, err = s.object.read(ctx); err != nil {
+		return nil, err
+	}
 	if err := s.apply(ctx, c, s.content, nil); err != nil {
 		return nil, err
 	}
@@ -85,8 +85,10 @@ func (s *Store) Keys() []instance.GroupKey {
 // Upsert makes or changes a group and returns it, after the change is stored.
 // A change that is stored already is not written again. changed tells whether
 // the group is another now. The error is an *InvalidError, a *RestrictedError,
-// or one of the storage; then nothing has changed.
-func (s *Store) Upsert(key instance.GroupKey, change Change) (group *Group, changed bool, err error) {
+// or one of the storage; then nothing has changed, except that after an error of
+// the storage other than storage.ErrConflict the change may be found stored after
+// a restart.
+func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change) (group *Group, changed bool, err error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, false, err
 	}
@@ -94,7 +96,7 @@ func (s *Store) Upsert(key instance.GroupKey, change Change) (group *Group, chan
 	defer s.writing.Unlock()
 
 	before, existed := s.Get(key)
-	current := s.content[key.Tenant][key.Group]
+	current := s.content.get(key)
 	_, static := s.config.Groups[key.Tenant][key.Group]
 	next := current.with(change, static)
 	after, err := merge(s.config, key, next)
@@ -102,15 +104,15 @@ func (s *Store) Upsert(key instance.GroupKey, change Change) (group *Group, chan
 		return nil, false, err
 	}
 	if static {
-		next.WhenDropped = after.asDynamic()
+		next.WhenDropped = asDynamic(s.config, after)
 	}
 	if err := validate(s.config, change, before, after); err != nil {
 		return nil, false, err
 	}
-	if reflect.DeepEqual(current, next) {
+	if s.isStored(current, next) {
 		return before, false, nil
 	}
-	if err := s.put(key, next, after); err != nil {
+	if err := s.put(ctx, key, next, after); err != nil {
 		return nil, false, err
 	}
 	return after, !existed || before.ETag != after.ETag, nil
@@ -118,35 +120,43 @@ func (s *Store) Upsert(key instance.GroupKey, change Change) (group *Group, chan
 
 // Delete removes what operators stored of a group: a static group returns to
 // its configured values, a dynamic one is gone. A group that does not exist is
-// not an error. changed tells whether the group is another now.
-func (s *Store) Delete(key instance.GroupKey) (changed bool, err error) {
+// not an error. changed tells whether the group is another now. Errors are as of
+// Upsert.
+func (s *Store) Delete(ctx context.Context, key instance.GroupKey) (changed bool, err error) {
 	if err := ValidateKey(key); err != nil {
 		return false, err
 	}
 	s.writing.Lock()
 	defer s.writing.Unlock()
 
-	if s.content[key.Tenant][key.Group] == nil {
+	if s.isStored(s.content.get(key), nil) {
 		return false, nil
 	}
-	before, _ := s.Get(key)
+	before, existed := s.Get(key)
 	var after *Group
 	if _, static := s.config.Groups[key.Tenant][key.Group]; static {
 		if after, err = merge(s.config, key, nil); err != nil {
 			return false, err
 		}
 	}
-	if err := s.put(key, nil, after); err != nil {
+	if err := s.put(ctx, key, nil, after); err != nil {
 		return false, err
 	}
-	return after == nil || before.ETag != after.ETag, nil
+	return existed && (after == nil || before.ETag != after.ETag), nil
+}
+
+// isStored tells whether next can be acknowledged without writing: it is what
+// the content has, and the object surely is the content. After a write that
+// failed the object may hold what the caller was not told of.
+func (s *Store) isStored(current, next *stored) bool {
+	return s.object.unsure == nil && reflect.DeepEqual(current, next)
 }
 
 // put stores next, or its absence, and then makes after, or its absence,
-// visible. Until the file is written nobody sees the change.
-func (s *Store) put(key instance.GroupKey, next *stored, after *Group) error {
+// visible. Until the object is written nobody sees the change.
+func (s *Store) put(ctx context.Context, key instance.GroupKey, next *stored, after *Group) error {
 	content := s.content.with(key, next)
-	if err := s.file.write(content); err != nil {
+	if err := s.object.write(ctx, content); err != nil {
 		return fmt.Errorf("changing group %s: %w", key, err)
 	}
 	s.content = content

@@ -45,8 +45,10 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 	}
 	problems = append(problems, validateSubnets(c, change, before, after)...)
 	problems = append(problems, validateReferences(c, configPath, after)...)
+	// Arguments are objects, which the wire's map of strings cannot carry.
 	if len(change.Args) > 0 && !after.Static {
-		problems = append(problems, field.Forbidden(configPath.Child("args"), "provider "+c.Shard.Infra.Provider+" takes none"))
+		problems = append(problems, field.Forbidden(configPath.Child("args"),
+			fmt.Sprintf("provider %s takes none from operators, only from the server configuration", c.Shard.Infra.Provider)))
 	}
 	if len(problems) > 0 {
 		return &InvalidError{Group: after.Key, Problems: problems}
@@ -76,8 +78,8 @@ func validateReferences(c *config.Config, path *field.Path, group *Group) field.
 	return problems
 }
 
-// validateStored checks what a groups file holds of a group: it was right when
-// it was written, but the configuration may be another now, and a file can be
+// validateStored checks what is stored of a group: it was right when it was
+// written, but the configuration may be another now, and an object can be
 // edited. group is what has been merged from it.
 func validateStored(c *config.Config, override *stored, group *Group) field.ErrorList {
 	path := field.NewPath(group.Key.Tenant, group.Key.Group)
@@ -93,15 +95,24 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 	if override.Size < 0 {
 		problems = append(problems, field.Invalid(path.Child("size"), override.Size, "must not be negative"))
 	}
+	if !group.Static {
+		problems = append(problems, validateStoredDynamic(c, path, override)...)
+	}
+	return append(problems, validateReferences(c, path, group)...)
+}
+
+// validateStoredDynamic checks what the configuration decides of a static group.
+func validateStoredDynamic(c *config.Config, path *field.Path, override *stored) field.ErrorList {
+	var problems field.ErrorList
 	for i, pool := range override.SubnetPools {
-		if group.Static {
-			break // The configuration decides.
-		}
 		if err := c.Shard.CheckSubnetPool(path.Child("subnet_pools").Index(i), pool); err != nil {
 			problems = append(problems, err)
 		}
 	}
-	return append(problems, validateReferences(c, path, group)...)
+	if timeout := override.DrainTimeout; timeout != nil && timeout.Duration < 0 {
+		problems = append(problems, field.Invalid(path.Child("drain_timeout"), timeout.Duration.String(), "must not be negative"))
+	}
+	return problems
 }
 
 // validateSubnets checks the pools that the change names, and that a dynamic
@@ -132,7 +143,8 @@ func validateSubnets(c *config.Config, change Change, before, after *Group) fiel
 }
 
 // validateStatic refuses to change what the configuration alone decides. Equal
-// values pass, so that an operator may repeat what it was told.
+// values pass, of a subnet pool too, so that an operator may repeat what it was
+// told. Arguments never do: it was told none.
 func validateStatic(change Change, group *Group) field.ErrorList {
 	var problems field.ErrorList
 	forbid := func(name string, value, allowed any) {

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+func TestDelete(t *testing.T) {
+	t.Run("a dynamic group is gone", func(t *testing.T) {
+		s := open(t, newStorage(t))
+		upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+		if changed, err := s.Delete(t.Context(), dynamic); !changed || err != nil {
+			t.Errorf("changed %t, error %v", changed, err)
+		}
+		if group, found := s.Get(dynamic); found {
+			t.Errorf("is still there: %+v", group)
+		}
+	})
+	t.Run("a static group is as configured again", func(t *testing.T) {
+		s := open(t, newStorage(t))
+		before := get(t, s, main)
+		upsert(t, s, main, Change{Size: 8, Vars: map[string]string{"a": "b"}})
+		if changed, err := s.Delete(t.Context(), main); !changed || err != nil {
+			t.Errorf("changed %t, error %v", changed, err)
+		}
+		if diff := cmp.Diff(before, get(t, s, main)); diff != "" {
+			t.Errorf("(-before +after):\n%s", diff)
+		}
+	})
+	for _, key := range []instance.GroupKey{main, dynamic} {
+		t.Run("nothing stored of "+key.String(), func(t *testing.T) {
+			store := newStorage(t)
+			if changed, err := open(t, store).Delete(t.Context(), key); changed || err != nil {
+				t.Errorf("changed %t, error %v", changed, err)
+			}
+			if object := readObject(t, store); object.ETag != "" {
+				t.Errorf("was written: %s", object.Data)
+			}
+		})
+	}
+	t.Run("an ill-formed key", func(t *testing.T) {
+		_, err := open(t, newStorage(t)).Delete(t.Context(), instance.GroupKey{Tenant: "default", Group: "A"})
+		if !errors.As(err, new(*InvalidError)) {
+			t.Errorf("got %v, want an InvalidError", err)
+		}
+	})
+}

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/config"
+)
+
+// TestTheConfigurationChanges restarts with another configuration than that
+// with which the changes were stored.
+func TestTheConfigurationChanges(t *testing.T) {
+	t.Run("static groups are dropped", func(t *testing.T) {
+		store := newStorage(t)
+		s := open(t, store)
+		before := *upsert(t, s, main, Change{Size: 8})
+		s = openWith(t, store, newConfigWith(nil))
+		// One that an operator has changed is dynamic and what it was.
+		wantDynamic(t, s, before)
+		// Nothing is known of one that nobody has.
+		if group, found := s.Get(plain); found {
+			t.Errorf("is still there: %+v", group)
+		}
+	})
+	t.Run("a static group changes before it is dropped", func(t *testing.T) {
+		store := newStorage(t)
+		upsert(t, open(t, store), plain, Change{Size: 8})
+		s := openWith(t, store, newConfigWith(map[string]config.Group{
+			"plain": {Template: "arm", Vars: map[string]string{"a": "b"}, Args: map[string]any{"a": "b"}, DrainTimeout: new(time.Duration(0))},
+		}))
+		before := *get(t, s, plain)
+		if before.Template != "arm" || before.Size != 8 {
+			t.Errorf("is %+v, want the configured template and the stored size", before)
+		}
+		s = openWith(t, store, newConfigWith(nil))
+		wantDynamic(t, s, before)
+	})
+	t.Run("a dynamic group becomes static", func(t *testing.T) {
+		store := newStorage(t)
+		createObject(t, store, `{"default": {"dynamic": {"template": "gone", "size": 8, "subnet_pools": ["gone"]}}}`)
+		s := openWith(t, store, newConfigWith(map[string]config.Group{"dynamic": {Template: "arm", Size: new(int32(1))}}))
+		group := get(t, s, dynamic)
+		if !group.Static || group.Template != "arm" || group.Size != 8 || !cmp.Equal(group.SubnetPools, []string{"closed"}) {
+			t.Errorf("is %+v, want the configured template and pool, and the stored size", group)
+		}
+	})
+	t.Run("a pool is no longer for dynamic groups", func(t *testing.T) {
+		store := newStorage(t)
+		createObject(t, store, `{"default": {"dynamic": {"template": "worker", "size": 1, "subnet_pools": ["closed"]}}}`)
+		s := open(t, store)
+		if size := upsert(t, s, dynamic, Change{Size: 5}).Size; size != 5 {
+			t.Errorf("the size is %d, want 5", size)
+		}
+	})
+}
