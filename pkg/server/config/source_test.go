@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package config
+
+import (
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+// newStore returns a storage with a configuration, unless it is empty, under the
+// key of shard us-west-2a.
+func newStore(t *testing.T, text string) storage.Store {
+	t.Helper()
+	store, err := file.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if text != "" {
+		if _, err := store.Create(t.Context(), "config/us-west-2a.jsonc", []byte(text)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return store
+}
+
+func TestLoad(t *testing.T) {
+	store := newStore(t, example)
+	c, err := Load(t.Context(), store, "us-west-2a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	object, err := store.Get(t.Context(), "config/us-west-2a.jsonc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if s := c.Source; s.Key != "config/us-west-2a.jsonc" || string(s.Data) != example || s.ETag != object.ETag || !s.LastModified.Equal(object.LastModified) {
+		t.Errorf("the source is %s with tag %q of %v, want that of the object", s.Key, s.ETag, s.LastModified)
+	}
+}
+
+func TestLoadFails(t *testing.T) {
+	if _, err := Load(t.Context(), newStore(t, ""), "us-west-2a"); !errors.Is(err, storage.ErrNotFound) || !strings.Contains(err.Error(), "config/us-west-2a.jsonc") {
+		t.Errorf("a configuration that is not there gives %v", err)
+	}
+	for text, want := range map[string]string{
+		`{}`: "cluster.id: Invalid value",
+		strings.Replace(example, `"id": "us-west-2a"`, `"id": "us-west-2b"`, 1): `shard.id: Invalid value: "us-west-2b": must be "us-west-2a"`,
+	} {
+		_, err := Load(t.Context(), newStore(t, text), "us-west-2a")
+		_, invalid := errors.AsType[*InvalidError](err)
+		if !invalid || !strings.HasPrefix(err.Error(), "configuration config/us-west-2a.jsonc:\n"+want) {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
+
+func TestValidate(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	write := func(text string) {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := Validate(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a missing file gives %v", err)
+	}
+	write(`{}`)
+	err := Validate(path)
+	if _, invalid := errors.AsType[*InvalidError](err); !invalid || !strings.HasPrefix(err.Error(), "configuration "+path+":\n") {
+		t.Errorf("a file that is wrong gives %v", err)
+	}
+	write(example)
+	if err := Validate(path); err != nil {
+		t.Errorf("a file that is right gives %v", err)
+	}
+}
+
+func TestReadFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	read := func(text string) Source {
+		t.Helper()
+		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		written := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
+		if err := os.Chtimes(path, written, written); err != nil {
+			t.Fatal(err)
+		}
+		source, err := ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if source.Key != path || string(source.Data) != text || !source.LastModified.Equal(written) {
+			t.Errorf("the source is %s of %v", source.Key, source.LastModified)
+		}
+		return source
+	}
+	// The content makes the tag, and nothing else.
+	x, y := read("x"), read("y")
+	if x.ETag == y.ETag || x.ETag != read("x").ETag {
+		t.Error("tags do not follow the content")
+	}
+}
