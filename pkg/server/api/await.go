@@ -20,7 +20,7 @@ func await[Event any](ctx context.Context, closed, wake <-chan struct{}, take fu
 		case <-ctx.Done():
 			return nil, status.FromContextError(ctx.Err()).Err()
 		case <-closed:
-			return nil, status.Error(codes.Unavailable, "the server is shutting down")
+			return nil, status.Error(codes.Unavailable, "the server stops serving this shard")
 		default:
 		}
 		if event := take(); event != nil {

@@ -21,7 +21,7 @@ type Groups interface {
 	Get(instance.GroupKey) (*groups.Group, bool)
 }
 
-// Instances tells what there is.
+// Instances tells what there is: the instances of a group that are not gone.
 type Instances interface {
 	List(instance.GroupKey) []instance.Instance
 }
@@ -75,7 +75,7 @@ func (b *Board) Refresh(keys ...instance.GroupKey) {
 // group that was deleted shows until its last instance is gone. It is called
 // with the lock held.
 func (b *Board) status(key instance.GroupKey) *nstancev1.GroupStatus {
-	instances := b.instances.List(key)
+	instances := managed(b.instances.List(key))
 	if group, found := b.groups.Get(key); found {
 		return newStatus(group, instances)
 	}

@@ -19,23 +19,27 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/instances"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// OperatorService is the service of that name. What is not here answers
-// Unimplemented. All fields are mandatory.
+// OperatorService is the service of that name for one term of leading the shard.
+// What is not here answers Unimplemented. All fields are mandatory.
 type OperatorService struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
-	Store         *groups.Store
-	Instances     Instances
-	Board         *Board
-	Errors        *Errors
-	Configuration Configuration
-	Issuer        Issuer
-	// Changed is called after a group has been changed and before the caller is
-	// answered.
+	Store          *groups.Store
+	Instances      *instances.Store
+	Board          *Board
+	Errors         *Errors
+	InstanceEvents *InstanceEvents
+	Configuration  Configuration
+	Issuer         Issuer
+	// Changed is called after a group or one of its instances has been changed
+	// and before the caller is answered.
 	Changed func(instance.GroupKey)
+
+	orders orders
 }
 
 // ListGroups returns the groups of the caller's tenant, from memory.
@@ -57,7 +61,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	if wanted == nil {
 		return nil, status.Errorf(codes.InvalidArgument, "group %s: config: Required value", key)
 	}
-	group, changed, err := s.Store.Upsert(key, groups.Change{
+	group, changed, err := s.Store.Upsert(ctx, key, groups.Change{
 		Template:     wanted.GetTemplate(),
 		Size:         wanted.GetSize(),
 		InstanceType: wanted.GetInstanceType(),
@@ -72,7 +76,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	if changed {
 		s.Changed(key)
 	}
-	return newStatus(group, s.Instances.List(key)), nil
+	return newStatus(group, managed(s.Instances.List(key))), nil
 }
 
 // DeleteGroup removes what operators stored of a group. A group that does not
@@ -82,7 +86,7 @@ func (s *OperatorService) DeleteGroup(ctx context.Context, request *nstancev1.De
 	logger := klog.FromContext(ctx)
 	key := instance.GroupKey{Tenant: clientFrom(ctx).Tenant, Group: request.GetKey()}
 	logger.V(2).Info("Received deletion of group", "group", key.Group)
-	changed, err := s.Store.Delete(key)
+	changed, err := s.Store.Delete(ctx, key)
 	if err != nil {
 		logger.Error(err, "Group was not deleted", "group", key.Group)
 		return nil, toStatus(err)

@@ -48,10 +48,19 @@ func newDeletingStatus(key instance.GroupKey, before *nstancev1.GroupStatus, ins
 func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) {
 	status.ProviderIds = nil
 	for _, i := range instances {
-		if i.State == instance.Running {
+		// One that drains runs until it is told to end, and an impaired one runs
+		// too: their Nodes are there. Without a provider's id nobody finds them.
+		runs := i.State == instance.Running || i.State == instance.Impaired
+		if runs && i.ProviderID != "" {
 			status.ProviderIds = append(status.ProviderIds, i.ProviderID)
 		}
 	}
 	slices.Sort(status.ProviderIds)
 	status.ActualSize = int32(len(status.ProviderIds))
+}
+
+// managed returns the instances that the size of their group is about. Those that
+// were ordered one by one are beside it, and outlive it (server document).
+func managed(instances []instance.Instance) []instance.Instance {
+	return slices.DeleteFunc(slices.Clone(instances), func(i instance.Instance) bool { return i.OnDemand })
 }

@@ -5,7 +5,6 @@ package kwok
 
 import (
 	"fmt"
-	"reflect"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,11 +22,13 @@ const (
 	byGroup = "group"
 	// byType is by the name of the instance type.
 	byType = "type"
+	// bySubnet is by the subnet.
+	bySubnet = "subnet"
 )
 
 // newNodeInformer follows the Nodes of one shard and of no other.
 func newNodeInformer(client kubernetes.Interface, cluster, shard string) (cache.SharedIndexInformer, error) {
-	ours := labels.Set{LabelClusterID: cluster, LabelShard: shard}.String()
+	ours := labels.Set{LabelManaged: managed, LabelClusterID: cluster, LabelShard: shard}.String()
 	informer := coreinformers.NewFilteredNodeInformer(client, 0,
 		cache.Indexers{
 			byGroup: func(obj any) ([]string, error) {
@@ -35,6 +36,9 @@ func newNodeInformer(client kubernetes.Interface, cluster, shard string) (cache.
 			},
 			byType: func(obj any) ([]string, error) {
 				return []string{obj.(*corev1.Node).Labels[corev1.LabelInstanceTypeStable]}, nil
+			},
+			bySubnet: func(obj any) ([]string, error) {
+				return []string{obj.(*corev1.Node).Labels[LabelSubnet]}, nil
 			},
 		},
 		func(options *metav1.ListOptions) { options.LabelSelector = ours })
@@ -51,13 +55,17 @@ func strip(obj any) (any, error) {
 	if !ok {
 		return obj, nil
 	}
+	var annotations map[string]string
+	if status, told := node.Annotations[AnnotationProviderStatus]; told {
+		annotations = map[string]string{AnnotationProviderStatus: status}
+	}
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name:              node.Name,
 			UID:               node.UID,
 			ResourceVersion:   node.ResourceVersion,
 			Labels:            node.Labels,
-			CreationTimestamp: node.CreationTimestamp,
+			Annotations:       annotations,
 			DeletionTimestamp: node.DeletionTimestamp,
 		},
 		Spec: corev1.NodeSpec{ProviderID: node.Spec.ProviderID},
@@ -75,7 +83,7 @@ func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventH
 		UpdateFunc: func(oldObj, newObj any) {
 			before, after := oldObj.(*corev1.Node), newObj.(*corev1.Node)
 			// A heartbeat changes nothing of what strip has left.
-			if reflect.DeepEqual(fromNode(before), fromNode(after)) {
+			if fromNode(before) == fromNode(after) {
 				return
 			}
 			if group := groupOf(before); group != groupOf(after) {
@@ -118,6 +126,18 @@ func (p *Provider) node(id string) (*corev1.Node, bool) {
 // nodesOf returns the Nodes of a group from the cache.
 func (p *Provider) nodesOf(group instance.GroupKey) []*corev1.Node {
 	return p.nodesBy(byGroup, group.String())
+}
+
+// nodeGroups returns the groups of the Nodes in the cache.
+func (p *Provider) nodeGroups() map[instance.GroupKey]struct{} {
+	groups := map[instance.GroupKey]struct{}{}
+	for _, value := range p.nodes.GetIndexer().ListIndexFuncValues(byGroup) {
+		// An index value has at least one Node.
+		if nodes := p.nodesBy(byGroup, value); len(nodes) > 0 {
+			groups[groupOf(nodes[0])] = struct{}{}
+		}
+	}
+	return groups
 }
 
 // nodesBy returns the Nodes that have value in an index of the cache.

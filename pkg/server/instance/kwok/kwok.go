@@ -10,6 +10,7 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"math"
 	"slices"
 	"sync"
 	"time"
@@ -39,10 +40,16 @@ const (
 	confirmAfter = time.Minute
 )
 
-// Provider makes and deletes Nodes. A Node that is there is a running instance.
-// What is not yet visible there, an ordered instance or a deletion, is an order
-// that workers carry out.
+// Provider makes and deletes Nodes. A Node that is there is a running instance,
+// unless it says otherwise. What is not yet visible there, an ordered instance or
+// a deletion, is an order that workers carry out.
 type Provider struct {
+	// Bound is put around the context of each call that changes something, so
+	// that none is made by a server that leads no more: orders are carried out
+	// later than they are given. Nil means no such bound. It must not be changed
+	// after Run.
+	Bound func(context.Context) (context.Context, context.CancelFunc)
+
 	config *config.Config
 	client kubernetes.Interface
 	nodes  cache.SharedIndexInformer
@@ -57,8 +64,7 @@ type Provider struct {
 
 // order is what shall become of an instance that the Nodes do not show yet.
 type order struct {
-	spec      instance.Spec
-	createdAt time.Time
+	spec instance.Spec
 	// end is true once the instance shall go, be it there or not.
 	end bool
 }
@@ -116,40 +122,103 @@ func (p *Provider) Synced() <-chan struct{} {
 	return p.synced
 }
 
+// Get returns an instance that is ordered or whose Node is there.
+func (p *Provider) Get(id string) (instance.VM, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.vm(id)
+}
+
 // List returns the instances of a group: those ordered and those whose Node is
 // there.
-func (p *Provider) List(group instance.GroupKey) []instance.Instance {
+func (p *Provider) List(group instance.GroupKey) []instance.VM {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 
-	instances := map[string]instance.Instance{}
+	ids := map[string]struct{}{}
 	for _, node := range p.nodesOf(group) {
-		instances[node.Name] = fromNode(node)
+		ids[node.Name] = struct{}{}
 	}
 	for id, order := range p.orders {
-		if order.spec.Group != group {
-			continue
+		if order.spec.Group == group {
+			ids[id] = struct{}{}
 		}
-		i, there := instances[id]
-		if !there {
-			i = instance.Instance{ID: id, Group: group, State: instance.Pending, CreatedAt: order.createdAt}
-		}
-		if order.end {
-			i.State = instance.Terminating
-		}
-		instances[id] = i
 	}
-	return slices.Collect(maps.Values(instances))
+	vms := make([]instance.VM, 0, len(ids))
+	for id := range ids {
+		if vm, there := p.vm(id); there {
+			vms = append(vms, vm)
+		}
+	}
+	return vms
+}
+
+// vm returns an instance as Node and order together show it. It is called with
+// mu held.
+func (p *Provider) vm(id string) (instance.VM, bool) {
+	node, there := p.node(id)
+	order, ordered := p.orders[id]
+	var vm instance.VM
+	switch {
+	case there:
+		vm = fromNode(node)
+	case ordered:
+		vm = instance.VM{ID: id, Group: order.spec.Group, State: instance.Pending}
+	default:
+		return instance.VM{}, false
+	}
+	if order.end {
+		vm.State = instance.Terminating
+	}
+	return vm, true
+}
+
+// Groups returns the groups of all instances, those of groups that are deleted
+// too.
+func (p *Provider) Groups() []instance.GroupKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	groups := p.nodeGroups()
+	for _, order := range p.orders {
+		groups[order.spec.Group] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(groups))
+}
+
+// Capacity returns what the configuration says of the subnet, less what is there
+// and ordered. A subnet of which it says nothing has always room.
+func (p *Provider) Capacity(_ context.Context, subnet string) (int, error) {
+	capacity, limited := p.config.Shard.Infra.Kwok.SubnetCapacity[subnet]
+	if !limited {
+		return math.MaxInt32, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	taken := p.count(bySubnet, subnet, func(spec instance.Spec) bool { return spec.Subnet == subnet })
+	return max(0, int(capacity)-taken), nil
 }
 
 // Create orders a Node, which appears after the boot delay.
 func (p *Provider) Create(_ context.Context, spec instance.Spec) error {
+	if err := validateArgs(spec.Args); err != nil {
+		return fmt.Errorf("creating instance %s: %w", spec.ID, err)
+	}
+	// There is no machine that would read it, and it has a secret.
+	spec.Userdata = nil
+
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if quota := spec.Type.Quota; quota != nil && p.count(spec.Type.Name) >= int(*quota) {
-		return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, spec.Type.Name)
+	if _, known := p.vm(spec.ID); known {
+		return nil
 	}
-	p.orders[spec.ID] = order{spec: spec, createdAt: createdAt(spec.ID, time.Now())}
+	typeName := spec.Type.Name
+	if quota := spec.Type.Quota; quota != nil {
+		taken := p.count(byType, typeName, func(spec instance.Spec) bool { return spec.Type.Name == typeName })
+		if taken >= int(*quota) {
+			return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, typeName)
+		}
+	}
+	p.orders[spec.ID] = order{spec: spec}
 	p.queue.AddAfter(spec.ID, p.config.Shard.Infra.Kwok.BootDelay)
 	return nil
 }
@@ -204,6 +273,11 @@ func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey), fa
 // carryOut makes one call to the API server. The queue never has two workers at
 // one id, so a deletion cannot overtake a creation that is under way.
 func (p *Provider) carryOut(ctx context.Context, id string, order order, changed func(instance.GroupKey)) error {
+	if p.Bound != nil {
+		bounded, cancel := p.Bound(ctx)
+		defer cancel()
+		ctx = bounded
+	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
 	nodes := p.client.CoreV1().Nodes()

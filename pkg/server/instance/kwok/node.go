@@ -11,18 +11,44 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// Labels that associate a Node with what it belongs to. By the first two a
-// shard finds its instances again (server document).
+// Labels that associate a Node with what it belongs to. By the first three a
+// shard finds its instances again (server document); by tenant and group it takes
+// in those of which it has no record.
 const (
+	LabelManaged    = "nstance.dev/managed"
 	LabelClusterID  = "nstance.dev/cluster-id"
 	LabelShard      = "nstance.dev/shard"
 	LabelTenant     = "nstance.dev/tenant"
 	LabelGroup      = "nstance.dev/group"
 	LabelInstanceID = "nstance.dev/instance-id"
+	LabelSubnet     = "nstance.dev/subnet"
 )
+
+// Annotations for those who look at a Node (server document). Nothing is decided
+// by them.
+const (
+	AnnotationKind     = "nstance.dev/kind"
+	AnnotationTemplate = "nstance.dev/template"
+	// AnnotationCreatedAt is RFC 3339, to the second.
+	AnnotationCreatedAt = "nstance.dev/created-at"
+)
+
+// AnnotationProviderStatus is what a cloud would say of the machine. People and
+// tests set it; the values are below, and any other is that of a machine that
+// runs.
+const AnnotationProviderStatus = "nstance.dev/provider-status"
+
+// Values of AnnotationProviderStatus.
+const (
+	StatusStopped  = "stopped"
+	StatusFailed   = "failed"
+	StatusImpaired = "impaired"
+)
+
+// managed is the value of LabelManaged.
+const managed = "true"
 
 const (
 	fieldManager = "nstance-server"
@@ -54,20 +80,27 @@ func (p *Provider) newNode(spec instance.Spec) *corev1.Node {
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: spec.ID,
-			Labels: map[string]string{
+			Labels: over(argsOf(spec.Args, argLabels), map[string]string{
+				LabelManaged:                   managed,
 				LabelClusterID:                 p.config.ClusterID,
 				LabelShard:                     p.config.Shard.ID,
 				LabelTenant:                    spec.Group.Tenant,
 				LabelGroup:                     spec.Group.Group,
 				LabelInstanceID:                spec.ID,
+				LabelSubnet:                    spec.Subnet,
 				corev1.LabelTopologyRegion:     infra.Region,
 				corev1.LabelTopologyZone:       infra.Zone,
 				corev1.LabelInstanceTypeStable: spec.Type.Name,
 				corev1.LabelArchStable:         spec.Type.Arch,
 				corev1.LabelOSStable:           operatingSystem,
 				corev1.LabelHostname:           spec.ID,
-			},
-			Annotations: map[string]string{annotationFake: "fake"},
+			}),
+			Annotations: over(argsOf(spec.Args, argAnnotations), map[string]string{
+				annotationFake:      "fake",
+				AnnotationKind:      spec.Kind,
+				AnnotationTemplate:  spec.Template,
+				AnnotationCreatedAt: spec.CreatedAt.UTC().Format(time.RFC3339),
+			}),
 		},
 		Spec: corev1.NodeSpec{ProviderID: "kwok:///" + infra.Zone + "/" + spec.ID},
 		Status: corev1.NodeStatus{
@@ -84,30 +117,31 @@ func (p *Provider) newNode(spec instance.Spec) *corev1.Node {
 
 // fromNode reads an instance back. A Node that is there runs, whether or not it
 // is ready: its health is another matter.
-func fromNode(node *corev1.Node) instance.Instance {
-	state := instance.Running
-	if node.DeletionTimestamp != nil {
-		state = instance.Terminating
-	}
-	return instance.Instance{
+func fromNode(node *corev1.Node) instance.VM {
+	return instance.VM{
 		ID:         node.Name,
 		ProviderID: node.Spec.ProviderID,
 		Group:      groupOf(node),
-		State:      state,
-		CreatedAt:  createdAt(node.Name, node.CreationTimestamp.Time),
+		State:      stateOf(node),
+	}
+}
+
+func stateOf(node *corev1.Node) instance.State {
+	if node.DeletionTimestamp != nil {
+		return instance.Terminating
+	}
+	switch node.Annotations[AnnotationProviderStatus] {
+	case StatusStopped:
+		return instance.Stopped
+	case StatusFailed:
+		return instance.Failed
+	case StatusImpaired:
+		return instance.Impaired
+	default:
+		return instance.Running
 	}
 }
 
 func groupOf(node *corev1.Node) instance.GroupKey {
 	return instance.GroupKey{Tenant: node.Labels[LabelTenant], Group: node.Labels[LabelGroup]}
-}
-
-// createdAt reads when an instance was ordered from its id. That is the same
-// before its Node is there and after a restart, and finer than the seconds of a
-// Node's creationTimestamp.
-func createdAt(id string, fallback time.Time) time.Time {
-	if id, err := puidv7.Parse(id); err == nil {
-		return id.Time()
-	}
-	return fallback
 }
