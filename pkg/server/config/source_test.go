@@ -51,7 +51,7 @@ func TestLoadFails(t *testing.T) {
 		t.Errorf("a configuration that is not there gives %v", err)
 	}
 	for text, want := range map[string]string{
-		`{}`: "cluster.id: Invalid value",
+		`{}`: "cluster.secrets.encryption_key: Required value",
 		strings.Replace(example, `"id": "us-west-2a"`, `"id": "us-west-2b"`, 1): `shard.id: Invalid value: "us-west-2b": must be "us-west-2a"`,
 	} {
 		_, err := Load(t.Context(), newStore(t, text), "us-west-2a")
