@@ -1,0 +1,459 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cache
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/go-logr/logr"
+	"github.com/go-logr/logr/funcr"
+	"github.com/google/go-cmp/cmp"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+var epoch = time.Date(2025, 6, 1, 12, 0, 0, 123456789, time.UTC)
+
+// logs returns a context whose log lines go to the slice.
+func logs(t *testing.T) (context.Context, *[]string) {
+	var lines []string
+	logger := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
+	return klog.NewContext(t.Context(), logr.New(logger.GetSink())), &lines
+}
+
+// open opens the cache at path, which is closed with the test.
+func open(ctx context.Context, t *testing.T, path string) *DB {
+	t.Helper()
+	db, err := Open(ctx, path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = db.Close() })
+	return db
+}
+
+func put(t *testing.T, db *DB, rows ...Row) {
+	t.Helper()
+	if err := db.Put(t.Context(), rows...); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// rows returns all rows by id, in order.
+func rows(t *testing.T, db *DB) []Row {
+	t.Helper()
+	rows, err := db.Rows(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.Record.ID, b.Record.ID) })
+	return rows
+}
+
+func shutdown(t *testing.T, db *DB) {
+	t.Helper()
+	if err := db.Close(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// newRows returns n rows that have nothing but what all have.
+func newRows(n int) []Row {
+	rows := make([]Row, n)
+	for i := range rows {
+		rows[i] = Row{
+			ETag: fmt.Sprintf("etag-%d", i),
+			Record: instance.Record{
+				ID: fmt.Sprintf("id-%05d", i), Tenant: "default", Group: fmt.Sprintf("group-%d", i%100),
+				InfraConfigHash: "sha256:" + strings.Repeat("0", 64), CreatedAt: epoch.Add(time.Duration(i)),
+			},
+		}
+	}
+	return rows
+}
+
+func TestRowsComeBackAsTheyWere(t *testing.T) {
+	ctx, lines := logs(t)
+	path := filepath.Join(t.TempDir(), "odd name?mode=ro&%41.db")
+	db := open(ctx, t, path)
+	want := newRows(5)
+	want[1].Record = instance.Record{
+		ID: want[1].Record.ID, Tenant: "acme", Group: "build", OnDemand: true, IdempotencyKey: "k'1",
+		Template: "large", InstanceType: "t3.large", SubnetPool: "open", Vars: map[string]string{"a": "<1>", "b": "é\x00"},
+		InfraConfigHash: "sha256:1", CreatedAt: epoch, ProviderID: "kwok:///a/b",
+	}
+	want[2].Drain = &instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(5 * time.Minute)}
+	want[3].Drain = &instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch, Acknowledged: true}
+	want[3].DeleteReason = instance.ReasonExpired
+	want[4].ETag, want[4].DeleteReason, want[4].DeletedAt = "", instance.ReasonRequested, epoch
+	put(t, db, want...)
+	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
+		t.Errorf("(-put +found):\n%s", diff)
+	}
+	shutdown(t, db)
+	db = open(ctx, t, path)
+	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
+		t.Errorf("after a restart (-put +found):\n%s", diff)
+	}
+
+	want[0].Record.ProviderID, want[0].ETag = "kwok:///a/c", "another"
+	want[2].Drain = nil
+	put(t, db, want[0], want[2])
+	if err := db.Delete(t.Context(), want[1].Record.ID, "unknown"); err != nil {
+		t.Fatal(err)
+	}
+	want = slices.Delete(want, 1, 2)
+	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
+		t.Errorf("after changes (-put +found):\n%s", diff)
+	}
+	if len(*lines) != 0 {
+		t.Errorf("nothing happened, yet it was logged: %q", *lines)
+	}
+}
+
+func TestPurgeRemovesOldTombstonesOnly(t *testing.T) {
+	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
+	all := newRows(4)
+	all[1].DeletedAt = epoch.Add(-time.Nanosecond)
+	all[2].DeletedAt = epoch
+	all[3].DeleteReason = instance.ReasonExpired
+	put(t, db, all...)
+	if err := db.Purge(t.Context(), epoch); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(slices.Delete(all, 1, 2), rows(t, db)); diff != "" {
+		t.Errorf("(-want +found):\n%s", diff)
+	}
+}
+
+func TestNothingIsWrittenInPart(t *testing.T) {
+	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
+	want := newRows(2)
+	put(t, db, want...)
+	groups := map[instance.GroupKey]Hashes{{Tenant: "default", Group: "a"}: {RuntimeConfig: "1", InfraConfig: "2"}}
+	if err := db.PutGroups(t.Context(), groups); err != nil {
+		t.Fatal(err)
+	}
+	// Refuses the second row of each change.
+	if _, err := db.sql.ExecContext(t.Context(), `
+		CREATE TRIGGER a BEFORE INSERT ON instances WHEN new.id = 'id-00003' BEGIN SELECT raise(ABORT, 'no'); END;
+		CREATE TRIGGER b BEFORE DELETE ON instances WHEN old.id = 'id-00001' BEGIN SELECT raise(ABORT, 'no'); END;
+		CREATE TRIGGER c BEFORE INSERT ON groups WHEN new.group_key = 'b' BEGIN SELECT raise(ABORT, 'no'); END;`); err != nil {
+		t.Fatal(err)
+	}
+	if err := db.Put(t.Context(), newRows(4)[2:]...); err == nil || !strings.Contains(err.Error(), "id-00003") {
+		t.Errorf("Put gives %v, want an error that names the instance", err)
+	}
+	if err := db.Delete(t.Context(), "id-00000", "id-00001"); err == nil || !strings.Contains(err.Error(), "id-00001") {
+		t.Errorf("Delete gives %v, want an error that names the instance", err)
+	}
+	if err := db.PutGroups(t.Context(), map[instance.GroupKey]Hashes{{Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
+		t.Errorf("PutGroups gives %v, want an error that names the group", err)
+	}
+	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
+		t.Errorf("instances (-before +after):\n%s", diff)
+	}
+	after, err := db.Groups(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(groups, after); diff != "" {
+		t.Errorf("groups (-before +after):\n%s", diff)
+	}
+}
+
+func TestGroupsAreMadeEqual(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cache.db")
+	db := open(t.Context(), t, path)
+	a, b, c := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "c"}
+	for _, want := range []map[instance.GroupKey]Hashes{
+		{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}},
+		{b: {RuntimeConfig: "3", InfraConfig: "5"}, c: {}},
+		{},
+	} {
+		if err := db.PutGroups(t.Context(), want); err != nil {
+			t.Fatal(err)
+		}
+		shutdown(t, db)
+		db = open(t.Context(), t, path)
+		found, err := db.Groups(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(want, found); diff != "" {
+			t.Errorf("(-put +found):\n%s", diff)
+		}
+	}
+}
+
+// TestColumnsForTheEye looks into the file with a query, as people do.
+func TestColumnsForTheEye(t *testing.T) {
+	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
+	put(t, db, Row{Record: instance.Record{
+		ID: "id", Tenant: "acme", Group: "build", OnDemand: true, IdempotencyKey: "key",
+		InfraConfigHash: "hash", CreatedAt: epoch, ProviderID: "provider",
+	}}, newRows(1)[0])
+	var got string
+	if err := db.sql.QueryRowContext(t.Context(), `SELECT concat_ws(' ', tenant, group_key, on_demand, idempotency_key, infra_config_hash, created_at, provider_id)
+		FROM instances WHERE tenant = 'acme' AND group_key = 'build'`).Scan(&got); err != nil {
+		t.Fatal(err)
+	}
+	if want := "acme build 1 key hash 2025-06-01T12:00:00.123456789Z provider"; got != want {
+		t.Errorf("got  %s\nwant %s", got, want)
+	}
+	var managed int
+	if err := db.sql.QueryRowContext(t.Context(), `SELECT count(*) FROM instances WHERE on_demand = 0 AND provider_id IS NULL`).Scan(&managed); err != nil {
+		t.Fatal(err)
+	}
+	if managed != 1 {
+		t.Errorf("found %d managed instances without provider id, want 1", managed)
+	}
+}
+
+func TestADamagedRowIsLeftOut(t *testing.T) {
+	for name, damage := range map[string]string{
+		"no record":        `UPDATE instances SET record = json_set(record, '$.vars', 'x') WHERE id = 'id-00001'`,
+		"another's record": `UPDATE instances SET record = (SELECT record FROM instances WHERE id = 'id-00000') WHERE id = 'id-00001'`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			ctx, lines := logs(t)
+			db := open(ctx, t, filepath.Join(t.TempDir(), "cache.db"))
+			all := newRows(3)
+			put(t, db, all...)
+			// The generated columns refuse what is no JSON at all.
+			if _, err := db.sql.ExecContext(ctx, damage); err != nil {
+				t.Fatal(err)
+			}
+			found, err := db.Rows(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			slices.SortFunc(found, func(a, b Row) int { return strings.Compare(a.Record.ID, b.Record.ID) })
+			if diff := cmp.Diff([]Row{all[0], all[2]}, found); diff != "" {
+				t.Errorf("(-want +found):\n%s", diff)
+			}
+			if len(*lines) != 1 || !strings.Contains((*lines)[0], "id-00001") {
+				t.Errorf("logged %q, want one line that names the instance", *lines)
+			}
+		})
+	}
+}
+
+func TestAnUnusableFileIsMadeAnew(t *testing.T) {
+	overwrite := func(change func([]byte) []byte) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			data, err := os.ReadFile(path)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if err := os.WriteFile(path, change(data), 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	execute := func(statement string) func(*testing.T, string) {
+		return func(t *testing.T, path string) {
+			db := open(t.Context(), t, path)
+			if _, err := db.sql.ExecContext(t.Context(), statement); err != nil {
+				t.Fatal(err)
+			}
+			shutdown(t, db)
+		}
+	}
+	tests := []struct {
+		name   string
+		damage func(*testing.T, string)
+		reason string
+	}{
+		{"empty", overwrite(func([]byte) []byte { return nil }), "of version 0"},
+		{"no database", overwrite(func([]byte) []byte { return bytes.Repeat([]byte("nonsense"), 2000) }), "not a database"},
+		{"cut off", overwrite(func(data []byte) []byte { return data[:len(data)/2] }), "malformed"},
+		{"a page of zeros", overwrite(func(data []byte) []byte { clear(data[3*4096 : 4*4096]); return data }), ""},
+		{"an index that lacks rows", execute(`PRAGMA writable_schema = ON;
+			UPDATE sqlite_schema SET sql = 'CREATE INDEX instances_by_group ON instances (group_key, tenant)' WHERE name = 'instances_by_group'`), "instances_by_group"},
+		{"an earlier version", execute(`PRAGMA user_version = 0`), "of version 0, needs 1"},
+		{"a later version", execute(`PRAGMA user_version = 2`), "of version 2, needs 1"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			path := filepath.Join(t.TempDir(), "cache.db")
+			db := open(t.Context(), t, path)
+			put(t, db, newRows(200)...)
+			shutdown(t, db)
+			tc.damage(t, path)
+
+			ctx, lines := logs(t)
+			db = open(ctx, t, path)
+			if found := rows(t, db); len(found) != 0 {
+				t.Errorf("has %d rows, want none", len(found))
+			}
+			if len(*lines) != 1 || !strings.Contains((*lines)[0], path) || !strings.Contains((*lines)[0], tc.reason) {
+				t.Errorf("logged %q, want one line with the path and %q", *lines, tc.reason)
+			}
+			put(t, db, newRows(1)...)
+			shutdown(t, db)
+			if found := rows(t, open(ctx, t, path)); len(found) != 1 {
+				t.Errorf("the new file has %d rows after a restart, want 1", len(found))
+			}
+			if len(*lines) != 1 {
+				t.Errorf("the new file cannot be used either: %q", *lines)
+			}
+		})
+	}
+}
+
+// TestRandomDamage overwrites parts of the file: whatever it is, the server
+// starts, and the cache works.
+func TestRandomDamage(t *testing.T) {
+	random := rand.New(rand.NewPCG(1, 2))
+	pristine := filepath.Join(t.TempDir(), "cache.db")
+	db := open(t.Context(), t, pristine)
+	all := newRows(500)
+	put(t, db, all...)
+	shutdown(t, db)
+	data, err := os.ReadFile(pristine)
+	if err != nil {
+		t.Fatal(err)
+	}
+	anew := 0
+	for range 60 {
+		path := filepath.Join(t.TempDir(), "cache.db")
+		damaged := bytes.Clone(data)
+		for range 1 + random.IntN(3) {
+			at := random.IntN(len(damaged))
+			for i := at; i < min(at+1+random.IntN(512), len(damaged)); i++ {
+				damaged[i] = byte(random.Uint32())
+			}
+		}
+		if err := os.WriteFile(path, damaged, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		ctx, _ := logs(t)
+		db := open(ctx, t, path)
+		found, err := db.Rows(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if len(found) == 0 {
+			anew++
+		}
+		put(t, db, all...)
+		if diff := cmp.Diff(all, rows(t, db)); diff != "" {
+			t.Fatalf("after it was filled again (-want +found):\n%s", diff)
+		}
+		shutdown(t, db)
+	}
+	if anew == 0 {
+		t.Error("no damage was found")
+	}
+	t.Logf("made anew %d times of 60", anew)
+}
+
+// TestWhatIsLeftOfADeletedFile deletes the file alone, as people do.
+func TestWhatIsLeftOfADeletedFile(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cache.db")
+	db := open(t.Context(), t, path)
+	put(t, db, newRows(200)...)
+	for _, name := range []string{path, path + "-wal"} {
+		info, err := os.Stat(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode().Perm() != 0o600 {
+			t.Errorf("%s has mode %v, others could read the vars of instances", name, info.Mode())
+		}
+	}
+	if err := os.Remove(path); err != nil {
+		t.Fatal(err)
+	}
+	ctx, lines := logs(t)
+	if found := rows(t, open(ctx, t, path)); len(found) != 0 {
+		t.Errorf("has %d rows, want none", len(found))
+	}
+	if len(*lines) != 0 {
+		t.Errorf("logged %q, want nothing: a first start is nothing special", *lines)
+	}
+}
+
+func TestOpenFails(t *testing.T) {
+	dir := t.TempDir()
+	missing := filepath.Join(dir, "missing", "cache.db")
+	if _, err := Open(t.Context(), missing); err == nil || !strings.Contains(err.Error(), missing) {
+		t.Errorf("without its folder: %v, want an error with the path", err)
+	}
+	folder := filepath.Join(dir, "folder")
+	if err := os.MkdirAll(filepath.Join(folder, "full"), 0o700); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := Open(t.Context(), folder); err == nil || !strings.Contains(err.Error(), folder) {
+		t.Errorf("with a folder in its place: %v, want an error with the path", err)
+	}
+
+	path := filepath.Join(dir, "cache.db")
+	db := open(t.Context(), t, path)
+	put(t, db, newRows(1)...)
+	shutdown(t, db)
+	ended, end := context.WithCancel(t.Context())
+	end()
+	if _, err := Open(ended, path); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a context that has ended: %v", err)
+	}
+	if found := rows(t, open(t.Context(), t, path)); len(found) != 1 {
+		t.Errorf("the end of the context has cost the file its rows: %d", len(found))
+	}
+}
+
+// BenchmarkPut is what every change of an instance costs beside the storage.
+func BenchmarkPut(b *testing.B) {
+	db, err := Open(b.Context(), filepath.Join(b.TempDir(), "cache.db"))
+	if err != nil {
+		b.Fatal(err)
+	}
+	defer db.Close()
+	rows := newRows(10_000)
+	if err := db.Put(b.Context(), rows...); err != nil {
+		b.Fatal(err)
+	}
+	i := 0
+	for b.Loop() {
+		if err := db.Put(b.Context(), rows[i%len(rows)]); err != nil {
+			b.Fatal(err)
+		}
+		i++
+	}
+}
+
+// BenchmarkOpen is a warm start with 10,000 instances.
+func BenchmarkOpen(b *testing.B) {
+	path := filepath.Join(b.TempDir(), "cache.db")
+	for b.Loop() {
+		db, err := Open(b.Context(), path)
+		if err != nil {
+			b.Fatal(err)
+		}
+		rows, err := db.Rows(b.Context())
+		if err != nil {
+			b.Fatal(err)
+		}
+		if len(rows) == 0 {
+			if err := db.Put(b.Context(), newRows(10_000)...); err != nil {
+				b.Fatal(err)
+			}
+		}
+		if err := db.Close(); err != nil {
+			b.Fatal(err)
+		}
+	}
+}
