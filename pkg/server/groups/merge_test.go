@@ -129,6 +129,77 @@ func TestUpsertMerges(t *testing.T) {
 	}
 }
 
+// TestLayers has the defaults, a template and a group say something of the same.
+func TestLayers(t *testing.T) {
+	const defaultTimeout = 5 * time.Minute
+	tests := []struct {
+		name   string
+		change func(*config.Config, *config.Template, *config.Group)
+		got    func(*Group) any
+		want   any
+	}{
+		{"userdata of the defaults", func(*config.Config, *config.Template, *config.Group) {}, func(g *Group) any { return g.Userdata }, config.Userdata{Inline: "#!/bin/sh"}},
+		{
+			"userdata of the template, as a whole",
+			func(_ *config.Config, template *config.Template, _ *config.Group) {
+				template.Userdata.URL = "https://example.com"
+			},
+			func(g *Group) any { return g.Userdata }, config.Userdata{URL: "https://example.com"},
+		},
+		{
+			"a file of the template replaces that of the defaults",
+			func(_ *config.Config, template *config.Template, _ *config.Group) {
+				template.Files = map[string]config.File{"a.env": {Kind: "json"}}
+			},
+			func(g *Group) any { return g.Files }, map[string]config.File{"a.env": {Kind: "json"}},
+		},
+		{
+			"vars of all three",
+			func(c *config.Config, template *config.Template, group *config.Group) {
+				c.Defaults.Vars = map[string]string{"a": "defaults", "b": "defaults", "c": "defaults"}
+				template.Vars = map[string]string{"b": "template", "c": "template"}
+				group.Vars = map[string]string{"c": "group"}
+			},
+			func(g *Group) any { return g.Vars }, map[string]string{"a": "defaults", "b": "template", "c": "group"},
+		},
+		{
+			"args of all three, objects as one and lists as a whole",
+			func(c *config.Config, template *config.Template, group *config.Group) {
+				c.Defaults.Args = map[string]any{"labels": map[string]any{"a": "defaults", "b": "defaults"}, "list": []any{"x", "y"}}
+				template.Args = map[string]any{"labels": map[string]any{"b": "template", "c": "template"}}
+				group.Args = map[string]any{"labels": map[string]any{"c": "group"}, "list": []any{"z"}}
+			},
+			func(g *Group) any { return g.Args },
+			map[string]any{"labels": map[string]any{"a": "defaults", "b": "template", "c": "group"}, "list": []any{"z"}},
+		},
+		{"the shard's drain timeout", func(*config.Config, *config.Template, *config.Group) {}, func(g *Group) any { return g.DrainTimeout }, defaultTimeout},
+		{
+			"the group's drain timeout, a zero too",
+			func(_ *config.Config, _ *config.Template, group *config.Group) {
+				group.DrainTimeout = new(time.Duration(0))
+			},
+			func(g *Group) any { return g.DrainTimeout }, time.Duration(0),
+		},
+		{
+			"the group's size, a zero too",
+			func(_ *config.Config, _ *config.Template, group *config.Group) { group.Size = new(int32(0)) },
+			func(g *Group) any { return g.Size }, int32(0),
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newConfig()
+			template, group := c.Templates["worker"], c.Groups["default"]["plain"]
+			tc.change(c, &template, &group)
+			c.Templates["worker"], c.Groups["default"]["plain"] = template, group
+			s := openWith(t, newStorage(t), c)
+			if diff := cmp.Diff(tc.want, tc.got(get(t, s, plain))); diff != "" {
+				t.Errorf("(-want +got):\n%s", diff)
+			}
+		})
+	}
+}
+
 func TestTenantsHaveGroupsOfTheirOwn(t *testing.T) {
 	s := open(t, newStorage(t))
 	other := instance.GroupKey{Tenant: "other", Group: main.Group}

@@ -4,6 +4,7 @@
 package groups
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -55,6 +56,31 @@ func TestTheConfigurationChanges(t *testing.T) {
 		s := open(t, store)
 		if size := upsert(t, s, dynamic, Change{Size: 5}).Size; size != 5 {
 			t.Errorf("the size is %d, want 5", size)
+		}
+	})
+	t.Run("what operators cannot set stays the group's own", func(t *testing.T) {
+		store := newStorage(t)
+		s := open(t, store)
+		upsert(t, s, main, Change{Size: 8})
+		upsert(t, s, plain, Change{Size: 8})
+		next := newConfigWith(nil)
+		next.Shard.DefaultDrainTimeout = time.Hour
+		next.Defaults.Args = map[string]any{"labels": map[string]any{"own": "no", "region": "east"}}
+		s = openWith(t, store, next)
+		// Its own timeout and argument, and what is not its own as configured now.
+		group := upsert(t, s, main, Change{Size: 9})
+		want := map[string]any{"labels": map[string]any{"own": "yes", "tier": "one", "region": "east"}}
+		if diff := cmp.Diff(want, group.Args); diff != "" || group.DrainTimeout != time.Minute {
+			t.Errorf("the drain timeout is %s, want %s, and the args (-want +got):\n%s", group.DrainTimeout, time.Minute, diff)
+		}
+		if timeout := get(t, s, plain).DrainTimeout; timeout != time.Hour {
+			t.Errorf("the drain timeout is %s, want that of the shard", timeout)
+		}
+		if content := string(readObject(t, store).Data); !strings.Contains(content, `"drain_timeout": "1m0s"`) {
+			t.Errorf("people cannot read the drain timeout: %s", content)
+		}
+		if diff := cmp.Diff(snapshot(t, s), snapshot(t, openWith(t, store, next))); diff != "" {
+			t.Errorf("(-before +after a restart):\n%s", diff)
 		}
 	})
 }

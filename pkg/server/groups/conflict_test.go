@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+var errLost = errors.New("connection lost")
+
+// TestAnotherServerWrites has two servers take themselves for the leader. The
+// one that has not written last is told with whatever it tries to store.
+func TestAnotherServerWrites(t *testing.T) {
+	changes := map[string]func(context.Context, *Store) error{
+		"upsert of a new group": func(ctx context.Context, s *Store) error {
+			_, _, err := s.Upsert(ctx, instance.GroupKey{Tenant: "default", Group: "new"}, Change{Template: "worker"})
+			return err
+		},
+		"upsert of a static group": func(ctx context.Context, s *Store) error {
+			_, _, err := s.Upsert(ctx, plain, Change{Size: 9})
+			return err
+		},
+		"delete": func(ctx context.Context, s *Store) error {
+			_, err := s.Delete(ctx, main)
+			return err
+		},
+		"another configuration": func(ctx context.Context, s *Store) error {
+			return s.Reconfigure(ctx, newConfigWith(nil))
+		},
+	}
+	for name, change := range changes {
+		t.Run(name, func(t *testing.T) {
+			store := newStorage(t)
+			upsert(t, open(t, store), main, Change{Size: 4})
+			wantConflict(t, store, change)
+		})
+	}
+	t.Run("before there is an object", func(t *testing.T) {
+		wantConflict(t, newStorage(t), changes["upsert of a new group"])
+	})
+}
+
+// wantConflict opens the groups twice and expects that change fails with the one
+// after the other has written, however often it is tried, and changes nothing.
+func wantConflict(t *testing.T, store storage.Store, change func(context.Context, *Store) error) {
+	t.Helper()
+	old, next := open(t, store), open(t, store)
+	upsert(t, next, dynamic, Change{Template: "worker", Size: 7})
+	inForce, before, object := old.Config(), snapshot(t, old), readObject(t, store)
+	for range 2 {
+		if err := change(t.Context(), old); !errors.Is(err, storage.ErrConflict) {
+			t.Errorf("got error %v, want a conflict", err)
+		}
+	}
+	wantNothingChanged(t, old, inForce, store, object)
+	if diff := cmp.Diff(before, snapshot(t, old)); diff != "" {
+		t.Errorf("memory has changed (-before +after):\n%s", diff)
+	}
+	// The one that has written last goes on.
+	upsert(t, next, dynamic, Change{Size: 8})
+}
+
+// TestAWriteThatMayHaveHappened loses the answer to a write, which was done or
+// was not. What comes next is neither refused nor taken for stored when it is
+// not, and what was acknowledged before is not lost.
+func TestAWriteThatMayHaveHappened(t *testing.T) {
+	second := instance.GroupKey{Tenant: "default", Group: "second"}
+	type result struct {
+		changed bool
+		err     error
+	}
+	upsertOf := func(key instance.GroupKey, change Change) func(*testing.T, *Store) result {
+		return func(t *testing.T, s *Store) result {
+			_, changed, err := s.Upsert(t.Context(), key, change)
+			return result{changed, err}
+		}
+	}
+	deleteOf := func(key instance.GroupKey) func(*testing.T, *Store) result {
+		return func(t *testing.T, s *Store) result {
+			changed, err := s.Delete(t.Context(), key)
+			return result{changed, err}
+		}
+	}
+	tests := []struct {
+		name       string
+		lost, next func(*testing.T, *Store) result
+		// changed is what next answers.
+		changed bool
+		// sizes of the dynamic groups afterwards.
+		sizes map[instance.GroupKey]int32
+	}{
+		{"the same again", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 2}), true, map[instance.GroupKey]int32{dynamic: 2}},
+		{"what it was before", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
+		{"something else", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 3}), true, map[instance.GroupKey]int32{dynamic: 3}},
+		{"another group", upsertOf(dynamic, Change{Size: 2}), upsertOf(second, Change{Template: "worker", Size: 5}), true, map[instance.GroupKey]int32{dynamic: 1, second: 5}},
+		{"the deletion", upsertOf(dynamic, Change{Size: 2}), deleteOf(dynamic), true, map[instance.GroupKey]int32{}},
+		{"a group that was never acknowledged is deleted", upsertOf(second, Change{Template: "worker"}), deleteOf(second), false, map[instance.GroupKey]int32{dynamic: 1}},
+		{"the deletion again", deleteOf(dynamic), deleteOf(dynamic), true, map[instance.GroupKey]int32{}},
+		{"a deleted group as it was", deleteOf(dynamic), upsertOf(dynamic, Change{Template: "worker", Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
+	}
+	for _, tc := range tests {
+		for when, lose := range map[string]func(*trouble){
+			"not done": func(s *trouble) { s.before = []error{errLost, errLost} },
+			"done":     func(s *trouble) { s.after = []error{errLost, errLost} },
+		} {
+			t.Run(tc.name+", "+when, func(t *testing.T) {
+				store := &trouble{Store: newStorage(t)}
+				s := open(t, store)
+				upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+				before := snapshot(t, s)
+				lose(store)
+				// A second time, since what the next write finds may be unsure itself.
+				for range 2 {
+					if got := tc.lost(t, s); got.changed || !errors.Is(got.err, errLost) {
+						t.Fatalf("got %+v, want the storage's error", got)
+					}
+				}
+				if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
+					t.Errorf("memory has changed (-before +after):\n%s", diff)
+				}
+				if got := tc.next(t, s); got != (result{changed: tc.changed}) {
+					t.Errorf("the next change gives %+v", got)
+				}
+				after := map[instance.GroupKey]int32{}
+				for key, group := range snapshot(t, open(t, store)) {
+					if !group.Static {
+						after[key] = group.Size
+					}
+				}
+				if diff := cmp.Diff(tc.sizes, after); diff != "" {
+					t.Errorf("sizes in the storage (-want +got):\n%s", diff)
+				}
+				if diff := cmp.Diff(snapshot(t, open(t, store)), snapshot(t, s)); diff != "" {
+					t.Errorf("(-storage +memory):\n%s", diff)
+				}
+			})
+		}
+	}
+}
+
+// TestTheFirstWriteMayHaveHappened is the same for the object's creation.
+func TestTheFirstWriteMayHaveHappened(t *testing.T) {
+	for when, store := range map[string]*trouble{
+		"not done": {before: []error{errLost}},
+		"done":     {after: []error{errLost}},
+	} {
+		t.Run(when, func(t *testing.T) {
+			store.Store = newStorage(t)
+			s := open(t, store)
+			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Template: "worker", Size: 1}); !errors.Is(err, errLost) {
+				t.Fatalf("got error %v, want the storage's", err)
+			}
+			upsert(t, s, dynamic, Change{Template: "worker", Size: 2})
+			if size := get(t, open(t, store), dynamic).Size; size != 2 {
+				t.Errorf("the size is %d, want 2", size)
+			}
+		})
+	}
+}
+
+// TestAnotherConfigurationAfterALostWrite: what is put in force is what is stored.
+func TestAnotherConfigurationAfterALostWrite(t *testing.T) {
+	store := &trouble{Store: newStorage(t), after: []error{nil, errLost}}
+	s := open(t, store)
+	upsert(t, s, main, Change{Size: 4})
+	if err := s.Reconfigure(t.Context(), newConfigWith(nil)); !errors.Is(err, errLost) {
+		t.Fatalf("got error %v, want the storage's", err)
+	}
+	next := newConfigWith(map[string]config.Group{"main": {Template: "worker"}})
+	reconfigure(t, s, next)
+	wantSame(t, s, store)
+}
+
+// TestAnotherServerWritesAfterALostWrite: only what the server itself may have
+// written is its own to replace.
+func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
+	tests := []struct {
+		name  string
+		write func(*testing.T, storage.Store)
+	}{
+		{"changes a group", func(t *testing.T, store storage.Store) { upsert(t, open(t, store), dynamic, Change{Size: 9}) }},
+		{"removes the object", func(t *testing.T, store storage.Store) {
+			if err := store.Delete(t.Context(), objectKey); err != nil {
+				t.Fatal(err)
+			}
+		}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			store := &trouble{Store: newStorage(t)}
+			s := open(t, store)
+			upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+			store.after = []error{errLost}
+			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, errLost) {
+				t.Fatalf("got error %v, want the storage's", err)
+			}
+			tc.write(t, store)
+			object := readObject(t, store)
+			for range 2 {
+				if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, storage.ErrConflict) {
+					t.Errorf("got error %v, want a conflict", err)
+				}
+			}
+			if diff := cmp.Diff(object, readObject(t, store)); diff != "" {
+				t.Errorf("the object has changed (-before +after):\n%s", diff)
+			}
+		})
+	}
+}
+
+// TestTheStorageCannotBeRead: until it is known what a failed write left, nothing
+// is written.
+func TestTheStorageCannotBeRead(t *testing.T) {
+	store := &trouble{Store: newStorage(t)}
+	s := open(t, store)
+	upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+	store.before, store.reading = []error{errLost}, errors.New("no route")
+	for _, want := range []error{errLost, store.reading} {
+		if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, want) || errors.Is(err, storage.ErrConflict) {
+			t.Errorf("got error %v, want %v", err, want)
+		}
+	}
+	if _, err := Open(t.Context(), newConfig(), store); !errors.Is(err, store.reading) {
+		t.Errorf("opening gives %v, want %v", err, store.reading)
+	}
+	store.reading = nil
+	upsert(t, s, dynamic, Change{Size: 2})
+	if size := get(t, open(t, store), dynamic).Size; size != 2 {
+		t.Errorf("the size is %d, want 2", size)
+	}
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// sample has all that the hashes cover.
+func sample() Group {
+	return Group{
+		Kind: "knd", Arch: instance.ArchAMD64, InstanceType: "m7i.large", SubnetPools: []string{"open", "other"},
+		Vars: map[string]string{"role": "worker", "tier": "<one>"},
+		Args: map[string]any{
+			"labels": map[string]any{"b": "2", "a": "1"},
+			"list":   []any{"x", 1.5, true, nil},
+		},
+		Userdata: config.Userdata{Inline: "#!/bin/sh\necho {{.Nonce}}", Encoding: config.EncodingBase64},
+		Files: map[string]config.File{
+			"a.env":  {Kind: "env", Content: map[string]any{"A": "{{.Vars.role}}"}},
+			"b.json": {Kind: "json", Content: map[string]any{"n": 3.0}},
+		},
+	}
+}
+
+// signed returns g with its hashes.
+func signed(t *testing.T, g Group) Group {
+	t.Helper()
+	if err := g.sign(); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// TestHashesStayWhatTheyAre: the infra hash is in the record of every instance.
+// When these values change without the configuration, a new release replaces all
+// instances there are.
+func TestHashesStayWhatTheyAre(t *testing.T) {
+	tests := []struct {
+		name           string
+		group          Group
+		runtime, infra string
+	}{
+		{
+			"of a group with everything", sample(),
+			"sha256:6a63132ef233a860bcd58fc121d5e914d6136b454c860627f9593df84e73471e",
+			"sha256:fe5b92e154590d94ea9f95d9f3316406bc9734363e01c8c308c07b7aaee0fa02",
+		},
+		{
+			"of a group with nothing", Group{},
+			"sha256:44136fa355b3678a1146ad16f7e8649e94fb4fc21fe77e8310c060f61caaff8a",
+			"sha256:ec4f70d8471d3c345cbe5f7d3d457dbb829322b43c02269e60c6b539f4459763",
+		},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			got := signed(t, tc.group)
+			if got.RuntimeConfigHash != tc.runtime || got.InfraConfigHash != tc.infra {
+				t.Errorf("runtime %s, want %s\ninfra %s, want %s", got.RuntimeConfigHash, tc.runtime, got.InfraConfigHash, tc.infra)
+			}
+		})
+	}
+}
+
+// covered says which hash a change of a field changes.
+type covered struct {
+	runtime, infra bool
+}
+
+var (
+	byRuntime = covered{runtime: true}
+	byInfra   = covered{infra: true}
+	byNone    = covered{}
+)
+
+// TestEachFieldIsInItsHashOnly changes one field after another. A field that is
+// added to Group, or to a part of it, has to be put here first: to which hash it
+// belongs is a decision.
+func TestEachFieldIsInItsHashOnly(t *testing.T) {
+	type fields map[string]struct {
+		by     covered
+		change func(*Group)
+	}
+	parts := map[reflect.Type]fields{
+		reflect.TypeFor[Group](): {
+			"Key":               {byNone, func(g *Group) { g.Key.Group = "other" }},
+			"Template":          {byNone, func(g *Group) { g.Template = "other" }},
+			"Kind":              {byInfra, func(g *Group) { g.Kind = "oth" }},
+			"Size":              {byNone, func(g *Group) { g.Size = 9 }},
+			"InstanceType":      {byInfra, func(g *Group) { g.InstanceType = "other" }},
+			"SubnetPools":       {byInfra, func(g *Group) { g.SubnetPools = []string{"other", "open"} }},
+			"Vars":              {byRuntime, func(g *Group) { g.Vars = map[string]string{"role": "other"} }},
+			"Static":            {byNone, func(g *Group) { g.Static = true }},
+			"Arch":              {byInfra, func(g *Group) { g.Arch = "other" }},
+			"Args":              {byInfra, func(g *Group) { g.Args = map[string]any{"labels": map[string]any{"a": "1"}} }},
+			"Userdata":          {byInfra, func(g *Group) { g.Userdata = config.Userdata{} }},
+			"Files":             {byRuntime, func(g *Group) { g.Files = nil }},
+			"DrainTimeout":      {byNone, func(g *Group) { g.DrainTimeout = time.Hour }},
+			"RuntimeConfigHash": {byNone, func(g *Group) { g.RuntimeConfigHash = "other" }},
+			"InfraConfigHash":   {byNone, func(g *Group) { g.InfraConfigHash = "other" }},
+			"ETag":              {byNone, func(g *Group) { g.ETag = "other" }},
+			"Type":              {byNone, func(g *Group) { g.Type.Name = "other" }},
+		},
+		reflect.TypeFor[config.Userdata](): {
+			"Inline":   {byInfra, func(g *Group) { g.Userdata.Inline = "other" }},
+			"URL":      {byInfra, func(g *Group) { g.Userdata.URL = "https://example.com" }},
+			"Encoding": {byInfra, func(g *Group) { g.Userdata.Encoding = config.EncodingGzip }},
+		},
+		reflect.TypeFor[config.File](): {
+			"Kind":    {byRuntime, func(g *Group) { g.Files["a.env"] = config.File{Kind: "string", Content: g.Files["a.env"].Content} }},
+			"Content": {byRuntime, func(g *Group) { g.Files["a.env"] = config.File{Kind: "env", Content: map[string]any{"A": "b"}} }},
+		},
+	}
+	before := signed(t, sample())
+	for part, changes := range parts {
+		var names []string
+		for field := range part.Fields() {
+			names = append(names, field.Name)
+		}
+		slices.Sort(names)
+		if listed := slices.Sorted(maps.Keys(changes)); !slices.Equal(names, listed) {
+			t.Errorf("%s has the fields %v, but listed are %v", part, names, listed)
+		}
+		for name, field := range changes {
+			group := sample()
+			field.change(&group)
+			if reflect.DeepEqual(group, sample()) {
+				t.Errorf("%s.%s is not changed", part, name)
+			}
+			after := signed(t, group)
+			got := covered{runtime: after.RuntimeConfigHash != before.RuntimeConfigHash, infra: after.InfraConfigHash != before.InfraConfigHash}
+			if got != field.by {
+				t.Errorf("%s.%s changes %+v, want %+v", part, name, got, field.by)
+			}
+		}
+	}
+}
+
+// TestEqualConfigurationHasEqualHashes: what is written in another way is the
+// same.
+func TestEqualConfigurationHasEqualHashes(t *testing.T) {
+	empty := Group{
+		SubnetPools: []string{}, Vars: map[string]string{}, Args: map[string]any{},
+		Files: map[string]config.File{}, Userdata: config.Userdata{Encoding: config.EncodingPlain},
+	}
+	tests := []struct {
+		name   string
+		first  Group
+		second Group
+	}{
+		{"nothing and empty", Group{}, empty},
+		{"a file without content", Group{Files: map[string]config.File{"a": {Kind: "env"}}}, Group{Files: map[string]config.File{"a": {Kind: "env", Content: map[string]any{}}}}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			first, second := signed(t, tc.first), signed(t, tc.second)
+			if first.RuntimeConfigHash != second.RuntimeConfigHash || first.InfraConfigHash != second.InfraConfigHash {
+				t.Errorf("runtime %s and %s, infra %s and %s",
+					first.RuntimeConfigHash, second.RuntimeConfigHash, first.InfraConfigHash, second.InfraConfigHash)
+			}
+		})
+	}
+}
+
+// TestHashesFollowTheConfiguration: another configuration gives every group its
+// hashes anew, and the same one, read again, the same hashes.
+func TestHashesFollowTheConfiguration(t *testing.T) {
+	store := newStorage(t)
+	s := open(t, store)
+	upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+	keys := []instance.GroupKey{main, plain, dynamic}
+	before := snapshot(t, s)
+	wantHashes := func(t *testing.T, want covered) {
+		t.Helper()
+		for _, key := range keys {
+			after := get(t, s, key)
+			got := covered{runtime: after.RuntimeConfigHash != before[key].RuntimeConfigHash, infra: after.InfraConfigHash != before[key].InfraConfigHash}
+			if got != want {
+				t.Errorf("of %s changes %+v, want %+v", key, got, want)
+			}
+		}
+	}
+	reconfigure(t, s, newConfig())
+	wantHashes(t, byNone)
+
+	next := newConfig()
+	next.Defaults.Vars = map[string]string{"new": "1"}
+	reconfigure(t, s, next)
+	wantHashes(t, byRuntime)
+
+	next = newConfig()
+	next.Defaults.Userdata.Inline = "#!/bin/bash"
+	reconfigure(t, s, next)
+	wantHashes(t, byInfra)
+
+	// Whoever scales or changes the timeout replaces nothing.
+	next = newConfig()
+	next.Shard.DefaultDrainTimeout = time.Hour
+	reconfigure(t, s, next)
+	for _, key := range keys {
+		upsert(t, s, key, Change{Size: 50})
+	}
+	wantHashes(t, byNone)
+}
