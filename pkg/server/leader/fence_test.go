@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package leader_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// writes are the calls that only the leader may make, on an object with the etag.
+var writes = map[string]func(ctx context.Context, store storage.Store, etag string) error{
+	"create": func(ctx context.Context, store storage.Store, _ string) error {
+		_, err := store.Create(ctx, "instance/new.json", []byte("new"))
+		return err
+	},
+	"replace": func(ctx context.Context, store storage.Store, etag string) error {
+		_, err := store.Replace(ctx, "instance/old.json", []byte("new"), etag)
+		return err
+	},
+	"delete": func(ctx context.Context, store storage.Store, _ string) error {
+		return store.Delete(ctx, "instance/old.json")
+	},
+}
+
+// fenced is a server that leads, and a storage behind its fence.
+type fenced struct {
+	*server
+	// behind is between the fence and the storage.
+	behind *link
+	// write is one of writes, through the fence.
+	write func(ctx context.Context) error
+}
+
+func forEachWrite(t *testing.T, test func(t *testing.T, f fenced)) {
+	for name, write := range writes {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				store := openStorage(t)
+				etag, err := store.Create(t.Context(), "instance/old.json", []byte("old"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				f := fenced{server: start(t, store, "one", nil), behind: newLink(store)}
+				expectTerms(t, f.server, 1, true)
+				f.write = func(ctx context.Context) error { return write(ctx, f.Fence(f.behind), etag) }
+				test(t, f)
+			})
+		})
+	}
+}
+
+// expectUnchanged checks that nothing was written behind the fence.
+func (f fenced) expectUnchanged(t *testing.T) {
+	t.Helper()
+	// Reading is for everybody.
+	reader := f.Fence(f.behind)
+	objects, err := reader.List(t.Context(), "instance/")
+	if err != nil {
+		t.Fatal(err)
+	}
+	old, err := reader.Get(t.Context(), "instance/old.json")
+	if err != nil || string(old.Data) != "old" || len(objects) != 1 {
+		t.Errorf("there are the objects %v, the old one is %q, %v", objects, old.Data, err)
+	}
+}
+
+func TestTheLeaderWrites(t *testing.T) {
+	forEachWrite(t, func(t *testing.T, f fenced) {
+		pass(10*interval + time.Second)
+		if err := f.write(t.Context()); err != nil {
+			t.Error(err)
+		}
+		if _, writes := f.behind.count(); writes != 1 {
+			t.Errorf("there were %d writes", writes)
+		}
+	})
+}
+
+func TestOnlyTheLeaderWrites(t *testing.T) {
+	forEachWrite(t, func(t *testing.T, f fenced) {
+		f.stop()
+		<-f.done
+		ended, cancel := context.WithCancel(t.Context())
+		cancel()
+		for _, ctx := range []context.Context{t.Context(), ended} {
+			if err := f.write(ctx); !errors.Is(err, leader.ErrNotLeading) {
+				t.Errorf("the error is %v, want %v", err, leader.ErrNotLeading)
+			}
+		}
+		if calls, _ := f.behind.count(); calls != 0 {
+			t.Errorf("the storage was called %d times", calls)
+		}
+		f.expectUnchanged(t)
+	})
+}
+
+// TestAWriteEndsWithTheLease: what takes longer has failed, to the moment.
+func TestAWriteEndsWithTheLease(t *testing.T) {
+	forEachWrite(t, func(t *testing.T, f fenced) {
+		pass(interval + time.Second)
+		f.behind.set(hanging)
+		result := make(chan error, 1)
+		go func() { result <- f.write(t.Context()) }()
+		pass(lease - time.Second - 1)
+		if len(result) > 0 {
+			t.Fatalf("the write ended early: %v", <-result)
+		}
+		pass(1)
+		if err := <-result; !errors.Is(err, leader.ErrNotLeading) {
+			t.Errorf("the error is %v, want %v", err, leader.ErrNotLeading)
+		}
+		f.behind.set(working)
+		f.expectUnchanged(t)
+	})
+}
+
+// TestAPausedWriterWritesNothing: a process that is stopped in the middle of a
+// write goes on after its lease, and only then knows what time it is.
+func TestAPausedWriterWritesNothing(t *testing.T) {
+	forEachWrite(t, func(t *testing.T, f fenced) {
+		f.behind.set(paused)
+		f.link.set(paused)
+		result := make(chan error, 1)
+		go func() { result <- f.write(t.Context()) }()
+		pass(lease)
+		f.behind.set(working)
+		if err := <-result; !errors.Is(err, leader.ErrNotLeading) {
+			t.Errorf("the error is %v, want %v", err, leader.ErrNotLeading)
+		}
+		f.expectUnchanged(t)
+	})
+}
+
+// TestOtherErrorsOfWrites: not every failure is one of leadership.
+func TestOtherErrorsOfWrites(t *testing.T) {
+	forEachWrite(t, func(t *testing.T, f fenced) {
+		f.behind.set(down)
+		if err := f.write(t.Context()); !errors.Is(err, errLink) || errors.Is(err, leader.ErrNotLeading) {
+			t.Errorf("the error is %v, want %v", err, errLink)
+		}
+		f.behind.set(hanging)
+		ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+		defer cancel()
+		if err := f.write(ctx); !errors.Is(err, context.DeadlineExceeded) || errors.Is(err, leader.ErrNotLeading) {
+			t.Errorf("the error is %v, want %v", err, context.DeadlineExceeded)
+		}
+	})
+}
+
+func TestCallsEndWithTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, openStorage(t), "one", nil)
+		began := time.Now()
+		pass(3*interval + time.Second)
+		ctx, cancel := s.Context(t.Context())
+		defer cancel()
+		if deadline, _ := ctx.Deadline(); !deadline.Equal(began.Add(3*interval + lease)) {
+			t.Errorf("%v after the last renewal a call has until %v after the first", time.Second, deadline.Sub(began))
+		}
+		pass(lease - time.Second - 1)
+		if ctx.Err() != nil {
+			t.Error(ctx.Err())
+		}
+		pass(1)
+		if ctx.Err() == nil || !errors.Is(context.Cause(ctx), leader.ErrNotLeading) {
+			t.Errorf("after the lease the call has the error %v because of %v", ctx.Err(), context.Cause(ctx))
+		}
+
+		s.stop()
+		<-s.done
+		ctx, cancel = s.Context(t.Context())
+		defer cancel()
+		if ctx.Err() == nil || !errors.Is(context.Cause(ctx), leader.ErrNotLeading) {
+			t.Errorf("without leading the call has the error %v because of %v", ctx.Err(), context.Cause(ctx))
+		}
+	})
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package leader_test
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+const key = "leader/us-west-2a.json"
+
+// The defaults of a configuration, which have the longest interval that is
+// allowed, and what follows from them.
+const (
+	interval = 5 * time.Second
+	timeout  = 15 * time.Second
+	lease    = 10 * time.Second
+)
+
+var election = config.Election{Enabled: true, Interval: interval, Timeout: timeout}
+
+// server is a server that stands for election, and what it does when it leads.
+type server struct {
+	*leader.Elector
+	link *link
+	// terms counts them, and term is the context of the last one. They are
+	// written between waits of the bubble.
+	terms int
+	term  context.Context
+	// lead is called by each term, if set. Otherwise a term takes as long as
+	// it may.
+	lead func(ctx context.Context) error
+
+	stop context.CancelFunc
+	done chan struct{}
+	// err is what Run returned, when done is closed.
+	err error
+}
+
+// start starts a server, which is stopped at the end of the test at the latest.
+func start(t *testing.T, store storage.Store, id string, lead func(ctx context.Context) error) *server {
+	t.Helper()
+	return startWith(t, store, id, election, lead)
+}
+
+func startWith(t *testing.T, store storage.Store, id string, election config.Election, lead func(ctx context.Context) error) *server {
+	t.Helper()
+	s := &server{link: newLink(store), lead: lead, done: make(chan struct{})}
+	s.Elector = leader.New(leader.Options{Store: s.link, Key: key, ID: id, Address: id + ":8991", Election: election})
+	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
+	s.stop = stop
+	go func() {
+		defer close(s.done)
+		s.err = s.Run(ctx, s.serve)
+	}()
+	t.Cleanup(func() {
+		s.link.set(working)
+		stop()
+		<-s.done
+		s.link.pending.Wait()
+	})
+	synctest.Wait()
+	return s
+}
+
+func (s *server) serve(ctx context.Context) error {
+	s.terms++
+	s.term = ctx
+	if s.lead != nil {
+		return s.lead(ctx)
+	}
+	<-ctx.Done()
+	return ctx.Err()
+}
+
+// kill lets the server vanish: nothing of it reaches the storage any more.
+func (s *server) kill() {
+	s.link.set(cut)
+	s.stop()
+	<-s.done
+}
+
+// pass lets time pass.
+func pass(d time.Duration) {
+	<-time.After(d)
+	synctest.Wait()
+}
+
+// expectTerms checks how often s has led, and whether it does now.
+func expectTerms(t *testing.T, s *server, terms int, leading bool) {
+	t.Helper()
+	if s.terms != terms || s.Leading() != leading {
+		t.Fatalf("leads %v in its term %d, want %v in term %d", s.Leading(), s.terms, leading, terms)
+	}
+}
+
+// readLock returns the lock in the storage.
+func readLock(t *testing.T, store storage.Store) (leader.Lock, storage.Object) {
+	t.Helper()
+	object, err := store.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lock leader.Lock
+	if err := json.Unmarshal(object.Data, &lock); err != nil {
+		t.Fatalf("the lock is %q: %v", object.Data, err)
+	}
+	return lock, object
+}
+
+// overwrite replaces the lock by hand.
+func overwrite(t *testing.T, store storage.Store, data string) {
+	t.Helper()
+	object, err := store.Get(t.Context(), key)
+	if errors.Is(err, storage.ErrNotFound) {
+		_, err = store.Create(t.Context(), key, []byte(data))
+	} else if err == nil {
+		_, err = store.Replace(t.Context(), key, []byte(data), object.ETag)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+}

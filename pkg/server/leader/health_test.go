@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package leader_test
+
+import (
+	"encoding/json"
+	"net/http"
+	"net/http/httptest"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/leader"
+)
+
+// expectAnswer asks s who leads at both paths.
+func expectAnswer(t *testing.T, s *server, status int, want leader.Lock) {
+	t.Helper()
+	for _, path := range []string{"/leader/health", "/health/leadership"} {
+		w := httptest.NewRecorder()
+		s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
+		var lock leader.Lock
+		if err := json.Unmarshal(w.Body.Bytes(), &lock); err != nil {
+			t.Fatalf("%s answers %q: %v", path, w.Body, err)
+		}
+		if w.Code != status || lock != want || w.Header().Get("Content-Type") != "application/json" {
+			t.Errorf("%s answers %d, %v %v, want %d, %v", path, w.Code, w.Header(), lock, status, want)
+		}
+	}
+}
+
+func TestHandler(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openStorage(t)
+		first := start(t, store, "one", nil)
+		pass(time.Second)
+		second := start(t, store, "two", nil)
+		lock, _ := readLock(t, store)
+		expectAnswer(t, first, http.StatusOK, lock)
+		expectAnswer(t, second, http.StatusServiceUnavailable, lock)
+
+		// A leader that lost the storage still knows who led, and that nobody does.
+		first.link.set(down)
+		second.link.set(down)
+		pass(lease)
+		expectAnswer(t, first, http.StatusServiceUnavailable, lock)
+		expectAnswer(t, second, http.StatusServiceUnavailable, lock)
+
+		second.link.set(working)
+		overwrite(t, store, "nobody")
+		pass(interval)
+		expectAnswer(t, second, http.StatusServiceUnavailable, leader.Lock{})
+		w := httptest.NewRecorder()
+		second.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/leader/health", nil))
+		if w.Code != http.StatusMethodNotAllowed {
+			t.Errorf("a POST is answered %d", w.Code)
+		}
+	})
+}

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package leader
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+)
+
+// Lock is the object in the storage that says which server leads (wire
+// contract). Servers of other makes read and write the same fields.
+type Lock struct {
+	// LeaderID is the server that leads. It is empty after a leader has released
+	// the lock.
+	LeaderID string `json:"leaderID"`
+	// LeaderAddr is where that server can be asked whether it leads, host:port.
+	LeaderAddr string `json:"leaderAddr"`
+	// LastUpdated is when the leader last wrote the lock by its own wall clock,
+	// which may be wrong: it is for people to read, and nothing is decided by it.
+	LastUpdated time.Time `json:"lastUpdated"`
+}
+
+func encodeLock(lock Lock) ([]byte, error) {
+	data, err := json.Marshal(lock)
+	if err != nil {
+		return nil, fmt.Errorf("writing a lock: %w", err)
+	}
+	return data, nil
+}
+
+// parseLock refuses what no server writes. A lock without the field leaderID is
+// not a released one: somebody edited it, and the leader may be alive.
+func parseLock(data []byte) (Lock, error) {
+	var read struct {
+		LeaderID    *string   `json:"leaderID"`
+		LeaderAddr  string    `json:"leaderAddr"`
+		LastUpdated time.Time `json:"lastUpdated"`
+	}
+	if err := json.Unmarshal(data, &read); err != nil {
+		return Lock{}, fmt.Errorf("reading a lock: %w", err)
+	}
+	if read.LeaderID == nil {
+		return Lock{}, errors.New("reading a lock: leaderID is missing")
+	}
+	return Lock{LeaderID: *read.LeaderID, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
+}
