@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package reconciler makes and ends instances so that every group of a shard
-// has its size.
+// Package reconciler makes, replaces, drains and ends instances so that every
+// group of a shard has its size, and its instances are well, young enough and of
+// the present configuration.
 package reconciler
 
 import (
 	"context"
-	"fmt"
 	"sync"
 	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/puidv7"
 )
 
 const (
@@ -32,24 +32,77 @@ const (
 type Groups interface {
 	// Get returns false for a group that is no more: its size is zero.
 	Get(instance.GroupKey) (*groups.Group, bool)
+	// Keys returns all groups that there are.
+	Keys() []instance.GroupKey
+	// Config returns the configuration in force.
+	Config() *config.Config
 }
 
-// Reconciler works on groups when told that they may have changed, and does
-// nothing otherwise. It keeps no state: what there is, the provider knows.
+// Instances tells what there is, and keeps what is decided about it.
+type Instances interface {
+	// List returns the instances of a group that are not gone.
+	List(instance.GroupKey) []instance.Instance
+	// Get returns also those that are gone, as long as they are remembered.
+	Get(id string) (instance.Instance, bool)
+	// Keys returns the groups that have instances.
+	Keys() []instance.GroupKey
+	Add(ctx context.Context, record instance.Record) error
+	SetProviderID(ctx context.Context, id, providerID string) error
+	StartDrain(ctx context.Context, id string, drain instance.Drain) error
+	SetDeleting(ctx context.Context, id, reason string) error
+	// Remove is for an instance that the provider does not know any more.
+	Remove(ctx context.Context, id string) error
+	// Adopt makes records for instances of the provider that have none, and
+	// returns those that had one and were to be gone.
+	Adopt(ctx context.Context) (returned []instance.VM, err error)
+	// Purge forgets instances that were gone before a time.
+	Purge(ctx context.Context, before time.Time)
+}
+
+// Specs says what to order for a record of a group.
+type Specs interface {
+	Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (instance.Spec, error)
+}
+
+// Events is told what operators watch, after it has been stored.
+type Events interface {
+	// Draining is told of an instance whose drain has begun.
+	Draining(instance.Instance)
+	// Deleting is told of an instance that is about to be ended.
+	Deleting(instance.Instance)
+	// Deleted is told of every instance that is gone, whatever the reason.
+	Deleted(instance.Instance)
+}
+
+// Options are what a Reconciler is made of. All are mandatory.
+type Options struct {
+	Groups    Groups
+	Instances Instances
+	Provider  instance.Provider
+	Specs     Specs
+	Events    Events
+	// Failed is told when an instance could not be made or ended.
+	Failed instance.FailureFunc
+	// Bound returns the context for one call to the storage or the provider. It
+	// ends when the call takes too long, or this server may not act any more.
+	Bound   func(context.Context) (context.Context, context.CancelFunc)
+	Metrics *Metrics
+}
+
+// Reconciler works on groups when told that they may have changed or when
+// something falls due, and does nothing otherwise. It keeps no state: what was
+// decided the instances know, and so it is made anew for every term of a leader
+// (server document).
 type Reconciler struct {
-	groups   Groups
-	provider instance.Provider
-	failed   instance.FailureFunc
-	queue    workqueue.TypedRateLimitingInterface[instance.GroupKey]
+	Options
+	queue workqueue.TypedRateLimitingInterface[instance.GroupKey]
+	pace  pace
 }
 
-// New returns a reconciler, which begins to work with Run. It calls failed when
-// the provider refuses an order.
-func New(groups Groups, provider instance.Provider, failed instance.FailureFunc) *Reconciler {
+// New returns a reconciler, which begins to work with Run.
+func New(options Options) *Reconciler {
 	return &Reconciler{
-		groups:   groups,
-		provider: provider,
-		failed:   failed,
+		Options: options,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[instance.GroupKey](retryAfter, retryAtMost)),
 	}
@@ -60,11 +113,20 @@ func (r *Reconciler) Enqueue(key instance.GroupKey) {
 	r.queue.Add(key)
 }
 
-// Run works until ctx ends and returns when nothing is under way any more. The
-// provider must be synced: instances that are not known yet would be made a
-// second time.
+// Run works on all groups, and then on those that change, until ctx ends. It
+// returns when nothing is under way any more. It begins when the provider is
+// synced and its instances have records: those that are not known yet would be
+// made a second time.
 func (r *Reconciler) Run(ctx context.Context) {
+	defer r.queue.ShutDown()
+	select {
+	case <-ctx.Done():
+		return
+	case <-r.Provider.Synced():
+	}
+	r.adoptFirst(ctx)
 	var running sync.WaitGroup
+	running.Go(func() { r.collectRegularly(ctx) })
 	for range workers {
 		running.Go(func() {
 			for r.work(ctx) {
@@ -87,46 +149,23 @@ func (r *Reconciler) work(ctx context.Context) bool {
 		return false
 	}
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "tenant", key.Tenant, "group", key.Group)
-	if err := r.reconcile(klog.NewContext(ctx, logger), key); err != nil {
-		logger.Error(err, "Group is not at its size, will retry")
+	begun := time.Now()
+	done, err := r.reconcile(klog.NewContext(ctx, logger), key)
+	if ctx.Err() != nil {
+		return false
+	}
+	r.Metrics.reconciled(time.Since(begun), err)
+	if err != nil {
+		logger.Error(err, "Group is not as wanted, will retry")
 		r.queue.AddRateLimited(key)
-		return true
+	} else {
+		r.queue.Forget(key)
 	}
-	r.queue.Forget(key)
+	if done.more {
+		r.queue.Add(key)
+	}
+	if done.after > 0 {
+		r.queue.AddAfter(key, done.after)
+	}
 	return true
-}
-
-// reconcile brings one group to its size. It stops at the first error; the next
-// attempt plans anew with what has been done by then.
-func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) error {
-	logger := klog.FromContext(ctx)
-	group, found := r.groups.Get(key)
-	if !found {
-		group = &groups.Group{Key: key}
-	}
-	planned := plan(group.Size, r.provider.List(key))
-	if planned.create > 0 || len(planned.remove) > 0 {
-		logger.Info("Scaling group", "size", group.Size, "creating", planned.create, "deleting", len(planned.remove))
-	}
-	for range planned.create {
-		id, err := puidv7.New(group.Kind)
-		if err != nil {
-			return err
-		}
-		spec := instance.Spec{ID: id.String(), Group: key, Type: group.Type}
-		if err := r.provider.Create(ctx, spec); err != nil {
-			// Nobody will ever see an instance of this id.
-			r.failed(key, "", fmt.Errorf("creating an instance: %w", err))
-			return fmt.Errorf("creating an instance of group %s: %w", key, err)
-		}
-		logger.V(2).Info("Created instance", "instance", spec.ID, "type", spec.Type.Name)
-	}
-	for _, id := range planned.remove {
-		if err := r.provider.Delete(ctx, id); err != nil {
-			r.failed(key, id, fmt.Errorf("deleting an instance: %w", err))
-			return fmt.Errorf("deleting instance %s of group %s: %w", id, key, err)
-		}
-		logger.V(2).Info("Deleted instance", "instance", id)
-	}
-	return nil
 }

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"cmp"
+	"slices"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// scaleDown lets those go that are too many, because fewer are wanted or because
+// they have been replaced: the worst first, and of the same kind the oldest.
+//
+// Fewer instances are drained as everything else that runs is: nothing that runs
+// in a group says whether it may be cut off, and a deleted group is the case of
+// size 0.
+func (p *planner) scaleDown() {
+	surplus := len(p.staying) - p.size
+	if surplus <= 0 {
+		return
+	}
+	slices.SortStableFunc(p.staying, func(a, b *instance.Instance) int {
+		return cmp.Compare(p.troubleOf(a), p.troubleOf(b))
+	})
+	there := 0
+	for _, i := range p.staying {
+		if isThere(i) {
+			there++
+		}
+	}
+	waits := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
+	var kept []*instance.Instance
+	for n, i := range p.staying {
+		trouble := p.troubleOf(i)
+		switch {
+		case n >= surplus:
+			kept = append(kept, i)
+		case waits && !trouble.urgent():
+			// One that is well waits until an unhealthy one has been replaced
+			// by an instance that runs (server document).
+			kept = append(kept, i)
+		case isThere(i) && there <= p.size:
+			// Its replacement has not been ordered yet.
+			kept = append(kept, i)
+		default:
+			if isThere(i) {
+				there--
+			}
+			p.dismiss(i, trouble.reason())
+		}
+	}
+	slices.SortFunc(kept, oldestFirst)
+	p.staying = kept
+}
+
+// scaleUp creates what is missing. Instances that drain still have their place,
+// so that there is never more than one instance too many.
+func (p *planner) scaleUp() {
+	for len(p.staying)+p.created < p.size && p.total <= p.size {
+		p.create(reasonScaleUp)
+	}
+}
+
+// isThere tells whether the provider has an instance on which something runs or
+// will run.
+func isThere(i *instance.Instance) bool {
+	return !i.Gone() && !unordered(i)
+}
+
+func isPending(i *instance.Instance) bool {
+	return i.State == instance.Pending
+}

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"fmt"
+	"math"
+	"slices"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// TestPlansOfARandomWalk lets the world change at random, looks at every plan,
+// and carries it out or a part of it. Now and then the world comes to rest, and
+// then the group must become what is wanted.
+func TestPlansOfARandomWalk(t *testing.T) {
+	for seed := range uint64(60) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			t.Parallel()
+			w := newWorld(seed)
+			for step := range 1500 {
+				w.happen()
+				s := w.observe()
+				actions, wake := plan(s, w.now)
+				if err := check(s, actions, w.now); err != nil {
+					t.Fatalf("step %d: %v\nplan %v\nsize %d, instances %s", step, err, actions, s.size, describe(s.instances))
+				}
+				if !wake.IsZero() && !wake.After(w.now) {
+					t.Fatalf("step %d: wakes at %v, which is not after %v", step, wake, w.now)
+				}
+				steps := math.MaxInt
+				if w.random.IntN(3) == 0 {
+					steps = w.random.IntN(4)
+				}
+				w.carryOut(actions, steps)
+				if step%100 == 99 {
+					if err := w.rest(); err != nil {
+						t.Fatalf("step %d: %v", step, err)
+					}
+				}
+			}
+		})
+	}
+}
+
+// rest lets the world come to rest: the provider does what it is told, nothing
+// dies or expires. Then the group must reach its size, and nothing be left to do.
+func (w *world) rest() error {
+	w.refuses, w.expiry = false, config.Expiry{}
+	for id := range w.vms {
+		w.become(id, instance.Running)
+	}
+	onDemand := map[string]bool{}
+	for id, i := range w.records {
+		_, known := w.vms[id]
+		lost := !known && (i.ProviderID != "" || w.deleted || w.registrationTimeout > 0)
+		if i.OnDemand && !i.Leaving() && w.vms[id] != instance.Terminating && !lost {
+			onDemand[id] = true
+		}
+	}
+	for round := range 200 {
+		s := w.observe()
+		actions, wake := plan(s, w.now)
+		if err := check(s, actions, w.now); err != nil {
+			return fmt.Errorf("at rest: %w\nplan %v\nsize %d, instances %s", err, actions, s.size, describe(s.instances))
+		}
+		w.carryOut(actions, math.MaxInt)
+		moved := len(actions) > 0
+		for id, state := range w.vms {
+			moved = moved || state != instance.Running
+			w.settle(id)
+		}
+		if moved {
+			continue
+		}
+		if !wake.IsZero() {
+			w.now = wake
+			continue
+		}
+		return w.settled(s, onDemand, round)
+	}
+	s := w.observe()
+	return fmt.Errorf("finds no rest: size %d, instances %s", s.size, describe(s.instances))
+}
+
+// settled checks what there is when nothing is left to do.
+func (w *world) settled(s state, onDemand map[string]bool, round int) error {
+	managed := 0
+	for _, i := range s.instances {
+		if i.State != instance.Running || i.Leaving() {
+			return fmt.Errorf("after %d rounds %s is left", round, describe(s.instances))
+		}
+		delete(onDemand, i.ID)
+		if !i.OnDemand {
+			managed++
+			if i.InfraConfigHash != s.infraConfigHash {
+				return fmt.Errorf("%s is not rotated", i.ID)
+			}
+		}
+	}
+	if managed != s.size {
+		return fmt.Errorf("after %d rounds %d managed instances, want %d: %s", round, managed, s.size, describe(s.instances))
+	}
+	if len(onDemand) > 0 {
+		return fmt.Errorf("on-demand instances %v are no more", onDemand)
+	}
+	if len(w.vms) != len(s.instances) {
+		return fmt.Errorf("the provider has %d instances, and there are records of %d", len(w.vms), len(s.instances))
+	}
+	return nil
+}
+
+func describe(instances []instance.Instance) string {
+	instances = slices.Clone(instances)
+	slices.SortFunc(instances, func(a, b instance.Instance) int { return oldestFirst(&a, &b) })
+	text := ""
+	for _, i := range instances {
+		text += fmt.Sprintf("\n  %s on-demand %v, state %d, known %v, provider id %q, hash %q, drain %+v, ends for %q, made %s",
+			i.ID, i.OnDemand, i.State, i.Known, i.ProviderID, i.InfraConfigHash, i.Drain, i.DeleteReason, i.CreatedAt.Format(time.TimeOnly))
+	}
+	return text
+}

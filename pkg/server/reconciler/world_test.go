@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"fmt"
+	"maps"
+	"math/rand/v2"
+	"slices"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// world is one group, a server that carries out plans, and a provider, in
+// memory.
+type world struct {
+	state
+	random *rand.Rand
+	now    time.Time
+	nextID int
+	// records are the durable instances. Drain and DeleteReason are what a
+	// server forgets when another takes over.
+	records map[string]*instance.Instance
+	// vms are what the provider has: a state by instance id.
+	vms map[string]instance.State
+	// refuses is true while the provider takes no orders.
+	refuses bool
+}
+
+func newWorld(seed uint64) *world {
+	w := &world{
+		random:  rand.New(rand.NewPCG(seed, 0)),
+		now:     moment,
+		records: map[string]*instance.Instance{},
+		vms:     map[string]instance.State{},
+	}
+	w.infraConfigHash = "hash 0"
+	return w
+}
+
+// observe returns the state that a plan is made from, in random order.
+func (w *world) observe() state {
+	s := w.state
+	s.instances, s.providerIDs = nil, map[string]string{}
+	for _, id := range slices.Sorted(maps.Keys(w.records)) {
+		i := *w.records[id]
+		var vm instance.State
+		if vm, i.Known = w.vms[id]; i.Known {
+			i.State = vm
+		} else if i.ProviderID != "" {
+			i.State = instance.Missing
+		} else {
+			i.State = instance.Pending
+		}
+		if i.Known && i.State != instance.Pending && i.ProviderID == "" {
+			s.providerIDs[id] = "vm-" + id
+		}
+		s.instances = append(s.instances, i)
+	}
+	w.random.Shuffle(len(s.instances), func(a, b int) {
+		s.instances[a], s.instances[b] = s.instances[b], s.instances[a]
+	})
+	return s
+}
+
+// add makes a record.
+func (w *world) add(onDemand bool) string {
+	w.nextID++
+	id := fmt.Sprintf("i%05d", w.nextID)
+	w.records[id] = &instance.Instance{Record: instance.Record{
+		ID: id, OnDemand: onDemand, InfraConfigHash: w.infraConfigHash, CreatedAt: w.now,
+	}}
+	return id
+}
+
+// carryOut does what the reconciler does with the actions. It stops in between
+// when the server dies: after so many steps, each of which is one write or call.
+func (w *world) carryOut(actions []action, steps int) {
+	refused := false
+	step := func() bool {
+		steps--
+		return steps >= 0
+	}
+	request := func(id string) {
+		if refused = refused || w.refuses; !refused && step() {
+			if _, known := w.vms[id]; !known {
+				w.vms[id] = instance.Pending
+			}
+		}
+	}
+	for _, a := range actions {
+		i := w.records[a.id]
+		switch a.verb {
+		case confirm:
+			if step() {
+				i.ProviderID = a.providerID
+			}
+		case forget:
+			if step() {
+				delete(w.records, a.id)
+			}
+		case drain:
+			if step() {
+				i.Drain = &instance.Drain{Reason: a.reason, StartedAt: w.now, DeleteAt: a.deleteAt}
+			}
+		case end, endAgain:
+			if step() {
+				i.DeleteReason = a.reason
+			}
+			if step() {
+				if _, known := w.vms[a.id]; known {
+					w.vms[a.id] = instance.Terminating
+				}
+			}
+		case create:
+			if !refused && step() {
+				request(w.add(false))
+			}
+		case order:
+			request(a.id)
+		}
+	}
+}
+
+// any returns any instance, and false when there is none.
+func (w *world) any() (*instance.Instance, bool) {
+	if len(w.records) == 0 {
+		return nil, false
+	}
+	ids := slices.Sorted(maps.Keys(w.records))
+	return w.records[ids[w.random.IntN(len(ids))]], true
+}
+
+// happen lets one thing happen that is not the planner's doing.
+func (w *world) happen() {
+	i, found := w.any()
+	switch event := w.random.IntN(24); {
+	case event == 0:
+		w.size, w.deleted = w.random.IntN(6), false
+	case event == 1 && w.random.IntN(4) == 0:
+		w.size, w.deleted = 0, true
+	case event == 2:
+		w.infraConfigHash = fmt.Sprint("hash ", w.random.IntN(100))
+	case event == 3:
+		w.drainTimeout = time.Duration(w.random.IntN(3)) * 5 * time.Minute
+	case event == 4:
+		w.expiry.EligibleAge = time.Duration(w.random.IntN(3)) * 40 * time.Minute
+		w.expiry.ForcedAge = time.Duration(w.random.IntN(3)) * 60 * time.Minute
+		w.expiry.OnDemandAge = time.Duration(w.random.IntN(3)) * 60 * time.Minute
+	case event == 5:
+		w.registrationTimeout = time.Duration(w.random.IntN(2)) * 5 * time.Minute
+	case event == 6:
+		w.refuses = !w.refuses
+	case event == 7:
+		w.add(true)
+	case event == 8:
+		// Another server leads, which knows of no drain.
+		for _, i := range w.records {
+			i.Drain, i.DeleteReason = nil, ""
+		}
+	case event < 12:
+		w.now = w.now.Add(time.Duration(w.random.IntN(600)) * time.Second)
+	case !found:
+	case event == 12:
+		// The operator speaks of any instance, also one that does not drain.
+		if i.Drain == nil {
+			i.Drain = &instance.Drain{Reason: instance.ReasonUnhealthy, DeleteAt: w.now}
+		}
+		i.Drain.Acknowledged = true
+	case event == 13 && i.OnDemand:
+		i.DeleteReason = instance.ReasonRequested
+	case event == 14:
+		if _, known := w.vms[i.ID]; known {
+			delete(w.vms, i.ID)
+		}
+	case event == 15:
+		w.become(i.ID, instance.Impaired, instance.Stopped, instance.Failed, instance.Terminating)
+	case event == 16:
+		w.become(i.ID, instance.Running)
+	default:
+		w.settle(i.ID)
+	}
+}
+
+// become changes the state of a VM that is there and not on its way out.
+func (w *world) become(id string, states ...instance.State) {
+	if state, known := w.vms[id]; known && state != instance.Terminating {
+		w.vms[id] = states[w.random.IntN(len(states))]
+	}
+}
+
+// settle starts a VM that is pending and removes one that is on its way out.
+func (w *world) settle(id string) {
+	switch state, known := w.vms[id]; {
+	case known && state == instance.Pending:
+		w.vms[id] = instance.Running
+	case known && state == instance.Terminating:
+		delete(w.vms, id)
+	}
+}
