@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package provision
+
+import (
+	"maps"
+	"reflect"
+	"slices"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// Effective returns the group as it is for one instance: with the template,
+// instance type, subnet pool and vars that the record of an on-demand instance
+// has for itself. That is group itself when the record has none. Size, drain
+// timeout and digests are the group's in any case.
+//
+// Another template takes the place of the group's own below what the group says
+// itself, as if the group had been made with it. The error names every override
+// that the configuration does not allow.
+func Effective(c *config.Config, group *groups.Group, record *instance.Record) (*groups.Group, error) {
+	if record.Template == "" && record.InstanceType == "" && record.SubnetPool == "" && len(record.Vars) == 0 {
+		return group, nil
+	}
+	effective := *group
+	var problems field.ErrorList
+	if record.Template != "" && record.Template != group.Template {
+		if err := c.CheckTemplate(field.NewPath("template"), record.Template); err != nil {
+			// There is nothing to judge the rest by.
+			return nil, err
+		}
+		replaceTemplate(c, &effective, record.Template)
+	}
+	if record.SubnetPool != "" {
+		if err := c.Shard.CheckSubnetPool(field.NewPath("subnet_pool"), record.SubnetPool); err != nil {
+			problems = append(problems, err)
+		}
+		effective.SubnetPools = []string{record.SubnetPool}
+	}
+	if record.InstanceType != "" {
+		effective.InstanceType = record.InstanceType
+	}
+	if effective.InstanceType != group.InstanceType || effective.Arch != group.Arch {
+		if err := c.CheckInstanceType(field.NewPath("instance_type"), effective.InstanceType, effective.Arch); err != nil {
+			problems = append(problems, err)
+		}
+		effective.Type = c.Shard.Infra.Kwok.InstanceTypes[effective.InstanceType]
+	}
+	if len(problems) > 0 {
+		return nil, problems.ToAggregate()
+	}
+	effective.Vars = overlay(effective.Vars, record.Vars)
+	return &effective, nil
+}
+
+// replaceTemplate makes of group what it would be with another template.
+func replaceTemplate(c *config.Config, group *groups.Group, name string) {
+	before, after := c.Templates[group.Template], c.Templates[name]
+	group.Template = name
+	group.Kind, group.Arch = after.Kind, after.Arch
+	// What the group has and its template has not is the group's own.
+	if group.InstanceType == before.InstanceType && after.InstanceType != "" {
+		group.InstanceType = after.InstanceType
+	}
+	if slices.Equal(group.SubnetPools, []string{before.SubnetPool}) && after.SubnetPool != "" {
+		group.SubnetPools = []string{after.SubnetPool}
+	}
+	ownVars := maps.Clone(group.Vars)
+	inherited := overlay(c.Defaults.Vars, before.Vars)
+	maps.DeleteFunc(ownVars, func(name, value string) bool {
+		given, found := inherited[name]
+		return found && given == value
+	})
+	group.Vars = overlay(c.Defaults.Vars, after.Vars, ownVars)
+	ownArgs := difference(group.Args, config.MergeArgs(c.Defaults.Args, before.Args))
+	group.Args = config.MergeArgs(c.Defaults.Args, after.Args, ownArgs)
+	group.Files = overlay(c.Defaults.Files, after.Files)
+	group.Userdata = c.Defaults.Userdata
+	if after.Userdata != (config.Userdata{}) {
+		group.Userdata = after.Userdata
+	}
+}
+
+// difference returns what has to be merged into base to get args.
+func difference(args, base map[string]any) map[string]any {
+	own := map[string]any{}
+	for name, value := range args {
+		given, found := base[name]
+		object, isObject := value.(map[string]any)
+		below, isObjectBelow := given.(map[string]any)
+		switch {
+		case found && reflect.DeepEqual(value, given):
+		case isObject && isObjectBelow:
+			own[name] = difference(object, below)
+		default:
+			own[name] = value
+		}
+	}
+	return own
+}
+
+// overlay returns all layers as one map, in which later layers win. It changes
+// none.
+func overlay[V any](layers ...map[string]V) map[string]V {
+	merged := map[string]V{}
+	for _, layer := range layers {
+		maps.Copy(merged, layer)
+	}
+	return merged
+}

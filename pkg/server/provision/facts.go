@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package provision
+
+import (
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// facts is what the templates of arguments and userdata can use, under the names
+// of the server document. What is not known before the instance runs, its host
+// name and addresses, is not in it, and .Image neither: there are no images. The
+// document's examples have .Var for .Vars here and there; only .Vars is right.
+type facts struct {
+	Instance struct{ ID, Kind, Arch, Type string }
+	Cluster  struct{ ID, CACert string }
+	Server   struct{ Shard, RegistrationAddr, OperatorAddr string }
+	Provider struct{ Kind, Region, Zone string }
+	Vars     map[string]string
+}
+
+// secretFacts adds what only userdata can use. A nonce in an argument would be
+// readable for everybody who may look at the instance.
+type secretFacts struct {
+	facts
+	// Nonce is what the agent registers with. The document does not say by what
+	// name templates know it.
+	Nonce string
+}
+
+func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *instance.Record) facts {
+	var f facts
+	f.Instance.ID = record.ID
+	f.Instance.Kind = group.Kind
+	f.Instance.Arch = group.Arch
+	f.Instance.Type = group.InstanceType
+	f.Cluster.ID = c.ClusterID
+	f.Cluster.CACert = string(p.AuthorityPEM)
+	f.Server.Shard = c.Shard.ID
+	f.Server.RegistrationAddr = p.Addresses.RegistrationAddr
+	f.Server.OperatorAddr = p.Addresses.OperatorAddr
+	f.Provider.Kind = c.Shard.Infra.Provider
+	f.Provider.Region = c.Shard.Infra.Region
+	f.Provider.Zone = c.Shard.Infra.Zone
+	f.Vars = group.Vars
+	return f
+}

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package provision makes the orders that a provider gets: what a group and the
+// record of an instance say, with everything rendered.
+package provision
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nonce"
+)
+
+// Nonces signs what an agent registers with.
+type Nonces interface {
+	Agent(nonce.Agent) (string, error)
+}
+
+// Options are what a Provisioner needs. Every field is mandatory.
+type Options struct {
+	// Config returns the configuration in force.
+	Config func() *config.Config
+	// Addresses are those at which agents find this shard.
+	Addresses config.Addresses
+	// AuthorityPEM is the certificate that agents trust.
+	AuthorityPEM []byte
+	Nonces       Nonces
+}
+
+// Provisioner makes the orders of one shard. It is safe for use by several
+// goroutines.
+type Provisioner struct {
+	Options
+	client *http.Client
+}
+
+// New returns a Provisioner.
+func New(o Options) *Provisioner {
+	return &Provisioner{Options: o, client: &http.Client{}}
+}
+
+// Spec returns the order for the instance of record, which is of group, in a
+// subnet. Each call makes a nonce and fetches the userdata anew. The error names
+// what could not be made, and has neither the nonce nor userdata in it.
+func (p *Provisioner) Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (instance.Spec, error) {
+	spec, err := p.spec(ctx, group, record, subnet)
+	if err != nil {
+		return instance.Spec{}, fmt.Errorf("preparing instance %s of group %s: %w", record.ID, record.Key(), err)
+	}
+	return spec, nil
+}
+
+func (p *Provisioner) spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (instance.Spec, error) {
+	c := p.Config()
+	group, err := Effective(c, group, record)
+	if err != nil {
+		return instance.Spec{}, err
+	}
+	facts := p.facts(c, group, record)
+	args, err := renderArgs(group.Args, facts)
+	if err != nil {
+		return instance.Spec{}, err
+	}
+	userdata, err := p.userdata(ctx, group, record, facts)
+	if err != nil {
+		return instance.Spec{}, err
+	}
+	return instance.Spec{
+		ID:        record.ID,
+		Group:     record.Key(),
+		Template:  group.Template,
+		Kind:      group.Kind,
+		CreatedAt: record.CreatedAt,
+		Type:      group.Type,
+		Subnet:    subnet,
+		Args:      args,
+		Userdata:  userdata,
+	}, nil
+}

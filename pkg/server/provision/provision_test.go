@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package provision
+
+import (
+	"errors"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/nonce"
+)
+
+// everything uses all that userdata can.
+const everything = `id={{.Instance.ID}} kind={{.Instance.Kind}} arch={{.Instance.Arch}} type={{.Instance.Type}}
+cluster={{.Cluster.ID}} ca={{.Cluster.CACert}}
+shard={{.Server.Shard}} registration={{.Server.RegistrationAddr}} operator={{.Server.OperatorAddr}}
+provider={{.Provider.Kind}} region={{.Provider.Region}} zone={{.Provider.Zone}}
+{{range $name, $value := .Vars}}{{$name}}={{$value}} {{end}}
+nonce={{.Nonce}}`
+
+func TestSpec(t *testing.T) {
+	c := newConfig(t)
+	p, nonces := newProvisioner(t, c)
+	group := *newGroup(t, c, "main")
+	group.Userdata = config.Userdata{Inline: everything}
+	record := newRecord()
+
+	spec, err := p.Spec(t.Context(), &group, record, "subnet-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(nonces.signed) != 1 {
+		t.Fatalf("%d nonces were signed, want one", len(nonces.signed))
+	}
+	want := instance.Spec{
+		ID: instanceID, Group: record.Key(), Template: "worker", Kind: "knc", CreatedAt: record.CreatedAt,
+		Type:   c.Shard.Infra.Kwok.InstanceTypes["m7i.large"],
+		Subnet: "subnet-a",
+		Args:   map[string]any{"labels": map[string]any{"from": "worker", "defaults": "yes", "worker": "yes", "main": "yes"}},
+		Userdata: []byte(`id=knc06bgm7733st2576nx5jht4ecjw kind=knc arch=amd64 type=m7i.large
+cluster=prod ca=-----BEGIN CERTIFICATE-----
+
+shard=us-west-2a registration=10.0.0.1:8992 operator=10.0.0.1:8993
+provider=kwok region=us-west-2 zone=us-west-2z
+defaults=yes from=worker main=yes worker=yes 
+nonce=` + nonces.signed[0]),
+	}
+	if diff := cmp.Diff(want, spec); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestNonceSaysWhoseItIs(t *testing.T) {
+	c := newConfig(t)
+	p, nonces := newProvisioner(t, c)
+	group := newGroup(t, c, "main")
+	record := newRecord()
+	record.OnDemand = true
+	for range 2 {
+		if _, err := p.Spec(t.Context(), group, record, "subnet-a"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if len(nonces.signed) != 2 {
+		t.Fatalf("%d nonces were signed for two orders", len(nonces.signed))
+	}
+	claims, err := nonce.Parse(nonces.signed[0], nonces.key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := nonce.Claims{
+		Kind: "agent", Subject: instanceID, ClusterID: "prod", Tenant: "default", Shard: "us-west-2a",
+		Group: "main", OnDemand: true, ConfigHash: group.RuntimeConfigHash,
+		ExpiresAt: claims.ExpiresAt,
+	}
+	if diff := cmp.Diff(want, claims); diff != "" || group.RuntimeConfigHash == "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+func TestNoUserdataNoNonce(t *testing.T) {
+	c := newConfig(t)
+	p, nonces := newProvisioner(t, c)
+	group := *newGroup(t, c, "main")
+	group.Userdata = config.Userdata{}
+	group.Args = nil
+	spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+	if err != nil || spec.Userdata != nil || spec.Args != nil || len(nonces.signed) != 0 {
+		t.Errorf("got userdata %q, arguments %v, %d nonces, error %v", spec.Userdata, spec.Args, len(nonces.signed), err)
+	}
+}
+
+// TestConfigurationInForce: what changes while the server runs counts for the
+// next instance.
+func TestConfigurationInForce(t *testing.T) {
+	c := newConfig(t)
+	p, _ := newProvisioner(t, c)
+	group := *newGroup(t, c, "main")
+	group.Args = map[string]any{"labels": map[string]any{"zone": "{{.Provider.Zone}}"}}
+	next := *c
+	next.Shard.Infra.Zone = "elsewhere"
+	p.Config = func() *config.Config { return &next }
+	spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(map[string]any{"labels": map[string]any{"zone": "elsewhere"}}, spec.Args); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+}
+
+// TestErrorsKeepSecrets: they say what failed, for which instance, and nothing
+// that only the instance may know.
+func TestErrorsKeepSecrets(t *testing.T) {
+	const password = "hunter2"
+	broken := func(text string) func(*config.Userdata, map[string]any, *nonces) {
+		return func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
+			userdata.Inline = "password " + password + " {{.Nonce}}\n" + text
+		}
+	}
+	tests := []struct {
+		name, want string
+		change     func(*config.Userdata, map[string]any, *nonces)
+	}{
+		{"no template", "userdata:2: unclosed action", broken("{{.Nonce")},
+		{"var that does not exist", `userdata:2:7: executing "userdata" at <.Vars.missing>: map has no entry for key "missing"`, broken("{{.Vars.missing}}")},
+		{"the wrong name of the vars", "can't evaluate field Var in type", broken("{{.Var.role}}")},
+		{"what nobody knows yet", "can't evaluate field Hostname in type", broken("{{.Instance.Hostname}}")},
+		{"images", "can't evaluate field Image in type", broken("{{.Image}}")},
+		{"field of the nonce", "can't evaluate field X in type string", broken("{{.Nonce.X}}")},
+		{"call of the nonce", "", broken("{{call .Nonce}}")},
+		{"piece of the nonce", "", broken("{{slice .Nonce 0 9999}}")},
+		{"member that the nonce names", "", broken("{{index .Nonce .Nonce}}")},
+		{"comparison with the nonce", "", broken("{{lt 1 .Nonce}}")},
+		{"no id", "must contain {{.Instance.ID}} and {{.Nonce}}", broken("")},
+		{"no nonce", "must contain {{.Instance.ID}} and {{.Nonce}}", func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
+			userdata.Inline = password + " {{.Instance.ID}}"
+		}},
+		{"encoding", `unknown encoding of userdata "zip"`, func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
+			*userdata = config.Userdata{Inline: password + " {{.Instance.ID}} {{.Nonce}}", Encoding: "zip"}
+		}},
+		{"argument", `executing "args.labels.x" at <.Vars.missing>`, func(_ *config.Userdata, labels map[string]any, _ *nonces) {
+			labels["x"] = "{{.Vars.missing}}"
+		}},
+		{"nonce in an argument", "can't evaluate field Nonce in type", func(_ *config.Userdata, labels map[string]any, _ *nonces) {
+			labels["x"] = "{{.Nonce}}"
+		}},
+		{"signer", "making the registration nonce: out of ink", func(_ *config.Userdata, _ map[string]any, nonces *nonces) {
+			nonces.err = errors.New("out of ink")
+		}},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newConfig(t)
+			p, nonces := newProvisioner(t, c)
+			group := *newGroup(t, c, "main")
+			labels := map[string]any{}
+			group.Args = map[string]any{"labels": labels}
+			tc.change(&group.Userdata, labels, nonces)
+
+			spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+			if err == nil {
+				t.Fatalf("got %s", spec.Userdata)
+			}
+			text := err.Error()
+			if !strings.HasPrefix(text, "preparing instance "+instanceID+" of group default/main: ") || !strings.Contains(text, tc.want) {
+				t.Errorf("got  %s\nwant %s", text, tc.want)
+			}
+			if strings.Contains(text, password) {
+				t.Errorf("the error has the userdata in it: %s", text)
+			}
+			for _, signed := range nonces.signed {
+				if strings.Contains(text, signed) {
+					t.Errorf("the error has the nonce in it: %s", text)
+				}
+			}
+			if diff := cmp.Diff(instance.Spec{}, spec); diff != "" {
+				t.Errorf("there is a half of an order: %s", diff)
+			}
+		})
+	}
+}

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package provision
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"text/template"
+)
+
+// render fills in a template. A var that does not exist is an error: an instance
+// that starts with "<no value>" somewhere is worse than none.
+func render(name, text string, facts any) (string, error) {
+	parsed, err := template.New(name).Option("missingkey=error").Parse(text)
+	if err != nil {
+		return "", fmt.Errorf("reading a template: %w", err)
+	}
+	var rendered strings.Builder
+	if err := parsed.Execute(&rendered, facts); err != nil {
+		return "", fmt.Errorf("rendering a template: %w", err)
+	}
+	return rendered.String(), nil
+}
+
+// renderArgs returns args with every string rendered, however deep in objects
+// and arrays (server document). Keys and everything else stay. Args is not
+// changed.
+func renderArgs(args map[string]any, facts facts) (map[string]any, error) {
+	if len(args) == 0 {
+		return nil, nil
+	}
+	rendered, err := renderAny("args", args, facts)
+	if err != nil {
+		return nil, err
+	}
+	return rendered.(map[string]any), nil
+}
+
+func renderAny(path string, value any, facts facts) (any, error) {
+	var err error
+	switch value := value.(type) {
+	case string:
+		return render(path, value, facts)
+	case map[string]any:
+		rendered := make(map[string]any, len(value))
+		// Sorted, so that of several errors it is always the same.
+		for _, name := range slices.Sorted(maps.Keys(value)) {
+			if rendered[name], err = renderAny(path+"."+name, value[name], facts); err != nil {
+				return nil, err
+			}
+		}
+		return rendered, nil
+	case []any:
+		rendered := make([]any, len(value))
+		for i := range value {
+			if rendered[i], err = renderAny(fmt.Sprintf("%s[%d]", path, i), value[i], facts); err != nil {
+				return nil, err
+			}
+		}
+		return rendered, nil
+	default:
+		return value, nil
+	}
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package provision
+
+import (
+	"bytes"
+	"compress/gzip"
+	"context"
+	"encoding/base64"
+	"errors"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+)
+
+func TestEncodings(t *testing.T) {
+	unbase64 := func(data []byte) []byte {
+		decoded, err := base64.StdEncoding.DecodeString(string(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		return decoded
+	}
+	gunzip := func(data []byte) []byte {
+		reader, err := gzip.NewReader(bytes.NewReader(data))
+		if err != nil {
+			t.Fatal(err)
+		}
+		unpacked, err := io.ReadAll(reader)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return unpacked
+	}
+	c := newConfig(t)
+	p, nonces := newProvisioner(t, c)
+	for encoding, decode := range map[string]func([]byte) []byte{
+		"":            func(data []byte) []byte { return data },
+		"plain":       func(data []byte) []byte { return data },
+		"base64":      unbase64,
+		"gzip":        gunzip,
+		"base64+gzip": func(data []byte) []byte { return gunzip(unbase64(data)) },
+	} {
+		group := *newGroup(t, c, "main")
+		group.Userdata.Encoding = encoding
+		spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+		if err != nil {
+			t.Fatalf("%s: %v", encoding, err)
+		}
+		if got, want := string(decode(spec.Userdata)), instanceID+" "+nonces.signed[len(nonces.signed)-1]; got != want {
+			t.Errorf("%q decodes to %q, want %q", encoding, got, want)
+		}
+	}
+}
+
+// site serves userdata to a provisioner whose group main has it from there.
+type site struct {
+	p     *Provisioner
+	serve http.HandlerFunc
+	// address is that of the userdata, with secrets in it.
+	address string
+}
+
+func newSite(t *testing.T) *site {
+	t.Helper()
+	s := &site{}
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { s.serve(w, r) }))
+	t.Cleanup(server.Close)
+	s.address = strings.Replace(server.URL, "://", "://user:hunter2@", 1) + "/userdata?signature=hunter3"
+	c := newConfig(t)
+	s.p, _ = newProvisioner(t, c)
+	return s
+}
+
+// userdata orders an instance, and returns what it starts with.
+func (s *site) userdata(ctx context.Context, t *testing.T) (string, error) {
+	t.Helper()
+	group := *newGroup(t, s.p.Config(), "main")
+	group.Userdata = config.Userdata{URL: s.address}
+	spec, err := s.p.Spec(ctx, &group, newRecord(), "subnet-a")
+	return string(spec.Userdata), err
+}
+
+// wants checks that err says what failed and where, without secrets.
+func (s *site) wants(t *testing.T, err error, want string) {
+	t.Helper()
+	if err == nil {
+		t.Fatal("got no error")
+	}
+	if !strings.Contains(err.Error(), `fetching the userdata of template "worker": `) || !strings.Contains(err.Error(), want) {
+		t.Errorf("got  %v\nwant %s", err, want)
+	}
+	if strings.Contains(err.Error(), "hunter") {
+		t.Errorf("the error has a secret in it: %v", err)
+	}
+}
+
+const minimal = "{{.Instance.ID}} {{.Nonce}}"
+
+func TestUserdataIsFetchedForEachInstance(t *testing.T) {
+	s := newSite(t)
+	for _, version := range []string{"one", "two"} {
+		s.serve = func(w http.ResponseWriter, r *http.Request) {
+			if _, password, _ := r.BasicAuth(); password != "hunter2" || r.FormValue("signature") != "hunter3" {
+				t.Errorf("asked for %s", r.URL)
+			}
+			_, _ = io.WriteString(w, version+" {{.Vars.from}} "+minimal)
+		}
+		got, err := s.userdata(t.Context(), t)
+		if err != nil || !strings.HasPrefix(got, version+" worker "+instanceID+" ") {
+			t.Errorf("got %q with error %v, want version %s", got, err, version)
+		}
+	}
+}
+
+func TestUserdataHasALimit(t *testing.T) {
+	s := newSite(t)
+	length := 1 << 20
+	s.serve = func(w http.ResponseWriter, _ *http.Request) {
+		_, _ = io.WriteString(w, minimal+strings.Repeat("x", length-len(minimal)))
+	}
+	if _, err := s.userdata(t.Context(), t); err != nil {
+		t.Errorf("1 MiB gives %v", err)
+	}
+	length++
+	_, err := s.userdata(t.Context(), t)
+	s.wants(t, err, "it has more than 1048576 bytes")
+}
+
+func TestFetchingFails(t *testing.T) {
+	s := newSite(t)
+	for name, tc := range map[string]struct {
+		serve http.HandlerFunc
+		want  string
+	}{
+		"an error page": {func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusForbidden)
+			_, _ = io.WriteString(w, minimal)
+		}, "from 127.0.0.1:"},
+		"its status": {http.NotFound, "the answer is 404 Not Found"},
+		"an answer that breaks off": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Content-Length", "1000")
+			_, _ = io.WriteString(w, minimal)
+		}, "unexpected EOF"},
+		"a file": {func(w http.ResponseWriter, _ *http.Request) {
+			w.Header().Set("Location", "file:///etc/hunter2")
+			w.WriteHeader(http.StatusFound)
+		}, "unsupported protocol scheme"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			s.serve = tc.serve
+			_, err := s.userdata(t.Context(), t)
+			s.wants(t, err, tc.want)
+		})
+	}
+	s.address = "http://user:hunter2@127.0.0.1:1/"
+	_, err := s.userdata(t.Context(), t)
+	s.wants(t, err, "connection refused")
+	s.address = "http://hunter2\x7f/"
+	_, err = s.userdata(t.Context(), t)
+	s.wants(t, err, "invalid control character in URL")
+}
+
+func TestFetchingEndsWithItsContext(t *testing.T) {
+	s := newSite(t)
+	ctx, cancel := context.WithCancel(t.Context())
+	s.serve = func(_ http.ResponseWriter, r *http.Request) {
+		cancel()
+		<-r.Context().Done()
+	}
+	_, err := s.userdata(ctx, t)
+	s.wants(t, err, "context canceled")
+	if !errors.Is(err, context.Canceled) {
+		t.Errorf("%v does not wrap the error of the context", err)
+	}
+}
+
+// silence is a network in which nobody answers.
+type silence struct{}
+
+func (silence) RoundTrip(r *http.Request) (*http.Response, error) {
+	<-r.Context().Done()
+	return nil, r.Context().Err()
+}
+
+func TestFetchingTakesTenSeconds(t *testing.T) {
+	s := newSite(t)
+	s.p.client.Transport = silence{}
+	synctest.Test(t, func(t *testing.T) {
+		began := time.Now()
+		_, err := s.p.fetch(t.Context(), s.address)
+		if took := time.Since(began); !errors.Is(err, context.DeadlineExceeded) || took != 10*time.Second {
+			t.Errorf("after %s got %v", took, err)
+		}
+	})
+}
