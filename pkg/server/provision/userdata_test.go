@@ -18,6 +18,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
 )
 
 func TestEncodings(t *testing.T) {
@@ -63,6 +64,7 @@ func TestEncodings(t *testing.T) {
 // site serves userdata to a provisioner whose group main has it from there.
 type site struct {
 	p     *Provisioner
+	group groups.Group
 	serve http.HandlerFunc
 	// address is that of the userdata, with secrets in it.
 	address string
@@ -76,13 +78,13 @@ func newSite(t *testing.T) *site {
 	s.address = strings.Replace(server.URL, "://", "://user:hunter2@", 1) + "/userdata?signature=hunter3"
 	c := newConfig(t)
 	s.p, _ = newProvisioner(t, c)
+	s.group = *newGroup(t, c, "main")
 	return s
 }
 
 // userdata orders an instance, and returns what it starts with.
-func (s *site) userdata(ctx context.Context, t *testing.T) (string, error) {
-	t.Helper()
-	group := *newGroup(t, s.p.Config(), "main")
+func (s *site) userdata(ctx context.Context) (string, error) {
+	group := s.group
 	group.Userdata = config.Userdata{URL: s.address}
 	spec, err := s.p.Spec(ctx, &group, newRecord(), "subnet-a")
 	return string(spec.Userdata), err
@@ -113,7 +115,7 @@ func TestUserdataIsFetchedForEachInstance(t *testing.T) {
 			}
 			_, _ = io.WriteString(w, version+" {{.Vars.from}} "+minimal)
 		}
-		got, err := s.userdata(t.Context(), t)
+		got, err := s.userdata(t.Context())
 		if err != nil || !strings.HasPrefix(got, version+" worker "+instanceID+" ") {
 			t.Errorf("got %q with error %v, want version %s", got, err, version)
 		}
@@ -126,11 +128,11 @@ func TestUserdataHasALimit(t *testing.T) {
 	s.serve = func(w http.ResponseWriter, _ *http.Request) {
 		_, _ = io.WriteString(w, minimal+strings.Repeat("x", length-len(minimal)))
 	}
-	if _, err := s.userdata(t.Context(), t); err != nil {
+	if _, err := s.userdata(t.Context()); err != nil {
 		t.Errorf("1 MiB gives %v", err)
 	}
 	length++
-	_, err := s.userdata(t.Context(), t)
+	_, err := s.userdata(t.Context())
 	s.wants(t, err, "it has more than 1048576 bytes")
 }
 
@@ -156,15 +158,15 @@ func TestFetchingFails(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			s.serve = tc.serve
-			_, err := s.userdata(t.Context(), t)
+			_, err := s.userdata(t.Context())
 			s.wants(t, err, tc.want)
 		})
 	}
 	s.address = "http://user:hunter2@127.0.0.1:1/"
-	_, err := s.userdata(t.Context(), t)
+	_, err := s.userdata(t.Context())
 	s.wants(t, err, "connection refused")
 	s.address = "http://hunter2\x7f/"
-	_, err = s.userdata(t.Context(), t)
+	_, err = s.userdata(t.Context())
 	s.wants(t, err, "invalid control character in URL")
 }
 
@@ -175,7 +177,7 @@ func TestFetchingEndsWithItsContext(t *testing.T) {
 		cancel()
 		<-r.Context().Done()
 	}
-	_, err := s.userdata(ctx, t)
+	_, err := s.userdata(ctx)
 	s.wants(t, err, "context canceled")
 	if !errors.Is(err, context.Canceled) {
 		t.Errorf("%v does not wrap the error of the context", err)
