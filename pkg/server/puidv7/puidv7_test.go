@@ -94,23 +94,3 @@ func TestParseRefuses(t *testing.T) {
 		})
 	}
 }
-
-func FuzzParse(f *testing.F) {
-	for _, v := range vectors {
-		f.Add(v.text)
-	}
-	f.Add("knc06bgm7733st2576nx5jht4ecj\n")
-	f.Add("")
-	f.Fuzz(func(t *testing.T, text string) {
-		id, err := Parse(text)
-		if err != nil {
-			return
-		}
-		if got := id.String(); got != text {
-			t.Errorf("Parse(%q) gives %q", text, got)
-		}
-		if !strings.ContainsRune("048cgmrw", rune(text[Length-1])) {
-			t.Errorf("Parse(%q) accepted a last character that holds padding bits", text)
-		}
-	})
-}

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package instances_test
+
+import (
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+func TestStateIsThatOfTheProvider(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add()
+	check := func(when string, state instance.State, known bool) {
+		t.Helper()
+		i := s.want(record.ID)
+		if i.State != state || i.Known != known {
+			t.Errorf("%s: is in state %v, known %t, want %v, %t", when, i.State, i.Known, state, known)
+		}
+		if diff := cmp.Diff([]instance.Instance{i}, s.List(group)); diff != "" {
+			t.Errorf("%s (-Get +List):\n%s", when, diff)
+		}
+	}
+	check("before it is ordered", instance.Pending, false)
+	for _, state := range []instance.State{instance.Pending, instance.Running, instance.Impaired, instance.Stopped, instance.Failed, instance.Terminating} {
+		s.cloud.show(t, vmOf(record, state))
+		check("as the provider says", state, true)
+	}
+	s.cloud.end(t, record.ID)
+	check("seen, and gone", instance.Missing, false)
+
+	// What was seen is forgotten, the provider id is not.
+	s.restart()
+	check("gone, after a restart", instance.Pending, false)
+	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///"+record.ID))
+	check("with a provider id", instance.Missing, false)
+	s.restart()
+	check("with a provider id, after a restart", instance.Missing, false)
+}
+
+// TestNothingIsMissingBeforeTheProviderIsComplete: what is not known yet must
+// not be replaced.
+func TestNothingIsMissingBeforeTheProviderIsComplete(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add()
+	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	s.cloud.synced = make(chan struct{})
+	if state := s.want(record.ID).State; state != instance.Pending {
+		t.Errorf("before: is in state %v", state)
+	}
+	close(s.cloud.synced)
+	if state := s.want(record.ID).State; state != instance.Missing {
+		t.Errorf("after: is in state %v", state)
+	}
+}
+
+func TestListBeginsWithTheOldest(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	var want []string
+	for range 3 {
+		// Of the same age: by id.
+		want = append(want, s.add().ID)
+	}
+	older := s.add(func(r *instance.Record) { r.CreatedAt = epoch.Add(-time.Hour) }).ID
+	younger := s.add(func(r *instance.Record) { r.CreatedAt = epoch.Add(time.Hour) }).ID
+	middle := s.add(onDemand("")).ID
+	s.add(func(r *instance.Record) { r.Group = "others" })
+	s.add(func(r *instance.Record) { r.Tenant = "acme" })
+	want = append(append([]string{older}, want...), middle, younger)
+	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
+		t.Errorf("(-want +listed):\n%s", diff)
+	}
+	s.restart()
+	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
+		t.Errorf("after a restart (-want +listed):\n%s", diff)
+	}
+	s.must(s.Remove(t.Context(), middle))
+	s.must(s.SetDeleting(t.Context(), older, instance.ReasonExpired))
+	want = slices.DeleteFunc(want, func(id string) bool { return id == middle })
+	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
+		t.Errorf("after one is gone (-want +listed):\n%s", diff)
+	}
+	if list := s.List(instance.GroupKey{Tenant: "default", Group: "unknown"}); len(list) != 0 {
+		t.Errorf("a group without instances has %v", list)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	a, b := instance.GroupKey{Tenant: "acme", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "b"}
+	s.add()
+	s.add()
+	gone := s.add(func(r *instance.Record) { r.Tenant, r.Group = "acme", "b" })
+	stranger := newRecord(t)
+	stranger.Tenant, stranger.Group = a.Tenant, a.Group
+	s.cloud.show(t, vmOf(stranger, instance.Running))
+	if diff := cmp.Diff([]instance.GroupKey{a, b, group}, s.Keys()); diff != "" {
+		t.Errorf("(-want +found):\n%s", diff)
+	}
+	s.must(s.Remove(t.Context(), gone.ID))
+	s.cloud.end(t, stranger.ID)
+	if diff := cmp.Diff([]instance.GroupKey{group}, s.Keys()); diff != "" {
+		t.Errorf("after some are gone (-want +found):\n%s", diff)
+	}
+}
+
+func TestByIdempotencyKey(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add(onDemand("order-1"))
+	other := s.add(onDemand("order-1"), func(r *instance.Record) { r.Tenant = "acme" })
+	s.add(onDemand("order-2"))
+	s.add()
+	check := func(when, tenant, key, want string) {
+		t.Helper()
+		i, found := s.ByIdempotencyKey(tenant, key)
+		if found != (want != "") || i.ID != want {
+			t.Errorf("%s: found %q, %t, want %q", when, i.ID, found, want)
+		}
+	}
+	check("at first", group.Tenant, "order-1", record.ID)
+	check("of another tenant", "acme", "order-1", other.ID)
+	check("unknown", "acme", "order-2", "")
+	check("none", group.Tenant, "", "")
+	s.restart()
+	check("after a restart", group.Tenant, "order-1", record.ID)
+	s.must(s.Remove(t.Context(), record.ID))
+	check("gone", group.Tenant, "order-1", record.ID)
+	s.restart()
+	check("gone, after a restart", group.Tenant, "order-1", record.ID)
+	s.Purge(t.Context(), epoch.Add(1))
+	check("forgotten", group.Tenant, "order-1", "")
+	check("another tenant's, not forgotten", "acme", "order-1", other.ID)
+}
+
+func TestDraining(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	drain := func(edit func(*instance.Record), startedAt time.Time) string {
+		record := s.add(edit)
+		s.must(s.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: startedAt, DeleteAt: startedAt.Add(time.Minute)}))
+		return record.ID
+	}
+	s.add()
+	second := drain(func(r *instance.Record) { r.Group = "others" }, epoch.Add(time.Second))
+	first := drain(func(*instance.Record) {}, epoch)
+	drain(func(r *instance.Record) { r.Tenant = "acme" }, epoch)
+	deleting := drain(func(*instance.Record) {}, epoch)
+	s.must(s.SetDeleting(t.Context(), deleting, instance.ReasonExpired))
+	gone := drain(func(*instance.Record) {}, epoch)
+	s.must(s.Remove(t.Context(), gone))
+	if diff := cmp.Diff([]string{first, second}, ids(s.Draining(group.Tenant))); diff != "" {
+		t.Errorf("(-want +found):\n%s", diff)
+	}
+	s.restart()
+	if diff := cmp.Diff([]string{first, second}, ids(s.Draining(group.Tenant))); diff != "" {
+		t.Errorf("after a restart (-want +found):\n%s", diff)
+	}
+}
+
+// TestReadsDoNotWaitForTheStorage holds the storage up in the middle of every
+// kind of write.
+func TestReadsDoNotWaitForTheStorage(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record, added := s.add(), newRecord(t)
+	wantUndisturbed(t, s, "Create", func() error { return s.Add(t.Context(), added) })
+	wantUndisturbed(t, s, "Replace", func() error { return s.SetProviderID(t.Context(), record.ID, "cloud:///1") })
+	wantUndisturbed(t, s, "Delete", func() error { return s.Remove(t.Context(), added.ID) })
+}
+
+// wantUndisturbed makes a change that the storage holds up, reads, and lets it
+// go on.
+func wantUndisturbed(t *testing.T, s *shard, method string, change func() error) {
+	t.Helper()
+	before := s.List(group)
+	reached, goOn := make(chan struct{}), make(chan struct{})
+	s.storage.intervene(nil, func(called, _ string) error {
+		if called == method {
+			close(reached)
+			<-goOn
+		}
+		return nil
+	})
+	var changing sync.WaitGroup
+	changing.Go(func() {
+		if err := change(); err != nil {
+			t.Error(err)
+		}
+	})
+	<-reached
+	if diff := cmp.Diff(before, s.List(group)); diff != "" {
+		t.Errorf("%s: shows before it is over (-before +during):\n%s", method, diff)
+	}
+	for _, i := range before {
+		s.want(i.ID)
+	}
+	s.Keys()
+	s.Draining(group.Tenant)
+	s.ByIdempotencyKey(group.Tenant, "")
+	close(goOn)
+	changing.Wait()
+	s.storage.intervene(nil, nil)
+	if cmp.Equal(before, s.List(group)) {
+		t.Errorf("%s: has changed nothing", method)
+	}
+}
+
+// TestChangesOfOneInstanceAreMadeOneByOne: two writes at the same time would
+// both be based on the same etag.
+func TestChangesOfOneInstanceAreMadeOneByOne(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	var mu sync.Mutex
+	writing := map[string]bool{}
+	s.storage.intervene(func(method, key string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		if writing[key] {
+			t.Errorf("%s %s while another write of it is under way", method, key)
+		}
+		writing[key] = true
+		return nil
+	}, func(_, key string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		delete(writing, key)
+		return nil
+	})
+	var changing sync.WaitGroup
+	for range 4 {
+		record := newRecord(t)
+		s.must(s.Add(t.Context(), record))
+		for i := range 6 {
+			changing.Go(func() {
+				var err error
+				switch i {
+				case 0, 1:
+					err = s.SetProviderID(t.Context(), record.ID, "cloud:///1")
+				case 2:
+					err = s.StartDrain(t.Context(), record.ID, instance.Drain{StartedAt: epoch, DeleteAt: epoch})
+				case 3:
+					err = s.Acknowledge(t.Context(), record.ID)
+				case 4:
+					err = s.SetDeleting(t.Context(), record.ID, instance.ReasonRequested)
+				case 5:
+					s.List(group)
+					s.Draining(group.Tenant)
+					s.want(record.ID)
+				}
+				if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+	}
+	changing.Wait()
+	list := s.List(group)
+	for _, i := range list {
+		if i.ProviderID != "cloud:///1" || i.Drain == nil || !i.Drain.Acknowledged || i.DeleteReason != instance.ReasonRequested {
+			t.Errorf("a change is lost: %+v", i)
+		}
+		changing.Go(func() { s.must(s.Remove(t.Context(), i.ID)) })
+		changing.Go(func() { s.must(s.Remove(t.Context(), i.ID)) })
+	}
+	changing.Wait()
+	if records, list := s.records(), s.List(group); len(records)+len(list) != 0 {
+		t.Errorf("left are the records %v and the instances %v", records, list)
+	}
+}
