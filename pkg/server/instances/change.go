@@ -91,7 +91,7 @@ func (s *Store) Acknowledge(ctx context.Context, id string) error {
 // SetDeleting notes that the provider is going to be told to end an instance.
 // The first reason stays.
 func (s *Store) SetDeleting(ctx context.Context, id, reason string) error {
-	return s.change(id, "deleting", func(row cache.Row) error {
+	return s.change(id, "noting the deletion", func(row cache.Row) error {
 		if row.DeleteReason == "" {
 			row.DeleteReason = reason
 			s.put(ctx, row)
@@ -103,7 +103,7 @@ func (s *Store) SetDeleting(ctx context.Context, id, reason string) error {
 // Remove removes the record of an instance that the provider does not know any
 // more. The instance is remembered until it is purged.
 func (s *Store) Remove(ctx context.Context, id string) error {
-	return s.change(id, "removing", func(row cache.Row) error {
+	return s.change(id, "removing the record", func(row cache.Row) error {
 		key, err := recordKey(s.shard, &row.Record)
 		if err != nil {
 			return err
