@@ -38,9 +38,11 @@ type Info struct {
 }
 
 // Store is an object storage. It is safe for use by several goroutines and by
-// several processes. Keys are paths with slashes: no empty part, no "." or ".."
-// and no leading slash. Whoever reads after a write has returned reads what was
-// written, and what was written survives the loss of power.
+// several processes. CheckKey says what a key is; no key may be that of another
+// object up to a slash, as a and a/b, for one of them would be a folder. Whoever
+// reads after a write has returned reads what was written, and what was written
+// survives the loss of power. Nothing is written once Ended says that ctx has
+// ended; an error other than ErrConflict leaves open whether it was before.
 type Store interface {
 	// Get returns an error that wraps ErrNotFound when there is no object.
 	Get(ctx context.Context, key string) (Object, error)

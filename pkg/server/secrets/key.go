@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package secrets
+
+import (
+	"bytes"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"os"
+
+	"nstance.dev/operator/pkg/server/config"
+)
+
+// encodedKeySize is the size of a key in base64.
+var encodedKeySize = base64.StdEncoding.EncodedLen(keySize)
+
+// ReadKey returns the key that is at source: 32 bytes as they are, or their
+// standard base64, which has 44 characters. A line break at the end of a file is
+// left out if the size is right without it. The error never has anything of the
+// value.
+func ReadKey(source config.KeySource) ([]byte, error) {
+	switch {
+	case source.Env != "":
+		value, found := os.LookupEnv(source.Env)
+		if !found {
+			return nil, fmt.Errorf("reading the key for secrets: environment variable %s is not set", source.Env)
+		}
+		key, err := decodeKey([]byte(value))
+		if err != nil {
+			return nil, fmt.Errorf("reading the key for secrets from environment variable %s: %w", source.Env, err)
+		}
+		return key, nil
+	case source.File != "":
+		value, err := os.ReadFile(source.File)
+		if err != nil {
+			return nil, fmt.Errorf("reading the key for secrets: %w", err)
+		}
+		key, err := decodeKey(trimLineBreak(value))
+		if err != nil {
+			return nil, fmt.Errorf("reading the key for secrets from %s: %w", source.File, err)
+		}
+		return key, nil
+	default:
+		return nil, errors.New("reading the key for secrets: neither an environment variable nor a file is named")
+	}
+}
+
+// trimLineBreak leaves a value of the right size as it is: 32 random bytes may
+// end in what looks like a line break.
+func trimLineBreak(value []byte) []byte {
+	for _, lineBreak := range []string{"", "\n", "\r\n"} {
+		key, found := bytes.CutSuffix(value, []byte(lineBreak))
+		if found && (len(key) == keySize || len(key) == encodedKeySize) {
+			return key
+		}
+	}
+	return value
+}
+
+func decodeKey(value []byte) ([]byte, error) {
+	switch len(value) {
+	case keySize:
+		return value, nil
+	case encodedKeySize:
+		key, err := base64.StdEncoding.Strict().DecodeString(string(value))
+		if err != nil {
+			return nil, fmt.Errorf("the %d characters are not base64: %w", len(value), err)
+		}
+		return key, checkSize(key)
+	default:
+		return nil, fmt.Errorf("it has %d bytes, must be %d bytes or their base64 of %d characters",
+			len(value), keySize, encodedKeySize)
+	}
+}
+
+func checkSize(key []byte) error {
+	if len(key) != keySize {
+		return fmt.Errorf("it has %d bytes, must be %d", len(key), keySize)
+	}
+	return nil
+}

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package secrets
+
+import (
+	"bytes"
+	"encoding/hex"
+	"errors"
+	"strings"
+	"testing"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+// Keys that can be told from each other in an error.
+var (
+	current = []byte(strings.Repeat("current.", 4))
+	older   = []byte(strings.Repeat("older...", 4))
+	oldest  = []byte(strings.Repeat("oldest..", 4))
+)
+
+func newStorage(t *testing.T) storage.Store {
+	t.Helper()
+	s, err := file.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func newStore(t *testing.T, objects storage.Store, key []byte, oldKeys ...[]byte) *Store {
+	t.Helper()
+	s, err := New(objects, key, oldKeys...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func TestRotation(t *testing.T) {
+	objects := newStorage(t)
+	names := map[string][]byte{"oldest.key": oldest, "older.key": older, "ca.key": current}
+	for name, key := range names {
+		if err := newStore(t, objects, key).Create(t.Context(), name, []byte("the secret "+name)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	all := newStore(t, objects, current, older, oldest)
+	for name := range names {
+		data, err := all.Get(t.Context(), name)
+		if err != nil {
+			t.Error(err)
+		}
+		if want := "the secret " + name; string(data) != want {
+			t.Errorf("%s is %q, want %q", name, data, want)
+		}
+	}
+	// What is new is written with the current key.
+	if err := all.Create(t.Context(), "new.key", []byte("new")); err != nil {
+		t.Fatal(err)
+	}
+	if data, err := newStore(t, objects, current).Get(t.Context(), "new.key"); err != nil || string(data) != "new" {
+		t.Errorf("the current key alone reads %q, %v", data, err)
+	}
+
+	_, err := newStore(t, objects, current, oldest).Get(t.Context(), "older.key")
+	if err == nil || !strings.Contains(err.Error(), "secret/older.key") || !strings.Contains(err.Error(), "2 keys") {
+		t.Errorf("got error %v, want one that names the object and counts the keys", err)
+	}
+	wantNoSecret(t, err)
+}
+
+// wantNoSecret checks that an error has nothing of a key or of a secret.
+func wantNoSecret(t *testing.T, err error) {
+	t.Helper()
+	for _, secret := range []string{"current.", "older...", "oldest..", "the secret", hex.EncodeToString(current[:4])} {
+		if strings.Contains(err.Error(), secret) {
+			t.Errorf("the error tells %q: %v", secret, err)
+		}
+	}
+}
+
+// TestFormat reads a blob made of a published test vector of AES-256-GCM, which
+// is case 14 of the specification, and checks what is written.
+func TestFormat(t *testing.T) {
+	objects := newStorage(t)
+	const nonce, ciphertext, tag = "000000000000000000000000", "cea7403d4d606b6e074ec5d3baf39d18", "d0d1c8a799996bf0265b98b5d48ab919"
+	blob, err := hex.DecodeString(nonce + ciphertext + tag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := objects.Create(t.Context(), "secret/vector", blob); err != nil {
+		t.Fatal(err)
+	}
+	s := newStore(t, objects, make([]byte, 32))
+	data, err := s.Get(t.Context(), "vector")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !bytes.Equal(data, make([]byte, 16)) {
+		t.Errorf("the test vector gives %x, want 16 zero bytes", data)
+	}
+
+	blobs := map[string]bool{}
+	for _, name := range []string{"a", "b"} {
+		if err := s.Create(t.Context(), name, []byte("the same")); err != nil {
+			t.Fatal(err)
+		}
+		object, err := objects.Get(t.Context(), "secret/"+name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if want := 12 + len("the same") + 16; len(object.Data) != want {
+			t.Errorf("the blob has %d bytes, want %d", len(object.Data), want)
+		}
+		blobs[string(object.Data[:12])] = true
+	}
+	if len(blobs) != 2 {
+		t.Error("two secrets begin with the same random bytes")
+	}
+}
+
+func TestDamaged(t *testing.T) {
+	objects := newStorage(t)
+	s := newStore(t, objects, current, older)
+	if err := s.Create(t.Context(), "whole", []byte("the secret")); err != nil {
+		t.Fatal(err)
+	}
+	whole, err := objects.Get(t.Context(), "secret/whole")
+	if err != nil {
+		t.Fatal(err)
+	}
+	damaged := map[string][]byte{
+		"empty": {}, "short": whole.Data[:12], "cut": whole.Data[:len(whole.Data)-1],
+		"longer": append(bytes.Clone(whole.Data), 0), "plain": []byte("the secret, which nobody has encrypted"),
+	}
+	for i := range whole.Data {
+		flipped := bytes.Clone(whole.Data)
+		flipped[i] ^= 1
+		damaged["flipped"+hex.EncodeToString([]byte{byte(i)})] = flipped
+	}
+	for name, data := range damaged {
+		if _, err := objects.Create(t.Context(), "secret/"+name, data); err != nil {
+			t.Fatal(err)
+		}
+		got, err := s.Get(t.Context(), name)
+		if err == nil || !strings.Contains(err.Error(), "secret/"+name) {
+			t.Errorf("%s: read %q with error %v, want an error that names the object", name, got, err)
+			continue
+		}
+		wantNoSecret(t, err)
+	}
+}
+
+func TestErrorsOfTheStorage(t *testing.T) {
+	s := newStore(t, newStorage(t), current)
+	if _, err := s.Get(t.Context(), "ca.key"); !errors.Is(err, storage.ErrNotFound) {
+		t.Errorf("got error %v, want one that wraps %q", err, storage.ErrNotFound)
+	}
+	if err := s.Create(t.Context(), "ca.key", []byte("first")); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.Create(t.Context(), "ca.key", []byte("second")); !errors.Is(err, storage.ErrConflict) {
+		t.Errorf("got error %v, want one that wraps %q", err, storage.ErrConflict)
+	}
+	if data, err := s.Get(t.Context(), "ca.key"); err != nil || string(data) != "first" {
+		t.Errorf("read %q, %v, want the first", data, err)
+	}
+	if err := s.Create(t.Context(), "../ca.crt", nil); err == nil {
+		t.Error("a secret was stored outside of the secrets")
+	}
+}
+
+func TestNewRefuses(t *testing.T) {
+	for _, size := range []int{0, 16, 24, 31, 33, 64} {
+		key := bytes.Repeat([]byte("current."), 8)[:size]
+		_, err := New(nil, key)
+		_, oldErr := New(nil, current, older, key)
+		for _, err := range []error{err, oldErr} {
+			if err == nil || !strings.Contains(err.Error(), "must be 32") {
+				t.Errorf("with a key of %d bytes: got error %v", size, err)
+				continue
+			}
+			wantNoSecret(t, err)
+		}
+	}
+}

@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package backend opens the storage that the flags of a command name.
+package backend
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/s3"
+)
+
+// Values of --storage.
+const (
+	// File keeps the objects in a folder.
+	File = "file"
+	// S3 keeps the objects in a bucket of S3 or of a service like it.
+	S3 = "s3"
+)
+
+// Open returns the storage that the flags --storage, --bucket and --prefix name.
+// The error names the flag that is wrong. The bucket of File is the path of a
+// folder. The prefix may be empty, and may end in a slash or not.
+func Open(ctx context.Context, provider, bucket, prefix string) (storage.Store, error) {
+	if provider != File && provider != S3 {
+		return nil, fmt.Errorf("--storage: %q is unknown, must be %q or %q", provider, File, S3)
+	}
+	if bucket == "" {
+		return nil, errors.New("--bucket: must be set")
+	}
+	if err := storage.CheckPrefix(prefix); err != nil {
+		return nil, fmt.Errorf("--prefix: %w", err)
+	}
+	store, err := open(ctx, provider, bucket)
+	if err != nil {
+		return nil, fmt.Errorf("--bucket: %w", err)
+	}
+	return storage.WithPrefix(store, prefix), nil
+}
+
+func open(ctx context.Context, provider, bucket string) (storage.Store, error) {
+	if provider == S3 {
+		return s3.Open(ctx, bucket)
+	}
+	return file.Open(bucket)
+}

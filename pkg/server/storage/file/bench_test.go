@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package file
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+)
+
+// BenchmarkReplace replaces an object as large as the record of an instance. The
+// metric x-bare compares it with the system calls that every safe replacement of
+// a file needs, which take turns with it in the same run.
+func BenchmarkReplace(b *testing.B) {
+	dir := b.TempDir()
+	s := open(b, dir)
+	etag := create(b, s, "instance/a/object", "")
+	bare := filepath.Join(dir, "bare")
+	if err := os.Mkdir(bare, 0o700); err != nil {
+		b.Fatal(err)
+	}
+	data := make([]byte, 1000)
+	var ours, theirs time.Duration
+	for n := 0; b.Loop(); n++ {
+		copy(data, fmt.Sprintf("%09d", n))
+		begin := time.Now()
+		var err error
+		if etag, err = s.Replace(b.Context(), "instance/a/object", data, etag); err != nil {
+			b.Fatal(err)
+		}
+		middle := time.Now()
+		if err := replaceBare(bare, data); err != nil {
+			b.Fatal(err)
+		}
+		ours += middle.Sub(begin)
+		theirs += time.Since(middle)
+	}
+	b.ReportMetric(float64(ours)/float64(theirs), "x-bare")
+	b.ReportMetric(float64(ours.Microseconds())/float64(b.N), "µs/replace")
+}
+
+func replaceBare(folder string, data []byte) error {
+	file, err := os.Create(filepath.Join(folder, "temporary"))
+	if err != nil {
+		return err
+	}
+	if _, err := file.Write(data); err != nil {
+		return err
+	}
+	if err := file.Sync(); err != nil {
+		return err
+	}
+	if err := file.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(file.Name(), filepath.Join(folder, "object")); err != nil {
+		return err
+	}
+	return syncFolder(folder)
+}

@@ -1,0 +1,297 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package file
+
+import (
+	"context"
+	"errors"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
+)
+
+func open(t testing.TB, dir string) *Store {
+	t.Helper()
+	s, err := Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func create(t testing.TB, s *Store, key, data string) string {
+	t.Helper()
+	etag, err := s.Create(t.Context(), key, []byte(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etag
+}
+
+// files returns the paths below dir of all files, hidden ones too.
+func files(t testing.TB, dir string) []string {
+	t.Helper()
+	var paths []string
+	err := filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err == nil && !entry.IsDir() {
+			path, err = filepath.Rel(dir, path)
+			paths = append(paths, path)
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return paths
+}
+
+func TestConformance(t *testing.T) {
+	dir := t.TempDir()
+	storagetest.Conformance(t, func(t testing.TB) storage.Store { return open(t, dir) })
+	for _, path := range files(t, dir) {
+		if strings.HasPrefix(filepath.Base(path), temporaryPrefix) {
+			t.Errorf("%s was left behind", path)
+		}
+	}
+}
+
+func TestConformanceWithPrefix(t *testing.T) {
+	dir := t.TempDir()
+	storagetest.Conformance(t, func(t testing.TB) storage.Store { return storage.WithPrefix(open(t, dir), "some/prefix") })
+	create(t, open(t, dir), "outside", "data")
+	for _, path := range files(t, dir) {
+		if !strings.HasPrefix(path, "some/prefix/") && path != "outside" && path != lockName {
+			t.Errorf("%s is not below the prefix", path)
+		}
+	}
+}
+
+func TestObjectsArePlainFiles(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, "config/a.jsonc", "{}")
+	create(t, s, "instance/us-west-2a/default.x.json", "1")
+	create(t, s, "ca.crt", "2")
+	for path, want := range map[string]fs.FileMode{
+		"config": fs.ModeDir | 0o700, "instance": fs.ModeDir | 0o700, "instance/us-west-2a": fs.ModeDir | 0o700,
+		"config/a.jsonc": 0o600, "instance/us-west-2a/default.x.json": 0o600, "ca.crt": 0o600,
+		"config/" + lockName: 0o600,
+	} {
+		info, err := os.Lstat(filepath.Join(dir, path))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if info.Mode() != want {
+			t.Errorf("%s has mode %v, want %v", path, info.Mode(), want)
+		}
+	}
+
+	// An editor writes the file in its own way.
+	path := filepath.Join(dir, "config", "a.jsonc")
+	before, err := s.Get(t.Context(), "config/a.jsonc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, []byte(`{"edited": true}`), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{".a.jsonc.swp", ".#a.jsonc"} {
+		if err := os.WriteFile(filepath.Join(dir, "config", name), nil, 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	after, err := s.Get(t.Context(), "config/a.jsonc")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(after.Data) != `{"edited": true}` || after.ETag == before.ETag {
+		t.Errorf("after the edit the object is %q with etag %s, which was %s before", after.Data, after.ETag, before.ETag)
+	}
+	_, err = s.Replace(t.Context(), "config/a.jsonc", nil, before.ETag)
+	if !errors.Is(err, storage.ErrConflict) {
+		t.Errorf("got error %v for a replace that would undo the edit", err)
+	}
+
+	// So does whoever links the file to somewhere else.
+	elsewhere := filepath.Join(t.TempDir(), "b.jsonc")
+	if err := os.WriteFile(elsewhere, []byte("linked"), 0o644); err != nil {
+		t.Fatal(err)
+	}
+	if err := os.Symlink(elsewhere, filepath.Join(dir, "config", "b.jsonc")); err != nil {
+		t.Fatal(err)
+	}
+	infos, err := s.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []storage.Info{
+		{Key: "ca.crt", ETag: digest([]byte("2"))},
+		{Key: "config/a.jsonc", ETag: after.ETag},
+		{Key: "config/b.jsonc", ETag: digest([]byte("linked"))},
+		{Key: "instance/us-west-2a/default.x.json", ETag: digest([]byte("1"))},
+	}
+	if !slices.Equal(infos, want) {
+		t.Errorf("listed %v, want %v", infos, want)
+	}
+}
+
+func TestOpenRefuses(t *testing.T) {
+	dir := t.TempDir()
+	file := filepath.Join(dir, "file")
+	if err := os.WriteFile(file, nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	for _, path := range []string{filepath.Join(dir, "missing"), file} {
+		_, err := Open(path)
+		if err == nil || !strings.Contains(err.Error(), path) {
+			t.Errorf("got error %v, want one that names %s", err, path)
+		}
+	}
+	if got := files(t, dir); !slices.Equal(got, []string{"file"}) {
+		t.Errorf("the folder has %q now, want nothing new", got)
+	}
+}
+
+func TestOpenRemovesLeftovers(t *testing.T) {
+	dir := t.TempDir()
+	create(t, open(t, dir), "a/b/object", "data")
+	old := time.Now().Add(-2 * leftoverAge)
+	for name, modified := range map[string]time.Time{
+		temporaryPrefix + "old": old, "a/b/" + temporaryPrefix + "old": old,
+		"a/b/" + temporaryPrefix + "new": time.Now(), "a/b/.hidden": old, "a/b/old": old,
+	} {
+		path := filepath.Join(dir, name)
+		if err := os.WriteFile(path, nil, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Chtimes(path, modified, modified); err != nil {
+			t.Fatal(err)
+		}
+	}
+	open(t, dir)
+	want := []string{"a/b/.hidden", "a/b/" + lockName, "a/b/" + temporaryPrefix + "new", "a/b/object", "a/b/old"}
+	if got := files(t, dir); !slices.Equal(got, want) {
+		t.Errorf("there is %q now, want %q", got, want)
+	}
+}
+
+// TestLockHeld has another process hold the lock, for longer than the writers
+// can wait.
+func TestLockHeld(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	etag := create(t, s, "a/object", "data")
+	release := holdLock(t, filepath.Join(dir, "a"))
+
+	// One gets its turn and waits for the lock, the others wait for their turn.
+	cancelled, cancel := context.WithCancel(t.Context())
+	results := make(chan error, 8)
+	for range cap(results) {
+		go func() {
+			_, err := s.Replace(cancelled, "a/object", []byte("lost"), etag)
+			results <- err
+		}()
+	}
+	// Another folder is not concerned.
+	create(t, s, "b/object", "data")
+	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		temporary, err := filepath.Glob(filepath.Join(dir, "a", temporaryPrefix+"*"))
+		return len(temporary) == cap(results), err
+	})
+	if err != nil {
+		t.Fatalf("waiting for all to have written their data: %v", err)
+	}
+	cancel()
+	for range cap(results) {
+		if err := <-results; !errors.Is(err, context.Canceled) {
+			t.Errorf("got error %v, want that of the context", err)
+		}
+	}
+	late, cancelLate := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancelLate()
+	if err := s.Delete(late, "a/object"); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got error %v, want that of the context", err)
+	}
+
+	release()
+	object, err := s.Get(t.Context(), "a/object")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(object.Data) != "data" {
+		t.Errorf("the object holds %q, want what it did", object.Data)
+	}
+	if _, err := s.Replace(t.Context(), "a/object", []byte("changed"), etag); err != nil {
+		t.Error(err)
+	}
+	if got, want := files(t, dir), []string{"a/" + lockName, "a/object", "b/" + lockName, "b/object"}; !slices.Equal(got, want) {
+		t.Errorf("there is %q, want %q", got, want)
+	}
+}
+
+// holdLock holds the lock of a folder until the test calls release.
+func holdLock(t testing.TB, folder string) (release func()) {
+	t.Helper()
+	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := lock(t.Context(), file); err != nil {
+		t.Fatal(err)
+	}
+	return func() {
+		if err := file.Close(); err != nil {
+			t.Error(err)
+		}
+	}
+}
+
+// TestPausedBeforeTheRename has a writer's deadline pass while it waits for the
+// lock, in a process that does not notice.
+func TestPausedBeforeTheRename(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	etag := create(t, s, "object", "data")
+	ctx := &pausedContext{Context: t.Context(), passed: make(chan struct{})}
+	release := holdLock(t, dir)
+	result := make(chan error)
+	go func() {
+		_, err := s.Replace(ctx, "object", []byte("late"), etag)
+		result <- err
+	}()
+	<-ctx.passed
+	release()
+	if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got error %v, want %v", err, context.DeadlineExceeded)
+	}
+	if object, err := s.Get(t.Context(), "object"); err != nil || string(object.Data) != "data" {
+		t.Errorf("the object holds %q (%v), want what it did", object.Data, err)
+	}
+}
+
+// pausedContext has a deadline that is looked at once before it has passed. As
+// after a pause, nothing else tells that it did.
+type pausedContext struct {
+	context.Context
+	passed chan struct{}
+}
+
+func (c *pausedContext) Deadline() (time.Time, bool) {
+	select {
+	case <-c.passed:
+		return time.Now().Add(-time.Second), true
+	default:
+		close(c.passed)
+		return time.Now().Add(time.Hour), true
+	}
+}

@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package file
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
+)
+
+const (
+	// roleVariable makes the test binary another process that works in the
+	// folder that dirVariable names.
+	roleVariable = "STORAGE_FILE_TEST_ROLE"
+	dirVariable  = "STORAGE_FILE_TEST_DIR"
+	// roleWriter writes until it is killed.
+	roleWriter = "writer"
+	// roleCounter counts in an object and ends.
+	roleCounter = "counter"
+	counterKey  = "counted/object"
+	increments  = 50
+)
+
+func TestMain(m *testing.M) {
+	role := os.Getenv(roleVariable)
+	if role == "" {
+		os.Exit(m.Run())
+	}
+	s, err := Open(os.Getenv(dirVariable))
+	if err == nil {
+		switch role {
+		case roleWriter:
+			err = writeForEver(context.Background(), s)
+		case roleCounter:
+			err = count(context.Background(), s)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		os.Exit(1)
+	}
+}
+
+func count(ctx context.Context, s *Store) error {
+	for range increments {
+		if err := storagetest.Increment(ctx, s, counterKey); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// writerKeys are what a writer writes.
+var writerKeys = []string{"crash/a", "crash/b", "crash/below/c"}
+
+// writeForEver writes the objects in turn, and deletes one of them now and
+// then. After each write it says which version of which object is stored.
+func writeForEver(ctx context.Context, s *Store) error {
+	for version := 1; ; version++ {
+		for _, key := range writerKeys {
+			if err := writeVersion(ctx, s, key, version); err != nil {
+				return err
+			}
+			fmt.Println(key, version)
+		}
+	}
+}
+
+// writeVersion writes a version after the one that is stored.
+func writeVersion(ctx context.Context, s *Store, key string, version int) error {
+	object, err := s.Get(ctx, key)
+	switch {
+	case errors.Is(err, storage.ErrNotFound):
+		_, err = s.Create(ctx, key, content(version))
+		return err
+	case err != nil:
+		return err
+	case version%5 == 0:
+		if err := s.Delete(ctx, key); err != nil {
+			return err
+		}
+		_, err = s.Create(ctx, key, content(version))
+		return err
+	default:
+		_, err = s.Replace(ctx, key, content(version), object.ETag)
+		return err
+	}
+}
+
+// content is of another length for each version, up to some pages of memory.
+func content(version int) []byte {
+	text := strconv.Itoa(version) + "\n"
+	return []byte(strings.Repeat(text, 1+version*997%5000))
+}
+
+// child runs the test binary in a role.
+func child(t testing.TB, role, dir string) *exec.Cmd {
+	t.Helper()
+	cmd := exec.Command(os.Args[0])
+	cmd.Env = append(os.Environ(), roleVariable+"="+role, dirVariable+"="+dir)
+	cmd.Stderr = os.Stderr
+	return cmd
+}
+
+// TestKilledWriter kills a process that writes, 50 times.
+func TestKilledWriter(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	random := rand.New(rand.NewPCG(1, 2))
+	for range 50 {
+		acknowledged := killAfter(t, child(t, roleWriter, dir), 1+random.IntN(40))
+		infos, err := s.List(t.Context(), "")
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, info := range infos {
+			if !slices.Contains(writerKeys, info.Key) {
+				t.Errorf("%q is listed, which nobody wrote", info.Key)
+			}
+		}
+		for _, key := range writerKeys {
+			wantVersion(t, s, key, acknowledged[key])
+			// The next writer begins with the first version again.
+			if err := s.Delete(t.Context(), key); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+}
+
+// killAfter kills a writer after it has told of some writes. It returns the last
+// version that was told of each object.
+func killAfter(t testing.TB, writer *exec.Cmd, writes int) map[string]int {
+	t.Helper()
+	output, err := writer.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := writer.Start(); err != nil {
+		t.Fatal(err)
+	}
+	acknowledged := map[string]int{}
+	lines := bufio.NewScanner(output)
+	for n := 1; lines.Scan(); n++ {
+		var key string
+		var version int
+		if _, err := fmt.Sscan(lines.Text(), &key, &version); err != nil {
+			t.Errorf("the writer says %q: %v", lines.Text(), err)
+		}
+		acknowledged[key] = version
+		if n == writes {
+			if err := writer.Process.Kill(); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	// The error says that it was killed.
+	if err := writer.Wait(); writer.ProcessState.Exited() {
+		t.Fatalf("the writer ended by itself: %v", err)
+	}
+	return acknowledged
+}
+
+// wantVersion checks that an object is whole, and what was acknowledged last or
+// what was being written then.
+func wantVersion(t testing.TB, s *Store, key string, acknowledged int) {
+	t.Helper()
+	object, err := s.Get(t.Context(), key)
+	if errors.Is(err, storage.ErrNotFound) && (acknowledged == 0 || (acknowledged+1)%5 == 0) {
+		return // not created yet, or deleted to be created anew
+	}
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for _, version := range []int{acknowledged, acknowledged + 1} {
+		if string(object.Data) == string(content(version)) {
+			return
+		}
+	}
+	t.Errorf("%s has %d bytes, %.20q…, that are neither version %d, which was acknowledged, nor the next", key, len(object.Data), object.Data, acknowledged)
+}
+
+// TestProcessesCount lets processes count in one object.
+func TestProcessesCount(t *testing.T) {
+	const processes = 4
+	dir := t.TempDir()
+	s := open(t, dir)
+	create(t, s, counterKey, "0")
+	var group errgroup.Group
+	for range processes {
+		group.Go(child(t, roleCounter, dir).Run)
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	object, err := s.Get(t.Context(), counterKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got, want := string(object.Data), strconv.Itoa(processes*increments); got != want {
+		t.Errorf("counted to %s, want %s", got, want)
+	}
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package s3
+
+import (
+	"errors"
+	"fmt"
+	"net/http"
+	"net/http/httptest"
+	"sync/atomic"
+	"testing"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/s3/s3test"
+)
+
+// network is what lies between the clients and the service.
+type network struct {
+	service http.Handler
+	// fault has the next request to write an object, in place of the service.
+	fault atomic.Pointer[http.HandlerFunc]
+}
+
+func (n *network) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	if r.Method == http.MethodPut {
+		if fault := n.fault.Swap(nil); fault != nil {
+			(*fault)(w, r)
+			return
+		}
+	}
+	n.service.ServeHTTP(w, r)
+}
+
+// cut ends the connection without an answer.
+func cut() { panic(http.ErrAbortHandler) }
+
+func TestRetriedWrites(t *testing.T) {
+	n := &network{}
+	s3test.Start(t, func(service http.Handler) http.Handler {
+		n.service = service
+		return n
+	})
+	s3test.CreateBucket(t, bucket)
+	s, other := open(t), open(t)
+
+	// put creates the object, or replaces it when it has an etag.
+	put := func(s *Store, key, data, etag string) (string, error) {
+		if etag == "" {
+			return s.Create(t.Context(), key, []byte(data))
+		}
+		return s.Replace(t.Context(), key, []byte(data), etag)
+	}
+	tests := []struct {
+		name string
+		// fault is what happens to the first attempt at writing an object.
+		fault func(r *http.Request, key, etag string) error
+		// want is the error, and holds what the object holds in the end.
+		want  error
+		holds string
+	}{
+		{
+			name: "the request is lost",
+			fault: func(*http.Request, string, string) error {
+				return nil
+			},
+			holds: "ours",
+		},
+		{
+			name: "the answer is lost",
+			fault: func(r *http.Request, _, _ string) error {
+				n.service.ServeHTTP(httptest.NewRecorder(), r)
+				return nil
+			},
+			holds: "ours",
+		},
+		{
+			name: "the request is lost and another client writes the same",
+			fault: func(_ *http.Request, key, etag string) error {
+				_, err := put(other, key, "ours", etag)
+				return err
+			},
+			want:  storage.ErrConflict,
+			holds: "ours",
+		},
+		{
+			name: "the answer is lost and another client writes after us",
+			fault: func(r *http.Request, key, _ string) error {
+				n.service.ServeHTTP(httptest.NewRecorder(), r)
+				object, err := other.Get(t.Context(), key)
+				if err != nil {
+					return err
+				}
+				_, err = put(other, key, "theirs", object.ETag)
+				return err
+			},
+			want:  storage.ErrConflict,
+			holds: "theirs",
+		},
+	}
+	for i, tc := range tests {
+		for _, method := range []string{"Create", "Replace"} {
+			t.Run(method+" when "+tc.name, func(t *testing.T) {
+				key := fmt.Sprintf("%s/%d", method, i)
+				etag := ""
+				if method == "Replace" {
+					var err error
+					if etag, err = put(s, key, "before", ""); err != nil {
+						t.Fatal(err)
+					}
+				}
+				fault := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
+					if err := tc.fault(r, key, etag); err != nil {
+						t.Error(err)
+					}
+					cut()
+				})
+				n.fault.Store(&fault)
+				newETag, err := put(s, key, "ours", etag)
+				if !errors.Is(err, tc.want) {
+					t.Fatalf("got error %v, want %v", err, tc.want)
+				}
+				if n.fault.Load() != nil {
+					t.Error("the fault did not happen")
+				}
+				object, err := s.Get(t.Context(), key)
+				if err != nil {
+					t.Fatal(err)
+				}
+				if string(object.Data) != tc.holds {
+					t.Errorf("the object holds %q, want %q", object.Data, tc.holds)
+				}
+				if tc.want == nil && object.ETag != newETag {
+					t.Errorf("the object has etag %s, want that of the write, %s", object.ETag, newETag)
+				}
+			})
+		}
+	}
+
+	// Two writes at the same time, of which neither may be done.
+	t.Run("refused", func(t *testing.T) {
+		fault := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusConflict)
+			_, _ = fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", codeConditionalConflict)
+		})
+		n.fault.Store(&fault)
+		if _, err := put(s, "refused", "ours", ""); !errors.Is(err, storage.ErrConflict) {
+			t.Errorf("got error %v, want one that wraps %q", err, storage.ErrConflict)
+		}
+		if _, err := s.Get(t.Context(), "refused"); !errors.Is(err, storage.ErrNotFound) {
+			t.Errorf("got error %v, want one that wraps %q", err, storage.ErrNotFound)
+		}
+	})
+}

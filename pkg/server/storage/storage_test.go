@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package storage_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+func TestKeysAreGood(t *testing.T) {
+	const id = "01970a1c-e31e-7422-9cd5-e9651d11cc97-knc"
+	for key, want := range map[string]string{
+		storage.ConfigKey("us-west-2a"):                  "config/us-west-2a.jsonc",
+		storage.GroupsKey("us-west-2a"):                  "groups/us-west-2a.jsonc",
+		storage.ShardLeaderKey("us-west-2a"):             "leader/us-west-2a.json",
+		storage.InstanceKey("us-west-2a", "default", id): "instance/us-west-2a/default." + id + ".json",
+		storage.OperatorKey("default", "cluster"):        "operator/default.cluster.json",
+		storage.OperatorNonceKey(""):                     "operator-nonce/e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855.pem",
+		storage.AuthorityKey:                             "ca.crt",
+		storage.ClusterLeaderKey:                         "leader/cluster.json",
+		storage.SecretPrefix + "ca.key":                  "secret/ca.key",
+	} {
+		if err := storage.CheckKey(key); err != nil {
+			t.Error(err)
+		}
+		if key != want {
+			t.Errorf("got key %s, want %s", key, want)
+		}
+	}
+}
+
+func TestEnded(t *testing.T) {
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	future, cancelFuture := context.WithTimeout(t.Context(), time.Hour)
+	defer cancelFuture()
+	past, cancelPast := context.WithTimeout(t.Context(), -time.Second)
+	defer cancelPast()
+	tests := []struct {
+		name string
+		ctx  context.Context
+		want error
+	}{
+		{"without a deadline", t.Context(), nil},
+		{"before the deadline", future, nil},
+		{"after the deadline", past, context.DeadlineExceeded},
+		{"after the deadline, before the timer's turn", withoutTimer{t.Context()}, context.DeadlineExceeded},
+		{"cancelled", cancelled, context.Canceled},
+	}
+	for _, tc := range tests {
+		if err := storage.Ended(tc.ctx); !errors.Is(err, tc.want) {
+			t.Errorf("%s: got %v, want %v", tc.name, err, tc.want)
+		}
+	}
+}
+
+// withoutTimer is a context whose deadline has passed and that does not end.
+type withoutTimer struct{ context.Context }
+
+func (withoutTimer) Deadline() (time.Time, bool) { return time.Now(), true }

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package storagetest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// list returns the keys below prefix, without it.
+func list(t testing.TB, store storage.Store, below, prefix string) []string {
+	t.Helper()
+	infos, err := store.List(t.Context(), below+prefix)
+	if err != nil {
+		t.Fatal(err)
+	}
+	keys := []string{}
+	for _, info := range infos {
+		keys = append(keys, strings.TrimPrefix(info.Key, below))
+	}
+	return keys
+}
+
+func testList(t *testing.T, store storage.Store) {
+	const below = "list/"
+	// The slash sorts after "-" and "." and before all letters and digits.
+	keys := []string{"a", "b-c", "b.c", "b/a", "b/b/a", "b/b/c", "b0", "bb/a", "c"}
+	etags := map[string]string{}
+	for _, key := range slices.Backward(keys) {
+		etags[key] = mustCreate(t, store, below+key, key)
+	}
+	tests := []struct {
+		prefix string
+		want   []string
+	}{
+		{"", keys},
+		{"b", []string{"b-c", "b.c", "b/a", "b/b/a", "b/b/c", "b0", "bb/a"}},
+		{"b/", []string{"b/a", "b/b/a", "b/b/c"}},
+		{"b/b", []string{"b/b/a", "b/b/c"}},
+		{"b/b/", []string{"b/b/a", "b/b/c"}},
+		{"b/b/c", []string{"b/b/c"}},
+		{"c", []string{"c"}},
+		{"c/", []string{}},
+		{"d", []string{}},
+		{"d/e/", []string{}},
+		{"B", []string{}},
+	}
+	for _, tc := range tests {
+		if diff := cmp.Diff(tc.want, list(t, store, below, tc.prefix)); diff != "" {
+			t.Errorf("keys that begin with %q (-want +got):\n%s", tc.prefix, diff)
+		}
+	}
+	infos, err := store.List(t.Context(), below)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, info := range infos {
+		if want := etags[strings.TrimPrefix(info.Key, below)]; info.ETag != want {
+			t.Errorf("%s is listed with etag %q, want %q", info.Key, info.ETag, want)
+		}
+	}
+	// Everything: what other tests have left, too.
+	infos, err = store.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.IsSortedFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) }) || len(infos) < len(keys) {
+		t.Errorf("the storage as a whole has %v, want at least %d keys in their order", infos, len(keys))
+	}
+}
+
+// testListMany lists more than what S3 returns at once, which is 1000 keys.
+func testListMany(t *testing.T, open func(t testing.TB) storage.Store) {
+	const below = "list-many/"
+	const objects = 1203
+	store := open(t)
+	var want []string
+	var group errgroup.Group
+	group.SetLimit(16)
+	for i := range objects {
+		key := fmt.Sprintf("folder%d/object%04d", i/500, i)
+		want = append(want, key)
+		group.Go(func() error {
+			_, err := store.Create(t.Context(), below+key, []byte(key))
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(want, list(t, open(t), below, "")); diff != "" {
+		t.Errorf("(-written +listed):\n%s", diff)
+	}
+}
+
+// testListWhileWriting lists objects that are replaced meanwhile: they exist all
+// the time.
+func testListWhileWriting(t *testing.T, open func(t testing.TB) storage.Store) {
+	const below = "list-while-writing/"
+	const objects, replaces, lists = 10, 10, 20
+	writer, reader := open(t), open(t)
+	var want []string
+	var group errgroup.Group
+	for i := range objects {
+		key := fmt.Sprintf("object%d", i)
+		want = append(want, key)
+		etag := mustCreate(t, writer, below+key, "0")
+		group.Go(func() error {
+			for n := range replaces {
+				var err error
+				if etag, err = writer.Replace(t.Context(), below+key, fmt.Append(nil, "written", n), etag); err != nil {
+					return err
+				}
+			}
+			return nil
+		})
+	}
+	for range lists {
+		if diff := cmp.Diff(want, list(t, reader, below, "")); diff != "" {
+			t.Errorf("(-written +listed):\n%s", diff)
+			break
+		}
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package storagetest has the one test that every storage.Store passes.
+package storagetest
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// Conformance tests what storage.Store promises. Each call of open returns
+// another client of the same storage, as another process would have it. The
+// storage is empty at first.
+func Conformance(t *testing.T, open func(t testing.TB) storage.Store) {
+	// The names of the tests are also the prefixes of their keys.
+	t.Run("round-trip", func(t *testing.T) { testRoundTrip(t, open) })
+	t.Run("etag", func(t *testing.T) { testETag(t, open(t)) })
+	t.Run("not-found", func(t *testing.T) { testNotFound(t, open(t)) })
+	t.Run("conflict", func(t *testing.T) { testConflict(t, open(t)) })
+	t.Run("racing-creates", func(t *testing.T) { testRacingCreates(t, open) })
+	t.Run("racing-counters", func(t *testing.T) { testRacingCounters(t, open) })
+	t.Run("delete", func(t *testing.T) { testDelete(t, open(t)) })
+	t.Run("delete-then-replace", func(t *testing.T) { testDeleteThenReplace(t, open) })
+	t.Run("list", func(t *testing.T) { testList(t, open(t)) })
+	t.Run("list-many", func(t *testing.T) { testListMany(t, open) })
+	t.Run("list-while-writing", func(t *testing.T) { testListWhileWriting(t, open) })
+	t.Run("unusual-keys", func(t *testing.T) { testUnusualKeys(t, open) })
+	t.Run("bad-keys", func(t *testing.T) { testBadKeys(t, open(t)) })
+	t.Run("ended-context", func(t *testing.T) { testEndedContext(t, open(t)) })
+}
+
+// mustCreate returns the etag.
+func mustCreate(t testing.TB, store storage.Store, key, data string) string {
+	t.Helper()
+	etag, err := store.Create(t.Context(), key, []byte(data))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etag
+}
+
+func mustReplace(t testing.TB, store storage.Store, key, data, etag string) string {
+	t.Helper()
+	etag, err := store.Replace(t.Context(), key, []byte(data), etag)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return etag
+}
+
+func mustGet(t testing.TB, store storage.Store, key string) storage.Object {
+	t.Helper()
+	object, err := store.Get(t.Context(), key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return object
+}
+
+// wantObject reads an object and compares its data and etag.
+func wantObject(t testing.TB, store storage.Store, key, data, etag string) {
+	t.Helper()
+	object := mustGet(t, store, key)
+	if string(object.Data) != data {
+		t.Errorf("%s holds %.40q, want %.40q", key, object.Data, data)
+	}
+	if object.ETag != etag {
+		t.Errorf("%s has etag %q, want that of the write, %q", key, object.ETag, etag)
+	}
+}
+
+// wantError checks that err wraps want and names the key.
+func wantError(t testing.TB, err, want error, key string) {
+	t.Helper()
+	if !errors.Is(err, want) {
+		t.Errorf("got error %v, want one that wraps %q", err, want)
+	} else if !strings.Contains(err.Error(), key) {
+		t.Errorf("got error %v, want one with the key %q", err, key)
+	}
+}
+
+func testRoundTrip(t *testing.T, open func(t testing.TB) storage.Store) {
+	binary := make([]byte, 5<<20)
+	for i := range binary {
+		binary[i] = byte(i * i >> 3)
+	}
+	contents := map[string][]byte{
+		"round-trip/empty":  {},
+		"round-trip/text":   []byte("{\n\t\"a\": \"ü\", // comment\n}\r\n"),
+		"round-trip/binary": {0, 0xff, '\n', 0, 0x80},
+		"round-trip/5MiB":   binary,
+	}
+	writer, reader := open(t), open(t)
+	for key, data := range contents {
+		before := time.Now()
+		etag, err := writer.Create(t.Context(), key, data)
+		if err != nil {
+			t.Fatal(err)
+		}
+		object := mustGet(t, reader, key)
+		if !bytes.Equal(object.Data, data) {
+			t.Errorf("%s: read %d bytes that are not the %d written", key, len(object.Data), len(data))
+		}
+		if object.ETag != etag || etag == "" {
+			t.Errorf("%s: has etag %q, Create returned %q", key, object.ETag, etag)
+		}
+		// Some storages count whole seconds.
+		if age := object.LastModified.Sub(before); age < -2*time.Second || age > time.Minute {
+			t.Errorf("%s: written at %v, but LastModified is %v", key, before, object.LastModified)
+		}
+	}
+	// What another client has written can be replaced.
+	for key := range contents {
+		etag := mustReplace(t, reader, key, "changed", mustGet(t, reader, key).ETag)
+		wantObject(t, writer, key, "changed", etag)
+	}
+}
+
+func testETag(t *testing.T, store storage.Store) {
+	const key = "etag/object"
+	etags := map[string]bool{}
+	etag := mustCreate(t, store, key, "0")
+	for _, data := range []string{"", "1", "2", "22", "2 ", strings.Repeat("2", 1<<20)} {
+		etags[etag] = true
+		// Reading, and writing something else, change nothing.
+		wantObject(t, store, key, string(mustGet(t, store, key).Data), etag)
+		mustCreate(t, store, "etag/other"+etag[len(etag)-8:], data)
+		infos, err := store.List(t.Context(), key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff([]storage.Info{{Key: key, ETag: etag}}, infos); diff != "" {
+			t.Errorf("List and the write tell another etag (-written +listed):\n%s", diff)
+		}
+		etag = mustReplace(t, store, key, data, etag)
+		if etags[etag] {
+			t.Errorf("%.10q has the etag of other data, %s", data, etag)
+		}
+	}
+}
+
+func testNotFound(t *testing.T, store storage.Store) {
+	mustCreate(t, store, "not-found/folder/object", "data")
+	for _, key := range []string{"not-found/nothing", "not-found/no/folder", "not-found/folder", "not-found/folder/object/below"} {
+		_, err := store.Get(t.Context(), key)
+		wantError(t, err, storage.ErrNotFound, key)
+	}
+}
+
+func testConflict(t *testing.T, store storage.Store) {
+	const key, missing = "conflict/object", "conflict/missing"
+	_, err := store.Replace(t.Context(), missing, []byte("lost"), "")
+	wantError(t, err, storage.ErrConflict, missing)
+
+	first := mustCreate(t, store, key, "first")
+	_, err = store.Create(t.Context(), key, []byte("lost"))
+	wantError(t, err, storage.ErrConflict, key)
+	_, err = store.Create(t.Context(), key, []byte("first"))
+	wantError(t, err, storage.ErrConflict, key)
+	wantObject(t, store, key, "first", first)
+
+	second := mustReplace(t, store, key, "second", first)
+	for _, etag := range []string{first, "", "something else"} {
+		_, err = store.Replace(t.Context(), key, []byte("lost"), etag)
+		wantError(t, err, storage.ErrConflict, key)
+	}
+	wantObject(t, store, key, "second", second)
+
+	if err := store.Delete(t.Context(), key); err != nil {
+		t.Fatal(err)
+	}
+	_, err = store.Replace(t.Context(), key, []byte("lost"), second)
+	wantError(t, err, storage.ErrConflict, key)
+	for _, gone := range []string{key, missing} {
+		_, err = store.Get(t.Context(), gone)
+		wantError(t, err, storage.ErrNotFound, gone)
+	}
+}
+
+func testDelete(t *testing.T, store storage.Store) {
+	const key, other = "delete/object", "delete/object2"
+	mustCreate(t, store, key, "data")
+	etag := mustCreate(t, store, other, "data")
+	for _, gone := range []string{key, key, "delete/nothing", "delete/no/folder", "delete/object2/below"} {
+		if err := store.Delete(t.Context(), gone); err != nil {
+			t.Errorf("deleting %s: %v", gone, err)
+		}
+	}
+	_, err := store.Get(t.Context(), key)
+	wantError(t, err, storage.ErrNotFound, key)
+	wantObject(t, store, other, "data", etag)
+	wantObject(t, store, key, "again", mustCreate(t, store, key, "again"))
+}
+
+func testEndedContext(t *testing.T, store storage.Store) {
+	const key, missing = "ended-context/object", "ended-context/missing"
+	etag := mustCreate(t, store, key, "data")
+	cancelled, cancel := context.WithCancel(t.Context())
+	cancel()
+	late, cancelLate := context.WithDeadline(t.Context(), time.Now().Add(-time.Second))
+	defer cancelLate()
+	contexts := []struct {
+		ctx  context.Context
+		want error
+	}{
+		{cancelled, context.Canceled},
+		{late, context.DeadlineExceeded},
+		{resumed{t.Context()}, context.DeadlineExceeded},
+	}
+	for _, c := range contexts {
+		_, err := store.Get(c.ctx, key)
+		wantError(t, err, c.want, key)
+		_, err = store.Create(c.ctx, missing, []byte("late"))
+		wantError(t, err, c.want, missing)
+		_, err = store.Replace(c.ctx, key, []byte("late"), etag)
+		wantError(t, err, c.want, key)
+		wantError(t, store.Delete(c.ctx, key), c.want, key)
+		_, err = store.List(c.ctx, "ended-context/")
+		wantError(t, err, c.want, "ended-context/")
+	}
+	wantObject(t, store, key, "data", etag)
+	_, err := store.Get(t.Context(), missing)
+	wantError(t, err, storage.ErrNotFound, missing)
+}
+
+// resumed is a context as it is in a process that was paused beyond its deadline
+// and has just gone on: the timer that ends it had no turn yet.
+type resumed struct{ context.Context }
+
+func (resumed) Deadline() (time.Time, bool) { return time.Now().Add(-time.Second), true }
