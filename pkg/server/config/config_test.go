@@ -72,7 +72,7 @@ const example = `{
 			"kind": "knd", "arch": "amd64", "instance_type": "m7i.large",
 			"subnet_pool": "default", "vars": {"role": "worker"},
 			"userdata": {"url": "https://example.com/userdata", "encoding": "base64+gzip"},
-			"args": {"labels": {"example.com/Role": "worker"}, "annotations": {"Note": "any text at all"}},
+			"args": {"labels": {"example.com/Role": "worker"}, "annotations": {"Example.com/Note": "any text at all"}},
 			"files": {"app.env": {"kind": "env", "env": {"ROLE": "{{.Vars.role}}"}}},
 		},
 		"bare": {"kind": "bar", "arch": "arm64", "size": 0},
@@ -149,7 +149,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 				Vars:     map[string]string{"role": "worker"},
 				Args: map[string]any{
 					"labels":      map[string]any{"example.com/Role": "worker"},
-					"annotations": map[string]any{"Note": "any text at all"},
+					"annotations": map[string]any{"Example.com/Note": "any text at all"},
 				},
 				Files: map[string]File{"app.env": {Kind: "env", Content: map[string]any{"env": map[string]any{"ROLE": "{{.Vars.role}}"}}}},
 			},

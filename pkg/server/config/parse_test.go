@@ -5,6 +5,7 @@ package config
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -13,11 +14,23 @@ import (
 )
 
 func FuzzParse(f *testing.F) {
-	f.Add([]byte(example))
-	f.Add([]byte(`{"shard": {"infra": {"provider": "kwok", "options": {"instance_types": {"": {}}}}}}`))
-	f.Add([]byte(`{"groups": {"": {"": null}}}`))
-	f.Add([]byte(`{"defaults": {"userdata": {}, "args": {"labels": [{"": 1e9}], "": "{{"}, "files": {"": {}}}}`))
-	f.Add([]byte(`[]`))
+	for _, seed := range []string{
+		example,
+		// Short ones, which stay readable after a change.
+		fmt.Sprintf(required, ``, ``),
+		`{"cluster": {"leader_election": {"enabled": true, "interval": "5s", "timeout": "1d"}, "secrets": {"old_encryption_keys": [{"file": "/"}, {}, 1]}}}`,
+		`{"shard": {"infra": {"provider": "kwok", "options": {"instance_types": {"": {}}, "quota": {"t3.large": 0}, "subnet_capacity": {"s": 1}}}}}`,
+		`{"shard": {"bind": {"health_addr": ":1", "election_addr": "[::]:1"}, "advertise": {"operator_addr": "a:0"}}}`,
+		`{"shard": {"subnet_pools": {"p": ["s", "s"], "": []}, "dynamic_subnet_pools": ["p", "q"]}}`,
+		`{"shard": {"expiry": {"eligible_age": "2d", "forced_age": "1h"}, "garbage_collection": {"interval": "0s"}, "request_timeout": "1ns"}}`,
+		`{"certificates": {"operator": {"ttl": 1e1}}}`,
+		`{"defaults": {"userdata": {"inline": "{{.Nonce}}", "url": "http://a/b"}, "vars": {"a": "b"}, "args": {"labels": [{"": 1e9}], "": "{{"}, "files": {"a": {"kind": "json", "x": null}}}}`,
+		`{"templates": {"t": {"kind": "knd", "arch": "amd64", "size": -1, "instance_type": "t3.large", "args": {"annotations": {"a/b": "{{end}}"}}}}}`,
+		`{"groups": {"default": {"g": {"template": "t", "size": 2147483647, "drain_timeout": "0s"}, "": null}}}`,
+		`[]`,
+	} {
+		f.Add([]byte(seed))
+	}
 	f.Fuzz(func(t *testing.T, data []byte) {
 		c, err := Parse(data)
 		again, errAgain := Parse(data)

@@ -134,6 +134,15 @@ func TestUserdataHasALimit(t *testing.T) {
 	length++
 	_, err := s.userdata(t.Context())
 	s.wants(t, err, "it has more than 1048576 bytes")
+
+	// Nor does anybody wait for the end of what has none.
+	s.serve = func(w http.ResponseWriter, _ *http.Request) {
+		for err := error(nil); err == nil; {
+			_, err = io.WriteString(w, strings.Repeat("x", 1<<16))
+		}
+	}
+	_, err = s.userdata(t.Context())
+	s.wants(t, err, "it has more than 1048576 bytes")
 }
 
 func TestFetchingFails(t *testing.T) {
