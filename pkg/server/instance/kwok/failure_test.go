@@ -18,12 +18,12 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 )
 
 func TestFailedCallsAreRepeated(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		failures := fail(client, "create", 3)
@@ -70,7 +70,7 @@ func fail(client *fake.Clientset, verb string, times int) *int {
 
 func TestALostAnswerMakesNoSecondNode(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		lost := false
@@ -98,7 +98,7 @@ func TestALostAnswerMakesNoSecondNode(t *testing.T) {
 // many.
 func TestADeletedNodeThatWasNeverSeen(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		held := watch.NewRaceFreeFake()
 		client.PrependWatchReactor("nodes", clienttesting.DefaultWatchReactor(held, nil))
 		p := start(t, client, "a")
@@ -133,5 +133,23 @@ func TestADeletedNodeThatWasNeverSeen(t *testing.T) {
 		synctest.Wait()
 		p.delete(id)
 		p.await(group, map[string]instance.State{id: gone})
+	})
+}
+
+// TestCallsAreBound: an order is carried out long after it was given, maybe by a
+// server that leads no more.
+func TestCallsAreBound(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		p := start(t, client, "a")
+		defer p.stop()
+		id := p.create(group)
+		p.leads.Store(false)
+		<-time.After(time.Hour)
+		if got := calls(client); got["create"] != 0 || p.states(group)[id] != instance.Pending {
+			t.Errorf("without the lead it made calls %v, and the instance is %v", got, p.states(group))
+		}
+		p.leads.Store(true)
+		p.await(group, map[string]instance.State{id: instance.Running})
 	})
 }

@@ -6,10 +6,12 @@ package kwok_test
 import (
 	"context"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/client-go/kubernetes/fake"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -22,10 +24,17 @@ const bootDelay = 30 * time.Second
 
 var group = instance.GroupKey{Tenant: "default", Group: "workers"}
 
+var instanceTypes = map[string]instance.Type{
+	"m7i.large": {Name: "m7i.large", CPU: resource.MustParse("2"), Memory: resource.MustParse("8Gi"), Arch: "amd64"},
+	"c7i.large": {Name: "c7i.large", CPU: resource.MustParse("2"), Memory: resource.MustParse("4Gi"), Arch: "amd64"},
+}
+
 // provider is a provider that runs, and the changes it told of. Everything of it
 // has to be in one bubble of synctest, so that time goes on by itself.
 type provider struct {
 	*kwok.Provider
+	// leads is false when calls are out of bounds.
+	leads    *atomic.Bool
 	t        *testing.T
 	types    map[string]instance.Type
 	changes  chan instance.GroupKey
@@ -44,29 +53,26 @@ type failure struct {
 // start runs the provider of a shard of cluster "test" over client.
 func start(t *testing.T, client *fake.Clientset, shard string) *provider {
 	t.Helper()
-	c, err := config.Parse([]byte(`{
-		"cluster": {"id": "test"},
-		"shard": {
-			"id": "`+shard+`",
-			"infra": {
-				"provider": "kwok", "region": "us-west-2", "zone": "zone-of-`+shard+`",
-				"options": {"kubeconfig": "k", "boot_delay": "`+bootDelay.String()+`"},
-			},
-			"bind": {"health_addr": ":0", "operator_addr": ":0"},
-			"tls": {"ca": "ca", "cert": "cert", "key": "key"},
-			"subnet_pools": {"default": ["subnet-a"]},
-		},
-	}`), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	c := &config.Config{ClusterID: "test", Shard: config.Shard{ID: shard, Infra: config.Infra{
+		Provider: config.ProviderKwok, Region: "us-west-2", Zone: "zone-of-" + shard,
+		Kwok: config.Kwok{BootDelay: bootDelay, InstanceTypes: instanceTypes, SubnetCapacity: map[string]int32{"small": 2}},
+	}}}
 	made, err := kwok.New(c, client)
 	if err != nil {
 		t.Fatal(err)
 	}
+	leads := new(atomic.Bool)
+	leads.Store(true)
+	made.Bound = func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(ctx)
+		if !leads.Load() {
+			cancel()
+		}
+		return ctx, cancel
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	p := &provider{
-		Provider: made, t: t, types: c.Shard.Infra.Kwok.InstanceTypes,
+		Provider: made, leads: leads, t: t, types: instanceTypes,
 		changes: make(chan instance.GroupKey, 1000), failures: make(chan failure, 1000),
 	}
 	var running sync.WaitGroup
@@ -99,11 +105,17 @@ func (p *provider) create(key instance.GroupKey) string {
 // order orders one instance of a type.
 func (p *provider) order(key instance.GroupKey, instanceType instance.Type) (string, error) {
 	p.t.Helper()
+	id := newID(p.t)
+	return id, p.Create(p.t.Context(), instance.Spec{ID: id, Group: key, Type: instanceType})
+}
+
+func newID(t *testing.T) string {
+	t.Helper()
 	id, err := puidv7.New("knd")
 	if err != nil {
-		p.t.Fatal(err)
+		t.Fatal(err)
 	}
-	return id.String(), p.Create(p.t.Context(), instance.Spec{ID: id.String(), Group: key, Type: instanceType})
+	return id.String()
 }
 
 // createRunning orders one instance and waits until it runs.

@@ -276,6 +276,9 @@ func (p *Provider) carryOut(ctx context.Context, id string, order order, changed
 	if p.Bound != nil {
 		bounded, cancel := p.Bound(ctx)
 		defer cancel()
+		if bounded.Err() != nil {
+			return fmt.Errorf("instance %s: %w", id, context.Cause(bounded))
+		}
 		ctx = bounded
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)

@@ -5,6 +5,7 @@ package kwok_test
 
 import (
 	"maps"
+	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -15,32 +16,33 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/puidv7"
-	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 )
 
 func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		ordered := time.Now()
-		id := p.create(group)
-		parsed, err := puidv7.Parse(id)
-		if err != nil {
+		id := newID(t)
+		spec := instance.Spec{
+			ID: id, Group: group, Template: "worker", Kind: "knd", CreatedAt: time.Date(2026, 2, 3, 4, 5, 6, 7, time.FixedZone("", 3600)),
+			Type: p.types["m7i.large"], Subnet: "subnet-a", Userdata: []byte("a secret"),
+			Args: map[string]any{
+				"labels":      map[string]any{"pool": "gold", "nstance.dev/group": "other", "kubernetes.io/os": "windows"},
+				"annotations": map[string]any{"example.com/owner": "us", "nstance.dev/kind": "abc"},
+			},
+		}
+		if err := p.Create(t.Context(), spec); err != nil {
 			t.Fatal(err)
 		}
-		if diff := cmp.Diff([]instance.Instance{{ID: id, Group: group, State: instance.Pending, CreatedAt: parsed.Time()}}, p.List(group)); diff != "" {
-			t.Errorf("as soon as it is ordered (-want +got):\n%s", diff)
-		}
+		p.expectVM(instance.VM{ID: id, Group: group, State: instance.Pending})
 		p.await(group, map[string]instance.State{id: instance.Running})
 		if took := time.Since(ordered); took != bootDelay {
 			t.Errorf("took %v to boot, want %v", took, bootDelay)
 		}
-		want := []instance.Instance{{ID: id, ProviderID: "kwok:///zone-of-a/" + id, Group: group, State: instance.Running, CreatedAt: parsed.Time()}}
-		if diff := cmp.Diff(want, p.List(group)); diff != "" {
-			t.Errorf("when it runs (-want +got):\n%s", diff)
-		}
+		p.expectVM(instance.VM{ID: id, ProviderID: "kwok:///zone-of-a/" + id, Group: group, State: instance.Running})
 
 		node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
 		if err != nil {
@@ -50,17 +52,22 @@ func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 			"cpu": resource.MustParse("2"), "memory": resource.MustParse("8Gi"),
 			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("110"),
 		}
+		// Of the arguments what is ours stays ours, and nothing has the userdata.
 		wantNode := &corev1.Node{
 			ObjectMeta: metav1.ObjectMeta{
 				Name: id,
 				Labels: map[string]string{
-					"nstance.dev/cluster-id": "test", "nstance.dev/shard": "a", "nstance.dev/tenant": "default",
-					"nstance.dev/group": "workers", "nstance.dev/instance-id": id,
+					"nstance.dev/managed": "true", "nstance.dev/cluster-id": "test", "nstance.dev/shard": "a",
+					"nstance.dev/tenant": "default", "nstance.dev/group": "workers",
+					"nstance.dev/instance-id": id, "nstance.dev/subnet": "subnet-a",
 					"topology.kubernetes.io/region": "us-west-2", "topology.kubernetes.io/zone": "zone-of-a",
 					"node.kubernetes.io/instance-type": "m7i.large", "kubernetes.io/arch": "amd64",
-					"kubernetes.io/os": "linux", "kubernetes.io/hostname": id,
+					"kubernetes.io/os": "linux", "kubernetes.io/hostname": id, "pool": "gold",
 				},
-				Annotations: map[string]string{"kwok.x-k8s.io/node": "fake"},
+				Annotations: map[string]string{
+					"kwok.x-k8s.io/node": "fake", "nstance.dev/kind": "knd", "nstance.dev/template": "worker",
+					"nstance.dev/created-at": "2026-02-03T03:05:06Z", "example.com/owner": "us",
+				},
 			},
 			Spec: corev1.NodeSpec{ProviderID: "kwok:///zone-of-a/" + id},
 			Status: corev1.NodeStatus{
@@ -75,9 +82,61 @@ func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 	})
 }
 
+// expectVM expects one instance of the group, however it is asked for.
+func (p *provider) expectVM(want instance.VM) {
+	p.t.Helper()
+	if diff := cmp.Diff([]instance.VM{want}, p.List(group)); diff != "" {
+		p.t.Errorf("List (-want +got):\n%s", diff)
+	}
+	if got, known := p.Get(want.ID); !known || got != want {
+		p.t.Errorf("Get returns %v, %t, want %v", got, known, want)
+	}
+	if groups := p.Groups(); !slices.Equal(groups, []instance.GroupKey{group}) {
+		p.t.Errorf("Groups are %v", groups)
+	}
+}
+
+// TestTheSameIDIsTheSameInstance: a server that does not know whether an order
+// was heard gives it again.
+func TestTheSameIDIsTheSameInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		p := start(t, client, "a")
+		defer func() { p.stop() }()
+		spec := instance.Spec{ID: newID(t), Group: group, Type: p.limited(1)}
+		again := func(state instance.State) {
+			t.Helper()
+			if err := p.Create(t.Context(), spec); err != nil {
+				t.Fatal(err)
+			}
+			if states := p.states(group); len(states) != 1 || states[spec.ID] != state {
+				t.Errorf("instances are %v, want one in state %v", states, state)
+			}
+		}
+		again(instance.Pending)
+		<-time.After(bootDelay / 2)
+		again(instance.Pending)
+		<-time.After(bootDelay / 2)
+		synctest.Wait()
+		again(instance.Running)
+		p.stop()
+		p = start(t, client, "a")
+		again(instance.Running)
+		p.delete(spec.ID)
+		again(instance.Terminating)
+		p.await(group, map[string]instance.State{spec.ID: gone})
+		if _, known := p.Get(spec.ID); known || len(p.Groups()) != 0 {
+			t.Errorf("one that is gone is known: %t, and its group: %v", known, p.Groups())
+		}
+		if got := calls(client); got["create"] != 1 {
+			t.Errorf("made calls %v, want one Node", got)
+		}
+	})
+}
+
 func TestDeletingAPendingInstanceKeepsItsNodeFromAppearing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		id, other := p.create(group), p.create(group)
@@ -95,7 +154,7 @@ func TestDeletingAPendingInstanceKeepsItsNodeFromAppearing(t *testing.T) {
 
 func TestDeletingARunningInstance(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		id, other := p.createRunning(group), p.createRunning(group)
@@ -116,7 +175,7 @@ func TestDeletingARunningInstance(t *testing.T) {
 
 func TestANodeDeletedBySomebody(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		id := p.createRunning(group)
@@ -129,7 +188,7 @@ func TestANodeDeletedBySomebody(t *testing.T) {
 
 func TestANodeOnItsWayOutIsTerminating(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		id := p.createRunning(group)
@@ -149,13 +208,13 @@ func TestANodeOnItsWayOutIsTerminating(t *testing.T) {
 
 func TestARestartFindsTheInstances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		otherGroup := instance.GroupKey{Tenant: "other", Group: "workers"}
 		p.createRunning(group)
 		p.createRunning(group)
 		p.createRunning(otherGroup)
-		want := map[instance.GroupKey]map[string]instance.Instance{group: byID(p.List(group)), otherGroup: byID(p.List(otherGroup))}
+		want := map[instance.GroupKey]map[string]instance.VM{group: byID(p.List(group)), otherGroup: byID(p.List(otherGroup))}
 		p.stop()
 		calls(client)
 
@@ -165,6 +224,9 @@ func TestARestartFindsTheInstances(t *testing.T) {
 			if diff := cmp.Diff(want, byID(p.List(key))); diff != "" {
 				t.Errorf("%s (-before +after):\n%s", key, diff)
 			}
+		}
+		if groups := p.Groups(); len(groups) != 2 || !slices.Contains(groups, group) || !slices.Contains(groups, otherGroup) {
+			t.Errorf("groups are %v", groups)
 		}
 		// Both groups are told of: one of them may be no group any more.
 		told := map[instance.GroupKey]bool{}
@@ -180,8 +242,8 @@ func TestARestartFindsTheInstances(t *testing.T) {
 	})
 }
 
-func byID(instances []instance.Instance) map[string]instance.Instance {
-	m := map[string]instance.Instance{}
+func byID(instances []instance.VM) map[string]instance.VM {
+	m := map[string]instance.VM{}
 	for _, i := range instances {
 		m[i.ID] = i
 	}
@@ -192,11 +254,11 @@ func TestForeignNodesAreNotInstances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		foreign := func(name, cluster, shard string) *corev1.Node {
 			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
-				"nstance.dev/cluster-id": cluster, "nstance.dev/shard": shard,
+				"nstance.dev/managed": "true", "nstance.dev/cluster-id": cluster, "nstance.dev/shard": shard,
 				"nstance.dev/tenant": group.Tenant, "nstance.dev/group": group.Group,
 			}}}
 		}
-		client := servertest.NewClientset(foreign("other-shard", "test", "b"), foreign("other-cluster", "other", "a"),
+		client := kwoktest.NewClientset(foreign("other-shard", "test", "b"), foreign("other-cluster", "other", "a"),
 			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nobody's"}})
 		a, b := start(t, client, "a"), start(t, client, "b")
 		defer a.stop()
@@ -224,7 +286,7 @@ func TestForeignNodesAreNotInstances(t *testing.T) {
 // TestIdle lets Nodes beat for an hour: nothing follows from that.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		id := p.createRunning(group)

@@ -11,7 +11,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 )
 
 // limited returns the type m7i.large with a quota.
@@ -36,7 +36,7 @@ func (p *provider) refuse(quota int32, text string) {
 
 func TestQuota(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		const full = "out of capacity: quota of 2 m7i.large instances is used up"
 		other := instance.GroupKey{Tenant: "other", Group: "workers"}
@@ -85,7 +85,7 @@ func TestQuota(t *testing.T) {
 // TestANodeOnItsWayOutMakesRoom, whoever ordered it to go.
 func TestANodeOnItsWayOutMakesRoom(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		client := servertest.NewClientset()
+		client := kwoktest.NewClientset()
 		p := start(t, client, "a")
 		defer p.stop()
 		id := p.createRunning(group)
