@@ -55,17 +55,11 @@ func Load(ctx context.Context, store storage.Store, secrets Secrets) (*Keys, err
 	if err != nil {
 		return nil, fmt.Errorf("object %s: %w", storage.AuthorityKey, err)
 	}
-	nonceKey, err := Nonce(ctx, secrets)
+	nonceKey, err := read(ctx, secrets, nonceSecret)
 	if err != nil {
 		return nil, err
 	}
 	return &Keys{Authority: authority, Nonce: nonceKey}, nil
-}
-
-// Nonce reads the key of the registration nonces alone. The error wraps
-// storage.ErrNotFound as long as there is none.
-func Nonce(ctx context.Context, secrets Secrets) (ed25519.PrivateKey, error) {
-	return read(ctx, secrets, nonceSecret)
 }
 
 // Ensure makes the keys that are missing and returns them all. It is for the

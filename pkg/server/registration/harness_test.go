@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package registration_test
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"crypto/x509"
+	"encoding/pem"
+	"net"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+
+	"nstance.dev/operator/pkg/server/api"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const clusterID = "prod"
+
+// cluster is what all servers of a cluster share.
+type cluster struct {
+	t       *testing.T
+	storage storage.Store
+	keys    *keys.Keys
+}
+
+func newCluster(t *testing.T) *cluster {
+	t.Helper()
+	store, err := file.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	encrypted, err := secrets.New(store, bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	made, err := keys.Ensure(t.Context(), store, encrypted, clusterID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return &cluster{t: t, storage: store, keys: made}
+}
+
+// nonce returns the nonce of an operator.
+func (c *cluster) nonce(tenant string) string {
+	c.t.Helper()
+	token, err := nonce.NewSigner(c.keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: tenant, Lifetime: time.Hour})
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return token
+}
+
+// objects returns the keys of what is stored under a prefix.
+func (c *cluster) objects(prefix string) []string {
+	c.t.Helper()
+	infos, err := c.storage.List(c.t.Context(), prefix)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	names := []string{}
+	for _, info := range infos {
+		names = append(names, info.Key)
+	}
+	return names
+}
+
+// lead returns an elector that leads the cluster, and a function that ends that
+// as a server does that stops.
+func (c *cluster) lead(id string) (elector *leader.Elector, resign func()) {
+	c.t.Helper()
+	elector = leader.New(leader.Options{
+		Store: c.storage, Key: storage.ClusterLeaderKey, ID: id, Address: "127.0.0.1:8991",
+		// Long, so that a test that waits for the processor loses no lease.
+		Election: config.Election{Enabled: true, Interval: 20 * time.Second, Timeout: time.Minute},
+	})
+	logger := ktesting.NewLogger(c.t, ktesting.NewConfig())
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
+	leading, stopped := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(stopped)
+		_ = elector.Run(ctx, func(ctx context.Context) error {
+			close(leading)
+			<-ctx.Done()
+			return nil
+		})
+	}()
+	resign = func() {
+		cancel()
+		<-stopped
+	}
+	c.t.Cleanup(resign)
+	select {
+	case <-leading:
+	case <-stopped:
+		c.t.Fatal("the election ended before it was won")
+	}
+	return elector, resign
+}
+
+// server serves registrations and operators.
+type server struct {
+	*cluster
+	registrations, operators string
+	log                      func() string
+}
+
+// registrar returns what issues certificates on a server whose writes go to store
+// as elector allows.
+func (c *cluster) registrar(elector *leader.Elector, store storage.Store) *registration.Registrar {
+	return &registration.Registrar{
+		ClusterID: clusterID,
+		Keys:      c.keys,
+		Store:     elector.Fence(store),
+		Leading:   elector.Leading,
+		Config: func() *config.Config {
+			return &config.Config{
+				ClusterID:              clusterID,
+				OperatorCertificateTTL: 24 * time.Hour,
+				Groups:                 map[string]map[string]config.Group{"a": {"workers": {}}},
+			}
+		},
+	}
+}
+
+// serve starts a server of the cluster.
+func (c *cluster) serve(registrar *registration.Registrar) *server {
+	c.t.Helper()
+	logger := ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(10)))
+	serving := pki.NewServing(c.keys.Authority, []string{"127.0.0.1"})
+	unary, stream := api.Authorize(logger, pki.RoleOperator)
+	registrations := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.Config())))
+	nstancev1.RegisterRegistrationServiceServer(registrations, &api.RegistrationService{Registrar: registrar, Logger: logger})
+	operators := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.MutualConfig())), grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
+	nstancev1.RegisterOperatorServiceServer(operators, &api.OperatorService{Issuer: registrar})
+	return &server{
+		cluster:       c,
+		registrations: c.listen(registrations),
+		operators:     c.listen(operators),
+		log:           func() string { return bufferOf(logger) },
+	}
+}
+
+func bufferOf(logger klog.Logger) string {
+	return logger.GetSink().(ktesting.Underlier).GetBuffer().String()
+}
+
+func (c *cluster) listen(s *grpc.Server) string {
+	c.t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	go func() { _ = s.Serve(listener) }()
+	c.t.Cleanup(s.Stop)
+	return listener.Addr().String()
+}
+
+// dial returns a connection of a client that trusts the cluster's authority and
+// has the certificate given, if any.
+func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.ClientConn {
+	s.t.Helper()
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(s.keys.Authority.CertificatePEM())
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		RootCAs:      roots,
+		Certificates: certificates,
+	})))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.t.Cleanup(func() { _ = connection.Close() })
+	return connection
+}
+
+// register calls as somebody who has no certificate yet.
+func (s *server) register(token string, publicKeyPEM []byte) (*nstancev1.RegisterClientResponse, error) {
+	s.t.Helper()
+	return nstancev1.NewRegistrationServiceClient(s.dial(s.registrations)).RegisterOperator(s.t.Context(),
+		&nstancev1.RegisterClientRequest{RegistrationNonceJwt: token, PublicKeyPem: publicKeyPEM})
+}
+
+// identity is a client certificate, PEM, and its key.
+type identity struct {
+	certPEM []byte
+	key     ed25519.PrivateKey
+}
+
+// issue makes an identity without a registration.
+func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
+	c.t.Helper()
+	certPEM, keyPEM, err := c.keys.Authority.IssueClient(client, ttl)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	key, err := pki.ParsePrivateKey(keyPEM)
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	return identity{certPEM, key}
+}
+
+// renew calls as somebody who has a certificate.
+func (s *server) renew(i identity, publicKeyPEM []byte) (*nstancev1.RenewCertificateResponse, error) {
+	s.t.Helper()
+	certificate := tls.Certificate{Certificate: [][]byte{parseCertificate(s.t, i.certPEM).Raw}, PrivateKey: i.key}
+	return nstancev1.NewOperatorServiceClient(s.dial(s.operators, certificate)).RenewCertificate(s.t.Context(),
+		&nstancev1.RenewCertificateRequest{PublicKeyPem: publicKeyPEM})
+}
+
+// newKey returns a key pair and its public half as PEM.
+func newKey(t *testing.T) (ed25519.PrivateKey, []byte) {
+	t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	publicKeyPEM, err := pki.EncodePublicKey(public)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return private, publicKeyPEM
+}
+
+func parseCertificate(t *testing.T, certPEM []byte) *x509.Certificate {
+	t.Helper()
+	block, _ := pem.Decode(certPEM)
+	if block == nil {
+		t.Fatalf("no PEM block in %q", certPEM)
+	}
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return certificate
+}
+
+// wantCertificate checks what a certificate says of an operator.
+func (s *server) wantCertificate(certPEM []byte, tenant string, key ed25519.PrivateKey) *x509.Certificate {
+	s.t.Helper()
+	certificate := parseCertificate(s.t, certPEM)
+	roots := x509.NewCertPool()
+	roots.AppendCertsFromPEM(s.keys.Authority.CertificatePEM())
+	if _, err := certificate.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
+		s.t.Error(err)
+	}
+	want := pki.Client{ID: clusterID, Tenant: tenant, Role: pki.RoleOperator}
+	if got, err := pki.PeerClient(certificate); err != nil || got != want {
+		s.t.Errorf("the certificate says %+v, %v, want %+v", got, err, want)
+	}
+	if !key.Public().(ed25519.PublicKey).Equal(certificate.PublicKey) {
+		s.t.Error("the certificate is for another key")
+	}
+	return certificate
+}
+
+func wantCode(t *testing.T, err error, want codes.Code) {
+	t.Helper()
+	if got := status.Code(err); got != want {
+		t.Errorf("got %v, want %v: %v", got, want, err)
+	}
+}

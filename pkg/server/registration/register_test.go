@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package registration_test
+
+import (
+	"context"
+	"crypto/ecdsa"
+	"crypto/elliptic"
+	"crypto/rand"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/golang-jwt/jwt/v5"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/storage"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+func TestRegisterOperator(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	key, publicKeyPEM := newKey(t)
+	token := c.nonce("a")
+	before := time.Now()
+	answer, err := s.register(token, publicKeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	certificate := s.wantCertificate(answer.ClientCertificatePem, "a", key)
+	if got := answer.ExpiresAt.AsTime(); !got.Equal(certificate.NotAfter) {
+		t.Errorf("the answer says that it expires at %s, the certificate %s", got, certificate.NotAfter)
+	}
+	if lifetime := certificate.NotAfter.Sub(before); lifetime < 24*time.Hour-time.Second || lifetime > 24*time.Hour+time.Minute {
+		t.Errorf("it is valid for %s, want 24h", lifetime)
+	}
+
+	record := c.record("a")
+	want := registration.Record{
+		ClientID: clusterID, Tenant: "a", PublicKeyPEM: string(publicKeyPEM), CertSerial: certificate.SerialNumber.Text(16),
+		RegisteredAt: record.RegisteredAt, ExpiresAt: certificate.NotAfter,
+	}
+	if record != want || record.RegisteredAt.Before(before) || record.RegisteredAt.After(time.Now()) {
+		t.Errorf("recorded %+v\nwant     %+v", record, want)
+	}
+	claimed, err := c.storage.Get(t.Context(), storage.OperatorNonceKey(token))
+	if err != nil || string(claimed.Data) != string(publicKeyPEM) {
+		t.Errorf("the nonce is claimed by %q, %v", claimed.Data, err)
+	}
+
+	log := s.log()
+	if !strings.Contains(log, "Registered operator") || !strings.Contains(log, record.CertSerial) {
+		t.Errorf("the log does not tell: %s", log)
+	}
+	if strings.Contains(log, token) || strings.Contains(log, "BEGIN") {
+		t.Errorf("the log tells too much: %s", log)
+	}
+}
+
+// record returns the registration of a tenant's operator, whose fields are those
+// of the server document.
+func (c *cluster) record(tenant string) registration.Record {
+	c.t.Helper()
+	object, err := c.storage.Get(c.t.Context(), "operator/"+tenant+"."+clusterID+".json")
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	var fields map[string]any
+	if err := json.Unmarshal(object.Data, &fields); err != nil {
+		c.t.Fatal(err)
+	}
+	for _, name := range []string{"client_id", "tenant", "public_key_pem", "cert_serial", "registered_at", "expires_at"} {
+		if _, ok := fields[name]; !ok {
+			c.t.Errorf("the record has no %s: %s", name, object.Data)
+		}
+	}
+	var record registration.Record
+	if err := json.Unmarshal(object.Data, &record); err != nil {
+		c.t.Fatal(err)
+	}
+	return record
+}
+
+func TestANonceIsGoodForOneKey(t *testing.T) {
+	c := newCluster(t)
+	elector, resign := c.lead("one")
+	first := c.serve(c.registrar(elector, c.storage))
+	key, publicKeyPEM := newKey(t)
+	_, otherKeyPEM := newKey(t)
+	token := c.nonce("default")
+	if _, err := first.register(token, publicKeyPEM); err != nil {
+		t.Fatal(err)
+	}
+	resign()
+	// That does not depend on the server, nor on how the key is written.
+	elector, _ = c.lead("two")
+	second := c.serve(c.registrar(elector, c.storage))
+	again, err := second.register(token, append([]byte("my key\n"), publicKeyPEM...))
+	if err != nil {
+		t.Fatalf("the same key again: %v", err)
+	}
+	second.wantCertificate(again.ClientCertificatePem, "default", key)
+	_, err = second.register(token, otherKeyPEM)
+	wantCode(t, err, codes.Unauthenticated)
+	if err != nil && !strings.Contains(err.Error(), "it has been used with another public key") {
+		t.Errorf("got %v", err)
+	}
+	if record := c.record("default"); record.PublicKeyPEM != string(publicKeyPEM) {
+		t.Error("the record has the key that was refused")
+	}
+	// The next operator takes the place of the one before.
+	if _, err := second.register(c.nonce("default"), otherKeyPEM); err != nil {
+		t.Fatal(err)
+	}
+	if record := c.record("default"); record.PublicKeyPEM != string(otherKeyPEM) {
+		t.Error("the record has the key of the operator before")
+	}
+}
+
+func TestRacingForANonce(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	race := func(keyOf func(int) []byte) (won int) {
+		token := c.nonce("a")
+		errs := make([]error, 16)
+		var callers sync.WaitGroup
+		for i := range errs {
+			callers.Go(func() { _, errs[i] = s.register(token, keyOf(i)) })
+		}
+		callers.Wait()
+		for _, err := range errs {
+			if err == nil {
+				won++
+			} else {
+				wantCode(t, err, codes.Unauthenticated)
+			}
+		}
+		return won
+	}
+	keys := make([][]byte, 16)
+	for i := range keys {
+		_, keys[i] = newKey(t)
+	}
+	if won := race(func(i int) []byte { return keys[i] }); won != 1 {
+		t.Errorf("%d of 16 keys got a certificate for one nonce, want 1", won)
+	}
+	if won := race(func(int) []byte { return keys[0] }); won != 16 {
+		t.Errorf("%d of 16 calls with the same key succeeded", won)
+	}
+}
+
+func TestRefusals(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	_, publicKeyPEM := newKey(t)
+	ecdsaKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
+	if err != nil {
+		t.Fatal(err)
+	}
+	der, err := x509.MarshalPKIXPublicKey(ecdsaKey.Public())
+	if err != nil {
+		t.Fatal(err)
+	}
+	ecdsaKeyPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
+	agent, err := nonce.NewSigner(c.keys.Nonce).Agent(nonce.Agent{
+		InstanceID: "knc06bgm7733st2576nx5jht4ecjw", ClusterID: clusterID, Tenant: "a", Shard: "us-west-2a",
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	// sign makes nonces that our own signer would not.
+	sign := func(change func(jwt.MapClaims)) string {
+		claims := jwt.MapClaims{
+			"kind": "operator", "sub": clusterID, "cluster_id": clusterID, "tenant": "a", "exp": time.Now().Add(time.Hour).Unix(),
+		}
+		change(claims)
+		token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims).SignedString(c.keys.Nonce)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return token
+	}
+	strangers, err := nonce.NewSigner(newCluster(t).keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: "a", Lifetime: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	tests := []struct {
+		name  string
+		token string
+		key   []byte
+		code  codes.Code
+		want  string
+	}{
+		{"no nonce", "", publicKeyPEM, codes.Unauthenticated, "registration nonce is not valid"},
+		{"of another signer", strangers, publicKeyPEM, codes.Unauthenticated, "signature is invalid"},
+		{"of an agent", agent, publicKeyPEM, codes.Unauthenticated, `it is for kind "agent", needs to be for "operator"`},
+		{"expired", sign(func(c jwt.MapClaims) { c["exp"] = time.Now().Add(-time.Second).Unix() }), publicKeyPEM, codes.Unauthenticated, "it expired at"},
+		{"without expiry", sign(func(c jwt.MapClaims) { delete(c, "exp") }), publicKeyPEM, codes.Unauthenticated, "exp claim is required"},
+		{"another cluster", sign(func(c jwt.MapClaims) { c["cluster_id"], c["sub"] = "test", "test" }), publicKeyPEM, codes.InvalidArgument, `it is for cluster "test", this is "prod"`},
+		{"another subject", sign(func(c jwt.MapClaims) { c["sub"] = "test" }), publicKeyPEM, codes.InvalidArgument, `its subject is "test", needs to be the cluster id "prod"`},
+		{"unknown tenant", c.nonce("b"), publicKeyPEM, codes.InvalidArgument, `it is for tenant "b", which has no group`},
+		{"no key", c.nonce("a"), nil, codes.Internal, "public key is not usable: no PEM block found"},
+		{"key of another kind", c.nonce("a"), ecdsaKeyPEM, codes.Internal, "needs to be Ed25519"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := s.register(tc.token, tc.key)
+			wantCode(t, err, tc.code)
+			if err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+			if stored := c.objects("operator"); len(stored) > 0 {
+				t.Errorf("stored %v", stored)
+			}
+		})
+	}
+	log := s.log()
+	if strings.Count(log, "Refused a registration") != len(tests) {
+		t.Errorf("the log does not tell of each: %s", log)
+	}
+	if strings.Contains(log, agent) || strings.Contains(log, "eyJ") {
+		t.Errorf("the log shows nonces: %s", log)
+	}
+	_, err = nstancev1.NewRegistrationServiceClient(s.dial(s.registrations)).RegisterAgent(t.Context(),
+		&nstancev1.RegisterClientRequest{RegistrationNonceJwt: agent, PublicKeyPem: publicKeyPEM})
+	wantCode(t, err, codes.Unimplemented)
+}
+
+func TestOnlyTheLeaderOfTheClusterRegisters(t *testing.T) {
+	c := newCluster(t)
+	standby, resign := c.lead("one")
+	resign()
+	_, _ = c.lead("two")
+	_, publicKeyPEM := newKey(t)
+	// The lease may run out under a call, and so the storage asks once more.
+	late := c.registrar(standby, c.storage)
+	late.Leading = func() bool { return true }
+	for _, registrar := range []*registration.Registrar{c.registrar(standby, c.storage), late} {
+		_, err := c.serve(registrar).register(c.nonce("a"), publicKeyPEM)
+		wantCode(t, err, codes.FailedPrecondition)
+	}
+	if stored := c.objects("operator"); len(stored) > 0 {
+		t.Errorf("it stored %v", stored)
+	}
+}
+
+// faulty is a storage that fails for some keys.
+type faulty struct {
+	storage.Store
+	prefix string
+}
+
+var errFaulty = errors.New("no space left on device")
+
+func (f faulty) Create(ctx context.Context, key string, data []byte) (string, error) {
+	if strings.HasPrefix(key, f.prefix) {
+		return "", errFaulty
+	}
+	return f.Store.Create(ctx, key, data)
+}
+
+// TestARegistrationThatWasCutOff: a client that got no answer gets its
+// certificate with the same key, from this server or the next, and nobody else
+// does with the nonce.
+func TestARegistrationThatWasCutOff(t *testing.T) {
+	for _, tc := range []struct {
+		name    string
+		prefix  string
+		claimed bool
+	}{
+		{"before the nonce was claimed", "operator-nonce/", false},
+		{"before the record was stored", "operator/", true},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			c := newCluster(t)
+			elector, _ := c.lead("one")
+			token := c.nonce("a")
+			key, publicKeyPEM := newKey(t)
+			_, otherKeyPEM := newKey(t)
+			answer, err := c.serve(c.registrar(elector, faulty{Store: c.storage, prefix: tc.prefix})).register(token, publicKeyPEM)
+			wantCode(t, err, codes.Internal)
+			if answer != nil {
+				t.Errorf("it was answered with a certificate that is not on record: %v", answer)
+			}
+			if claimed := slices.Contains(c.objects("operator-nonce/"), storage.OperatorNonceKey(token)); claimed != tc.claimed {
+				t.Errorf("claimed is %v", claimed)
+			}
+			s := c.serve(c.registrar(elector, c.storage))
+			if tc.claimed {
+				_, err = s.register(token, otherKeyPEM)
+				wantCode(t, err, codes.Unauthenticated)
+			}
+			again, err := s.register(token, publicKeyPEM)
+			if err != nil {
+				t.Fatal(err)
+			}
+			certificate := s.wantCertificate(again.ClientCertificatePem, "a", key)
+			if got := c.record("a").CertSerial; got != certificate.SerialNumber.Text(16) {
+				t.Errorf("serial %s is on record", got)
+			}
+		})
+	}
+}
+
+func TestRegistrationsAreEncrypted(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	// A server of another authority is not trusted with the nonce.
+	stranger := &server{cluster: newCluster(t), registrations: s.registrations}
+	_, publicKeyPEM := newKey(t)
+	if _, err := stranger.register(c.nonce("a"), publicKeyPEM); status.Code(err) != codes.Unavailable {
+		t.Errorf("got %v", err)
+	}
+}

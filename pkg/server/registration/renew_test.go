@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package registration_test
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+
+	"nstance.dev/operator/pkg/server/pki"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+func TestRenewCertificate(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	key, publicKeyPEM := newKey(t)
+	registered, err := s.register(c.nonce("a"), publicKeyPEM)
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := c.record("a")
+
+	same, err := s.renew(identity{registered.ClientCertificatePem, key}, publicKeyPEM)
+	if err != nil {
+		t.Fatalf("with the same key: %v", err)
+	}
+	certificate := s.wantCertificate(same.ClientCertificatePem, "a", key)
+	if !same.ExpiresAt.AsTime().Equal(certificate.NotAfter) {
+		t.Errorf("the answer says that it expires at %s, the certificate %s", same.ExpiresAt.AsTime(), certificate.NotAfter)
+	}
+	if serial := certificate.SerialNumber.Text(16); serial == before.CertSerial || c.record("a").CertSerial != serial {
+		t.Error("the renewal is not on record")
+	}
+
+	// The next key, then what was got for it.
+	nextKey, nextKeyPEM := newKey(t)
+	next, err := s.renew(identity{same.ClientCertificatePem, key}, nextKeyPEM)
+	if err != nil {
+		t.Fatalf("with another key: %v", err)
+	}
+	s.wantCertificate(next.ClientCertificatePem, "a", nextKey)
+	if _, err := s.renew(identity{next.ClientCertificatePem, nextKey}, nextKeyPEM); err != nil {
+		t.Errorf("with the renewed certificate: %v", err)
+	}
+	after := c.record("a")
+	if !after.RegisteredAt.Equal(before.RegisteredAt) || after.PublicKeyPEM != string(nextKeyPEM) {
+		t.Errorf("recorded %+v, before it was %+v", after, before)
+	}
+	if log := s.log(); strings.Count(log, "Renewed the certificate") != 3 || !strings.Contains(log, `tenant="a"`) || strings.Contains(log, "BEGIN") {
+		t.Errorf("the log tells: %s", log)
+	}
+}
+
+func TestRefusedRenewals(t *testing.T) {
+	c := newCluster(t)
+	standby, resign := c.lead("one")
+	resign()
+	elector, _ := c.lead("two")
+	leading := c.serve(c.registrar(elector, c.storage))
+	operator := pki.Client{ID: clusterID, Tenant: "a", Role: pki.RoleOperator}
+	good := c.issue(operator, time.Hour)
+	_, publicKeyPEM := newKey(t)
+	late := c.registrar(standby, c.storage)
+	late.Leading = func() bool { return true }
+	tests := []struct {
+		name   string
+		server *server
+		caller identity
+		key    []byte
+		code   codes.Code
+		want   string
+	}{
+		{"an agent", leading, c.issue(pki.Client{ID: "knc06bgm7733st2576nx5jht4ecjw", Tenant: "a", Role: pki.RoleAgent}, time.Hour), publicKeyPEM, codes.PermissionDenied, `role "agent"`},
+		{"an expired certificate", leading, c.issue(operator, -time.Minute), publicKeyPEM, codes.Unavailable, ""},
+		{"a certificate of another cluster", leading, newCluster(t).issue(operator, time.Hour), publicKeyPEM, codes.Unavailable, ""},
+		{"an ill-formed tenant", leading, c.issue(pki.Client{ID: clusterID, Tenant: "../a", Role: pki.RoleOperator}, time.Hour), publicKeyPEM, codes.InvalidArgument, `tenant: "../a"`},
+		{"no key", leading, good, nil, codes.InvalidArgument, "public key is not usable"},
+		{"a certificate for a key", leading, good, good.certPEM, codes.InvalidArgument, `needs to be "PUBLIC KEY"`},
+		{"not the leader of the cluster", c.serve(c.registrar(standby, c.storage)), good, publicKeyPEM, codes.FailedPrecondition, "only the leader of the cluster issues certificates"},
+		{"no longer the leader of the cluster", c.serve(late), good, publicKeyPEM, codes.FailedPrecondition, "does not lead"},
+		{"storage that fails", c.serve(c.registrar(elector, faulty{Store: c.storage, prefix: "operator/"})), good, publicKeyPEM, codes.Unavailable, "no space left"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			_, err := tc.server.renew(tc.caller, tc.key)
+			wantCode(t, err, tc.code)
+			if err != nil && !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want %q", err, tc.want)
+			}
+			if stored := c.objects("operator"); len(stored) > 0 {
+				t.Errorf("stored %v", stored)
+			}
+		})
+	}
+	_, err := nstancev1.NewOperatorServiceClient(leading.dial(leading.operators)).RenewCertificate(t.Context(),
+		&nstancev1.RenewCertificateRequest{PublicKeyPem: publicKeyPEM})
+	wantCode(t, err, codes.Unavailable)
+}
+
+// TestATenantThatIsNotConfiguredRenews: its dynamic groups need their operator.
+func TestATenantThatIsNotConfiguredRenews(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	caller := c.issue(pki.Client{ID: clusterID, Tenant: "gone", Role: pki.RoleOperator}, time.Hour)
+	_, publicKeyPEM := newKey(t)
+	if _, err := s.renew(caller, publicKeyPEM); err != nil {
+		t.Fatal(err)
+	}
+	if record := c.record("gone"); record.RegisteredAt.IsZero() || record.PublicKeyPEM != string(publicKeyPEM) {
+		t.Errorf("recorded %+v", record)
+	}
+}
