@@ -4,6 +4,7 @@
 package config
 
 import (
+	"fmt"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -21,6 +22,9 @@ const (
 	defaultRequestTimeout         = 30 * time.Second
 	defaultShutdownTimeout        = 10 * time.Second
 )
+
+// longestTTL is how long a cluster's authority lives, in hours.
+const longestTTL = 10 * 365 * 24
 
 // secretsProvider keeps secrets in the storage, encrypted. There is no other.
 const secretsProvider = "object-storage"
@@ -91,6 +95,7 @@ func readKeySource(o *object) KeySource {
 
 // readOperatorTTL: a time that is absent is 24 hours (wire contract), be it with
 // all of "operator" or alone. It cannot be zero: no certificate is good for ever.
+// More hours than the authority lives would also not fit into a duration.
 func readOperatorTTL(o *object) time.Duration {
 	defer o.finish()
 	operator := o.object("operator")
@@ -98,6 +103,9 @@ func readOperatorTTL(o *object) time.Duration {
 	hours := operator.integer("ttl")
 	if hours == nil {
 		return 24 * time.Hour
+	}
+	if *hours < 1 || *hours > longestTTL {
+		*o.errs = append(*o.errs, field.Invalid(operator.path.Child("ttl"), *hours, fmt.Sprintf("must be between 1 and %d hours", longestTTL)))
 	}
 	return time.Duration(*hours) * time.Hour
 }

@@ -71,6 +71,7 @@ func TestParseRefuses(t *testing.T) {
 		{"negative drain timeout", `"90s"`, `"-90s"`, `groups.default.arm.drain_timeout: Invalid value: "-90s": must be a duration that is not negative`},
 		{"certificates that end at once", `"ttl": 48`, `"ttl": 0`, `certificates.operator.ttl: Invalid value: 0: must be between 1 and 87600 hours`},
 		{"certificates that outlive their authority", `"ttl": 48`, `"ttl": 87601`, `certificates.operator.ttl: Invalid value: 87601: must be between 1 and 87600 hours`},
+		{"certificates whose time overflows to half an hour", `"ttl": 48`, `"ttl": 5124096`, `certificates.operator.ttl: Invalid value: 5124096: must be between 1 and 87600 hours`},
 		{"time of certificates that is no number", `"ttl": 48`, `"ttl": "48h"`, `certificates.operator.ttl: Invalid value: "48h": must be an integer of at most 32 bits`},
 
 		{"health address", `"0.0.0.0:8990"`, `"8990"`, `shard.bind.health_addr: Invalid value: "8990": must be host:port`},

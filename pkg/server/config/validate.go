@@ -7,7 +7,6 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -21,7 +20,6 @@ func (c *Config) validate() field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, c.validateCluster(field.NewPath("cluster"))...)
 	errs = append(errs, c.Shard.validate(field.NewPath("shard"))...)
-	errs = append(errs, c.validateOperatorTTL(field.NewPath("certificates", "operator", "ttl"))...)
 	errs = append(errs, c.validateDefaults(field.NewPath("defaults"))...)
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		errs = append(errs, c.validateTemplate(field.NewPath("templates").Child(name), name)...)
@@ -71,15 +69,6 @@ func (k KeySource) validate(path *field.Path) field.ErrorList {
 		return nil
 	}
 	return validateFile(path.Child("file"), k.File)
-}
-
-// validateOperatorTTL: the authority itself lives ten years.
-func (c *Config) validateOperatorTTL(path *field.Path) field.ErrorList {
-	const longest = 10 * 365 * day
-	if c.OperatorCertificateTTL <= 0 || c.OperatorCertificateTTL > longest {
-		return field.ErrorList{field.Invalid(path, int64(c.OperatorCertificateTTL/time.Hour), fmt.Sprintf("must be between 1 and %d hours", longest/time.Hour))}
-	}
-	return nil
 }
 
 // validateTenant: {cluster}--{tenant} is the name of a Cluster of Cluster API,
