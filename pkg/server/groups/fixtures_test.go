@@ -23,7 +23,7 @@ var (
 	dynamic = instance.GroupKey{Tenant: "default", Group: "dynamic"}
 )
 
-// object of the dynamic groups in the storage.
+// objectKey is where the dynamic groups of the tests are stored.
 const objectKey = "groups/us-west-2a.jsonc"
 
 // newConfig returns the configuration of a shard with the static groups main and

@@ -77,10 +77,9 @@ func (o *object) put(ctx context.Context, data []byte) (etag string, err error) 
 	return o.store.Replace(ctx, o.key, data, o.etag)
 }
 
-// recall finds out which etag the object has after a write that failed: that
-// from before, or that of what was to be written. Both are ours to replace.
-// Anything else is another server's, and an error that wraps
-// storage.ErrConflict.
+// recall finds out whether a write that failed was done after all: then it is
+// what the next one replaces. Anything else that is not as before is another
+// server's, and the storage refuses to replace it.
 //
 // The write may even be on its way still. Whichever of it and the next one comes
 // first makes the other a conflict.
@@ -89,21 +88,16 @@ func (o *object) recall(ctx context.Context) error {
 		return nil
 	}
 	found, err := o.store.Get(ctx, o.key)
-	switch {
-	case errors.Is(err, storage.ErrNotFound) && o.etag == "":
+	if errors.Is(err, storage.ErrNotFound) {
 		return nil
-	case errors.Is(err, storage.ErrNotFound):
-		return fmt.Errorf("%s is gone: %w", o.key, storage.ErrConflict)
-	case err != nil:
-		return err
-	case found.ETag == o.etag:
-		return nil
-	case bytes.Equal(found.Data, o.unsure):
-		o.etag = found.ETag
-		return nil
-	default:
-		return fmt.Errorf("%s: %w", o.key, storage.ErrConflict)
 	}
+	if err != nil {
+		return err
+	}
+	if bytes.Equal(found.Data, o.unsure) {
+		o.etag = found.ETag
+	}
+	return nil
 }
 
 // decode refuses what it does not know: to go on without it would lose it with

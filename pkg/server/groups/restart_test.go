@@ -82,5 +82,12 @@ func TestTheConfigurationChanges(t *testing.T) {
 		if diff := cmp.Diff(snapshot(t, s), snapshot(t, openWith(t, store, next))); diff != "" {
 			t.Errorf("(-before +after a restart):\n%s", diff)
 		}
+		// Once it is static again, what is stored of them counts no more.
+		s = openWith(t, store, newConfigWith(map[string]config.Group{"main": {Template: "worker"}}))
+		want = map[string]any{"labels": map[string]any{"tier": "one", "region": "west"}}
+		group = get(t, s, main)
+		if diff := cmp.Diff(want, group.Args); diff != "" || group.DrainTimeout != 5*time.Minute {
+			t.Errorf("the drain timeout is %s, want %s, and the args (-want +got):\n%s", group.DrainTimeout, 5*time.Minute, diff)
+		}
 	})
 }
