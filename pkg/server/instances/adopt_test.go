@@ -71,7 +71,7 @@ func TestAdoptGoesOnAfterAnError(t *testing.T) {
 	nobody := newRecord(t)
 	nobody.Group = ""
 	s.cloud.show(t, vmOf(nobody, instance.Running))
-	s.storage.intervene(func(method, key string) error {
+	s.storage.intervene(func(_, key string) error {
 		if key == keyOf(t, bad) {
 			return errStorage
 		}

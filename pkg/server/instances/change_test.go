@@ -85,7 +85,11 @@ func TestWithoutTheStorageNothingChanges(t *testing.T) {
 				}
 				return nil
 			}, nil)
-			if err := change(); !errors.Is(err, errStorage) || !(strings.Contains(err.Error(), record.ID) || strings.Contains(err.Error(), added.ID)) {
+			id := record.ID
+			if method == "Create" {
+				id = added.ID
+			}
+			if err := change(); !errors.Is(err, errStorage) || !strings.Contains(err.Error(), id) {
 				t.Errorf("got %v, want the storage's error with the id", err)
 			}
 			s.storage.intervene(nil, nil)

@@ -4,14 +4,17 @@
 package instances_test
 
 import (
+	"errors"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/instances"
 )
 
 func TestStateIsThatOfTheProvider(t *testing.T) {
@@ -268,5 +271,30 @@ func TestChangesOfOneInstanceAreMadeOneByOne(t *testing.T) {
 	changing.Wait()
 	if records, list := s.records(), s.List(group); len(records)+len(list) != 0 {
 		t.Errorf("left are the records %v and the instances %v", records, list)
+	}
+}
+
+// TestTwoCallersAddTheSame: one of them is told, although the record that is in
+// the storage then is the very one that it wanted to write.
+func TestTwoCallersAddTheSame(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	for range 20 {
+		record := newRecord(t)
+		var adding sync.WaitGroup
+		var refused atomic.Int32
+		for range 4 {
+			adding.Go(func() {
+				err := s.Add(t.Context(), record)
+				if errors.Is(err, instances.ErrExists) {
+					refused.Add(1)
+				} else if err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		adding.Wait()
+		if n := refused.Load(); n != 3 {
+			t.Fatalf("%d of 4 were refused, want 3", n)
+		}
 	}
 }
