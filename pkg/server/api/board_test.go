@@ -40,6 +40,11 @@ func key(group string) instance.GroupKey {
 	return instance.GroupKey{Tenant: "default", Group: group}
 }
 
+// shown returns an instance as its provider shows it.
+func shown(id string, state instance.State) instance.Instance {
+	return instance.Instance{Record: instance.Record{ID: id, ProviderID: "id-" + id}, Known: true, State: state}
+}
+
 // resize makes a group, or gives it another size.
 func (s *shard) resize(b *Board, group string, size int32) {
 	s.groups[key(group)] = &groups.Group{Key: key(group), Size: size}
@@ -101,14 +106,21 @@ func TestOnlyWhatDiffersIsTold(t *testing.T) {
 
 	b.Refresh(key("workers"))
 	b.Refresh(key("nothing"))
-	s.running[key("workers")] = []instance.Instance{{ID: "a", State: instance.Pending}, {ID: "b", State: instance.Terminating}}
+	onDemand := shown("o", instance.Running)
+	onDemand.OnDemand = true
+	nameless := shown("n", instance.Running)
+	nameless.ProviderID = ""
+	s.running[key("workers")] = []instance.Instance{
+		shown("a", instance.Pending), shown("b", instance.Terminating), shown("c", instance.Stopped),
+		shown("d", instance.Failed), shown("e", instance.Missing), onDemand, nameless,
+	}
 	b.Refresh(key("workers"))
 	expectEvents(t, w)
 
+	draining := shown("b", instance.Running)
+	draining.Drain = &instance.Drain{Reason: instance.ReasonExpired}
 	s.running[key("workers")] = []instance.Instance{
-		{ID: "b", ProviderID: "id-b", State: instance.Running},
-		{ID: "c", ProviderID: "id-c", State: instance.Terminating},
-		{ID: "a", ProviderID: "id-a", State: instance.Running},
+		draining, shown("c", instance.Terminating), onDemand, shown("a", instance.Impaired),
 	}
 	b.Refresh(key("workers"))
 	expectEvents(t, w, "TYPE_UPSERT workers 2")

@@ -4,7 +4,6 @@
 package api
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -17,9 +16,11 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instances"
+	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/puidv7"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -143,15 +144,20 @@ func (s *OperatorService) complete(record *instance.Record) error {
 		// nothing; NotFound is for instances (wire contract).
 		return status.Errorf(codes.FailedPrecondition, "config.group: group %q does not exist", record.Group)
 	}
-	kind, problems := s.validateOverrides(group, record)
-	if len(problems) == 0 && record.ID != "" {
-		problems = validateID(record.ID, kind)
+	c := s.Store.Config()
+	effective, err := provision.Effective(c, group, record)
+	if err != nil {
+		return status.Errorf(codes.InvalidArgument, "config of an instance of group %s: %v", group.Key, err)
+	}
+	problems := validatePools(c, group, effective)
+	if record.ID != "" {
+		problems = append(problems, validateID(record.ID, effective.Kind)...)
 	}
 	if len(problems) > 0 {
 		return status.Errorf(codes.InvalidArgument, "instance of group %s: %v", group.Key, problems.ToAggregate())
 	}
 	if record.ID == "" {
-		id, err := puidv7.New(kind)
+		id, err := puidv7.New(effective.Kind)
 		if err != nil {
 			return status.Error(codes.Internal, err.Error())
 		}
@@ -162,30 +168,20 @@ func (s *OperatorService) complete(record *instance.Record) error {
 	return nil
 }
 
-// validateOverrides checks what an order says otherwise than its group, by the
-// rules for groups. It returns the kind of the instance.
-func (s *OperatorService) validateOverrides(group *groups.Group, record *instance.Record) (kind string, problems field.ErrorList) {
-	c, path := s.Store.Config(), field.NewPath("config")
-	template := cmp.Or(record.Template, group.Template)
-	if err := c.CheckTemplate(path.Child("template"), template); err != nil {
-		return "", field.ErrorList{err}
+// validatePools keeps orders to the pools that dynamic groups may use, except for
+// those of the group: they are right whatever is ruled out for others.
+func validatePools(c *config.Config, group, effective *groups.Group) field.ErrorList {
+	allowed := c.Shard.DynamicSubnetPools
+	if len(allowed) == 0 {
+		return nil
 	}
-	// The group's type may have another architecture than a template of the
-	// order's own: then the order has to name a type too.
-	instanceType := cmp.Or(record.InstanceType, group.InstanceType)
-	if err := c.CheckInstanceType(path.Child("instance_type"), instanceType, c.Templates[template].Arch); err != nil {
-		problems = append(problems, err)
-	}
-	// The group's own pools are right whatever is ruled out for others.
-	if pool := record.SubnetPool; pool != "" && !slices.Contains(group.SubnetPools, pool) {
-		poolPath, allowed := path.Child("subnet_pool"), c.Shard.DynamicSubnetPools
-		if err := c.Shard.CheckSubnetPool(poolPath, pool); err != nil {
-			problems = append(problems, err)
-		} else if len(allowed) > 0 && !slices.Contains(allowed, pool) {
-			problems = append(problems, field.NotSupported(poolPath, pool, allowed))
+	var problems field.ErrorList
+	for _, pool := range effective.SubnetPools {
+		if !slices.Contains(group.SubnetPools, pool) && !slices.Contains(allowed, pool) {
+			problems = append(problems, field.NotSupported(field.NewPath("config", "subnet_pool"), pool, allowed))
 		}
 	}
-	return c.Templates[template].Kind, problems
+	return problems
 }
 
 // validateID checks an id that a caller chose: its prefix is the kind of the

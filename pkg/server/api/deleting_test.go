@@ -17,7 +17,7 @@ func TestADeletedGroupShowsUntilItsLastInstanceIsGone(t *testing.T) {
 	b, s := newBoard()
 	workers := key("workers")
 	s.groups[workers] = &groups.Group{Key: workers, Template: "worker", Size: 2, InstanceType: "m7i.large", ETag: "tag"}
-	first, second := instance.Instance{ID: "a", ProviderID: "id-a", State: instance.Running}, instance.Instance{ID: "b", ProviderID: "id-b", State: instance.Running}
+	first, second := shown("a", instance.Running), shown("b", instance.Running)
 	s.running[workers] = []instance.Instance{second, first}
 	b.Refresh(workers)
 	w := b.watch("default")
@@ -55,7 +55,10 @@ func TestADeletedGroupShowsUntilItsLastInstanceIsGone(t *testing.T) {
 	delete(s.groups, workers)
 	expect(&nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "other", Deleting: true})
 
-	s.running[workers] = nil
+	// One that was ordered by itself is not the group's, and outlives it.
+	onDemand := shown("o", instance.Running)
+	onDemand.OnDemand = true
+	s.running[workers] = []instance.Instance{onDemand}
 	b.Refresh(workers)
 	expectEvents(t, w, "TYPE_DELETE workers 0")
 	if listed := b.list("default"); len(listed) != 0 {

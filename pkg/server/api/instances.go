@@ -60,8 +60,8 @@ func (s *OperatorService) DeleteInstance(ctx context.Context, request *nstancev1
 		return nil, toStatus(err)
 	}
 	logger.Info("Instance is to end on request", "instance", i.ID, "group", i.Group)
-	i.DeleteReason = instance.ReasonRequested
-	s.InstanceEvents.Deleting(i)
+	// The reconciler tells those who watch: told of by two, an end may come before
+	// its beginning.
 	s.Changed(i.Key())
 	return &nstancev1.DeleteInstanceResponse{Status: EventDeleting}, nil
 }
@@ -81,6 +81,9 @@ func (s *OperatorService) AcknowledgeDrained(ctx context.Context, request *nstan
 		return nil, err
 	}
 	logger.V(2).Info("Received acknowledgement of a drain", "instance", i.ID, "group", i.Group, "draining", i.Drain != nil)
+	if !i.DeletedAt.IsZero() {
+		return &emptypb.Empty{}, nil
+	}
 	if err := s.Instances.Acknowledge(ctx, i.ID); err != nil {
 		logger.Error(err, "The acknowledgement was not noted", "instance", i.ID)
 		return nil, toStatus(err)

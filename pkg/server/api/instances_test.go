@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package api
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+func TestWhoMayAskForAnInstance(t *testing.T) {
+	s := newService(t)
+	record := s.add()
+	calls := map[string]func(ctx context.Context, id string) error{
+		"GetInstanceStatus": func(ctx context.Context, id string) error {
+			_, err := s.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id})
+			return err
+		},
+		"DeleteInstance": func(ctx context.Context, id string) error {
+			_, err := s.DeleteInstance(ctx, &nstancev1.DeleteInstanceRequest{InstanceId: id})
+			return err
+		},
+		"AcknowledgeDrained": func(ctx context.Context, id string) error {
+			_, err := s.AcknowledgeDrained(ctx, &nstancev1.DrainAckRequest{InstanceId: id})
+			return err
+		},
+	}
+	for name, call := range calls {
+		expectStatus(t, name, call(s.ctx(), ""), codes.InvalidArgument, "instance_id: Required value")
+		expectStatus(t, name, call(s.ctx(), newID(t, "knd")), codes.NotFound, "is not known")
+		expectStatus(t, name, call(as(t.Context(), "other"), record.ID), codes.PermissionDenied, "another tenant")
+	}
+	if i, _ := s.Instances.Get(record.ID); i.Leaving() || len(s.takeChanged()) != 0 {
+		t.Errorf("the refused calls left %+v", i)
+	}
+}
+
+func TestInstanceStatus(t *testing.T) {
+	s := newService(t)
+	record := s.add()
+	expect := func(want string) {
+		t.Helper()
+		got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: record.ID})
+		if err != nil {
+			t.Fatal(err)
+		}
+		full := &nstancev1.InstanceStatusResponse{
+			InstanceId: record.ID, Tenant: "default", Status: want,
+			CreatedAt: timestamppb.New(epoch), ProviderInstanceId: "id-" + record.ID,
+		}
+		if !proto.Equal(got, full) {
+			t.Errorf("got  %v\nwant %v", got, full)
+		}
+	}
+	for _, tc := range []struct {
+		state instance.State
+		want  string
+	}{
+		{instance.Pending, "pending"}, {instance.Running, "running"}, {instance.Impaired, "running"},
+		{instance.Stopped, "stopped"}, {instance.Failed, "failed"}, {instance.Terminating, "terminating"},
+	} {
+		s.cloud.show(record.ID, tc.state)
+		expect(tc.want)
+	}
+	s.cloud.hide(record.ID)
+	expect("terminating")
+	s.cloud.show(record.ID, instance.Running)
+	s.must(s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch}))
+	expect("running")
+	s.must(s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
+	expect("terminating")
+	s.cloud.hide(record.ID)
+	expect("terminating")
+	s.must(s.Instances.Remove(t.Context(), record.ID))
+	expect("terminated")
+}
+
+func TestDeleteInstance(t *testing.T) {
+	s := newService(t)
+	managed := s.add()
+	expect := func(id, want string) {
+		t.Helper()
+		got, err := s.DeleteInstance(s.ctx(), &nstancev1.DeleteInstanceRequest{InstanceId: id})
+		if err != nil || got.Status != want {
+			t.Errorf("got %v, %v, want %s", got, err, want)
+		}
+	}
+	created, err := s.CreateInstance(s.ctx(), order("plain"))
+	s.must(err)
+	s.takeChanged()
+	for _, id := range []string{managed.ID, created.InstanceId} {
+		expect(id, "deleting")
+		if i, _ := s.Instances.Get(id); i.DeleteReason != instance.ReasonRequested || i.Drain != nil {
+			t.Errorf("it is left as %+v", i)
+		}
+		if changed := s.takeChanged(); !slices.Equal(changed, []instance.GroupKey{managed.Key()}) {
+			t.Errorf("to be looked at are %v", changed)
+		}
+		// It is on its way already.
+		expect(id, "deleting")
+		if changed := s.takeChanged(); len(changed) != 0 {
+			t.Errorf("to be looked at again are %v", changed)
+		}
+		s.cloud.hide(id)
+		s.must(s.Instances.Remove(t.Context(), id))
+		expect(id, "deleted")
+	}
+
+	// One that drains goes at once too.
+	draining := s.add()
+	s.must(s.Instances.StartDrain(t.Context(), draining.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch}))
+	expect(draining.ID, "deleting")
+	if i, _ := s.Instances.Get(draining.ID); i.DeleteReason != instance.ReasonRequested {
+		t.Errorf("it is left as %+v", i)
+	}
+	s.Instances.Purge(t.Context(), epoch.Add(time.Hour))
+	_, err = s.DeleteInstance(s.ctx(), &nstancev1.DeleteInstanceRequest{InstanceId: managed.ID})
+	expectStatus(t, "one that is forgotten", err, codes.NotFound, managed.ID)
+}
+
+func TestAcknowledgeDrained(t *testing.T) {
+	s := newService(t)
+	acknowledge := func(id string) {
+		t.Helper()
+		_, err := s.AcknowledgeDrained(s.ctx(), &nstancev1.DrainAckRequest{InstanceId: id})
+		s.must(err)
+	}
+	record := s.add()
+	drain := instance.Drain{Reason: instance.ReasonConfigDrift, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour)}
+	s.must(s.Instances.StartDrain(t.Context(), record.ID, drain))
+	drain.Acknowledged = true
+	for range 2 {
+		acknowledge(record.ID)
+		if i, _ := s.Instances.Get(record.ID); i.Drain == nil || *i.Drain != drain {
+			t.Errorf("the drain is %+v, want %+v", i.Drain, drain)
+		}
+		if changed := s.takeChanged(); !slices.Equal(changed, []instance.GroupKey{record.Key()}) {
+			t.Errorf("to be looked at are %v", changed)
+		}
+	}
+	s.must(s.Instances.SetDeleting(t.Context(), record.ID, drain.Reason))
+	acknowledge(record.ID)
+	s.cloud.hide(record.ID)
+	s.must(s.Instances.Remove(t.Context(), record.ID))
+	s.takeChanged()
+	acknowledge(record.ID)
+	if changed := s.takeChanged(); len(changed) != 0 {
+		t.Errorf("for one that is gone, to be looked at are %v", changed)
+	}
+
+	// The server that had it drain is no more, and its cache with it.
+	lost := s.add()
+	acknowledge(lost.ID)
+	if i, _ := s.Instances.Get(lost.ID); i.Drain == nil || !i.Drain.Acknowledged || i.Drain.Reason != instance.ReasonUnhealthy {
+		t.Errorf("without a drain, the drain is %+v", i.Drain)
+	}
+	if changed := s.takeChanged(); !slices.Equal(changed, []instance.GroupKey{lost.Key()}) {
+		t.Errorf("to be looked at are %v", changed)
+	}
+}
