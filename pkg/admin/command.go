@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package admin is the command nstance-admin.
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"strings"
+
+	"github.com/spf13/cobra"
+)
+
+// NewCommand returns the command. Flags that are not given are taken from the
+// environment where their description says so.
+func NewCommand() *cobra.Command {
+	root := newFamily("nstance-admin", "Administer Nstance shard servers",
+		newFamily("cluster", "Let operators into the cluster",
+			newNonceCommand(),
+			newRegisterCommand(),
+		),
+		newShardFamily("config", "Look at the configuration of shards",
+			newConfigStatusCommand,
+			newConfigRefreshCommand,
+		),
+		newShardFamily("group", "Look at groups and scale them",
+			newGroupListCommand,
+			newGroupScaleCommand,
+		),
+	)
+	root.SilenceUsage = true
+	root.SilenceErrors = true
+	return root
+}
+
+// newFamily returns a command that only has subcommands.
+func newFamily(use, short string, subcommands ...*cobra.Command) *cobra.Command {
+	family := &cobra.Command{
+		Use:   use,
+		Short: short,
+		Args: func(command *cobra.Command, args []string) error {
+			if len(args) == 0 {
+				return nil
+			}
+			known := make([]string, 0, len(subcommands))
+			for _, subcommand := range subcommands {
+				known = append(known, subcommand.Name())
+			}
+			return fmt.Errorf("unknown command %q of %q, known are %s", args[0], command.CommandPath(), strings.Join(known, ", "))
+		},
+		RunE: func(command *cobra.Command, _ []string) error { return command.Help() },
+	}
+	family.AddCommand(subcommands...)
+	return family
+}
+
+// newShardFamily returns a family whose commands call the servers of shards.
+func newShardFamily(use, short string, newSubcommands ...func(*shardOptions) *cobra.Command) *cobra.Command {
+	options := &shardOptions{}
+	subcommands := make([]*cobra.Command, 0, len(newSubcommands))
+	for _, newSubcommand := range newSubcommands {
+		subcommands = append(subcommands, newSubcommand(options))
+	}
+	family := newFamily(use, short, subcommands...)
+	options.addFlags(family.PersistentFlags())
+	return family
+}
+
+// mistakes are what is wrong with a command's flags, all of it.
+type mistakes []error
+
+func (m *mistakes) add(flag string, err error) {
+	if err != nil {
+		*m = append(*m, fmt.Errorf("--%s: %w", flag, err))
+	}
+}
+
+func (m *mistakes) addf(flag, format string, args ...any) {
+	m.add(flag, fmt.Errorf(format, args...))
+}
+
+func (m mistakes) join() error {
+	return errors.Join(m...)
+}

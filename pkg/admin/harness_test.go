@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin_test
+
+import (
+	"bytes"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/server/servertest"
+)
+
+// run runs the command as main does and returns what it printed.
+func run(t *testing.T, args ...string) (string, error) {
+	t.Helper()
+	command := admin.NewCommand()
+	var output bytes.Buffer
+	command.SetOut(&output)
+	command.SetArgs(args)
+	err := command.ExecuteContext(t.Context())
+	return output.String(), err
+}
+
+// mustRun is run for a command that succeeds.
+func mustRun(t *testing.T, args ...string) string {
+	t.Helper()
+	output, err := run(t, args...)
+	if err != nil {
+		t.Fatalf("nstance-admin %s: %v", strings.Join(args, " "), err)
+	}
+	return output
+}
+
+// clusterFlags tell a command where the keys of a server's cluster are.
+func clusterFlags(s *servertest.Server) []string {
+	return []string{
+		"--storage", "file", "--storage-bucket", s.Bucket(),
+		"--key-provider", "file", "--key", filepath.Join(s.DataDir, "encryption.key"),
+	}
+}
+
+// register returns a folder with an identity that the server gave.
+func register(t *testing.T, s *servertest.Server) string {
+	t.Helper()
+	folder := filepath.Join(t.TempDir(), "identity")
+	mustRun(t, append([]string{"cluster", "register-operator", "--registration", s.RegistrationAddr, "--identity-dir", folder}, clusterFlags(s)...)...)
+	return folder
+}
+
+// shardFlags tell a command how to call servers, each "shard=host:port".
+func shardFlags(identity string, servers ...string) []string {
+	return []string{"--identity-dir", identity, "--servers", strings.Join(servers, ",")}
+}
+
+func wantError(t *testing.T, err error, wants ...string) {
+	t.Helper()
+	if err == nil {
+		t.Fatalf("it succeeded, want an error with %q", wants)
+	}
+	for _, want := range wants {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("got error %q, want %q in it", err, want)
+		}
+	}
+}

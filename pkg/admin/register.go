@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin
+
+import (
+	"context"
+	"crypto/ed25519"
+	"errors"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/pki"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// registerOptions say who registers where.
+type registerOptions struct {
+	cluster      clusterOptions
+	registration string
+	identity     string
+	timeout      time.Duration
+}
+
+func newRegisterCommand() *cobra.Command {
+	var options registerOptions
+	command := &cobra.Command{
+		Use:   "register-operator --storage-bucket BUCKET --registration HOST:PORT --identity-dir DIR",
+		Short: "Get a certificate to call servers with, as the operator of a tenant has it",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			ctx, cancel := context.WithTimeout(command.Context(), options.timeout)
+			defer cancel()
+			expires, err := options.register(ctx)
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "Registered as the operator of tenant %s in cluster %s. The certificate in %s is valid until %s.\n",
+				options.cluster.tenant, options.cluster.clusterID, options.identity, expires.Format(time.RFC3339))
+			return err
+		},
+	}
+	options.cluster.addFlags(command.Flags())
+	command.Flags().StringVar(&options.registration, "registration", "", "address for registrations of the server that leads the cluster, host:port (required)")
+	command.Flags().StringVar(&options.identity, identityFlag, os.Getenv(identityEnv), identityUsage+" (required)")
+	command.Flags().DurationVar(&options.timeout, timeoutFlag, defaultTimeout, timeoutUsage)
+	return command
+}
+
+func (o *registerOptions) validate() error {
+	var wrong mistakes
+	o.cluster.validate(&wrong)
+	wrong.add("registration", validateAddress(o.registration))
+	if o.identity == "" {
+		wrong.addf(identityFlag, "must be the folder for the identity")
+	}
+	if o.timeout <= 0 {
+		wrong.addf(timeoutFlag, "%s must be greater than zero", o.timeout)
+	}
+	return wrong.join()
+}
+
+// register exchanges a nonce and a public key for a certificate. The private key
+// is stored before, so that nobody is given a certificate without its key.
+func (o *registerOptions) register(ctx context.Context) (expires time.Time, err error) {
+	loaded, err := o.cluster.loadKeys(ctx)
+	if err != nil {
+		return time.Time{}, err
+	}
+	key, err := ensureKey(o.identity)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
+	}
+	publicKeyPEM, err := pki.EncodePublicKey(key.Public().(ed25519.PublicKey))
+	if err != nil {
+		return time.Time{}, fmt.Errorf("encoding the public key: %w", err)
+	}
+	// It is used at once.
+	token, err := nonce.NewSigner(loaded.Nonce).Operator(nonce.Operator{
+		ClusterID: o.cluster.clusterID,
+		Tenant:    o.cluster.tenant,
+		Lifetime:  o.timeout + time.Minute,
+	})
+	if err != nil {
+		return time.Time{}, err
+	}
+	caPEM := loaded.Authority.CertificatePEM()
+	tlsConfig, err := trust(caPEM)
+	if err != nil {
+		return time.Time{}, err
+	}
+	connection, err := dial(o.registration, tlsConfig)
+	if err != nil {
+		return time.Time{}, err
+	}
+	defer func() { _ = connection.Close() }()
+	answer, err := nstancev1.NewRegistrationServiceClient(connection).RegisterOperator(ctx, &nstancev1.RegisterClientRequest{
+		RegistrationNonceJwt: token,
+		PublicKeyPem:         publicKeyPEM,
+	})
+	if err != nil {
+		return time.Time{}, fmt.Errorf("registering at %s: %w", o.registration, refusal(err))
+	}
+	err = errors.Join(
+		writeFile(filepath.Join(o.identity, authorityFile), caPEM),
+		writeFile(filepath.Join(o.identity, certificateFile), answer.GetClientCertificatePem()),
+	)
+	if err != nil {
+		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
+	}
+	return answer.GetExpiresAt().AsTime(), nil
+}

@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin
+
+import (
+	"context"
+	"crypto/tls"
+	"errors"
+	"fmt"
+	"net"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/spf13/pflag"
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/credentials"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/identifier"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	serversEnv = "NSTANCE_ADMIN_SERVERS"
+	shardEnv   = "NSTANCE_ADMIN_SHARD"
+
+	timeoutFlag    = "timeout"
+	timeoutUsage   = "how long the command may take"
+	defaultTimeout = 30 * time.Second
+
+	// maxReceivedBytes is the size of the largest answer: a list of all groups
+	// with their provider ids is larger than gRPC's own limit.
+	maxReceivedBytes = 64 << 20
+)
+
+// shardOptions say which shards a command is for and who calls.
+type shardOptions struct {
+	servers  string
+	shard    string
+	all      bool
+	identity string
+	timeout  time.Duration
+
+	flags *pflag.FlagSet
+}
+
+func (o *shardOptions) addFlags(flags *pflag.FlagSet) {
+	o.flags = flags
+	flags.StringVar(&o.servers, "servers", os.Getenv(serversEnv), "addresses for operators, shard=host:port,...; environment variable "+serversEnv+" (required)")
+	flags.StringVar(&o.shard, "shard", os.Getenv(shardEnv), "id of the only shard to call; environment variable "+shardEnv)
+	flags.BoolVar(&o.all, "all-shards", false, "call all shards of --servers")
+	flags.StringVar(&o.identity, identityFlag, os.Getenv(identityEnv), identityUsage+" (required)")
+	flags.DurationVar(&o.timeout, timeoutFlag, defaultTimeout, timeoutUsage)
+}
+
+// server is the server of one shard.
+type server struct {
+	shard, address string
+}
+
+// targets returns the servers to call, in the order in which they are given, or
+// all that is wrong with the flags.
+func (o *shardOptions) targets() ([]server, error) {
+	var wrong mistakes
+	servers, err := parseServers(o.servers)
+	wrong.add("servers", err)
+	shard := o.shard
+	if o.all && !o.flags.Changed("shard") {
+		// The environment names a shard for want of a flag only.
+		shard = ""
+	}
+	switch {
+	case o.all && shard != "":
+		wrong.addf("all-shards", "must not be given together with --shard %s", shard)
+	case !o.all && shard == "":
+		wrong.addf("shard", "exactly one of --shard and --all-shards must be given")
+	case !o.all && err == nil:
+		known := servers
+		servers = slices.DeleteFunc(slices.Clone(servers), func(s server) bool { return s.shard != shard })
+		if len(servers) == 0 {
+			wrong.addf("shard", "%q is not among --servers, which has %s", shard, shardNames(known))
+		}
+	}
+	if o.identity == "" {
+		wrong.addf(identityFlag, "must be the folder with %s, %s and %s", authorityFile, certificateFile, keyFile)
+	}
+	if o.timeout <= 0 {
+		wrong.addf(timeoutFlag, "%s must be greater than zero", o.timeout)
+	}
+	return servers, wrong.join()
+}
+
+func shardNames(servers []server) string {
+	names := make([]string, 0, len(servers))
+	for _, s := range servers {
+		names = append(names, strconv.Quote(s.shard))
+	}
+	return strings.Join(names, ", ")
+}
+
+// parseServers reads shard=host:port,...
+func parseServers(value string) ([]server, error) {
+	if value == "" {
+		return nil, errors.New("must be shard=host:port, several separated by commas")
+	}
+	var servers []server
+	var wrong []error
+	for entry := range strings.SplitSeq(value, ",") {
+		shard, address, found := strings.Cut(entry, "=")
+		if !found {
+			wrong = append(wrong, fmt.Errorf("%q must be shard=host:port", entry))
+			continue
+		}
+		if err := identifier.Validate(shard); err != nil {
+			wrong = append(wrong, fmt.Errorf("%q: shard: %w", entry, err))
+		}
+		if err := validateAddress(address); err != nil {
+			wrong = append(wrong, fmt.Errorf("%q: %w", entry, err))
+		}
+		if slices.ContainsFunc(servers, func(s server) bool { return s.shard == shard }) {
+			wrong = append(wrong, fmt.Errorf("%q: shard %q is given twice", entry, shard))
+		}
+		servers = append(servers, server{shard: shard, address: address})
+	}
+	return servers, errors.Join(wrong...)
+}
+
+// validateAddress returns nil for host:port.
+func validateAddress(address string) error {
+	host, port, err := net.SplitHostPort(address)
+	if err != nil || host == "" {
+		return fmt.Errorf("address %q must be host:port, an IPv6 host in brackets", address)
+	}
+	if number, err := strconv.ParseUint(port, 10, 16); err != nil || number == 0 {
+		return fmt.Errorf("address %q must have a port from 1 to 65535", address)
+	}
+	return nil
+}
+
+// answer is what one server said.
+type answer[T any] struct {
+	server
+	value T
+}
+
+// callEach calls the servers that the flags name, all at the same time. It
+// returns what those said that did not fail, in the order of the flags, together
+// with the errors of the others.
+func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Context, nstancev1.OperatorServiceClient) (T, error)) ([]answer[T], error) {
+	servers, err := o.targets()
+	if err != nil {
+		return nil, err
+	}
+	tlsConfig, err := loadIdentity(o.identity)
+	if err != nil {
+		return nil, err
+	}
+	ctx, cancel := context.WithTimeout(ctx, o.timeout)
+	defer cancel()
+	values, errs := make([]T, len(servers)), make([]error, len(servers))
+	var calls sync.WaitGroup
+	for i, s := range servers {
+		calls.Go(func() {
+			connection, err := dial(s.address, tlsConfig)
+			if err != nil {
+				errs[i] = err
+				return
+			}
+			defer func() { _ = connection.Close() }()
+			values[i], errs[i] = call(ctx, nstancev1.NewOperatorServiceClient(connection))
+		})
+	}
+	calls.Wait()
+	var answers []answer[T]
+	for i, s := range servers {
+		if errs[i] != nil {
+			errs[i] = fmt.Errorf("shard %s at %s: %w", s.shard, s.address, refusal(errs[i]))
+			continue
+		}
+		answers = append(answers, answer[T]{server: s, value: values[i]})
+	}
+	return answers, errors.Join(errs...)
+}
+
+// dial returns a connection that is made with the first call.
+func dial(address string, tlsConfig *tls.Config) (*grpc.ClientConn, error) {
+	return grpc.NewClient("passthrough:///"+address,
+		grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)),
+		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceivedBytes)))
+}
+
+// refusal is a server's answer for people: its code and its words.
+func refusal(err error) error {
+	if s, ok := status.FromError(err); ok {
+		return fmt.Errorf("%s: %s", s.Code(), s.Message())
+	}
+	return err
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin
+
+import (
+	"context"
+	"errors"
+	"fmt"
+
+	"github.com/spf13/pflag"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/backend"
+)
+
+const (
+	keyProviderEnv  = "env"
+	keyProviderFile = "file"
+	// defaultKey is the environment variable that holds the encryption key.
+	defaultKey = "NSTANCE_ENCRYPTION_KEY"
+)
+
+// clusterOptions say which cluster a command is for and where its keys are.
+type clusterOptions struct {
+	storage, bucket, prefix string
+	keyProvider, key        string
+	clusterID, tenant       string
+}
+
+func (o *clusterOptions) addFlags(flags *pflag.FlagSet) {
+	flags.StringVar(&o.storage, "storage", backend.S3, "object storage of the servers: file or s3")
+	flags.StringVar(&o.bucket, "storage-bucket", "", "name of the bucket, or the folder of storage file (required)")
+	flags.StringVar(&o.prefix, "storage-prefix", "", "prefix of all keys in the bucket")
+	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets are encrypted with: env or file")
+	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+") or path of the file that holds the key")
+	flags.StringVar(&o.clusterID, "cluster-id", "", "id of the cluster (default: the name in the certificate of its authority)")
+	flags.StringVar(&o.tenant, "tenant", registration.DefaultTenant, "id of the operator's tenant")
+}
+
+func (o *clusterOptions) validate(wrong *mistakes) {
+	if o.storage != backend.File && o.storage != backend.S3 {
+		wrong.addf("storage", "%q is unknown, known are %q and %q", o.storage, backend.File, backend.S3)
+	}
+	if o.bucket == "" {
+		wrong.addf("storage-bucket", "must be the name of the bucket, or the folder of storage file")
+	}
+	wrong.add("storage-prefix", storage.CheckPrefix(o.prefix))
+	switch o.keyProvider {
+	case keyProviderEnv:
+	case keyProviderFile:
+		if o.key == "" {
+			wrong.addf("key", "must be the path of the file with the key when --key-provider is %q", keyProviderFile)
+		}
+	default:
+		wrong.addf("key-provider", "%q is unknown, known are %q and %q", o.keyProvider, keyProviderEnv, keyProviderFile)
+	}
+	if o.clusterID != "" {
+		wrong.add("cluster-id", identifier.Validate(o.clusterID))
+	}
+	wrong.add("tenant", identifier.Validate(o.tenant))
+}
+
+// loadKeys reads the keys of the cluster, and its id unless it is given.
+func (o *clusterOptions) loadKeys(ctx context.Context) (*keys.Keys, error) {
+	source := config.KeySource{Env: o.key}
+	if o.keyProvider == keyProviderFile {
+		source = config.KeySource{File: o.key}
+	} else if o.key == "" {
+		source.Env = defaultKey
+	}
+	key, err := secrets.ReadKey(source)
+	if err != nil {
+		return nil, fmt.Errorf("--key: %w", err)
+	}
+	store, err := backend.Open(ctx, o.storage, o.bucket, o.prefix)
+	if err != nil {
+		// It wraps what is wrong in the name that the flag has for servers.
+		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
+	}
+	encrypted, err := secrets.New(store, key)
+	if err != nil {
+		return nil, fmt.Errorf("--key: %w", err)
+	}
+	loaded, err := keys.Load(ctx, store, encrypted)
+	if errors.Is(err, storage.ErrNotFound) {
+		return nil, fmt.Errorf("--storage-bucket: %q has no keys of a cluster, the first server that starts makes them: %w", o.bucket, err)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("reading the keys of the cluster: %w", err)
+	}
+	if o.clusterID == "" {
+		o.clusterID = loaded.Authority.CommonName()
+		if err := identifier.Validate(o.clusterID); err != nil {
+			return nil, fmt.Errorf("--cluster-id: must be given, since the certificate of the authority does not name the cluster: %w", err)
+		}
+	}
+	return loaded, nil
+}
