@@ -328,7 +328,7 @@ func TestRandomDamage(t *testing.T) {
 		t.Fatal(err)
 	}
 	anew := 0
-	for range 60 {
+	for range 40 {
 		path := filepath.Join(t.TempDir(), "cache.db")
 		damaged := bytes.Clone(data)
 		for range 1 + random.IntN(3) {
@@ -358,7 +358,7 @@ func TestRandomDamage(t *testing.T) {
 	if anew == 0 {
 		t.Error("no damage was found")
 	}
-	t.Logf("made anew %d times of 60", anew)
+	t.Logf("made anew %d times of 40", anew)
 }
 
 // TestWhatIsLeftOfADeletedFile deletes the file alone, as people do.
@@ -384,6 +384,17 @@ func TestWhatIsLeftOfADeletedFile(t *testing.T) {
 	}
 	if len(*lines) != 0 {
 		t.Errorf("logged %q, want nothing: a first start is nothing special", *lines)
+	}
+}
+
+func TestARelativePath(t *testing.T) {
+	dir := t.TempDir()
+	t.Chdir(dir)
+	db := open(t.Context(), t, "cache.db")
+	put(t, db, newRows(1)...)
+	shutdown(t, db)
+	if found := rows(t, open(t.Context(), t, filepath.Join(dir, "cache.db"))); len(found) != 1 {
+		t.Errorf("the file in the working folder has %d rows, want 1", len(found))
 	}
 }
 

@@ -35,8 +35,12 @@ func TestAddStoresTheRecordAsItIs(t *testing.T) {
 		t.Errorf("(-added +found):\n%s", diff)
 	}
 	s.restart()
-	if diff := cmp.Diff(before, s.want(full.ID)); diff != "" {
+	after := s.want(full.ID)
+	if diff := cmp.Diff(before, after); diff != "" {
 		t.Errorf("(-before +after a restart):\n%s", diff)
+	}
+	if before.CreatedAt != after.CreatedAt {
+		t.Errorf("the time is %#v before and %#v after a restart", before.CreatedAt, after.CreatedAt)
 	}
 }
 
@@ -298,13 +302,13 @@ func TestWhatIsGoneIsRememberedForAWhile(t *testing.T) {
 	record.ProviderID = "cloud:///1"
 	want := instance.Instance{Record: record, State: instance.Missing, DeleteReason: instance.ReasonScaleDown, DeletedAt: epoch.Add(time.Hour)}
 	for range 2 {
+		s.Purge(t.Context(), epoch.Add(time.Hour))
 		if diff := cmp.Diff(want, s.want(record.ID)); diff != "" {
 			t.Errorf("(-want +found):\n%s", diff)
 		}
 		if list := s.List(group); len(list) != 0 {
 			t.Errorf("is still listed: %v", list)
 		}
-		s.Purge(t.Context(), epoch.Add(time.Hour))
 		s.restart()
 	}
 	if keys := s.records(); len(keys) != 0 {

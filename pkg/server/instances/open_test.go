@@ -158,6 +158,11 @@ func TestTheStorageIsRight(t *testing.T) {
 		if at := s.want(tombstone.ID).DeletedAt; !at.Equal(epoch) {
 			t.Errorf("gone before: is gone since %v", at)
 		}
+		rows, err := s.cache.Rows(t.Context())
+		s.must(err)
+		if len(rows) != 5 {
+			t.Errorf("the cache has %d rows, want 3 instances and 2 that are gone", len(rows))
+		}
 		// The second time all this is in the cache.
 		s.clock.SetTime(epoch.Add(2 * time.Hour))
 		s.restart()
@@ -193,11 +198,11 @@ func TestAnotherServerHasLed(t *testing.T) {
 	}
 }
 
-func TestARowOfAnotherShardIsLeftOut(t *testing.T) {
+func TestWhatIsNotOursIsLeftOut(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	stranger := newRecord(t)
 	stranger.ID = "nonsense"
-	s.must(s.cache.Put(t.Context(), cache.Row{Record: stranger, ETag: "etag"}))
+	s.must(s.cache.Put(t.Context(), cache.Row{Record: stranger, DeletedAt: epoch}))
 	s.restart()
 	if i, found := s.Get("nonsense"); found {
 		t.Errorf("found %+v", i)

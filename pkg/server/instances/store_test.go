@@ -97,7 +97,7 @@ func TestListBeginsWithTheOldest(t *testing.T) {
 func TestKeys(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	a, b := instance.GroupKey{Tenant: "acme", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "b"}
-	s.add()
+	s.cloud.show(t, vmOf(s.add(), instance.Running))
 	s.add()
 	gone := s.add(func(r *instance.Record) { r.Tenant, r.Group = "acme", "b" })
 	stranger := newRecord(t)
@@ -295,6 +295,52 @@ func TestTwoCallersAddTheSame(t *testing.T) {
 		adding.Wait()
 		if n := refused.Load(); n != 3 {
 			t.Fatalf("%d of 4 were refused, want 3", n)
+		}
+	}
+}
+
+// TestListsAreWholeAtAnyMoment lists a group all the time that others change it.
+func TestListsAreWholeAtAnyMoment(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	var stay []string
+	for range 20 {
+		stay = append(stay, s.add().ID)
+	}
+	var changing sync.WaitGroup
+	for n := range 4 {
+		changing.Go(func() {
+			for range 10 {
+				// Before and behind those that stay.
+				record := newRecord(t)
+				record.CreatedAt = epoch.Add(time.Duration(n-2) * time.Hour)
+				err := errors.Join(
+					s.Add(t.Context(), record),
+					s.SetDeleting(t.Context(), record.ID, instance.ReasonExpired),
+					s.Remove(t.Context(), record.ID))
+				if err != nil {
+					t.Error(err)
+				}
+			}
+		})
+	}
+	changed := make(chan struct{})
+	go func() {
+		changing.Wait()
+		close(changed)
+	}()
+	for done := false; !done; {
+		select {
+		case <-changed:
+			done = true
+		default:
+		}
+		list := s.List(group)
+		if !slices.IsSortedFunc(list, func(a, b instance.Instance) int { return a.CreatedAt.Compare(b.CreatedAt) }) {
+			t.Fatalf("%v are not in order", ids(list))
+		}
+		found := slices.DeleteFunc(ids(list), func(id string) bool { return !slices.Contains(stay, id) })
+		if diff := cmp.Diff(stay, found); diff != "" {
+			t.Fatalf("those that stay (-want +listed):\n%s", diff)
 		}
 	}
 }
