@@ -4,11 +4,9 @@
 package cache
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
@@ -222,171 +220,9 @@ func TestColumnsForTheEye(t *testing.T) {
 	}
 }
 
-func TestADamagedRowIsLeftOut(t *testing.T) {
-	for name, damage := range map[string]string{
-		"no record":        `UPDATE instances SET record = json_set(record, '$.vars', 'x') WHERE id = 'id-00001'`,
-		"another's record": `UPDATE instances SET record = (SELECT record FROM instances WHERE id = 'id-00000') WHERE id = 'id-00001'`,
-	} {
-		t.Run(name, func(t *testing.T) {
-			ctx, lines := logs(t)
-			db := open(ctx, t, filepath.Join(t.TempDir(), "cache.db"))
-			all := newRows(3)
-			put(t, db, all...)
-			// The generated columns refuse what is no JSON at all.
-			if _, err := db.sql.ExecContext(ctx, damage); err != nil {
-				t.Fatal(err)
-			}
-			found, err := db.Rows(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
-			slices.SortFunc(found, func(a, b Row) int { return strings.Compare(a.Record.ID, b.Record.ID) })
-			if diff := cmp.Diff([]Row{all[0], all[2]}, found); diff != "" {
-				t.Errorf("(-want +found):\n%s", diff)
-			}
-			if len(*lines) != 1 || !strings.Contains((*lines)[0], "id-00001") {
-				t.Errorf("logged %q, want one line that names the instance", *lines)
-			}
-		})
-	}
-}
-
-func TestAnUnusableFileIsMadeAnew(t *testing.T) {
-	overwrite := func(change func([]byte) []byte) func(*testing.T, string) {
-		return func(t *testing.T, path string) {
-			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, change(data), 0o600); err != nil {
-				t.Fatal(err)
-			}
-		}
-	}
-	execute := func(statement string) func(*testing.T, string) {
-		return func(t *testing.T, path string) {
-			db := open(t.Context(), t, path)
-			if _, err := db.sql.ExecContext(t.Context(), statement); err != nil {
-				t.Fatal(err)
-			}
-			shutdown(t, db)
-		}
-	}
-	tests := []struct {
-		name   string
-		damage func(*testing.T, string)
-		reason string
-	}{
-		{"empty", overwrite(func([]byte) []byte { return nil }), "of version 0"},
-		{"no database", overwrite(func([]byte) []byte { return bytes.Repeat([]byte("nonsense"), 2000) }), "not a database"},
-		{"cut off", overwrite(func(data []byte) []byte { return data[:len(data)/2] }), "malformed"},
-		{"a page of zeros", overwrite(func(data []byte) []byte { clear(data[3*4096 : 4*4096]); return data }), ""},
-		{"an index that lacks rows", execute(`PRAGMA writable_schema = ON;
-			UPDATE sqlite_schema SET sql = 'CREATE INDEX instances_by_group ON instances (group_key, tenant)' WHERE name = 'instances_by_group'`), "instances_by_group"},
-		{"an earlier version", execute(`PRAGMA user_version = 0`), "of version 0, needs 1"},
-		{"a later version", execute(`PRAGMA user_version = 2`), "of version 2, needs 1"},
-	}
-	for _, tc := range tests {
-		t.Run(tc.name, func(t *testing.T) {
-			path := filepath.Join(t.TempDir(), "cache.db")
-			db := open(t.Context(), t, path)
-			put(t, db, newRows(200)...)
-			shutdown(t, db)
-			tc.damage(t, path)
-
-			ctx, lines := logs(t)
-			db = open(ctx, t, path)
-			if found := rows(t, db); len(found) != 0 {
-				t.Errorf("has %d rows, want none", len(found))
-			}
-			if len(*lines) != 1 || !strings.Contains((*lines)[0], path) || !strings.Contains((*lines)[0], tc.reason) {
-				t.Errorf("logged %q, want one line with the path and %q", *lines, tc.reason)
-			}
-			put(t, db, newRows(1)...)
-			shutdown(t, db)
-			if found := rows(t, open(ctx, t, path)); len(found) != 1 {
-				t.Errorf("the new file has %d rows after a restart, want 1", len(found))
-			}
-			if len(*lines) != 1 {
-				t.Errorf("the new file cannot be used either: %q", *lines)
-			}
-		})
-	}
-}
-
 // TestRandomDamage overwrites parts of the file: whatever it is, the server
 // starts, and the cache works.
-func TestRandomDamage(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
-	pristine := filepath.Join(t.TempDir(), "cache.db")
-	db := open(t.Context(), t, pristine)
-	all := newRows(500)
-	put(t, db, all...)
-	shutdown(t, db)
-	data, err := os.ReadFile(pristine)
-	if err != nil {
-		t.Fatal(err)
-	}
-	anew := 0
-	for range 40 {
-		path := filepath.Join(t.TempDir(), "cache.db")
-		damaged := bytes.Clone(data)
-		for range 1 + random.IntN(3) {
-			at := random.IntN(len(damaged))
-			for i := at; i < min(at+1+random.IntN(512), len(damaged)); i++ {
-				damaged[i] = byte(random.Uint32())
-			}
-		}
-		if err := os.WriteFile(path, damaged, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		ctx, _ := logs(t)
-		db := open(ctx, t, path)
-		found, err := db.Rows(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if len(found) == 0 {
-			anew++
-		}
-		put(t, db, all...)
-		if diff := cmp.Diff(all, rows(t, db)); diff != "" {
-			t.Fatalf("after it was filled again (-want +found):\n%s", diff)
-		}
-		shutdown(t, db)
-	}
-	if anew == 0 {
-		t.Error("no damage was found")
-	}
-	t.Logf("made anew %d times of 40", anew)
-}
-
 // TestWhatIsLeftOfADeletedFile deletes the file alone, as people do.
-func TestWhatIsLeftOfADeletedFile(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "cache.db")
-	db := open(t.Context(), t, path)
-	put(t, db, newRows(200)...)
-	for _, name := range []string{path, path + "-wal"} {
-		info, err := os.Stat(name)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if info.Mode().Perm() != 0o600 {
-			t.Errorf("%s has mode %v, others could read the vars of instances", name, info.Mode())
-		}
-	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
-	ctx, lines := logs(t)
-	if found := rows(t, open(ctx, t, path)); len(found) != 0 {
-		t.Errorf("has %d rows, want none", len(found))
-	}
-	if len(*lines) != 0 {
-		t.Errorf("logged %q, want nothing: a first start is nothing special", *lines)
-	}
-}
-
 func TestARelativePath(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)

@@ -4,17 +4,13 @@
 package instances_test
 
 import (
-	"errors"
 	"slices"
-	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/google/go-cmp/cmp"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/instances"
 )
 
 func TestStateIsThatOfTheProvider(t *testing.T) {
@@ -167,180 +163,10 @@ func TestDraining(t *testing.T) {
 
 // TestReadsDoNotWaitForTheStorage holds the storage up in the middle of every
 // kind of write.
-func TestReadsDoNotWaitForTheStorage(t *testing.T) {
-	s := newShard(t, t.TempDir())
-	record, added := s.add(), newRecord(t)
-	wantUndisturbed(t, s, "Create", func() error { return s.Add(t.Context(), added) })
-	wantUndisturbed(t, s, "Replace", func() error { return s.SetProviderID(t.Context(), record.ID, "cloud:///1") })
-	wantUndisturbed(t, s, "Delete", func() error { return s.Remove(t.Context(), added.ID) })
-}
-
 // wantUndisturbed makes a change that the storage holds up, reads, and lets it
 // go on.
-func wantUndisturbed(t *testing.T, s *shard, method string, change func() error) {
-	t.Helper()
-	before := s.List(group)
-	reached, goOn := make(chan struct{}), make(chan struct{})
-	s.storage.intervene(nil, func(called, _ string) error {
-		if called == method {
-			close(reached)
-			<-goOn
-		}
-		return nil
-	})
-	var changing sync.WaitGroup
-	changing.Go(func() {
-		if err := change(); err != nil {
-			t.Error(err)
-		}
-	})
-	<-reached
-	if diff := cmp.Diff(before, s.List(group)); diff != "" {
-		t.Errorf("%s: shows before it is over (-before +during):\n%s", method, diff)
-	}
-	for _, i := range before {
-		s.want(i.ID)
-	}
-	s.Keys()
-	s.Draining(group.Tenant)
-	s.ByIdempotencyKey(group.Tenant, "")
-	close(goOn)
-	changing.Wait()
-	s.storage.intervene(nil, nil)
-	if cmp.Equal(before, s.List(group)) {
-		t.Errorf("%s: has changed nothing", method)
-	}
-}
-
 // TestChangesOfOneInstanceAreMadeOneByOne: two writes at the same time would
 // both be based on the same etag.
-func TestChangesOfOneInstanceAreMadeOneByOne(t *testing.T) {
-	s := newShard(t, t.TempDir())
-	var mu sync.Mutex
-	writing := map[string]bool{}
-	s.storage.intervene(func(method, key string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		if writing[key] {
-			t.Errorf("%s %s while another write of it is under way", method, key)
-		}
-		writing[key] = true
-		return nil
-	}, func(_, key string) error {
-		mu.Lock()
-		defer mu.Unlock()
-		delete(writing, key)
-		return nil
-	})
-	var changing sync.WaitGroup
-	for range 4 {
-		record := newRecord(t)
-		s.must(s.Add(t.Context(), record))
-		for i := range 6 {
-			changing.Go(func() {
-				var err error
-				switch i {
-				case 0, 1:
-					err = s.SetProviderID(t.Context(), record.ID, "cloud:///1")
-				case 2:
-					err = s.StartDrain(t.Context(), record.ID, instance.Drain{StartedAt: epoch, DeleteAt: epoch})
-				case 3:
-					err = s.Acknowledge(t.Context(), record.ID)
-				case 4:
-					err = s.SetDeleting(t.Context(), record.ID, instance.ReasonRequested)
-				case 5:
-					s.List(group)
-					s.Draining(group.Tenant)
-					s.want(record.ID)
-				}
-				if err != nil {
-					t.Error(err)
-				}
-			})
-		}
-	}
-	changing.Wait()
-	list := s.List(group)
-	for _, i := range list {
-		if i.ProviderID != "cloud:///1" || i.Drain == nil || !i.Drain.Acknowledged || i.DeleteReason != instance.ReasonRequested {
-			t.Errorf("a change is lost: %+v", i)
-		}
-		changing.Go(func() { s.must(s.Remove(t.Context(), i.ID)) })
-		changing.Go(func() { s.must(s.Remove(t.Context(), i.ID)) })
-	}
-	changing.Wait()
-	if records, list := s.records(), s.List(group); len(records)+len(list) != 0 {
-		t.Errorf("left are the records %v and the instances %v", records, list)
-	}
-}
-
 // TestTwoCallersAddTheSame: one of them is told, although the record that is in
 // the storage then is the very one that it wanted to write.
-func TestTwoCallersAddTheSame(t *testing.T) {
-	s := newShard(t, t.TempDir())
-	for range 20 {
-		record := newRecord(t)
-		var adding sync.WaitGroup
-		var refused atomic.Int32
-		for range 4 {
-			adding.Go(func() {
-				err := s.Add(t.Context(), record)
-				if errors.Is(err, instances.ErrExists) {
-					refused.Add(1)
-				} else if err != nil {
-					t.Error(err)
-				}
-			})
-		}
-		adding.Wait()
-		if n := refused.Load(); n != 3 {
-			t.Fatalf("%d of 4 were refused, want 3", n)
-		}
-	}
-}
-
 // TestListsAreWholeAtAnyMoment lists a group all the time that others change it.
-func TestListsAreWholeAtAnyMoment(t *testing.T) {
-	s := newShard(t, t.TempDir())
-	var stay []string
-	for range 20 {
-		stay = append(stay, s.add().ID)
-	}
-	var changing sync.WaitGroup
-	for n := range 4 {
-		changing.Go(func() {
-			for range 10 {
-				// Before and behind those that stay.
-				record := newRecord(t)
-				record.CreatedAt = epoch.Add(time.Duration(n-2) * time.Hour)
-				err := errors.Join(
-					s.Add(t.Context(), record),
-					s.SetDeleting(t.Context(), record.ID, instance.ReasonExpired),
-					s.Remove(t.Context(), record.ID))
-				if err != nil {
-					t.Error(err)
-				}
-			}
-		})
-	}
-	changed := make(chan struct{})
-	go func() {
-		changing.Wait()
-		close(changed)
-	}()
-	for done := false; !done; {
-		select {
-		case <-changed:
-			done = true
-		default:
-		}
-		list := s.List(group)
-		if !slices.IsSortedFunc(list, func(a, b instance.Instance) int { return a.CreatedAt.Compare(b.CreatedAt) }) {
-			t.Fatalf("%v are not in order", ids(list))
-		}
-		found := slices.DeleteFunc(ids(list), func(id string) bool { return !slices.Contains(stay, id) })
-		if diff := cmp.Diff(stay, found); diff != "" {
-			t.Fatalf("those that stay (-want +listed):\n%s", diff)
-		}
-	}
-}
