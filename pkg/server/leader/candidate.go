@@ -4,6 +4,7 @@
 package leader
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"time"
@@ -85,6 +86,9 @@ func (e *Elector) look(ctx context.Context, s *sighting) error {
 	if err != nil && !errors.Is(err, storage.ErrNotFound) {
 		return err
 	}
+	if object.ETag == "" {
+		e.setSeen(Lock{})
+	}
 	if object.ETag == s.etag {
 		return nil
 	}
@@ -94,7 +98,6 @@ func (e *Elector) look(ctx context.Context, s *sighting) error {
 		// Servers do not delete the lock. The leader finds out when it renews it,
 		// and leads until then: s.held stays what it was.
 		logger.Info("The lock was deleted")
-		e.setSeen(Lock{})
 		return nil
 	}
 	lock, err := parseLock(object.Data)
@@ -137,6 +140,7 @@ func (e *Elector) take(ctx context.Context, etag string) error {
 	e.etag, e.unanswered = etag, nil
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	e.predecessor = cmp.Or(e.seen.LeaderID, e.seen.ReleasedBy)
 	e.renewed, e.seen = start, lock
 	return nil
 }

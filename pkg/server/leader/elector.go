@@ -56,6 +56,8 @@ type Elector struct {
 	renewed time.Time
 	// seen is the lock as this server last read or wrote it.
 	seen Lock
+	// predecessor is the server that led before this one did last.
+	predecessor string
 
 	// What follows is used by Run only: what this server last wrote.
 	etag string
@@ -71,6 +73,7 @@ func New(options Options) *Elector {
 	e := &Elector{options: options}
 	if !options.Election.Enabled {
 		e.seen = e.ownLock()
+		e.predecessor = options.ID
 	}
 	return e
 }
@@ -132,6 +135,15 @@ func (e *Elector) Leader() (Lock, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.seen, e.seen.LeaderID != ""
+}
+
+// Predecessor returns the id of the server that led before this one, when this
+// one leads. It is this server's own when nobody else led since it did last, and
+// empty when nobody knows.
+func (e *Elector) Predecessor() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.predecessor
 }
 
 // leading is Leading for those who hold the mutex.

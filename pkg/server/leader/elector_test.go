@@ -266,6 +266,56 @@ func TestAFormerLife(t *testing.T) {
 	})
 }
 
+func expectPredecessor(t *testing.T, s *server, terms int, want string) {
+	t.Helper()
+	expectTerms(t, s, terms, true)
+	if got := s.Predecessor(); got != want {
+		t.Errorf("the predecessor is %q, want %q", got, want)
+	}
+}
+
+// TestPredecessor: a server that is followed by itself may go by what it knew.
+func TestPredecessor(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openStorage(t)
+		first := start(t, store, "one", nil)
+		expectPredecessor(t, first, 1, "")
+		first.stop()
+		<-first.done
+		first = start(t, store, "one", nil)
+		expectPredecessor(t, first, 1, "one")
+
+		// Others that only look on, and faults that they do not make use of, are
+		// nobody's terms.
+		pass(interval + time.Second)
+		second := start(t, store, "two", nil)
+		first.link.set(down)
+		pass(lease)
+		expectTerms(t, first, 1, false)
+		first.link.set(working)
+		pass(interval)
+		expectPredecessor(t, first, 2, "one")
+
+		first.kill()
+		pass(2 * timeout)
+		expectPredecessor(t, second, 1, "one")
+		second.stop()
+		<-second.done
+		first = start(t, store, "one", nil)
+		expectPredecessor(t, first, 1, "two")
+
+		// Without a lock nobody knows, nor when another make of server released it.
+		if err := store.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+		pass(interval)
+		expectPredecessor(t, first, 2, "")
+		overwrite(t, store, `{"leaderID":"","leaderAddr":"","lastUpdated":"2026-01-01T00:00:00Z"}`)
+		pass(interval)
+		expectPredecessor(t, first, 3, "")
+	})
+}
+
 // TestALockThatCannotBeRead: the leader may be alive, and is the only one that
 // can make it good.
 func TestALockThatCannotBeRead(t *testing.T) {
@@ -333,7 +383,7 @@ func TestWithoutElection(t *testing.T) {
 		store := openStorage(t)
 		s := startWith(t, store, "one", config.Election{}, nil)
 		pass(time.Hour)
-		expectTerms(t, s, 1, true)
+		expectPredecessor(t, s, 1, "one")
 		if lock, known := s.Leader(); !known || lock.LeaderID != "one" || lock.LeaderAddr != "one:8991" {
 			t.Errorf("the leader is %v, %v", lock, known)
 		}

@@ -41,7 +41,8 @@ const (
 	mute
 	// late: calls fail with their context, and are carried out after that.
 	late
-	// cut: the process is dead. Calls that wait are never carried out.
+	// cut: the process is dead. Calls that wait are never carried out, but late
+	// ones, which are under way, are. There is no other fault after this one.
 	cut
 )
 
@@ -100,9 +101,7 @@ func (l *link) call(ctx context.Context, do func(ctx context.Context) error) err
 			l.pending.Go(func() {
 				<-ctx.Done()
 				<-time.After(time.Second)
-				if fault, _ := l.state(); fault != cut {
-					_ = do(context.WithoutCancel(ctx))
-				}
+				_ = do(context.WithoutCancel(ctx))
 			})
 			<-ctx.Done()
 			return ctx.Err()
@@ -120,25 +119,31 @@ func (l *link) call(ctx context.Context, do func(ctx context.Context) error) err
 	}
 }
 
-func (l *link) Get(ctx context.Context, key string) (object storage.Object, err error) {
-	err = l.call(ctx, func(ctx context.Context) error {
+func (l *link) Get(ctx context.Context, key string) (storage.Object, error) {
+	var object storage.Object
+	err := l.call(ctx, func(ctx context.Context) error {
 		var err error
 		object, err = l.Store.Get(ctx, key)
 		return err
 	})
-	return object, err
+	if err != nil {
+		// A late read may still be on its way.
+		return storage.Object{}, err
+	}
+	return object, nil
 }
 
-func (l *link) write(ctx context.Context, do func(ctx context.Context) (string, error)) (etag string, err error) {
-	err = l.call(ctx, func(ctx context.Context) error {
-		written, err := do(ctx)
-		if err == nil {
-			l.mu.Lock()
-			defer l.mu.Unlock()
-			etag = written
-			l.writes++
+func (l *link) write(ctx context.Context, do func(ctx context.Context) (string, error)) (string, error) {
+	var etag string
+	err := l.call(ctx, func(ctx context.Context) error {
+		var err error
+		if etag, err = do(ctx); err != nil {
+			return err
 		}
-		return err
+		l.mu.Lock()
+		defer l.mu.Unlock()
+		l.writes++
+		return nil
 	})
 	if err != nil {
 		return "", err

@@ -16,6 +16,8 @@ type Lock struct {
 	// LeaderID is the server that leads. It is empty after a leader has released
 	// the lock.
 	LeaderID string `json:"leaderID"`
+	// ReleasedBy is the server that led until it released the lock.
+	ReleasedBy string `json:"releasedBy,omitempty"`
 	// LeaderAddr is where that server can be asked whether it leads, host:port.
 	LeaderAddr string `json:"leaderAddr"`
 	// LastUpdated is when the leader last wrote the lock by its own wall clock,
@@ -36,6 +38,7 @@ func encodeLock(lock Lock) ([]byte, error) {
 func parseLock(data []byte) (Lock, error) {
 	var read struct {
 		LeaderID    *string   `json:"leaderID"`
+		ReleasedBy  string    `json:"releasedBy"`
 		LeaderAddr  string    `json:"leaderAddr"`
 		LastUpdated time.Time `json:"lastUpdated"`
 	}
@@ -45,5 +48,5 @@ func parseLock(data []byte) (Lock, error) {
 	if read.LeaderID == nil {
 		return Lock{}, errors.New("reading a lock: leaderID is missing")
 	}
-	return Lock{LeaderID: *read.LeaderID, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
+	return Lock{LeaderID: *read.LeaderID, ReleasedBy: read.ReleasedBy, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
 }

@@ -47,6 +47,7 @@ func (e *Elector) serve(ctx context.Context, lead func(ctx context.Context) erro
 		// What lead failed of was faster than the timer.
 		lost = errLeaseEnded
 	}
+	e.giveUp()
 	if lost == nil {
 		return err
 	}
@@ -168,8 +169,7 @@ func (e *Elector) giveUp() {
 // release frees the lock after lead has returned. If that fails, the others wait
 // until they take this server for dead.
 func (e *Elector) release(ctx context.Context) {
-	e.giveUp()
-	lock := Lock{LastUpdated: e.now()}
+	lock := Lock{ReleasedBy: e.options.ID, LastUpdated: e.now()}
 	data, err := encodeLock(lock)
 	if err == nil {
 		call, cancel := e.callContext(context.WithoutCancel(ctx))

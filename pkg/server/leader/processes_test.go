@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package leader_test
+
+import (
+	"bufio"
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"slices"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+const (
+	// patience is how long a test waits for what must happen.
+	patience = time.Minute
+	// pausedRounds is how often a leader is stopped and goes on.
+	pausedRounds = 20
+)
+
+// eventually waits until condition holds.
+func eventually(t *testing.T, what string, condition func() bool) {
+	t.Helper()
+	giveUp := time.After(patience)
+	for !condition() {
+		select {
+		case <-giveUp:
+			t.Fatalf("in vain waited for %s", what)
+		case <-time.After(5 * time.Millisecond):
+		}
+	}
+}
+
+// process is a server in a process of its own.
+type process struct {
+	id    string
+	cmd   *exec.Cmd
+	log   bytes.Buffer
+	ended chan string
+}
+
+func startProcess(t *testing.T, dir, id string) *process {
+	t.Helper()
+	p := &process{id: id, ended: make(chan string, 1000)}
+	p.cmd = exec.Command(os.Args[0])
+	p.cmd.Env = append(os.Environ(), processIDEnv+"="+id, processStorageEnv+"="+dir)
+	p.cmd.Stderr = &p.log
+	// It stops when the test ends, however that comes about.
+	if _, err := p.cmd.StdinPipe(); err != nil {
+		t.Fatal(err)
+	}
+	stdout, err := p.cmd.StdoutPipe()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := p.cmd.Start(); err != nil {
+		t.Fatal(err)
+	}
+	read := make(chan struct{})
+	go func() {
+		defer close(read)
+		for lines := bufio.NewScanner(stdout); lines.Scan(); {
+			p.ended <- lines.Text()
+		}
+	}()
+	t.Cleanup(func() {
+		_ = p.cmd.Process.Kill()
+		<-read
+		_ = p.cmd.Wait()
+		if t.Failed() {
+			t.Logf("%s has logged:\n%s", id, &p.log)
+		}
+	})
+	return p
+}
+
+func (p *process) signal(t *testing.T, signal syscall.Signal) {
+	t.Helper()
+	if err := p.cmd.Process.Signal(signal); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// waitEnded returns what p tells of the end of a term.
+func (p *process) waitEnded(t *testing.T, term string) string {
+	t.Helper()
+	giveUp := time.After(patience)
+	for {
+		select {
+		case line := <-p.ended:
+			if ended, writes, _ := strings.Cut(line, " "); ended == term {
+				return writes
+			}
+		case <-giveUp:
+			t.Fatalf("the term %s does not end", term)
+		}
+	}
+}
+
+// observer looks at the storage that the processes share.
+type observer struct {
+	storage.Store
+}
+
+// journal returns the terms in the journal and its last line.
+func (o observer) journal(t *testing.T) (terms []string, last journalLine) {
+	t.Helper()
+	object, err := o.Get(t.Context(), journalKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for line := range strings.Lines(string(object.Data)) {
+		term, _, _ := strings.Cut(line, " ")
+		terms = append(terms, term)
+	}
+	_, last = splitJournal(object.Data)
+	return terms, last
+}
+
+// waitLeader waits until a term writes that is not one of those before it, and
+// whose server holds the lock.
+func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
+	t.Helper()
+	eventually(t, "another leader", func() bool {
+		terms, last := o.journal(t)
+		lock, _ := readLock(t, o)
+		term, id = last.term, lock.LeaderID
+		return len(terms) > 0 && strings.HasPrefix(term, id+"-") && !slices.Contains(before, term)
+	})
+	return term, id
+}
+
+// made returns what a term created.
+func (o observer) made(t *testing.T, term string) []storage.Info {
+	t.Helper()
+	infos, err := o.List(t.Context(), madePrefix(term))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return infos
+}
+
+// writable tells whether the storage can be written. It cannot while a process is
+// stopped that has locked a folder of it: then nobody can take over before that
+// process goes on, or dies.
+func (o observer) writable(t *testing.T, attempt int) bool {
+	t.Helper()
+	for _, folder := range []string{"", "leader/"} {
+		ctx, cancel := context.WithTimeout(t.Context(), processElection.Timeout/2)
+		_, err := o.Create(ctx, fmt.Sprintf("%sprobe-%d", folder, attempt), nil)
+		cancel()
+		if err != nil {
+			t.Logf("the storage was locked: %v", err)
+			return false
+		}
+	}
+	return true
+}
+
+// TestProcesses stops leaders that are in the middle of writing, which is what a
+// machine does that has no memory left, or a debugger. A standby takes over, the
+// old leader goes on and tries to write: through the fence, and in place of what
+// it has seen last. All is as the new leader left it. At last the leader is killed.
+func TestProcesses(t *testing.T) {
+	dir := t.TempDir()
+	store, err := file.Open(dir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	o := observer{store}
+	if _, err := o.Create(t.Context(), journalKey, nil); err != nil {
+		t.Fatal(err)
+	}
+	processes := map[string]*process{}
+	for _, id := range []string{"a", "b"} {
+		processes[id] = startProcess(t, dir, id)
+	}
+	eventually(t, "the first leader", func() bool {
+		_, err := o.Get(t.Context(), key)
+		return err == nil
+	})
+
+	var longest time.Duration
+	for round, attempt := 0, 0; round < pausedRounds; attempt++ {
+		if attempt > 10*pausedRounds {
+			t.Fatalf("in %d attempts a leader could be stopped %d times", attempt, round)
+		}
+		term, id := o.waitLeader(t)
+		old := processes[id]
+		old.signal(t, syscall.SIGSTOP)
+		stopped, _ := readLock(t, o)
+		if stopped.LeaderID != id || !o.writable(t, attempt) {
+			old.signal(t, syscall.SIGCONT)
+			continue
+		}
+		o.waitLeader(t, term)
+		lock, _ := readLock(t, o)
+		longest = max(longest, lock.LastUpdated.Sub(stopped.LastUpdated))
+		made := o.made(t, term)
+
+		old.signal(t, syscall.SIGCONT)
+		if writes := old.waitEnded(t, term); writes != "refused refused" {
+			t.Errorf("writes after the end of the term %s: %s", term, writes)
+		}
+		if now := o.made(t, term); !slices.Equal(now, made) {
+			t.Errorf("after its end the term %s made %v, before it had made %v", term, now, made)
+		}
+		terms, _ := o.journal(t)
+		seen := map[string]bool{}
+		for _, term := range terms {
+			if seen[term] {
+				t.Fatalf("the term %s wrote after the next one: %v", term, terms)
+			}
+			seen[term] = true
+		}
+		round++
+	}
+	t.Logf("the longest takeover took %v, the timeout is %v", longest, processElection.Timeout)
+
+	term, id := o.waitLeader(t)
+	processes[id].signal(t, syscall.SIGKILL)
+	o.waitLeader(t, term)
+}
