@@ -98,6 +98,14 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
+// await waits for ch, or the end of the test.
+func await(t *testing.T, ch <-chan struct{}) {
+	select {
+	case <-ch:
+	case <-t.Context().Done():
+	}
+}
+
 // expectTerms checks how often s has led, and whether it does now.
 func expectTerms(t *testing.T, s *server, terms int, leading bool) {
 	t.Helper()

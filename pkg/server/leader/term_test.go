@@ -133,7 +133,7 @@ func TestALeaseThatEndedIsNotRenewed(t *testing.T) {
 		answer := make(chan struct{})
 		s := start(t, slowWrites{openStorage(t), answer}, "one", func(ctx context.Context) error {
 			<-ctx.Done()
-			<-mayEnd
+			await(t, mayEnd)
 			return ctx.Err()
 		})
 		pass(lease)
@@ -182,7 +182,7 @@ func TestALockTakenByForce(t *testing.T) {
 				mayEnd := make(chan struct{})
 				s := start(t, store, "one", func(ctx context.Context) error {
 					<-ctx.Done()
-					<-mayEnd
+					await(t, mayEnd)
 					return ctx.Err()
 				})
 				pass(interval + time.Second)
