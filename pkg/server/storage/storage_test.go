@@ -6,6 +6,7 @@ package storage_test
 import (
 	"context"
 	"errors"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +31,23 @@ func TestKeysAreGood(t *testing.T) {
 		}
 		if key != want {
 			t.Errorf("got key %s, want %s", key, want)
+		}
+	}
+}
+
+func TestLongKeys(t *testing.T) {
+	for _, tc := range []struct {
+		name, key string
+		good      bool
+	}{
+		{"a part of 255 bytes", "a/" + strings.Repeat("x", 255), true},
+		{"a part of 256 bytes", "a/" + strings.Repeat("x", 256), false},
+		{"a part of 86 characters and 258 bytes", strings.Repeat("日", 86), false},
+		{"1024 bytes", strings.Repeat("x/", 511) + "xx", true},
+		{"1025 bytes", strings.Repeat("x/", 512) + "x", false},
+	} {
+		if err := storage.CheckKey(tc.key); (err == nil) != tc.good {
+			t.Errorf("a key with %s: got error %v", tc.name, err)
 		}
 	}
 }

@@ -27,10 +27,10 @@ import (
 type Store struct {
 	dir string
 
-	// mu guards folders.
+	// mu guards made.
 	mu sync.Mutex
-	// folders are those used so far, by path.
-	folders map[string]*folder
+	// made has the paths of the folders that exist for good.
+	made map[string]bool
 }
 
 var _ storage.Store = (*Store)(nil)
@@ -53,7 +53,7 @@ func Open(dir string) (*Store, error) {
 	if err := removeLeftovers(dir); err != nil {
 		return nil, fmt.Errorf("opening the storage in %s: %w", dir, err)
 	}
-	return &Store{dir: dir, folders: map[string]*folder{}}, nil
+	return &Store{dir: dir, made: map[string]bool{}}, nil
 }
 
 // Get implements storage.Store. A link is followed.
@@ -113,16 +113,16 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 		return "", err
 	}
 	path := s.path(key)
-	folder := s.folder(filepath.Dir(path))
-	if err := folder.make(s.dir); err != nil {
+	folder := filepath.Dir(path)
+	if err := s.makeFolder(folder); err != nil {
 		return "", err
 	}
 	// The lock is for what takes microseconds, not for waiting for the disk.
-	temporary, err := writeTemporary(folder.path, data)
+	temporary, err := writeTemporary(folder, data)
 	if err != nil {
 		return "", err
 	}
-	err = folder.locked(ctx, func() error {
+	err = locked(ctx, folder, func() error {
 		if err := allowed(path); err != nil {
 			return err
 		}
@@ -135,7 +135,7 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 	if err != nil {
 		return "", errors.Join(err, os.Remove(temporary))
 	}
-	return digest(data), syncFolder(folder.path)
+	return digest(data), syncFolder(folder)
 }
 
 // Delete implements storage.Store.
@@ -151,10 +151,10 @@ func (s *Store) delete(ctx context.Context, key string) error {
 		return err
 	}
 	path := s.path(key)
-	folder := s.folder(filepath.Dir(path))
+	folder := filepath.Dir(path)
 	// Between the look and the rename of a Replace, which would bring the object
 	// back, nothing may be removed.
-	err := folder.locked(ctx, func() error {
+	err := locked(ctx, folder, func() error {
 		if err := storage.Ended(ctx); err != nil {
 			return err
 		}
@@ -170,7 +170,7 @@ func (s *Store) delete(ctx context.Context, key string) error {
 		return err
 	}
 	// Also for a file that was gone: whoever removed it may have crashed before.
-	return syncFolder(folder.path)
+	return syncFolder(folder)
 }
 
 // check refuses a bad key and does nothing for a ctx that has ended.
@@ -184,17 +184,4 @@ func check(ctx context.Context, key string) error {
 // path returns where the object is.
 func (s *Store) path(key string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(key))
-}
-
-// folder returns the one value that stands for the folder at path, which need
-// not exist.
-func (s *Store) folder(path string) *folder {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	f, found := s.folders[path]
-	if !found {
-		f = &folder{path: path, turn: make(chan struct{}, 1)}
-		s.folders[path] = f
-	}
-	return f
 }

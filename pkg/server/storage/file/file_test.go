@@ -82,6 +82,11 @@ func TestObjectsArePlainFiles(t *testing.T) {
 	create(t, s, "config/a.jsonc", "{}")
 	create(t, s, "instance/us-west-2a/default.x.json", "1")
 	create(t, s, "ca.crt", "2")
+	longest := strings.Repeat("x", 255)
+	etag := create(t, s, longest, "3")
+	if _, err := s.Replace(t.Context(), longest, []byte("3"), etag); err != nil {
+		t.Error(err)
+	}
 	for path, want := range map[string]fs.FileMode{
 		"config": fs.ModeDir | 0o700, "instance": fs.ModeDir | 0o700, "instance/us-west-2a": fs.ModeDir | 0o700,
 		"config/a.jsonc": 0o600, "instance/us-west-2a/default.x.json": 0o600, "ca.crt": 0o600,
@@ -139,6 +144,7 @@ func TestObjectsArePlainFiles(t *testing.T) {
 		{Key: "config/a.jsonc", ETag: after.ETag},
 		{Key: "config/b.jsonc", ETag: digest([]byte("linked"))},
 		{Key: "instance/us-west-2a/default.x.json", ETag: digest([]byte("1"))},
+		{Key: longest, ETag: etag},
 	}
 	if !slices.Equal(infos, want) {
 		t.Errorf("listed %v, want %v", infos, want)
@@ -193,7 +199,6 @@ func TestLockHeld(t *testing.T) {
 	etag := create(t, s, "a/object", "data")
 	release := holdLock(t, filepath.Join(dir, "a"))
 
-	// One gets its turn and waits for the lock, the others wait for their turn.
 	cancelled, cancel := context.WithCancel(t.Context())
 	results := make(chan error, 8)
 	for range cap(results) {

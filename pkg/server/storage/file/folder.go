@@ -8,7 +8,6 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
-	"sync"
 	"syscall"
 	"time"
 )
@@ -17,54 +16,37 @@ const (
 	// lockName is the file in each folder whose lock is held to change the
 	// folder. No key has a part that begins with a dot.
 	lockName = ".lock"
-	// lockRetryInterval is how often a lock that another process holds is tried.
-	// It is held for much less, unless the process is paused.
+	// lockRetryInterval is how often a lock that another writer holds is tried.
+	// It is held for much less, unless its process is paused.
 	lockRetryInterval = time.Millisecond
 )
 
-// folder is a folder of objects. One writer at a time changes what is in it.
-type folder struct {
-	path string
-	// turn holds a value while a goroutine of this process has the lock, or
-	// tries to get it.
-	turn chan struct{}
-
-	// mu guards made.
-	mu sync.Mutex
-	// made says that the folder exists and survives the loss of power.
-	made bool
-}
-
-// make makes the folder and those between it and root, which exists.
-func (f *folder) make(root string) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.made {
+// makeFolder makes a folder and those above it. When it has returned they survive
+// the loss of power.
+func (s *Store) makeFolder(path string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.made[path] {
 		return nil
 	}
-	if err := os.MkdirAll(f.path, 0o700); err != nil {
+	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
 	// One that exists may be the work of a process that crashed before this.
-	for at := f.path; at != root; at = filepath.Dir(at) {
+	for at := path; at != s.dir; at = filepath.Dir(at) {
 		if err := syncFolder(filepath.Dir(at)); err != nil {
 			return err
 		}
 	}
-	f.made = true
+	s.made[path] = true
 	return nil
 }
 
-// locked calls change while no other writer of any process is in the folder. It
-// returns the error of ctx when ctx ends before.
-func (f *folder) locked(ctx context.Context, change func() error) error {
-	select {
-	case f.turn <- struct{}{}:
-		defer func() { <-f.turn }()
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	file, err := os.OpenFile(filepath.Join(f.path, lockName), os.O_RDWR|os.O_CREATE, 0o600)
+// locked calls change while no other writer, of this process or of another, is
+// in the folder. It returns the error of ctx when ctx ends before.
+func locked(ctx context.Context, folder string, change func() error) error {
+	// Each call has an open file of its own, and so a lock of its own.
+	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
 	}

@@ -89,11 +89,11 @@ func (s *Store) keys(ctx context.Context, folder, prefix string) ([]string, erro
 // entries returns what is in a folder, nothing if there is none. It takes the
 // lock, because a file system may leave out a file that is replaced meanwhile.
 func (s *Store) entries(ctx context.Context, folder string) ([]fs.DirEntry, error) {
-	f := s.folder(s.path(folder))
+	path := s.path(folder)
 	var entries []fs.DirEntry
-	err := f.locked(ctx, func() error {
+	err := locked(ctx, path, func() error {
 		var err error
-		entries, err = os.ReadDir(f.path)
+		entries, err = os.ReadDir(path)
 		return err
 	})
 	if absent(err) {

@@ -4,7 +4,6 @@
 package file
 
 import (
-	"bufio"
 	"context"
 	"errors"
 	"fmt"
@@ -14,7 +13,9 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -27,8 +28,9 @@ const (
 	// folder that dirVariable names.
 	roleVariable = "STORAGE_FILE_TEST_ROLE"
 	dirVariable  = "STORAGE_FILE_TEST_DIR"
-	// roleWriter writes until it is killed.
+	// roleWriter writes until it is killed, at most maxLife after it has begun.
 	roleWriter = "writer"
+	maxLife    = 100 * time.Millisecond
 	// roleCounter counts in an object and ends.
 	roleCounter = "counter"
 	counterKey  = "counted/object"
@@ -44,7 +46,7 @@ func TestMain(m *testing.M) {
 	if err == nil {
 		switch role {
 		case roleWriter:
-			err = writeForEver(context.Background(), s)
+			err = writeUntilKilled(context.Background(), s)
 		case roleCounter:
 			err = count(context.Background(), s)
 		}
@@ -67,9 +69,15 @@ func count(ctx context.Context, s *Store) error {
 // writerKeys are what a writer writes.
 var writerKeys = []string{"crash/a", "crash/b", "crash/below/c"}
 
-// writeForEver writes the objects in turn, and deletes one of them now and
-// then. After each write it says which version of which object is stored.
-func writeForEver(ctx context.Context, s *Store) error {
+// writeUntilKilled writes the objects in turn, and deletes one of them now and
+// then. After each write it says which version of which object is stored. It
+// kills itself at a moment that has nothing to do with where it is.
+func writeUntilKilled(ctx context.Context, s *Store) error {
+	time.AfterFunc(rand.N(maxLife), func() {
+		if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
+			panic(err)
+		}
+	})
 	for version := 1; ; version++ {
 		for _, key := range writerKeys {
 			if err := writeVersion(ctx, s, key, version); err != nil {
@@ -116,13 +124,12 @@ func child(t testing.TB, role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// TestKilledWriter kills a process that writes, 50 times.
+// TestKilledWriter has 50 processes that write, one after the other, be killed.
 func TestKilledWriter(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
-	random := rand.New(rand.NewPCG(1, 2))
 	for range 50 {
-		acknowledged := killAfter(t, child(t, roleWriter, dir), 1+random.IntN(40))
+		acknowledged := runUntilKilled(t, child(t, roleWriter, dir))
 		infos, err := s.List(t.Context(), "")
 		if err != nil {
 			t.Fatal(err)
@@ -142,35 +149,21 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// killAfter kills a writer after it has told of some writes. It returns the last
-// version that was told of each object.
-func killAfter(t testing.TB, writer *exec.Cmd, writes int) map[string]int {
+// runUntilKilled returns the last version that a writer told of each object.
+func runUntilKilled(t testing.TB, writer *exec.Cmd) map[string]int {
 	t.Helper()
-	output, err := writer.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := writer.Start(); err != nil {
-		t.Fatal(err)
+	output, err := writer.Output()
+	if writer.ProcessState == nil || writer.ProcessState.Exited() {
+		t.Fatalf("the writer was not killed: %v", err)
 	}
 	acknowledged := map[string]int{}
-	lines := bufio.NewScanner(output)
-	for n := 1; lines.Scan(); n++ {
+	for line := range strings.Lines(string(output)) {
 		var key string
 		var version int
-		if _, err := fmt.Sscan(lines.Text(), &key, &version); err != nil {
-			t.Errorf("the writer says %q: %v", lines.Text(), err)
+		if _, err := fmt.Sscanln(line, &key, &version); err != nil {
+			t.Fatalf("the writer says %q: %v", line, err)
 		}
 		acknowledged[key] = version
-		if n == writes {
-			if err := writer.Process.Kill(); err != nil {
-				t.Error(err)
-			}
-		}
-	}
-	// The error says that it was killed.
-	if err := writer.Wait(); writer.ProcessState.Exited() {
-		t.Fatalf("the writer ended by itself: %v", err)
 	}
 	return acknowledged
 }

@@ -14,7 +14,7 @@ import (
 
 // build returns the path of the gateway's program. It belongs to a module of its
 // own, whose many requirements are not ours. The go command keeps the program in
-// its cache: the first build takes some minutes.
+// its cache: the first build takes a minute or two.
 var build = sync.OnceValues(func() (string, error) {
 	root, err := goCommand("", "list", "-m", "-f", "{{.Dir}}", "nstance.dev/operator")
 	if err != nil {

@@ -32,8 +32,9 @@ const (
 )
 
 // Start runs an S3 service until the test ends. It sets the standard AWS_*
-// environment, which child processes inherit, so that clients find it. middleware
-// may be nil; it is put before the service, to lose answers and the like.
+// environment, which child processes inherit, so that clients find it; therefore
+// the test cannot be parallel. middleware may be nil; it is put before the
+// service, to lose answers and the like.
 func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 	t.Helper()
 	// The path of a socket has little room, less than t.TempDir may need.
