@@ -112,7 +112,12 @@ func (r *round) orderIn(ctx context.Context, record *instance.Record, subnet str
 		return r.failed(record.ID, err)
 	}
 	klog.FromContext(ctx).V(2).Info("Ordered instance", "instance", record.ID, "type", spec.Type.Name, "subnet", subnet)
-	r.outcome.more = true
+	if _, known := r.Provider.Get(record.ID); known {
+		// What it replaces can go.
+		r.outcome.more = true
+	} else {
+		r.outcome.within(retryAtMost)
+	}
 	return nil
 }
 

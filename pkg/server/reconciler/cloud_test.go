@@ -1,0 +1,249 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+var errBusy = errors.New("the cloud is busy")
+
+// cloud is a provider that the test moves on: instances stay pending, or on
+// their way out, until settle. It outlives the servers that use it.
+type cloud struct {
+	mu  sync.Mutex
+	vms map[string]instance.VM
+	// capacity is how many instances a subnet takes, 1000 if it is not there.
+	capacity map[string]int
+	subnets  map[string]string
+	// groups are those of all instances that there ever were.
+	groups map[string]instance.GroupKey
+	// refuse says whether a call fails.
+	refuse func(call call) error
+	// watch is called with mu held after every change.
+	watch   func()
+	calls   []call
+	changed func(instance.GroupKey)
+}
+
+// call is one call to the cloud.
+type call struct {
+	operation string
+	group     instance.GroupKey
+	id        string
+	at        time.Time
+}
+
+func (c call) String() string { return c.operation + " " + c.group.String() }
+
+var _ instance.Provider = (*cloud)(nil)
+
+func newCloud() *cloud {
+	return &cloud{vms: map[string]instance.VM{}, subnets: map[string]string{}, groups: map[string]instance.GroupKey{}, capacity: map[string]int{}}
+}
+
+func (c *cloud) Run(ctx context.Context, changed func(instance.GroupKey), _ instance.FailureFunc) error {
+	c.mu.Lock()
+	c.changed = changed
+	c.mu.Unlock()
+	<-ctx.Done()
+	return nil
+}
+
+func (c *cloud) Synced() <-chan struct{} {
+	synced := make(chan struct{})
+	close(synced)
+	return synced
+}
+
+func (c *cloud) Get(id string) (instance.VM, bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	vm, known := c.vms[id]
+	return vm, known
+}
+
+func (c *cloud) List(group instance.GroupKey) []instance.VM {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []instance.VM
+	for _, vm := range c.vms {
+		if vm.Group == group {
+			list = append(list, vm)
+		}
+	}
+	return list
+}
+
+func (c *cloud) Groups() []instance.GroupKey {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	groups := map[instance.GroupKey]struct{}{}
+	for _, vm := range c.vms {
+		groups[vm.Group] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(groups))
+}
+
+func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	room, limited := c.capacity[subnet]
+	if !limited {
+		room = 1000
+	}
+	for _, taken := range c.subnets {
+		if taken == subnet {
+			room--
+		}
+	}
+	return max(0, room), nil
+}
+
+func (c *cloud) Create(ctx context.Context, spec instance.Spec) error {
+	return c.call(ctx, call{"create", spec.Group, spec.ID, time.Now()}, func() {
+		if _, known := c.vms[spec.ID]; !known {
+			c.vms[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group}
+			c.subnets[spec.ID] = spec.Subnet
+			c.groups[spec.ID] = spec.Group
+		}
+	})
+}
+
+func (c *cloud) Delete(ctx context.Context, id string) error {
+	c.mu.Lock()
+	vm, known := c.vms[id]
+	group := c.groups[id]
+	c.mu.Unlock()
+	return c.call(ctx, call{"delete", group, id, time.Now()}, func() {
+		if known {
+			vm.State = instance.Terminating
+			c.vms[id] = vm
+		}
+	})
+}
+
+func (c *cloud) call(ctx context.Context, call call, do func()) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if ctx.Err() != nil {
+		return ctx.Err()
+	}
+	c.calls = append(c.calls, call)
+	if c.refuse != nil {
+		if err := c.refuse(call); err != nil {
+			return err
+		}
+	}
+	do()
+	if c.watch != nil {
+		c.watch()
+	}
+	return nil
+}
+
+// change lets something happen to an instance, or to all with an empty id, and
+// tells of it. do returns false when the instance is gone.
+func (c *cloud) change(id string, do func(*instance.VM) bool) {
+	groups := map[instance.GroupKey]struct{}{}
+	c.mu.Lock()
+	for _, vm := range slices.Collect(maps.Values(c.vms)) {
+		if id != "" && id != vm.ID {
+			continue
+		}
+		groups[vm.Group] = struct{}{}
+		if do(&vm) {
+			c.vms[vm.ID] = vm
+		} else {
+			delete(c.vms, vm.ID)
+			delete(c.subnets, vm.ID)
+		}
+	}
+	if c.watch != nil {
+		c.watch()
+	}
+	changed := c.changed
+	c.mu.Unlock()
+	for group := range groups {
+		changed(group)
+	}
+}
+
+// settle starts what is pending and removes what is on its way out.
+func (c *cloud) settle() {
+	c.change("", func(vm *instance.VM) bool {
+		switch vm.State {
+		case instance.Pending:
+			vm.State, vm.ProviderID = instance.Running, "vm-"+vm.ID
+		case instance.Terminating:
+			return false
+		}
+		return true
+	})
+}
+
+// become changes the state of an instance.
+func (c *cloud) become(id string, state instance.State) {
+	c.change(id, func(vm *instance.VM) bool {
+		vm.State = state
+		return true
+	})
+}
+
+// lose removes an instance behind the server's back.
+func (c *cloud) lose(id string) {
+	c.change(id, func(*instance.VM) bool { return false })
+}
+
+// refuseNext lets so many calls of an operation fail.
+func (c *cloud) refuseNext(operation string, times int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refuse = func(call call) error {
+		if call.operation == operation && times > 0 {
+			times--
+			return errBusy
+		}
+		return nil
+	}
+}
+
+// takeCalls returns the calls since it was called last.
+func (c *cloud) takeCalls() []call {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	calls := c.calls
+	c.calls = nil
+	return calls
+}
+
+// ids returns the instances of a group that are not on their way out, the oldest
+// first.
+func (c *cloud) ids(group instance.GroupKey) []string {
+	var ids []string
+	for _, vm := range c.List(group) {
+		if vm.State != instance.Terminating {
+			ids = append(ids, vm.ID)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// describeCalls returns the calls as text.
+func describeCalls(calls []call) []string {
+	var text []string
+	for _, c := range calls {
+		text = append(text, fmt.Sprint(c))
+	}
+	return text
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// drift gives the template another type, so that what is there has drifted.
+func drift(c *config.Config) {
+	worker := c.Templates["worker"]
+	worker.InstanceType = "large"
+	c.Templates["worker"] = worker
+}
+
+func TestDrainIsOverWhenAcknowledged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		old := s.run(workersKey, 1)[0]
+
+		s.reconfigure(drift)
+		// The replacement is ordered before the drain begins.
+		s.wantCalls("create default/workers")
+		s.want("draining " + old + " config-drift")
+		i, _ := s.instances.Get(old)
+		if want := i.Drain.StartedAt.Add(5 * time.Minute); !i.Drain.DeleteAt.Equal(want) {
+			t.Errorf("ends at %v, want %v", i.Drain.DeleteAt, want)
+		}
+		s.pass(4 * time.Minute)
+		s.wantCalls()
+
+		s.acknowledge(workersKey, old)
+		s.wantCalls("delete default/workers")
+		s.want("deleting " + old + " config-drift")
+		s.settle()
+		s.want("deleted " + old + " config-drift")
+		if ids := s.cloud.ids(workersKey); len(ids) != 1 || ids[0] == old {
+			t.Errorf("the cloud has %v", ids)
+		}
+		s.wantCalls()
+		s.pass(time.Hour)
+		s.wantCalls()
+	})
+}
+
+func TestDrainIsOverInTimeAndNotBefore(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		old := s.run(workersKey, 1)[0]
+		s.reconfigure(drift)
+		s.want("draining " + old + " config-drift")
+		s.settle()
+		s.cloud.takeCalls()
+
+		s.pass(5*time.Minute - time.Nanosecond)
+		s.wantCalls()
+		s.want()
+		s.pass(time.Nanosecond)
+		s.wantCalls("delete default/workers")
+		s.want("deleting " + old + " config-drift")
+	})
+}
+
+func TestWithoutADrainTimeoutInstancesGoAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		old := s.run(hastyKey, 1)[0]
+		s.reconfigure(drift)
+		s.wantCalls("create default/hasty", "delete default/hasty")
+		s.want("deleting " + old + " config-drift")
+		s.settle()
+		s.want("deleted " + old + " config-drift")
+	})
+}
+
+func TestWhatRunsNoMoreGoesAtOnce(t *testing.T) {
+	for name, breaks := range map[string]func(*server, string){
+		"stopped": func(s *server, id string) { s.cloud.become(id, instance.Stopped) },
+		"failed":  func(s *server, id string) { s.cloud.become(id, instance.Failed) },
+		"lost":    func(s *server, id string) { s.cloud.lose(id) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := start(t, newConfig())
+				ids := s.run(workersKey, 2)
+				breaks(s, ids[1])
+				synctest.Wait()
+				calls := s.cloud.takeCalls()
+				if len(calls) != 2 || calls[0].operation != "create" || calls[1].operation != "delete" || calls[1].id != ids[1] {
+					t.Errorf("called %v", calls)
+				}
+				s.settle()
+				s.want("deleting "+ids[1]+" unhealthy", "deleted "+ids[1]+" unhealthy")
+				if left := s.cloud.ids(workersKey); len(left) != 2 || left[0] != ids[0] {
+					t.Errorf("the cloud has %v", left)
+				}
+			})
+		})
+	}
+}
+
+func TestWhatIsImpairedDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		ids := s.run(workersKey, 2)
+		s.cloud.become(ids[0], instance.Impaired)
+		s.cloud.become(ids[1], instance.Impaired)
+		synctest.Wait()
+		s.wantCalls("create default/workers")
+		s.want("draining " + ids[0] + " unhealthy")
+		// What dies while it drains has nothing left to drain.
+		s.cloud.lose(ids[0])
+		synctest.Wait()
+		s.want("deleting "+ids[0]+" unhealthy", "deleted "+ids[0]+" unhealthy", "draining "+ids[1]+" unhealthy")
+	})
+}
+
+func TestDeletedGroupDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.DefaultDrainTimeout = 7 * time.Minute
+		s := start(t, c)
+		ids := s.run(workersKey, 2)
+		kept := s.onDemand(workersKey, func(*instance.Record) {})
+		s.settle()
+		s.remove(workersKey)
+		s.want("draining "+ids[0]+" scale-down", "draining "+ids[1]+" scale-down")
+		s.acknowledge(workersKey, ids[1])
+		s.want("deleting " + ids[1] + " scale-down")
+		s.settle()
+		s.want("deleted " + ids[1] + " scale-down")
+		s.pass(7 * time.Minute)
+		s.settle()
+		s.want("deleting "+ids[0]+" scale-down", "deleted "+ids[0]+" scale-down")
+		if left := s.cloud.ids(workersKey); len(left) != 1 || left[0] != kept {
+			t.Errorf("the cloud has %v, want the on-demand instance %s", left, kept)
+		}
+	})
+}
+
+func TestAgesAreKeptByTimers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.Expiry = config.Expiry{ForcedAge: 3 * time.Hour, OnDemandAge: 2 * time.Hour}
+		s := start(t, c)
+		begun := time.Now()
+		ids := s.run(workersKey, 2)
+		single := s.onDemand(workersKey, func(*instance.Record) {})
+		s.settle()
+		s.pass(time.Until(begun.Add(2*time.Hour - time.Nanosecond)))
+		s.want()
+		s.pass(time.Nanosecond)
+		s.want("draining " + single + " expired")
+		s.acknowledge(workersKey, single)
+		s.settle()
+		s.want("deleting "+single+" expired", "deleted "+single+" expired")
+
+		s.pass(time.Until(begun.Add(3*time.Hour - time.Nanosecond)))
+		s.want()
+		s.pass(time.Nanosecond)
+		// All at once: size + 1 does not hold here.
+		s.want("draining "+ids[0]+" expired", "draining "+ids[1]+" expired")
+		if got := len(s.cloud.ids(workersKey)); got != 4 {
+			t.Errorf("the cloud has %d instances, want two and their replacements", got)
+		}
+	})
+}

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+func TestGroupIsMadeWhole(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.scale(workersKey, 2)
+		s.wantCalls("create default/workers", "create default/workers")
+		for _, i := range s.instances.List(workersKey) {
+			id, err := puidv7.Parse(i.ID)
+			group, _ := s.groups.Get(workersKey)
+			if err != nil || id.Prefix != "knd" || i.InfraConfigHash != group.InfraConfigHash || !i.CreatedAt.Equal(time.Now()) {
+				t.Errorf("made %+v, %v", i, err)
+			}
+		}
+		s.settle()
+		for _, i := range s.instances.List(workersKey) {
+			if i.ProviderID != "vm-"+i.ID || i.State != instance.Running {
+				t.Errorf("keeps %+v", i)
+			}
+		}
+		// Nothing is done when nothing happens.
+		s.pass(24 * time.Hour)
+		s.wantCalls()
+		// An instance that somebody ends is made up for.
+		s.cloud.lose(s.cloud.ids(workersKey)[0])
+		synctest.Wait()
+		s.wantCalls("create default/workers", "delete default/workers")
+	})
+}
+
+func TestOrdersKeepTheirPace(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.CreateRateLimit = time.Second
+		s := start(t, c)
+		doomed := s.run(otherKey, 1)[0]
+		s.pass(time.Minute)
+		begun := time.Now()
+		s.cloud.refuseNext("create", 1)
+		for _, key := range []instance.GroupKey{workersKey, hastyKey, otherKey} {
+			s.scale(key, 3)
+		}
+		// An order to end does not wait.
+		s.cloud.become(doomed, instance.Failed)
+		synctest.Wait()
+		if i, _ := s.instances.Get(doomed); i.DeleteReason == "" && !i.Gone() {
+			t.Errorf("%+v is not ended", i)
+		}
+		s.pass(time.Minute)
+		var taken []time.Time
+		refused := 0
+		for _, c := range s.cloud.takeCalls() {
+			switch {
+			case c.operation != "create":
+			case refused == 0:
+				refused++ // an order that was not taken keeps nobody waiting
+			default:
+				taken = append(taken, c.at)
+			}
+		}
+		// Nine are wanted, of which one was there, and is replaced.
+		if len(taken) != 9 {
+			t.Fatalf("%d instances were ordered, want 9", len(taken))
+		}
+		for n, at := range taken[1:] {
+			if gap := at.Sub(taken[n]); gap < time.Second {
+				t.Errorf("%v between two orders", gap)
+			}
+		}
+		if took := taken[8].Sub(begun); took > 15*time.Second {
+			t.Errorf("took %v", took)
+		}
+	})
+}
+
+func TestNothingIsRecordedThatCannotBeOrdered(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.CreateRateLimit = time.Minute
+		s := start(t, c)
+		s.scale(workersKey, 5)
+		if got := len(s.instances.List(workersKey)); got != 1 {
+			t.Errorf("%d instances have a record, want the one that was ordered", got)
+		}
+	})
+}
+
+func TestSubnetsAreFilledInTheOrderListed(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.cloud.capacity = map[string]int{"subnet-1": 2, "subnet-2": 1}
+		s.scale(workersKey, 2)
+		s.scale(workersKey, 5)
+		var used []string
+		for _, id := range s.cloud.ids(workersKey) {
+			used = append(used, s.cloud.subnets[id])
+		}
+		if want := []string{"subnet-1", "subnet-1", "subnet-2"}; !slices.Equal(used, want) {
+			t.Errorf("used %q, want %q", used, want)
+		}
+		told := s.takeFailures()
+		if len(told) == 0 || told[0].group != workersKey || told[0].text != "creating an instance: no subnet of pool pool has room" {
+			t.Errorf("told of %+v", told)
+		}
+		if got := len(s.instances.List(workersKey)); got != 3 {
+			t.Errorf("%d instances have a record, want those three that there is room for", got)
+		}
+		// An on-demand instance may have a pool of its own.
+		id := s.onDemand(workersKey, func(record *instance.Record) { record.SubnetPool = "second" })
+		if got := s.cloud.subnets[id]; got != "subnet-3" {
+			t.Errorf("is in %q, want subnet-3", got)
+		}
+		s.cloud.capacity = nil
+		s.pass(time.Minute)
+		if got := len(s.cloud.ids(workersKey)); got != 6 {
+			t.Errorf("the cloud has %d instances when there is room, want 5 and the on-demand one", got)
+		}
+	})
+}
+
+func TestErrorsDoNotHoldUpOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.cloud.refuse = func(c call) error {
+			if c.group == workersKey {
+				return errBusy
+			}
+			return nil
+		}
+		s.scale(workersKey, 4)
+		s.scale(otherKey, 1)
+		if got := len(s.cloud.ids(otherKey)); got != 1 {
+			t.Errorf("the other group has %d instances, want 1", got)
+		}
+	})
+}
+
+func TestErrorsAreRetried(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.cloud.refuseNext("create", 3)
+		begun := time.Now()
+		s.scale(workersKey, 2)
+		s.pass(time.Hour)
+		var at []time.Duration
+		for _, c := range s.cloud.takeCalls() {
+			at = append(at, c.at.Sub(begun))
+		}
+		// 0.2 s, 0.4 s and 0.8 s after each other, then all at once.
+		const ms = time.Millisecond
+		if want := []time.Duration{0, 200 * ms, 600 * ms, 1400 * ms, 1400 * ms}; !slices.Equal(at, want) {
+			t.Errorf("called at %v, want %v", at, want)
+		}
+		told := s.takeFailures()
+		if len(told) != 3 {
+			t.Errorf("told of %+v, want three failures", told)
+		}
+		for _, f := range told {
+			if f.group != workersKey || f.id != s.cloud.ids(workersKey)[0] || f.text != "creating an instance: the cloud is busy" {
+				t.Errorf("told of %+v", f)
+			}
+		}
+		// It is the same instance each time.
+		if got := len(s.instances.List(workersKey)); got != 2 {
+			t.Errorf("%d instances have a record, want 2", got)
+		}
+
+		// What went wrong before is forgotten: the wait is the shortest again.
+		s.settle()
+		s.remove(workersKey)
+		id := s.cloud.ids(workersKey)[0]
+		s.cloud.takeCalls()
+		s.cloud.refuseNext("delete", 1)
+		begun = time.Now()
+		s.acknowledge(workersKey, id)
+		s.pass(time.Minute)
+		calls := s.cloud.takeCalls()
+		if len(calls) != 2 || !calls[0].at.Equal(begun) || calls[1].at.Sub(begun) != retryAfter || calls[1].id != id {
+			t.Errorf("called %+v", calls)
+		}
+		if told := s.takeFailures(); len(told) != 1 || told[0].id != id || !strings.HasPrefix(told[0].text, "deleting instance "+id) {
+			t.Errorf("told of %+v", told)
+		}
+	})
+}
+
+func TestOneOrderThatFailsStandsForTheGroup(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		ids := s.run(workersKey, 3)
+		s.cloud.refuse = func(c call) error {
+			if c.operation == "create" {
+				return errBusy
+			}
+			return nil
+		}
+		s.cloud.lose(ids[0])
+		s.cloud.lose(ids[1])
+		synctest.Wait()
+		// What is gone goes all the same, and no second instance is tried.
+		calls := describeCalls(s.cloud.takeCalls())
+		if want := []string{"create default/workers", "delete default/workers", "delete default/workers"}; !slices.Equal(calls[:3], want) {
+			t.Errorf("called %q first, want %q", calls, want)
+		}
+		if got := len(s.instances.List(workersKey)); got != 2 {
+			t.Errorf("%d instances have a record, want the one that runs and one that waits", got)
+		}
+	})
+}
+
+func TestOnDemandInstancesDoNotStandForEachOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.run(workersKey, 1)
+		s.cloud.capacity = map[string]int{"subnet-3": 0}
+		blocked := s.onDemand(workersKey, func(record *instance.Record) { record.SubnetPool = "second" })
+		good := s.onDemand(workersKey, func(*instance.Record) {})
+		ids := s.cloud.ids(workersKey)
+		if slices.Contains(ids, blocked) || !slices.Contains(ids, good) {
+			t.Errorf("the cloud has %v, want %s and not %s", ids, good, blocked)
+		}
+		s.scale(workersKey, 2)
+		if got := len(s.cloud.ids(workersKey)); got != 3 {
+			t.Errorf("the cloud has %d instances, want 3", got)
+		}
+	})
+}
+
+func TestDrainsWaitForOrders(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		old := s.run(workersKey, 1)[0]
+		s.cloud.refuseNext("create", 5)
+		s.reconfigure(drift)
+		s.want()
+		s.pass(time.Minute)
+		s.want("draining " + old + " config-drift")
+	})
+}
+
+func TestWhatIsNeverOrderedIsGivenUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.GarbageCollection.RegistrationTimeout = 5 * time.Minute
+		s := start(t, c)
+		s.cloud.refuse = func(c call) error {
+			if c.operation == "create" {
+				return errBusy
+			}
+			return nil
+		}
+		s.scale(workersKey, 1)
+		first := s.instances.List(workersKey)[0].ID
+		s.pass(5*time.Minute - time.Nanosecond)
+		s.want()
+		s.pass(time.Nanosecond)
+		s.want("deleting "+first+" unregistered", "deleted "+first+" unregistered")
+		list := s.instances.List(workersKey)
+		if len(list) != 1 || list[0].ID == first {
+			t.Errorf("there is %+v, want another one", list)
+		}
+	})
+}
+
+func TestOrderToEndIsRepeated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		id := s.run(workersKey, 1)[0]
+		// Another one has decided it, and told nobody.
+		if err := s.instances.SetDeleting(t.Context(), id, instance.ReasonRequested); err != nil {
+			t.Fatal(err)
+		}
+		s.look(workersKey)
+		s.wantCalls("delete default/workers", "create default/workers")
+		// A cloud that forgets it is told again.
+		s.cloud.become(id, instance.Running)
+		synctest.Wait()
+		s.wantCalls("delete default/workers")
+		s.settle()
+		s.want("deleted " + id + " requested")
+	})
+}
+
+func TestConfigurationOfTheMoment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		id := s.run(workersKey, 1)[0]
+		s.pass(2 * time.Hour)
+		s.want()
+		s.reconfigure(func(c *config.Config) { c.Shard.Expiry.EligibleAge = time.Hour })
+		s.want("draining " + id + " expired")
+	})
+}
