@@ -31,28 +31,64 @@ func main() {
 
 func newCommand() *cobra.Command {
 	var options server.Options
+	// validate is the value of the flag, which is optional; only the storage's
+	// configuration is meant when there is none.
+	var validate string
+	const ofStorage = "-"
 	logging := logsapi.NewLoggingConfiguration()
 	command := &cobra.Command{
-		Use:           "nstance-server --config FILE --data-dir DIR",
-		Short:         "Keep the groups of one shard at their size",
+		Use:   "nstance-server --shard ID --storage file|s3 --bucket NAME --cache-dir DIR",
+		Short: "Keep the groups of one shard at their size",
+		Long: `Keep the groups of one shard at their size.
+
+What is durable is in an object storage that the servers of all shards share: a
+folder (--storage file) or a bucket (--storage s3, which takes endpoint, region
+and keys from the AWS_ environment variables). The configuration of the shard is
+the object config/SHARD.jsonc in it, JSON with comments. It is read again when
+it changes.`,
 		Args:          cobra.NoArgs,
 		SilenceUsage:  true,
 		SilenceErrors: true,
+		PreRunE: func(command *cobra.Command, _ []string) error {
+			if validate != "" && validate != ofStorage {
+				return nil // offline
+			}
+			needed := []string{"shard", "storage", "bucket"}
+			if validate == "" {
+				needed = append(needed, "cache-dir")
+			}
+			for _, name := range needed {
+				if command.Flag(name).Value.String() == "" {
+					return fmt.Errorf("--%s is mandatory", name)
+				}
+			}
+			return nil
+		},
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := logsapi.ValidateAndApply(logging, nil); err != nil {
 				return err
 			}
 			defer logs.FlushLogs()
-			return server.Run(command.Context(), options)
+			switch validate {
+			case "":
+				return server.Run(command.Context(), options)
+			case ofStorage:
+				return server.Validate(command.Context(), options, "", command.OutOrStdout())
+			default:
+				return server.Validate(command.Context(), options, validate, command.OutOrStdout())
+			}
 		},
 	}
 	flags := command.Flags()
-	flags.StringVar(&options.ConfigPath, "config", "", "file with the configuration of the shard, JSON with comments; it is read again when it changes")
-	flags.StringVar(&options.DataDir, "data-dir", "", "folder for what must survive a restart; it is made when missing")
+	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
+	flags.StringVar(&options.ID, "id", "1", "id of this server among those of the shard; it stays the same when the server is started again")
+	flags.StringVar(&options.Host, "host", "", "host of this server: it replaces that of every address in the configuration, which all servers of the shard share")
+	flags.StringVar(&options.Storage, "storage", "", "object storage: file or s3")
+	flags.StringVar(&options.Bucket, "bucket", "", "folder or bucket of the object storage")
+	flags.StringVar(&options.Prefix, "prefix", "", "what all keys in the object storage begin with")
+	flags.StringVar(&options.CacheDir, "cache-dir", "", "folder of this server alone; nothing is lost with it")
+	flags.StringVar(&validate, "validate", "", "check a configuration and exit: --validate=FILE, or without a file the one in the object storage")
+	flags.Lookup("validate").NoOptDefVal = ofStorage
 	logsapi.AddFlags(logging, flags)
-	for _, name := range []string{"config", "data-dir"} {
-		// Fails only for a flag that does not exist.
-		_ = command.MarkFlagRequired(name)
-	}
 	return command
 }

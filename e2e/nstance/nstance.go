@@ -62,33 +62,26 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*Ns
 	if err != nil {
 		return nil, fmt.Errorf("installing Nstance: %w", err)
 	}
-	authority, err := pki.NewAuthority("nstance " + ClusterID)
-	if err != nil {
-		return nil, fmt.Errorf("installing Nstance: %w", err)
-	}
 	if err := fillInPorts(o.Shards); err != nil {
 		return nil, err
 	}
 	n := &Nstance{
-		options:   o,
-		cp:        cp,
-		client:    client,
-		authority: authority,
-		dir:       filepath.Join(cp.Dir(), "nstance"),
+		options: o,
+		cp:      cp,
+		client:  client,
+		dir:     filepath.Join(cp.Dir(), "nstance"),
 	}
 	if err := os.RemoveAll(n.dir); err != nil {
 		return nil, fmt.Errorf("removing old state: %w", err)
 	}
-	if err := n.writeFile(n.caFile(), authority.CertificatePEM()); err != nil {
-		return nil, err
+	if n.authority, err = n.makeKeys(ctx); err != nil {
+		return nil, fmt.Errorf("installing Nstance: %w", err)
 	}
 	if err := n.applyBases(ctx); err != nil {
 		return nil, err
 	}
 	return n, n.applyConfiguration(ctx)
 }
-
-func (n *Nstance) caFile() string { return filepath.Join(n.dir, "ca.crt") }
 
 // writeFile writes a file that only its owner may read.
 func (n *Nstance) writeFile(path string, data []byte) error {

@@ -7,6 +7,8 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"fmt"
+	"net"
+	"strconv"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -17,6 +19,15 @@ import (
 // Dial connects to a shard's server with a certificate of the operator's role
 // and tenant, for looking at groups or changing them behind its back.
 func (n *Nstance) Dial(shardID string) (*grpc.ClientConn, error) {
+	return n.dial(shardID, loopback)
+}
+
+// DialStandby is Dial for the server that StartStandby runs.
+func (n *Nstance) DialStandby(shardID string) (*grpc.ClientConn, error) {
+	return n.dial(shardID, standbyHost)
+}
+
+func (n *Nstance) dial(shardID, host string) (*grpc.ClientConn, error) {
 	shard, err := n.shard(shardID)
 	if err != nil {
 		return nil, fmt.Errorf("dialing a shard: %w", err)
@@ -37,7 +48,7 @@ func (n *Nstance) Dial(shardID string) (*grpc.ClientConn, error) {
 		RootCAs:      roots,
 		MinVersion:   tls.VersionTLS13,
 	})
-	connection, err := grpc.NewClient(address(shard.OperatorPort), grpc.WithTransportCredentials(transport))
+	connection, err := grpc.NewClient(net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)), grpc.WithTransportCredentials(transport))
 	if err != nil {
 		return nil, fmt.Errorf("dialing shard %s: %w", shardID, err)
 	}

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // Group is a static group: one that is in a server's own configuration.
@@ -28,7 +30,10 @@ func (n *Nstance) Reconfigure(shardID string, change func(*Shard)) error {
 	}
 	changed := *shard
 	change(&changed)
-	changed.ID, changed.OperatorPort, changed.HealthPort = shard.ID, shard.OperatorPort, shard.HealthPort
+	changed.ID = shard.ID
+	for i, port := range shard.ports() {
+		*changed.ports()[i] = *port
+	}
 	if err := n.writeShardConfig(changed); err != nil {
 		return err
 	}
@@ -36,30 +41,13 @@ func (n *Nstance) Reconfigure(shardID string, change func(*Shard)) error {
 	return nil
 }
 
-// prepareShard writes the server's certificate and its access to the cluster
-// in which its instances are Nodes.
-func (n *Nstance) prepareShard(shard Shard) error {
-	certPEM, keyPEM, err := n.authority.IssueServer([]string{"127.0.0.1", "localhost"}, certificateLifetime)
-	if err != nil {
-		return fmt.Errorf("issuing the certificate of shard %s: %w", shard.ID, err)
-	}
-	dir := n.shardDir(shard.ID)
-	if err := n.writeFile(filepath.Join(dir, "tls.crt"), certPEM); err != nil {
-		return err
-	}
-	if err := n.writeFile(filepath.Join(dir, "tls.key"), keyPEM); err != nil {
-		return err
-	}
+// writeShardConfig replaces the server's configuration file in one step.
+func (n *Nstance) writeShardConfig(shard Shard) error {
 	kubeconfig, err := n.cp.Kubeconfig(shard.Component())
 	if err != nil {
 		return err
 	}
-	return os.Symlink(kubeconfig, filepath.Join(dir, "kubeconfig"))
-}
-
-// writeShardConfig replaces the server's configuration file in one step.
-func (n *Nstance) writeShardConfig(shard Shard) error {
-	config, err := json.MarshalIndent(n.shardConfig(shard), "", "  ")
+	config, err := json.MarshalIndent(n.shardConfig(shard, kubeconfig), "", "  ")
 	if err != nil {
 		return fmt.Errorf("encoding the configuration of shard %s: %w", shard.ID, err)
 	}
@@ -73,7 +61,7 @@ func (n *Nstance) writeShardConfig(shard Shard) error {
 	return nil
 }
 
-func (n *Nstance) shardConfig(shard Shard) object {
+func (n *Nstance) shardConfig(shard Shard, kubeconfig string) object {
 	groups := object{}
 	for id, group := range shard.Groups {
 		static := object{"template": "worker", "size": group.Size}
@@ -82,13 +70,19 @@ func (n *Nstance) shardConfig(shard Shard) object {
 		}
 		groups[id] = static
 	}
-	// Relative paths are relative to the configuration file.
-	options := object{"kubeconfig": "kubeconfig", "boot_delay": "1s"}
+	options := object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
 	if len(shard.Quota) > 0 {
 		options["quota"] = shard.Quota
 	}
+	election := object{}
+	if shard.LeaderTimeout > 0 {
+		election = object{"interval": (shard.LeaderTimeout / 5).String(), "timeout": shard.LeaderTimeout.String()}
+	}
 	return object{
-		"cluster": object{"id": ClusterID},
+		"cluster": object{
+			"id":      ClusterID,
+			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": n.encryptionKeyFile()}},
+		},
 		"shard": object{
 			"id": shard.ID,
 			"infra": object{
@@ -98,11 +92,15 @@ func (n *Nstance) shardConfig(shard Shard) object {
 				"options":  options,
 			},
 			"bind": object{
-				"health_addr":   address(shard.HealthPort),
-				"operator_addr": address(shard.OperatorPort),
+				"health_addr":       address(shard.HealthPort),
+				"election_addr":     address(shard.ElectionPort),
+				"registration_addr": address(shard.RegistrationPort),
+				"operator_addr":     address(shard.OperatorPort),
 			},
-			"tls":          object{"ca": n.caFile(), "cert": "tls.crt", "key": "tls.key"},
-			"subnet_pools": object{"default": []string{"subnet-a"}},
+			"leader_election": election,
+			"subnet_pools":    object{"default": []string{"subnet-a"}},
+			// Nobody drains Nodes yet.
+			"default_drain_timeout": "0s",
 		},
 		"templates": object{
 			"worker": object{
@@ -116,10 +114,11 @@ func (n *Nstance) shardConfig(shard Shard) object {
 	}
 }
 
-func (n *Nstance) shardDir(id string) string { return filepath.Join(n.dir, id) }
+// Bucket is the folder that holds what is durable of all shards.
+func (n *Nstance) Bucket() string { return filepath.Join(n.dir, "bucket") }
 
-func (n *Nstance) shardConfigPath(id string) string {
-	return filepath.Join(n.shardDir(id), "config.jsonc")
+func (n *Nstance) shardConfigPath(shardID string) string {
+	return filepath.Join(n.Bucket(), filepath.FromSlash(storage.ConfigKey(shardID)))
 }
 
 // object is a JSON object.

@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strconv"
+	"time"
 
 	"nstance.dev/operator/e2e/controlplane"
 )
@@ -17,14 +18,19 @@ import (
 // Shard is one shard, the ports of its server and what is special about its
 // configuration.
 type Shard struct {
-	ID           string
-	OperatorPort int
-	HealthPort   int
+	ID               string
+	OperatorPort     int
+	HealthPort       int
+	RegistrationPort int
+	ElectionPort     int
 	// Groups are the static groups by id.
 	Groups map[string]Group
 	// Quota is the most instances that there may be of an instance type. A type
 	// that is not listed has no limit.
 	Quota map[string]int
+	// LeaderTimeout is after how long without a word from the leader another
+	// server of the shard leads. Zero means the product's default.
+	LeaderTimeout time.Duration
 }
 
 // URL is where the shard's server serves health and metrics.
@@ -35,10 +41,15 @@ func (s Shard) Component() string { return "shard-" + s.ID }
 
 // PortUses lists the ports of the shard's server.
 func (s Shard) PortUses() []controlplane.PortUse {
-	return []controlplane.PortUse{
-		{Port: s.OperatorPort, Component: s.Component()},
-		{Port: s.HealthPort, Component: s.Component()},
+	uses := make([]controlplane.PortUse, 0, 4)
+	for _, port := range s.ports() {
+		uses = append(uses, controlplane.PortUse{Port: *port, Component: s.Component()})
 	}
+	return uses
+}
+
+func (s *Shard) ports() []*int {
+	return []*int{&s.OperatorPort, &s.HealthPort, &s.RegistrationPort, &s.ElectionPort}
 }
 
 // StartShards runs the servers of all shards.
@@ -52,22 +63,38 @@ func (n *Nstance) StartShards(ctx context.Context) error {
 }
 
 func (n *Nstance) startShard(ctx context.Context, shard Shard) error {
-	if err := n.prepareShard(shard); err != nil {
-		return err
-	}
 	if err := n.writeShardConfig(shard); err != nil {
 		return err
 	}
+	return n.startServer(ctx, shard, shard.Component(), "1", loopback)
+}
+
+// StartStandby runs a second server of a shard, at the same ports of another
+// host, and returns the name under which it runs. DialStandby connects to it.
+func (n *Nstance) StartStandby(ctx context.Context, shardID string) (component string, err error) {
+	shard, err := n.shard(shardID)
+	if err != nil {
+		return "", err
+	}
+	component = shard.Component() + "-standby"
+	return component, n.startServer(ctx, *shard, component, "2", standbyHost)
+}
+
+func (n *Nstance) startServer(ctx context.Context, shard Shard, component, id, host string) error {
 	_, err := n.cp.Run(ctx, controlplane.Spec{
-		Name: shard.Component(),
+		Name: component,
 		Argv: []string{
 			n.options.Server,
-			"--config", n.shardConfigPath(shard.ID),
-			"--data-dir", filepath.Join(n.shardDir(shard.ID), "data"),
+			"--shard", shard.ID,
+			"--id", id,
+			"--host", host,
+			"--storage", "file",
+			"--bucket", n.Bucket(),
+			"--cache-dir", filepath.Join(n.dir, "cache", component),
 			"--v", "2", // Calls reads from the log
 		},
-		Ports: []int{shard.OperatorPort, shard.HealthPort},
-		Ready: controlplane.Probe{URL: "http://" + address(shard.HealthPort) + "/health"},
+		Ports: []int{shard.OperatorPort, shard.HealthPort, shard.RegistrationPort, shard.ElectionPort},
+		Ready: controlplane.Probe{URL: "http://" + net.JoinHostPort(host, strconv.Itoa(shard.HealthPort)) + "/health"},
 	})
 	return err
 }
@@ -85,7 +112,7 @@ func (n *Nstance) shard(id string) (*Shard, error) {
 func fillInPorts(shards []Shard) error {
 	var unset []*int
 	for i := range shards {
-		for _, port := range []*int{&shards[i].OperatorPort, &shards[i].HealthPort} {
+		for _, port := range shards[i].ports() {
 			if *port == 0 {
 				unset = append(unset, port)
 			}
@@ -101,6 +128,12 @@ func fillInPorts(shards []Shard) error {
 	return nil
 }
 
+// Hosts of the servers of a shard: there is one machine.
+const (
+	loopback    = "127.0.0.1"
+	standbyHost = "127.0.0.2"
+)
+
 func address(port int) string {
-	return net.JoinHostPort("127.0.0.1", strconv.Itoa(port))
+	return net.JoinHostPort(loopback, strconv.Itoa(port))
 }

@@ -9,8 +9,6 @@ package scale
 import (
 	"context"
 	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 
 	"k8s.io/client-go/dynamic"
@@ -18,6 +16,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
@@ -41,78 +40,23 @@ type environment struct {
 }
 
 func TestMain(m *testing.M) {
-	code, err := run(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
+	testcluster.Main(m, testcluster.Options{Shards: shards()}, prepare)
 }
 
-func run(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	root, err := controlplane.FindRoot(".")
-	if err != nil {
-		return 1, err
-	}
-	builder := controlplane.Builder{Root: root, Progress: os.Stderr}
-	binaries, err := builder.ControlPlane(ctx)
-	if err != nil {
-		return 1, err
-	}
-	operator, server, err := builder.Product(ctx)
-	if err != nil {
-		return 1, err
-	}
-	dir, err := os.MkdirTemp("", "nstance-e2e-")
-	if err != nil {
-		return 1, err
-	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries, Namespace: nstance.Namespace})
-	if err != nil {
-		return 1, err
-	}
-	defer func() {
-		stopped := cp.Stop(context.Background())
-		if err == nil {
-			err = stopped
-		}
-		if code == 0 && err == nil {
-			err = os.RemoveAll(dir)
-			return
-		}
-		fmt.Fprintln(os.Stderr, "logs of the cluster:", filepath.Join(dir, "logs"))
-	}()
-
-	env = &environment{cp: cp}
-	env.n, err = nstance.Install(ctx, cp, nstance.Options{
-		Manifests: filepath.Join(root, "manifests"),
-		Operator:  operator,
-		Server:    server,
-		Shards:    shards(),
-	})
-	if err != nil {
-		return 1, err
-	}
-	if err := env.n.StartShards(ctx); err != nil {
-		return 1, err
-	}
-	// The tests must not wait for themselves.
-	config := cp.AdminConfig()
-	config.QPS = -1
+func prepare(_ context.Context, cluster *testcluster.Cluster) (err error) {
+	env = &environment{cp: cluster.ControlPlane, n: cluster.Nstance}
+	config := cluster.Config()
 	if env.kube, err = kubernetes.NewForConfig(config); err != nil {
-		return 1, err
+		return err
 	}
 	if env.nstance, err = versioned.NewForConfig(config); err != nil {
-		return 1, err
+		return err
 	}
 	if env.capi, err = capi.NewForConfig(config); err != nil {
-		return 1, err
+		return err
 	}
-	if env.dynamic, err = dynamic.NewForConfig(config); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
+	env.dynamic, err = dynamic.NewForConfig(config)
+	return err
 }
 
 // shards all have the same groups.

@@ -8,9 +8,6 @@ package tests
 
 import (
 	"context"
-	"fmt"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -19,6 +16,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
@@ -46,86 +44,32 @@ type environment struct {
 }
 
 func TestMain(m *testing.M) {
-	code, err := run(m)
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		code = 1
-	}
-	os.Exit(code)
-}
-
-func run(m *testing.M) (code int, err error) {
-	ctx := context.Background()
-	root, err := controlplane.FindRoot(".")
-	if err != nil {
-		return 1, err
-	}
-	builder := controlplane.Builder{Root: root, Progress: os.Stderr}
-	binaries, err := builder.ControlPlane(ctx)
-	if err != nil {
-		return 1, err
-	}
-	operator, server, err := builder.Product(ctx)
-	if err != nil {
-		return 1, err
-	}
-	dir, err := os.MkdirTemp("", "nstance-e2e-")
-	if err != nil {
-		return 1, err
-	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{Dir: dir, Binaries: binaries, Namespace: nstance.Namespace, AuditReads: []string{capiUser}})
-	if err != nil {
-		return 1, err
-	}
-	defer func() {
-		stopped := cp.Stop(context.Background())
-		if err == nil {
-			err = stopped
-		}
-		if code == 0 && err == nil {
-			err = os.RemoveAll(dir)
-			return
-		}
-		fmt.Fprintln(os.Stderr, "logs of the cluster:", filepath.Join(dir, "logs"))
-	}()
-
-	env = &environment{cp: cp, kubectl: []string{binaries.Kube, "kubectl", "--kubeconfig", cp.KubeconfigPath()}}
+	env = &environment{}
 	for _, id := range shardIDs {
 		env.shards = append(env.shards, nstance.Shard{ID: id})
 	}
-	env.n, err = nstance.Install(ctx, cp, nstance.Options{
-		Manifests: filepath.Join(root, "manifests"),
-		Operator:  operator,
-		Server:    server,
-		Shards:    env.shards,
-	})
-	if err != nil {
-		return 1, err
-	}
-	if err := env.n.StartShards(ctx); err != nil {
-		return 1, err
-	}
+	testcluster.Main(m, testcluster.Options{AuditReads: []string{capiUser}, Shards: env.shards}, prepare)
+}
+
+// prepare starts an operator and makes the clients.
+func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
+	env.cp, env.n, env.kubectl = cluster.ControlPlane, cluster.Nstance, cluster.Kubectl
 	env.operator, err = env.n.StartOperator(ctx, nstance.Operator{
 		Component: "operator",
 		Flags:     []string{"--resync-period", resync.String()},
 	})
 	if err != nil {
-		return 1, err
+		return err
 	}
-	if env.kube, err = kubernetes.NewForConfig(cp.AdminConfig()); err != nil {
-		return 1, err
+	if env.kube, err = kubernetes.NewForConfig(cluster.AdminConfig()); err != nil {
+		return err
 	}
-	// The tests must not wait for themselves.
-	config := cp.AdminConfig()
-	config.QPS = -1
-	if env.nstance, err = versioned.NewForConfig(config); err != nil {
-		return 1, err
+	if env.nstance, err = versioned.NewForConfig(cluster.Config()); err != nil {
+		return err
 	}
-	if env.capi, err = capi.NewForConfig(config); err != nil {
-		return 1, err
+	if env.capi, err = capi.NewForConfig(cluster.Config()); err != nil {
+		return err
 	}
-	if env.dynamic, err = dynamic.NewForConfig(config); err != nil {
-		return 1, err
-	}
-	return m.Run(), nil
+	env.dynamic, err = dynamic.NewForConfig(cluster.Config())
+	return err
 }

@@ -33,7 +33,7 @@ func TestTheSameFileAgain(t *testing.T) {
 	if now := configStatus(t, operator); !proto.Equal(now, status) {
 		t.Errorf("the status is %v, was %v", now, status)
 	}
-	if _, err := os.Stat(filepath.Join(server.DataDir, "groups", "us-west-2a.jsonc")); !os.IsNotExist(err) {
+	if _, err := os.Stat(server.GroupsPath()); !os.IsNotExist(err) {
 		t.Errorf("groups were stored: %v", err)
 	}
 }
@@ -42,16 +42,16 @@ func TestTheSameFileAgain(t *testing.T) {
 // mistake. How the next one gets in its place does not matter.
 func TestAnEditorAtWork(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := serveInMemory(t)
-		defer s.stop()
+		s := servertest.Start(t, servertest.Options{InMemory: true, Groups: `{"default": {"main": {"template": "worker"}}}`})
+		operator, path := s.Operator("default"), s.ConfigPath()
 		events := make(chan *nstancev1.ErrorEvent, 10)
-		watch := watchErrors(t, s.operator)
+		watch := watchErrors(t, operator)
 		go func() {
 			for event, err := watch.Recv(); err == nil; event, err = watch.Recv() {
 				events <- event
 			}
 		}()
-		content, err := os.ReadFile(s.path)
+		content, err := os.ReadFile(path)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,30 +72,30 @@ func TestAnEditorAtWork(t *testing.T) {
 		expectSize := func(size int32) {
 			t.Helper()
 			tick()
-			if group := find(t, list(t, s.operator), "main"); group.Size != size {
+			if group := find(t, list(t, operator), "main"); group.Size != size {
 				t.Errorf("the size is %d, want %d", group.Size, size)
 			}
 		}
 
-		do(os.WriteFile(s.path, sized(2)[:200], 0o600))
+		do(os.WriteFile(path, sized(2)[:200], 0o600))
 		tick()
-		do(os.WriteFile(s.path, sized(2)[:300], 0o600))
+		do(os.WriteFile(path, sized(2)[:300], 0o600))
 		tick()
-		do(os.WriteFile(s.path, sized(2), 0o600))
+		do(os.WriteFile(path, sized(2), 0o600))
 		expectSize(2)
-		do(os.Rename(s.path, s.path+"~"))
+		do(os.Rename(path, path+"~"))
 		tick()
-		do(os.WriteFile(s.path, sized(3), 0o600))
+		do(os.WriteFile(path, sized(3), 0o600))
 		expectSize(3)
 		// As a volume of Kubernetes does: a link to a link to a folder.
 		for size := range 3 {
-			folder := fmt.Sprint(s.path, ".", size)
+			folder := fmt.Sprint(path, ".", size)
 			do(os.Mkdir(folder, 0o700))
 			do(os.WriteFile(filepath.Join(folder, "shard.jsonc"), sized(size), 0o600))
-			do(os.Symlink(folder, s.path+".next"))
-			do(os.Rename(s.path+".next", s.path+".data"))
-			do(os.Symlink(filepath.Join(s.path+".data", "shard.jsonc"), s.path+".next"))
-			do(os.Rename(s.path+".next", s.path))
+			do(os.Symlink(folder, path+".next"))
+			do(os.Rename(path+".next", path+".data"))
+			do(os.Symlink(filepath.Join(path+".data", "shard.jsonc"), path+".next"))
+			do(os.Rename(path+".next", path))
 			expectSize(int32(size))
 		}
 		if len(events) != 0 {
@@ -103,7 +103,7 @@ func TestAnEditorAtWork(t *testing.T) {
 		}
 
 		// What stays wrong is told after two looks, and once.
-		do(os.Remove(s.path))
+		do(os.Remove(path))
 		tick()
 		if len(events) != 0 {
 			t.Error("was told of at once")

@@ -14,17 +14,19 @@ import (
 	"nstance.dev/operator/pkg/server/api"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
-// readAgainAfter is how long a change of the configuration file may go unseen.
+// readAgainAfter is how long a change of the configuration may go unseen.
 const readAgainAfter = 2 * time.Second
 
-// configuration keeps the configuration in force like its file. A file that
-// cannot be used changes nothing.
+// configuration keeps the configuration in force like the one in the storage. One
+// that cannot be used changes nothing.
 type configuration struct {
-	path   string
-	store  *groups.Store
-	errors *api.Errors
+	storage storage.Store
+	server  *Server
+	store   *groups.Store
+	errors  *api.Errors
 	// changed is called after another configuration has been put in force.
 	changed func()
 
@@ -43,7 +45,7 @@ func (c *configuration) InForce() config.Source {
 	return c.store.Config().Source
 }
 
-// Refresh reads the file now. The error is one of reading it, wraps a
+// Refresh reads the configuration now. The error is one of reading it, wraps a
 // *config.InvalidError, or is one of the storage.
 func (c *configuration) Refresh(ctx context.Context) (before, after config.Source, err error) {
 	c.mu.Lock()
@@ -56,8 +58,8 @@ func (c *configuration) Refresh(ctx context.Context) (before, after config.Sourc
 	return before, c.InForce(), nil
 }
 
-// follow looks at the file whenever ticks says so, until ctx ends. The content
-// decides, not the time of the file, and neither how it got there.
+// follow looks at the configuration whenever ticks says so, until ctx ends. The
+// content decides, not the time when it was written.
 func (c *configuration) follow(ctx context.Context, ticks <-chan time.Time) {
 	for {
 		select {
@@ -69,7 +71,7 @@ func (c *configuration) follow(ctx context.Context, ticks <-chan time.Time) {
 	}
 }
 
-// look reads the file. What is wrong is told when it is still so the next time:
+// look reads the configuration. What is wrong is told when it is still so the next time:
 // an editor may have been in the middle of writing.
 func (c *configuration) look(ctx context.Context) {
 	c.mu.Lock()
@@ -87,7 +89,7 @@ func (c *configuration) look(ctx context.Context) {
 
 // read is called with mu held, as is report.
 func (c *configuration) read(ctx context.Context) error {
-	source, err := config.Read(c.path)
+	source, err := config.Read(ctx, c.storage, c.server.Shard)
 	if err != nil {
 		return err
 	}
@@ -96,15 +98,15 @@ func (c *configuration) read(ctx context.Context) error {
 		return nil
 	}
 	// Also when the same was refused before: the groups may be others now.
-	next, err := source.Parse()
+	next, err := c.server.parse(source)
 	if err != nil {
 		return err
 	}
 	if err := c.store.Reconfigure(ctx, next); err != nil {
-		return fmt.Errorf("configuration %s:\n%w", c.path, err)
+		return fmt.Errorf("configuration %s:\n%w", source.Key, err)
 	}
 	c.reported = ""
-	klog.FromContext(ctx).Info("Put another configuration in force", "path", c.path, "etag", source.ETag)
+	klog.FromContext(ctx).Info("Put another configuration in force", "etag", source.ETag)
 	c.changed()
 	return nil
 }
@@ -114,6 +116,6 @@ func (c *configuration) report(ctx context.Context, err error) {
 		return
 	}
 	c.reported = err.Error()
-	klog.FromContext(ctx).Error(err, "The configuration stays as it was", "path", c.path)
+	klog.FromContext(ctx).Error(err, "The configuration stays as it was")
 	c.errors.ReportShard(err)
 }

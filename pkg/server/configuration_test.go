@@ -82,19 +82,21 @@ func TestAnotherConfiguration(t *testing.T) {
 	untilListed(t, operator, "comes", "dynamic", "grows", "untouched")
 }
 
-// TestNewInstancesAreOfTheNewConfiguration: templates, subnet pools and instance
-// types change with the groups that refer to them.
-func TestNewInstancesAreOfTheNewConfiguration(t *testing.T) {
+// TestInstancesOfTheOldConfigurationAreReplaced: templates, subnet pools and
+// instance types change with the groups that refer to them.
+func TestInstancesOfTheOldConfigurationAreReplaced(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker"}}}`})
 	operator := server.Operator("default")
-	watchGroups(t, operator).untilSize("main", 1)
+	old := watchGroups(t, operator).untilSize("main", 1).ProviderIds[0]
 	server.SetConfig(func(o *servertest.Options) {
 		o.InstanceTypes = `{"big": {"cpu": "64", "memory": "1Ti", "arch": "arm64"}}`
 		o.SubnetPools = `{"other": ["subnet-b"]}`
 		o.Templates = `{"new": {"kind": "new", "arch": "arm64", "instance_type": "big", "subnet_pool": "other", "vars": {"x": "y"}}}`
 		o.Groups = `{"default": {"main": {"template": "new", "size": 2}}}`
 	})
-	group := watchGroups(t, operator).untilSize("main", 2)
+	group := watchGroups(t, operator).until(func(e *nstancev1.GroupEvent) bool {
+		return e.Group.Key == "main" && e.Group.ActualSize == 2 && !slices.Contains(e.Group.ProviderIds, old)
+	}).Group
 	if group.Template != "new" || group.InstanceType != "big" || group.Vars["x"] != "y" || !slices.Equal(group.Subnets, []string{"other"}) {
 		t.Errorf("the group is %v", group)
 	}
@@ -102,8 +104,8 @@ func TestNewInstancesAreOfTheNewConfiguration(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(nodes.Items) != 1 {
-		t.Fatalf("there are %d Nodes of the new type, want one", len(nodes.Items))
+	if len(nodes.Items) != 2 {
+		t.Fatalf("there are %d Nodes of the new type, want two", len(nodes.Items))
 	}
 	if node := nodes.Items[0]; !strings.HasPrefix(node.Name, "new") || node.Status.Capacity.Cpu().String() != "64" || node.Labels["kubernetes.io/arch"] != "arm64" {
 		t.Errorf("the Node is %s with %v", node.Name, node.Status.Capacity)

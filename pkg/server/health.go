@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -19,13 +18,14 @@ import (
 // health answers at the health address: /health and / for those that ask
 // whether the server serves, /metrics for those that ask what it did.
 type health struct {
-	// ready is true while operators are served.
-	ready   atomic.Bool
+	// ready tells whether the server does its part: it serves operators, or
+	// stands by for a server that does.
+	ready   func() bool
 	handler *http.ServeMux
 }
 
-func newHealth(metrics prometheus.Gatherer) *health {
-	h := &health{handler: http.NewServeMux()}
+func newHealth(metrics prometheus.Gatherer, ready func() bool) *health {
+	h := &health{ready: ready, handler: http.NewServeMux()}
 	h.handler.HandleFunc("GET /health", h.answer)
 	h.handler.HandleFunc("GET /{$}", h.answer)
 	h.handler.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
@@ -34,7 +34,7 @@ func newHealth(metrics prometheus.Gatherer) *health {
 
 // answer: 200 with the body ok and no line break, else 503 (wire contract).
 func (h *health) answer(w http.ResponseWriter, _ *http.Request) {
-	if !h.ready.Load() {
+	if !h.ready() {
 		http.Error(w, "not ready", http.StatusServiceUnavailable)
 		return
 	}

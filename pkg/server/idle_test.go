@@ -7,13 +7,13 @@ import (
 	"context"
 	"fmt"
 	"os"
-	"path/filepath"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -22,8 +22,9 @@ import (
 // told. Connections are in memory so that time can be that of a bubble.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := serveInMemory(t)
-		operator, kubernetes := s.operator, s.kubernetes
+		kubernetes := servertest.NewClientset()
+		s := servertest.Start(t, servertest.Options{InMemory: true, Kubernetes: kubernetes, Groups: `{"default": {"main": {"template": "worker"}, "other": {"template": "worker"}}}`})
+		operator := s.Operator("default")
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
@@ -53,7 +54,7 @@ func TestIdle(t *testing.T) {
 			<-events
 		}
 		kubernetes.ClearActions()
-		file := filepath.Join(s.DataDir, "groups", "us-west-2a.jsonc")
+		file := s.GroupsPath()
 		before, err := os.Stat(file)
 		if err != nil {
 			t.Fatal(err)
@@ -75,7 +76,7 @@ func TestIdle(t *testing.T) {
 			t.Errorf("the groups file was written: %v", err)
 		}
 
-		s.stop()
+		s.Stop()
 		<-watching
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -78,7 +79,7 @@ func TestRefreshConfig(t *testing.T) {
 		write(wrong.content)
 		_, err := operator.RefreshConfig(t.Context(), &emptypb.Empty{})
 		wantCode(t, wrong.want, err, codes.FailedPrecondition)
-		if err != nil && (!strings.Contains(err.Error(), wrong.want) || !strings.Contains(err.Error(), server.ConfigPath())) {
+		if err != nil && (!strings.Contains(err.Error(), wrong.want) || !strings.Contains(err.Error(), storage.ConfigKey("us-west-2a"))) {
 			t.Errorf("got %v, want %s", err, wrong.want)
 		}
 	}
@@ -126,7 +127,7 @@ func TestAFileThatIsRefused(t *testing.T) {
 			t.Errorf("the event is %v", event)
 		}
 		for _, want := range []string{
-			server.ConfigPath(),
+			storage.ConfigKey("us-west-2a"),
 			`default.main.template: Invalid value: "worker": unknown template, known are "other"`,
 			`default.workers.template: Invalid value: "extra"`, `stranger.workers.template: Invalid value: "extra"`,
 		} {

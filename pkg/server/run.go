@@ -6,48 +6,106 @@ package server
 import (
 	"context"
 	"fmt"
+	"io"
 	"net"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instance/kwok"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
 // Options are what the command line says.
 type Options struct {
-	// ConfigPath is the path of the configuration file.
-	ConfigPath string
-	// DataDir is the folder of what must survive a restart.
-	DataDir string
+	// Shard is the shard's id.
+	Shard string
+	// ID is the server's among those of the shard.
+	ID string
+	// Host replaces that of every address in the configuration unless empty.
+	Host string
+	// Storage is the provider of the object storage, Bucket its folder or bucket,
+	// and Prefix is before all keys.
+	Storage, Bucket, Prefix string
+	// CacheDir is a folder of this server's alone.
+	CacheDir string
 }
 
-// Run runs the shard server of a configuration file until ctx ends. A
-// configuration that is wrong gives an error with all mistakes.
+// Run runs a shard server until ctx ends. A configuration that is wrong gives an
+// error with all mistakes.
 func Run(ctx context.Context, o Options) error {
-	c, err := config.Load(o.ConfigPath)
+	store, err := o.open(ctx)
 	if err != nil {
 		return err
 	}
-	client, err := newClient(c.Shard.Infra.Kwok.Kubeconfig)
-	if err != nil {
-		return err
-	}
-	provider, err := kwok.New(c, client)
-	if err != nil {
-		return err
+	if err := identifier.Validate(o.ID); err != nil {
+		return fmt.Errorf("--id: %w", err)
 	}
 	server := &Server{
-		Config:   c,
-		DataDir:  o.DataDir,
-		Provider: provider,
+		Shard:       o.Shard,
+		ID:          o.ID,
+		Host:        o.Host,
+		Storage:     store,
+		CacheDir:    o.CacheDir,
+		NewProvider: newProvider,
 		Listen: func(ctx context.Context, address string) (net.Listener, error) {
 			return new(net.ListenConfig).Listen(ctx, "tcp", address)
 		},
 	}
 	return server.Run(ctx)
+}
+
+// Validate checks a configuration and writes to w that it is right, or returns
+// an error with all mistakes. It is the file at path or, when that is empty, the
+// one in the storage.
+func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
+	source, err := o.source(ctx, path)
+	if err != nil {
+		return err
+	}
+	c, err := source.Parse()
+	if err != nil {
+		return err
+	}
+	_, err = fmt.Fprintf(w, "%s: shard %s of cluster %s is valid\n", source.Key, c.Shard.ID, c.ClusterID)
+	return err
+}
+
+func (o Options) source(ctx context.Context, path string) (config.Source, error) {
+	if path != "" {
+		return config.ReadFile(path)
+	}
+	store, err := o.open(ctx)
+	if err != nil {
+		return config.Source{}, err
+	}
+	return config.Read(ctx, store, o.Shard)
+}
+
+func (o Options) open(ctx context.Context) (storage.Store, error) {
+	if err := identifier.Validate(o.Shard); err != nil {
+		return nil, fmt.Errorf("--shard: %w", err)
+	}
+	return backend.Open(ctx, o.Storage, o.Bucket, o.Prefix)
+}
+
+// newProvider returns the provider that a configuration names.
+func newProvider(c *config.Config, bound BoundFunc) (instance.Provider, error) {
+	client, err := newClient(c.Shard.Infra.Kwok.Kubeconfig)
+	if err != nil {
+		return nil, err
+	}
+	provider, err := kwok.New(c, client)
+	if err != nil {
+		return nil, err
+	}
+	provider.Bound = bound
+	return provider, nil
 }
 
 // newClient returns a client for the cluster that the Nodes are in.

@@ -5,11 +5,12 @@
 package server
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"net"
-	"path/filepath"
+	"sync/atomic"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
@@ -20,122 +21,204 @@ import (
 
 	"nstance.dev/operator/pkg/server/api"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/reconciler"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Server is a shard server. Its fields are what it is made of; all but the last
-// two are mandatory.
+// Server is one server of a shard. Of all servers of a shard one leads: it alone
+// serves operators and works on groups. The fields are what a server is made of;
+// those without a default are mandatory.
 type Server struct {
-	// Config is the configuration to begin with. The file that it was read from
-	// is read again while the server runs.
-	Config *config.Config
-	// DataDir is the folder of what must survive a restart. It is made when
-	// missing, and must be this server's alone.
-	DataDir  string
-	Provider instance.Provider
+	// Shard is the shard's id.
+	Shard string
+	// ID is this server's among those of the shard. It stays the same when the
+	// server is started again.
+	ID string
+	// Host replaces that of every address in the configuration. Default: none,
+	// the configuration decides.
+	Host string
+	// Storage holds what is durable, of all shards of the cluster.
+	Storage storage.Store
+	// CacheDir is a folder of this server's alone, for what is only quicker to
+	// find there. It is made when missing.
+	CacheDir string
+	// NewProvider returns the provider of instances for one term of leading. Each
+	// call to the outside that changes something has to be made with a context of
+	// bound, which ends when this server may not act any more.
+	NewProvider func(c *config.Config, bound BoundFunc) (instance.Provider, error)
 	// Listen opens a TCP listener. It is net.ListenConfig's, unless the caller
 	// wants to hold the connections.
 	Listen func(ctx context.Context, address string) (net.Listener, error)
 	// GRPCOptions are added before those of the server, so that interceptors
 	// among them see every call, refused ones too.
 	GRPCOptions []grpc.ServerOption
-	// ReadConfig tells when to look at the configuration file. Default: every
-	// two seconds.
+	// ReadConfig tells when to look at the configuration. Default: every two
+	// seconds.
 	ReadConfig <-chan time.Time
 }
 
-// Run serves until ctx ends, and returns when everything has stopped. Then the
-// error is nil.
-//
-// Operators are served from when all instances are known: before that, groups
-// would look as if they had none.
-func (s *Server) Run(ctx context.Context) error {
-	registry := prometheus.NewRegistry()
-	registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	health := newHealth(registry)
-	healthListener, err := s.Listen(ctx, s.Config.Shard.Bind.HealthAddr)
-	if err != nil {
-		return fmt.Errorf("shard %s: listening for health checks (shard.bind.health_addr): %w", s.Config.Shard.ID, err)
-	}
+// BoundFunc returns the context for one call, which has a deadline.
+type BoundFunc = func(context.Context) (context.Context, context.CancelFunc)
 
-	g, ctx := errgroup.WithContext(ctx)
-	g.Go(func() error { return health.serve(ctx, healthListener) })
-	g.Go(func() error { return s.run(ctx, g, registry, health) })
-	if err := g.Wait(); err != nil && !errors.Is(err, context.Canceled) {
-		return fmt.Errorf("shard %s: %w", s.Config.Shard.ID, err)
+// process is what lives as long as a server does, whether it leads or not.
+type process struct {
+	*Server
+	config *config.Config
+	// bind are the addresses to listen at, advertise those to be found at.
+	bind, advertise config.Addresses
+	// storage is that of the server, with calls that end.
+	storage  storage.Store
+	secrets  *secrets.Store
+	registry *prometheus.Registry
+	health   *health
+	// shard and cluster elect who leads the one and the other.
+	shard, cluster *leader.Elector
+	// gate passes calls to the term that there is.
+	gate        *api.Gate
+	reconciling *reconciler.Metrics
+	// serving is true while operators are served.
+	serving atomic.Bool
+
+	// keys are those of the cluster, and registrar works with them.
+	keys      *keys.Keys
+	registrar *registration.Registrar
+}
+
+// Run serves until ctx ends, and returns when everything has stopped. Then the
+// error is nil. It reads the configuration first: one that is wrong gives an
+// error with all mistakes.
+func (s *Server) Run(ctx context.Context) error {
+	if err := s.run(ctx); err != nil && !errors.Is(err, context.Canceled) {
+		return fmt.Errorf("shard %s: %w", s.Shard, err)
 	}
 	return nil
 }
 
-// run starts the parts in the order in which they need each other.
-func (s *Server) run(ctx context.Context, g *errgroup.Group, registry prometheus.Registerer, health *health) error {
-	logger := klog.FromContext(ctx)
-	store, err := groups.Open(ctx, s.Config, filepath.Join(s.DataDir, "groups"))
+func (s *Server) run(ctx context.Context) error {
+	unlock, err := lockFolder(s.CacheDir)
 	if err != nil {
 		return err
 	}
-	board, failures := api.NewBoard(store, s.Provider), api.NewErrors()
-	reconciler := reconciler.New(store, s.Provider, failures.ReportInstance)
-	changed := func(keys ...instance.GroupKey) {
-		board.Refresh(keys...)
-		for _, key := range keys {
-			reconciler.Enqueue(key)
+	defer unlock()
+	p, err := s.newProcess(ctx)
+	if err != nil {
+		return err
+	}
+	healthListener, err := s.Listen(ctx, p.bind.HealthAddr)
+	if err != nil {
+		return fmt.Errorf("listening for health checks (shard.bind.health_addr): %w", err)
+	}
+	g, ctx := errgroup.WithContext(ctx)
+	g.Go(func() error { return p.health.serve(ctx, healthListener) })
+	g.Go(func() error { return p.cluster.Run(ctx, p.leadCluster) })
+	g.Go(func() error { return p.serve(ctx, g) })
+	return g.Wait()
+}
+
+// newProcess reads the configuration and makes what does not need the cluster's
+// keys.
+func (s *Server) newProcess(ctx context.Context) (*process, error) {
+	c, err := s.readConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	p := &process{Server: s, config: c, registry: prometheus.NewRegistry()}
+	p.storage = storage.WithTimeout(s.Storage, c.Shard.RequestTimeout)
+	p.bind = withHost(c.Shard.Bind, s.Host)
+	p.advertise = c.Shard.Advertised(p.bind, cmp.Or(s.Host, machineHost()))
+	if p.secrets, err = openSecrets(c.Secrets, p.storage); err != nil {
+		return nil, err
+	}
+	p.shard = p.elector(storage.ShardLeaderKey(s.Shard), c.Shard.Election)
+	p.cluster = p.elector(storage.ClusterLeaderKey, c.ClusterElection)
+	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	p.health = newHealth(p.registry, p.ready)
+	p.reconciling = reconciler.NewMetrics(p.registry)
+	p.gate = api.NewGate(p.whoLeads)
+	return p, nil
+}
+
+// readAttempts is how often an object that a start needs is read before it is
+// given up (server document). One that is there and wrong is not read again.
+const readAttempts = 3
+
+// readConfig reads the configuration that the server starts with.
+func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
+	for attempt := 1; ; attempt++ {
+		source, err := config.Read(ctx, s.Storage, s.Shard)
+		if err == nil {
+			return s.parse(source)
+		}
+		if attempt == readAttempts || errors.Is(err, storage.ErrNotFound) {
+			return nil, err
+		}
+		klog.FromContext(ctx).Error(err, "The configuration was not read, will retry", "attempt", attempt)
+		select {
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		case <-time.After(time.Duration(attempt) * time.Second):
 		}
 	}
-	changedOne := func(key instance.GroupKey) { changed(key) }
-	configuration := &configuration{
-		path:    s.Config.Source.Path,
-		store:   store,
-		errors:  failures,
-		changed: func() { changed(store.Keys()...) },
-	}
-	operators, err := s.newOperatorServer(logger, registry, &api.OperatorService{
-		Store:         store,
-		Instances:     s.Provider,
-		Board:         board,
-		Errors:        failures,
-		Configuration: configuration,
-		Changed:       changedOne,
-	})
-	if err != nil {
-		return err
-	}
-	g.Go(func() error { return s.Provider.Run(ctx, changedOne, failures.ReportInstance) })
-	select {
-	case <-ctx.Done():
-		return nil
-	case <-s.Provider.Synced():
-	}
+}
 
-	// What can go wrong has by now, or does here: no instance is made by a
-	// server that will not serve.
-	listener, err := s.Listen(ctx, s.Config.Shard.Bind.OperatorAddr)
+// parse refuses the configuration of another shard too.
+func (s *Server) parse(source config.Source) (*config.Config, error) {
+	c, err := source.Parse()
+	if err == nil && c.Shard.ID != s.Shard {
+		return nil, fmt.Errorf("configuration %s: shard.id: Invalid value: %q: must be %q", source.Key, c.Shard.ID, s.Shard)
+	}
+	return c, err
+}
+
+// leaderID is this server's among those of the cluster.
+func (s *Server) leaderID() string {
+	return s.Shard + "/" + s.ID
+}
+
+func (p *process) elector(key string, election config.Election) *leader.Elector {
+	return leader.New(leader.Options{
+		Store:    p.storage,
+		Key:      key,
+		ID:       p.leaderID(),
+		Address:  p.advertise.ElectionAddr,
+		Election: election,
+	})
+}
+
+// ready tells whether the server serves, or stands by for one that leads.
+func (p *process) ready() bool {
+	if p.serving.Load() {
+		return true
+	}
+	lock, known := p.shard.Leader()
+	return known && lock.LeaderID != "" && lock.LeaderID != p.leaderID()
+}
+
+// whoLeads tells operators why they are refused.
+func (p *process) whoLeads() string {
+	if lock, known := p.shard.Leader(); known && lock.LeaderID != "" && !p.shard.Leading() {
+		return fmt.Sprintf("shard %s is led by %s at %s", p.Shard, lock.LeaderID, lock.LeaderAddr)
+	}
+	return fmt.Sprintf("shard %s has no leader yet", p.Shard)
+}
+
+// openSecrets returns the secrets of the storage with the keys that the
+// configuration names.
+func openSecrets(c config.Secrets, store storage.Store) (*secrets.Store, error) {
+	key, err := secrets.ReadKey(c.EncryptionKey)
 	if err != nil {
-		return fmt.Errorf("listening for operators (shard.bind.operator_addr): %w", err)
+		return nil, fmt.Errorf("reading the encryption key (cluster.secrets.encryption_key): %w", err)
 	}
-	// Groups that have instances but are no more come from the provider.
-	changed(store.Keys()...)
-	g.Go(func() error {
-		reconciler.Run(ctx)
-		return nil
-	})
-	ticks := s.ReadConfig
-	if ticks == nil {
-		ticker := time.NewTicker(readAgainAfter)
-		defer ticker.Stop()
-		ticks = ticker.C
+	old := make([][]byte, len(c.OldEncryptionKeys))
+	for i, source := range c.OldEncryptionKeys {
+		if old[i], err = secrets.ReadKey(source); err != nil {
+			return nil, fmt.Errorf("reading an old encryption key (cluster.secrets.old_encryption_keys[%d]): %w", i, err)
+		}
 	}
-	g.Go(func() error {
-		configuration.follow(ctx, ticks)
-		return nil
-	})
-	logger.Info("Serving operators", "shard", s.Config.Shard.ID, "address", listener.Addr().String(), "groups", len(store.Keys()))
-	health.ready.Store(true)
-	return serveGRPC(ctx, operators, listener, func() {
-		health.ready.Store(false)
-		board.Close()
-		failures.Close()
-	})
+	return secrets.New(store, key, old...)
 }

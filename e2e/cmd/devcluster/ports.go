@@ -24,9 +24,17 @@ var (
 		KWOK:              26247,
 	}
 	shards = []nstance.Shard{
-		{ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, Groups: map[string]nstance.Group{"main": {Size: 2}}},
-		{ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, Groups: map[string]nstance.Group{"main": {Size: 1}}},
-		{ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985},
+		{
+			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963,
+			Groups: map[string]nstance.Group{"main": {Size: 2}},
+		},
+		{
+			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964,
+			Groups: map[string]nstance.Group{"main": {Size: 1}},
+		},
+		{
+			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965,
+		},
 	}
 	operator = nstance.Operator{Component: "operator", HTTPPort: 28080}
 )

@@ -48,15 +48,25 @@ func newDeletingStatus(key instance.GroupKey, before *nstancev1.GroupStatus, ins
 func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) {
 	status.ProviderIds = nil
 	for _, i := range instances {
-		// One that drains runs until it is told to end, and an impaired one runs
-		// too: their Nodes are there. Without a provider's id nobody finds them.
-		runs := i.State == instance.Running || i.State == instance.Impaired
+		// One that drains runs, and so does an impaired one. One that was told to
+		// end is listed until it is gone: whoever finds its id no more may take its
+		// Node for one to be deleted. Without a provider's id nobody finds it.
+		runs := i.State == instance.Running || i.State == instance.Impaired ||
+			i.State == instance.Terminating && i.DeleteReason != ""
 		if runs && i.ProviderID != "" {
 			status.ProviderIds = append(status.ProviderIds, i.ProviderID)
 		}
 	}
 	slices.Sort(status.ProviderIds)
 	status.ActualSize = int32(len(status.ProviderIds))
+}
+
+// runs tells whether an instance can be used. One that drains runs until it is
+// told to end, and an impaired one runs too: that its provider complains is the
+// server's to deal with. One that runs for a moment without its provider's id on
+// record does not count yet: nobody could find its Node.
+func runs(i *instance.Instance) bool {
+	return (i.State == instance.Running || i.State == instance.Impaired) && i.ProviderID != ""
 }
 
 // managed returns the instances that the size of their group is about. Those that

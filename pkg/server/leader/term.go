@@ -126,11 +126,6 @@ func (e *Elector) renewOnce(ctx context.Context, start time.Time) error {
 // seemed to have failed, succeeded after all. Then the next one can succeed.
 // Nothing is added to the lease: it is not known when that renewal came through.
 func (e *Elector) recognize(ctx context.Context, conflict error) error {
-	lost := fmt.Errorf("%w: %w", ErrNotLeading, conflict)
-	if len(e.unanswered) == 1 {
-		e.giveUp()
-		return lost
-	}
 	call, cancel := e.callContext(ctx)
 	defer cancel()
 	object, err := e.options.Store.Get(call, e.options.Key)
@@ -144,7 +139,7 @@ func (e *Elector) recognize(ctx context.Context, conflict error) error {
 		}
 	}
 	e.giveUp()
-	return lost
+	return fmt.Errorf("%w: %w", ErrNotLeading, conflict)
 }
 
 // extend begins the lease anew. When the old one ended before the answer came,

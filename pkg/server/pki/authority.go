@@ -92,6 +92,11 @@ func (a *Authority) CommonName() string {
 	return a.certificate.Subject.CommonName
 }
 
+// KeyPEM returns the authority's private key.
+func (a *Authority) KeyPEM() ([]byte, error) {
+	return EncodePrivateKey(a.key)
+}
+
 // IssueServer issues a serving certificate for hosts, each an IP address or a
 // DNS name, together with its new Ed25519 key in PKCS #8.
 func (a *Authority) IssueServer(hosts []string, ttl time.Duration) (certPEM, keyPEM []byte, err error) {

@@ -74,13 +74,16 @@ type Events interface {
 	Deleted(instance.Instance)
 }
 
-// Options are what a Reconciler is made of. All are mandatory.
+// Options are what a Reconciler is made of. All but one are mandatory.
 type Options struct {
 	Groups    Groups
 	Instances Instances
 	Provider  instance.Provider
 	Specs     Specs
 	Events    Events
+	// Changed is told after something was done about a group's instances. It is
+	// optional.
+	Changed func(instance.GroupKey)
 	// Failed is told when an instance could not be made or ended.
 	Failed instance.FailureFunc
 	// Bound returns the context for one call to the storage or the provider. It
@@ -155,6 +158,9 @@ func (r *Reconciler) work(ctx context.Context) bool {
 		return false
 	}
 	r.Metrics.reconciled(time.Since(begun), err)
+	if done.acted && r.Changed != nil {
+		r.Changed(key)
+	}
 	if err != nil {
 		logger.Error(err, "Group is not as wanted, will retry")
 		r.queue.AddRateLimited(key)

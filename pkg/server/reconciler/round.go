@@ -31,6 +31,8 @@ type round struct {
 
 // outcome says when to look at a group again if nothing happens before.
 type outcome struct {
+	// acted is true when something was done, or tried.
+	acted bool
 	// more is true when there may be something to do at once.
 	more bool
 	// after is when something falls due. Zero means never.
@@ -54,6 +56,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 	if !wake.IsZero() {
 		current.outcome.within(wake.Sub(now))
 	}
+	current.outcome.acted = len(actions) > 0
 	var errs []error
 	for _, a := range actions {
 		if ctx.Err() != nil {

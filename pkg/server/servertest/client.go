@@ -4,8 +4,10 @@
 package servertest
 
 import (
+	"context"
 	"crypto/tls"
 	"crypto/x509"
+	"net"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -23,6 +25,17 @@ func (s *Server) Operator(tenant string) nstancev1.OperatorServiceClient {
 // Dial returns a client that calls as c, over a connection of its own.
 func (s *Server) Dial(c pki.Client) nstancev1.OperatorServiceClient {
 	s.t.Helper()
+	return nstancev1.NewOperatorServiceClient(s.connect(s.Addr, s.certificate(c)))
+}
+
+// Registration returns a client without a certificate.
+func (s *Server) Registration() nstancev1.RegistrationServiceClient {
+	s.t.Helper()
+	return nstancev1.NewRegistrationServiceClient(s.connect(s.RegistrationAddr))
+}
+
+func (s *Server) certificate(c pki.Client) tls.Certificate {
+	s.t.Helper()
 	cert, key, err := s.Authority.IssueClient(c, certificateTTL)
 	if err != nil {
 		s.t.Fatal(err)
@@ -31,16 +44,27 @@ func (s *Server) Dial(c pki.Client) nstancev1.OperatorServiceClient {
 	if err != nil {
 		s.t.Fatal(err)
 	}
+	return pair
+}
+
+func (s *Server) connect(address string, certificates ...tls.Certificate) *grpc.ClientConn {
+	s.t.Helper()
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(s.Authority.CertificatePEM())
-	conn, err := grpc.NewClient(s.Addr, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		MinVersion:   tls.VersionTLS13,
-		RootCAs:      roots,
-		Certificates: []tls.Certificate{pair},
-	})))
+	conn, err := grpc.NewClient("passthrough:///"+address,
+		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
+			return s.network.dial(ctx, "tcp", address)
+		}),
+		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
+			MinVersion: tls.VersionTLS13,
+			RootCAs:    roots,
+			// Also in memory, where addresses have names.
+			ServerName:   "localhost",
+			Certificates: certificates,
+		})))
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.t.Cleanup(func() { _ = conn.Close() })
-	return nstancev1.NewOperatorServiceClient(conn)
+	return conn
 }

@@ -9,24 +9,23 @@ import (
 	"os"
 	"path/filepath"
 	"time"
-)
 
-// configFile is the name of the configuration file in the server's folder.
-const configFile = "shard.jsonc"
+	"nstance.dev/operator/pkg/server/storage"
+)
 
 // SetConfig changes the options that are keys of the configuration, writes the
 // file anew, and returns when the server has put it in force or refused it.
 func (s *Server) SetConfig(change func(*Options)) {
 	s.t.Helper()
 	change(&s.options)
-	s.WriteConfig(s.options.configuration())
+	s.WriteConfig(s.options.configuration(s.encryptionKeyPath()))
 }
 
 // WriteConfig is SetConfig for a file of any content. A file that is refused
 // has been reported when it returns.
 func (s *Server) WriteConfig(content string) {
 	s.t.Helper()
-	s.writeFile(configFile, []byte(content))
+	s.writeFile(s.ConfigPath(), []byte(content))
 	s.ReadConfig()
 }
 
@@ -43,40 +42,59 @@ func (s *Server) ReadConfig() {
 	}
 }
 
-// ConfigPath is the path of the configuration file. ReadConfig tells the server
-// of a change of it.
+// ConfigPath is the path of the file that the storage has the configuration in.
+// ReadConfig tells the server of a change of it.
 func (s *Server) ConfigPath() string {
-	return filepath.Join(s.folder, configFile)
+	return filepath.Join(s.Bucket(), filepath.FromSlash(storage.ConfigKey(s.options.shard())))
 }
 
-func (s *Server) writeFile(name string, content []byte) {
+// GroupsPath is the path of the file that the storage has the dynamic groups in.
+func (s *Server) GroupsPath() string {
+	return filepath.Join(s.Bucket(), filepath.FromSlash(storage.GroupsKey(s.options.shard())))
+}
+
+func (s *Server) writeFile(path string, content []byte) {
 	s.t.Helper()
-	if err := os.WriteFile(filepath.Join(s.folder, name), content, 0o600); err != nil {
+	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
+		s.t.Fatal(err)
+	}
+	if err := os.WriteFile(path, content, 0o600); err != nil {
 		s.t.Fatal(err)
 	}
 }
 
-// configuration returns the file that o describes. The paths of its TLS files
-// are relative to the file.
-func (o Options) configuration() string {
-	shard := cmp.Or(o.Shard, "us-west-2a")
+func (o Options) shard() string {
+	return cmp.Or(o.Shard, "us-west-2a")
+}
+
+func (o Options) bind() string {
+	if o.InMemory {
+		return `{"health_addr": "health:1", "election_addr": "election:1", "registration_addr": "registration:1", "operator_addr": "operator:1"}`
+	}
+	return fmt.Sprintf(`{"health_addr": %q, "election_addr": "127.0.0.1:0", "registration_addr": "127.0.0.1:0", "operator_addr": %q}`,
+		cmp.Or(o.HealthAddr, "127.0.0.1:0"), cmp.Or(o.Addr, "127.0.0.1:0"))
+}
+
+// configuration returns the file that o describes.
+func (o Options) configuration(encryptionKeyPath string) string {
 	return fmt.Sprintf(`{
-		"cluster": {"id": %q},
+		"cluster": {"id": %q, "secrets": {"provider": "object-storage", "encryption_key": {"file": %q}}},
 		"shard": {
 			"id": %q,
 			"infra": {
 				"provider": "kwok", "region": "us-west-2", "zone": %q,
 				// Not read: the clientset is given.
-				"options": {"kubeconfig": "kubeconfig", "boot_delay": %q, "instance_types": %s, "quota": %s},
+				"options": {"kubeconfig": "/kubeconfig", "boot_delay": %q, "instance_types": %s, "quota": %s},
 			},
-			"bind": {"health_addr": "127.0.0.1:0", "operator_addr": %q},
-			"tls": {"ca": "ca.crt", "cert": "tls.crt", "key": "tls.key"},
+			"bind": %s,
+			"default_drain_timeout": %q,
 			"subnet_pools": %s,
 			"dynamic_subnet_pools": %s,
 		},
 		"templates": %s,
 		"groups": %s,
-	}`, ClusterID, shard, shard, o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`), cmp.Or(o.Addr, "127.0.0.1:0"),
+	}`, ClusterID, encryptionKeyPath, o.shard(), o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
+		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
 		cmp.Or(o.SubnetPools, `{"default": ["subnet-a"]}`),
 		cmp.Or(o.DynamicSubnetPools, `[]`),
 		cmp.Or(o.Templates, `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`),

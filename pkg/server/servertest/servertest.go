@@ -9,20 +9,27 @@ package servertest
 import (
 	"cmp"
 	"context"
-	"net"
-	"sync"
+	"errors"
+	"fmt"
+	"io"
+	"net/http"
+	"path/filepath"
 	"testing"
 	"time"
 
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instance/kwok"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 // ClusterID is the cluster of every server of this package.
@@ -47,15 +54,23 @@ type Options struct {
 	Quota              string
 	// BootDelay is how long an instance is pending. Default: not at all.
 	BootDelay time.Duration
+	// DrainTimeout is the default of all groups, in the configuration's syntax.
+	// Default: instances go at once.
+	DrainTimeout string
 	// Authority issues the server's certificate, and its clients' must come
 	// from it. Default: one of its own.
 	Authority *pki.Authority
-	// DataDir keeps dynamic groups. Default: a folder of its own. Give the
+	// DataDir keeps storage and cache. Default: a folder of its own. Give the
 	// folder of a server that stopped to start it again.
 	DataDir string
 	// Addr is the address for operators. Default: a free port. Give the address
 	// of a server that stopped to start it again.
 	Addr string
+	// HealthAddr is the address of /health. Default: a free port.
+	HealthAddr string
+	// InMemory: connections are in memory, so that the server can be in a bubble of
+	// synctest, whose time makes it look at its configuration.
+	InMemory bool
 	// Kubernetes holds the Nodes. Default: an empty one of NewClientset. Give
 	// that of a server that stopped to start it again.
 	Kubernetes kubernetes.Interface
@@ -69,98 +84,159 @@ type Server struct {
 	Addr string
 	// HealthAddr is the address of /health and /metrics, host:port.
 	HealthAddr string
+	// RegistrationAddr is the address for those that have no certificate yet.
+	RegistrationAddr string
 	// Authority, DataDir and Kubernetes are those of Options or the defaults.
 	Authority  *pki.Authority
 	DataDir    string
 	Kubernetes kubernetes.Interface
+	// Storage is that of the server.
+	Storage storage.Store
+	// Secrets are those in the storage.
+	Secrets *secrets.Store
 
-	t       testing.TB
-	options Options
-	// folder holds the configuration file and the certificates.
-	folder      string
-	readConfig  chan time.Time
-	connections *connections
-	cancel      context.CancelFunc
-	stopped     chan struct{}
+	t          testing.TB
+	options    Options
+	readConfig chan time.Time
+	network    *network
+	cancel     context.CancelFunc
+	stopped    chan struct{}
+	// err is what the server returned. It may be read once stopped is closed.
+	err error
 }
 
 // Start starts a server and returns when it serves. It stops with the test.
 func Start(t testing.TB, o Options) *Server {
 	t.Helper()
-	s := &Server{
-		Recorder:    &Recorder{},
-		Authority:   o.Authority,
-		DataDir:     o.DataDir,
-		Kubernetes:  o.Kubernetes,
-		t:           t,
-		options:     o,
-		folder:      t.TempDir(),
-		readConfig:  make(chan time.Time),
-		connections: &connections{},
-		stopped:     make(chan struct{}),
-	}
-	if s.Authority == nil {
-		authority, err := pki.NewAuthority(ClusterID)
-		if err != nil {
-			t.Fatal(err)
+	s := Prepare(t, o)
+	s.Launch()
+	s.UntilListening()
+	s.UntilHealthy()
+	t.Cleanup(func() {
+		s.Stop()
+		if s.err != nil {
+			t.Errorf("server: %v", s.err)
 		}
-		s.Authority = authority
+	})
+	return s
+}
+
+// Prepare returns a server that has its storage and its configuration and does
+// not run.
+func Prepare(t testing.TB, o Options) *Server {
+	t.Helper()
+	s := &Server{
+		Recorder:   &Recorder{},
+		Authority:  o.Authority,
+		DataDir:    cmp.Or(o.DataDir, t.TempDir()),
+		Kubernetes: o.Kubernetes,
+		t:          t,
+		options:    o,
+		readConfig: make(chan time.Time),
+		network:    newNetwork(o.InMemory),
+		cancel:     func() {},
+		stopped:    make(chan struct{}),
 	}
-	s.DataDir = cmp.Or(s.DataDir, t.TempDir())
 	if s.Kubernetes == nil {
 		s.Kubernetes = NewClientset()
 	}
+	s.openStorage()
+	s.writeFile(s.ConfigPath(), []byte(o.configuration(s.encryptionKeyPath())))
+	return s
+}
 
-	s.writeCertificates()
-	s.writeFile(configFile, []byte(o.configuration()))
-	c, err := config.Load(s.ConfigPath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	provider, err := kwok.New(c, s.Kubernetes)
-	if err != nil {
-		t.Fatal(err)
-	}
-	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.Verbosity(2)))
+// Launch runs a prepared server, which stops with the test. It may fail: Wait
+// tells.
+func (s *Server) Launch() {
+	s.t.Helper()
+	logger := ktesting.NewLogger(s.t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	s.cancel = cancel
-	t.Cleanup(s.Stop)
-
-	listeners := make(chan net.Listener, 2)
 	product := &server.Server{
-		Config:   c,
-		DataDir:  s.DataDir,
-		Provider: provider,
-		Listen: func(ctx context.Context, address string) (net.Listener, error) {
-			listener, err := s.connections.listen(ctx, address)
+		Shard:    s.options.shard(),
+		ID:       "1",
+		Storage:  s.Storage,
+		CacheDir: filepath.Join(s.DataDir, "cache"),
+		NewProvider: func(c *config.Config, bound server.BoundFunc) (instance.Provider, error) {
+			provider, err := kwok.New(c, s.Kubernetes)
 			if err == nil {
-				listeners <- listener
+				provider.Bound = bound
 			}
-			return listener, err
+			return provider, err
 		},
+		Listen: s.network.listen,
 		GRPCOptions: []grpc.ServerOption{
 			grpc.ChainUnaryInterceptor(s.recordUnary),
 			grpc.ChainStreamInterceptor(s.recordStream),
 		},
-		ReadConfig: s.readConfig,
+	}
+	if !s.options.InMemory {
+		product.ReadConfig = s.readConfig
 	}
 	go func() {
 		defer close(s.stopped)
-		if err := product.Run(ctx); err != nil {
-			t.Errorf("server: %v", err)
-		}
+		s.err = product.Run(ctx)
 	}()
-	// The server listens for health checks first, and for operators as soon as
-	// it can serve them.
-	for _, address := range []*string{&s.HealthAddr, &s.Addr} {
+	s.t.Cleanup(s.Stop)
+}
+
+// Wait returns when the server has stopped, and with what error.
+func (s *Server) Wait() error {
+	<-s.stopped
+	return s.err
+}
+
+// UntilListening returns when the server has all its addresses. That is before
+// it serves.
+func (s *Server) UntilListening() {
+	s.t.Helper()
+	// In the order in which the server listens.
+	for _, address := range []*string{&s.HealthAddr, &s.Addr, &s.RegistrationAddr, new(string)} {
 		select {
-		case listener := <-listeners:
-			*address = listener.Addr().String()
+		case *address = <-s.network.addresses:
 		case <-s.stopped:
-			t.Fatal("the server stopped before it served")
+			s.t.Fatalf("the server stopped before it served: %v", s.err)
 		}
 	}
-	return s
+}
+
+// UntilHealthy returns when the server leads and serves.
+func (s *Server) UntilHealthy() {
+	s.t.Helper()
+	const patience = time.Minute
+	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+		select {
+		case <-s.stopped:
+			return false, fmt.Errorf("the server stopped: %w", s.err)
+		default:
+		}
+		code, _ := s.Get("/health")
+		return code == http.StatusOK, nil
+	})
+	if err != nil {
+		s.t.Fatalf("waiting for the server: %v", err)
+	}
+}
+
+// Get returns status code and body of what the server answers at its health
+// address, and 0 when it does not.
+func (s *Server) Get(path string) (code int, body string) {
+	s.t.Helper()
+	// No connection is left behind.
+	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.network.dial}}
+	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+s.HealthAddr+path, nil)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	response, err := client.Do(request)
+	if err != nil {
+		return 0, ""
+	}
+	data, readErr := io.ReadAll(response.Body)
+	if err := errors.Join(readErr, response.Body.Close()); err != nil {
+		s.t.Fatal(err)
+	}
+	return response.StatusCode, string(data)
 }
 
 // Stop stops the server as SIGTERM would and returns when it has stopped. It
@@ -173,65 +249,6 @@ func (s *Server) Stop() {
 // Kill drops every connection at once, as if the process had died, and returns
 // when the server is gone.
 func (s *Server) Kill() {
-	s.connections.drop()
+	s.network.drop()
 	s.Stop()
-}
-
-func (s *Server) writeCertificates() {
-	s.t.Helper()
-	cert, key, err := s.Authority.IssueServer([]string{"127.0.0.1", "::1", "localhost"}, certificateTTL)
-	if err != nil {
-		s.t.Fatal(err)
-	}
-	for name, content := range map[string][]byte{"ca.crt": s.Authority.CertificatePEM(), "tls.crt": cert, "tls.key": key} {
-		s.writeFile(name, content)
-	}
-}
-
-// connections are those that one server has accepted, so that they can
-// be dropped under its feet.
-type connections struct {
-	mu      sync.Mutex
-	dropped bool
-	open    []interface{ Close() error }
-}
-
-func (c *connections) listen(ctx context.Context, address string) (net.Listener, error) {
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", address)
-	if err != nil {
-		return nil, err
-	}
-	return &trackedListener{Listener: listener, connections: c}, nil
-}
-
-func (c *connections) add(closer interface{ Close() error }) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if c.dropped {
-		_ = closer.Close()
-		return
-	}
-	c.open = append(c.open, closer)
-}
-
-func (c *connections) drop() {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.dropped = true
-	for _, closer := range c.open {
-		_ = closer.Close()
-	}
-}
-
-type trackedListener struct {
-	net.Listener
-	connections *connections
-}
-
-func (l *trackedListener) Accept() (net.Conn, error) {
-	conn, err := l.Listener.Accept()
-	if err == nil {
-		l.connections.add(conn)
-	}
-	return conn, err
 }

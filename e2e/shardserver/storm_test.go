@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardserver
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"sync"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/informers"
+	"k8s.io/client-go/tools/cache"
+
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	groupsPerShard = 20
+	kills          = 200
+	// killWithin is the longest that a server is left alone.
+	killWithin = 300 * time.Millisecond
+)
+
+// TestStorm kills servers 200 times while twenty groups on each of three shards
+// are scaled up and down. Afterwards exactly what is wanted is there.
+func TestStorm(t *testing.T) {
+	identities := watchIdentities(t)
+	seed := rand.Uint64()
+	t.Logf("seed %d", seed)
+	storm, calm := context.WithCancel(t.Context())
+	var work sync.WaitGroup
+	sizes := make([]map[string]int32, len(shardIDs))
+	for i, shard := range shardIDs {
+		operator := dial(t, shard)
+		random := rand.New(rand.NewPCG(seed, uint64(i)))
+		sizes[i] = map[string]int32{}
+		work.Go(func() { scale(storm, t, operator, random, sizes[i]) })
+	}
+	var killers sync.WaitGroup
+	for i, shard := range shardIDs {
+		// The first shard takes what is left over.
+		times := kills / len(shardIDs)
+		if i == 0 {
+			times += kills % len(shardIDs)
+		}
+		random := rand.New(rand.NewPCG(seed, uint64(100+i)))
+		killers.Go(func() { killTimes(t, shard, times, random) })
+	}
+	killers.Wait()
+	calm()
+	work.Wait()
+	for i, shard := range shardIDs {
+		operator := dial(t, shard)
+		for group, size := range sizes[i] {
+			if err := upsert(t.Context(), operator, group, size); err != nil {
+				t.Fatal(err)
+			}
+		}
+		eventually(t, "shard "+shard+" after the storm", func(ctx context.Context) error {
+			return settled(ctx, operator, shard, sizes[i])
+		})
+	}
+	identities.check(t)
+	t.Logf("%d instances were made", identities.count())
+	for i, shard := range shardIDs {
+		operator := dial(t, shard)
+		for group := range sizes[i] {
+			deleteGroup(t, operator, group)
+		}
+		eventually(t, "shard "+shard+" without groups", func(ctx context.Context) error {
+			return settled(ctx, operator, shard, nil)
+		})
+	}
+}
+
+// scale sets sizes at random until ctx ends, and leaves in sizes what was asked
+// for last.
+func scale(ctx context.Context, t *testing.T, operator nstancev1.OperatorServiceClient, random *rand.Rand, sizes map[string]int32) {
+	for ctx.Err() == nil || len(sizes) < groupsPerShard {
+		group := fmt.Sprintf("group-%02d", random.IntN(groupsPerShard))
+		sizes[group] = random.Int32N(6)
+		// What was begun in the storm is finished in the calm.
+		if err := upsert(t.Context(), operator, group, sizes[group]); err != nil {
+			t.Error(err)
+			return
+		}
+	}
+}
+
+// killTimes kills the server of a shard again and again, at random moments, and
+// starts it again each time.
+func killTimes(t *testing.T, shard string, times int, random *rand.Rand) {
+	component := env.Component("shard-" + shard)
+	for range times {
+		moment := time.NewTimer(time.Duration(random.Int64N(int64(killWithin))))
+		<-moment.C
+		if err := component.Kill(t.Context()); err != nil {
+			t.Errorf("killing the server of shard %s: %v", shard, err)
+			return
+		}
+		if err := component.Start(t.Context()); err != nil {
+			t.Errorf("starting the server of shard %s: %v", shard, err)
+			return
+		}
+	}
+}
+
+func deleteGroup(t testing.TB, operator nstancev1.OperatorServiceClient, group string) {
+	t.Helper()
+	eventually(t, "deleting group "+group, func(ctx context.Context) error {
+		_, err := operator.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Key: group})
+		return err
+	})
+}
+
+// identities are the Nodes that there ever were.
+type identities struct {
+	mu     sync.Mutex
+	uids   map[string]types.UID
+	reused []string
+}
+
+// watchIdentities follows all Nodes until the test ends.
+func watchIdentities(t *testing.T) *identities {
+	t.Helper()
+	seen := &identities{uids: map[string]types.UID{}}
+	factory := informers.NewSharedInformerFactory(env.kube, 0)
+	informer := factory.Core().V1().Nodes().Informer()
+	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+		AddFunc:    func(obj any) { seen.add(obj.(*corev1.Node)) },
+		UpdateFunc: func(_, obj any) { seen.add(obj.(*corev1.Node)) },
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	factory.Start(t.Context().Done())
+	if !cache.WaitForCacheSync(t.Context().Done(), registration.HasSynced) {
+		t.Fatal("the Nodes are not known")
+	}
+	return seen
+}
+
+func (i *identities) add(node *corev1.Node) {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if uid, seen := i.uids[node.Name]; seen && uid != node.UID {
+		i.reused = append(i.reused, node.Name)
+	}
+	i.uids[node.Name] = node.UID
+}
+
+func (i *identities) count() int {
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	return len(i.uids)
+}
+
+// check: an id is of one instance and never of another.
+func (i *identities) check(t *testing.T) {
+	t.Helper()
+	i.mu.Lock()
+	defer i.mu.Unlock()
+	if len(i.reused) > 0 {
+		t.Errorf("ids were used again: %v", i.reused)
+	}
+}

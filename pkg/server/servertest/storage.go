@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package servertest
+
+import (
+	"bytes"
+	"context"
+	"os"
+	"path/filepath"
+
+	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+// encryptionKey encrypts the secrets of all servers of this package.
+var encryptionKey = bytes.Repeat([]byte("0123"), 8)
+
+// openStorage opens the server's storage and makes the keys of the cluster in it
+// unless they are there.
+func (s *Server) openStorage() {
+	s.t.Helper()
+	ctx := context.Background()
+	if err := os.MkdirAll(s.Bucket(), 0o700); err != nil {
+		s.t.Fatal(err)
+	}
+	store, err := file.Open(s.Bucket())
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.Storage = store
+	if s.Secrets, err = secrets.New(store, encryptionKey); err != nil {
+		s.t.Fatal(err)
+	}
+	s.writeFile(s.encryptionKeyPath(), encryptionKey)
+	if s.Authority != nil {
+		s.storeAuthority(ctx)
+	}
+	made, err := keys.Ensure(ctx, store, s.Secrets, ClusterID)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	s.Authority = made.Authority
+}
+
+// storeAuthority makes the authority of another server that of the cluster.
+func (s *Server) storeAuthority(ctx context.Context) {
+	s.t.Helper()
+	if err := keys.Import(ctx, s.Storage, s.Secrets, s.Authority); err != nil {
+		s.t.Fatal(err)
+	}
+}
+
+// Bucket is the folder of the storage.
+func (s *Server) Bucket() string { return filepath.Join(s.DataDir, "bucket") }
+
+func (s *Server) encryptionKeyPath() string { return filepath.Join(s.DataDir, "encryption.key") }
+
+// ReadFile returns the content of an object of the storage.
+func (s *Server) ReadFile(key string) []byte {
+	s.t.Helper()
+	data, err := os.ReadFile(filepath.Join(s.Bucket(), filepath.FromSlash(key)))
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	return data
+}
