@@ -176,6 +176,7 @@ func TestTheSameOrderIsTheSameInstance(t *testing.T) {
 			}
 			again("at once", "pending")
 			s.cloud.show(record.ID, instance.Running)
+			s.must(s.Instances.SetProviderID(t.Context(), record.ID, "id-"+record.ID))
 			again("when it runs", "running")
 			s.must(s.cache.Close())
 			s.start(filepath.Join(t.TempDir(), "another cache"))

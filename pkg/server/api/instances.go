@@ -109,21 +109,20 @@ func (s *OperatorService) instance(ctx context.Context, id string) (instance.Ins
 }
 
 // instanceStatus returns what an instance is doing in the words of the wire, of
-// which there may be more some day. An instance that drains runs until it is told
-// to end, and so does an impaired one: that its provider complains is the server's
-// to deal with. One that its provider has lost will never be back.
+// which there may be more some day. One that its provider has lost will never be
+// back, and is on its way out.
 func instanceStatus(i *instance.Instance) string {
 	switch {
 	case !i.DeletedAt.IsZero():
 		return "terminated"
 	case i.DeleteReason != "":
 		return "terminating"
+	case runs(i):
+		return "running"
 	}
 	switch i.State {
-	case instance.Pending:
+	case instance.Pending, instance.Running, instance.Impaired:
 		return "pending"
-	case instance.Running, instance.Impaired:
-		return "running"
 	case instance.Stopped:
 		return "stopped"
 	case instance.Failed:

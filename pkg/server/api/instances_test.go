@@ -82,6 +82,15 @@ func TestInstanceStatus(t *testing.T) {
 	expect("terminating")
 	s.must(s.Instances.Remove(t.Context(), record.ID))
 	expect("terminated")
+
+	// One whose provider's id is not on record yet cannot be found.
+	created, err := s.CreateInstance(s.ctx(), order("plain"))
+	s.must(err)
+	s.cloud.show(created.InstanceId, instance.Running)
+	got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: created.InstanceId})
+	if err != nil || got.Status != "pending" {
+		t.Errorf("got %v, %v", got, err)
+	}
 }
 
 func TestDeleteInstance(t *testing.T) {
