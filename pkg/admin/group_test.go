@@ -4,6 +4,7 @@
 package admin_test
 
 import (
+	"context"
 	"strings"
 	"testing"
 	"time"
@@ -155,4 +156,33 @@ func TestAShardThatDoesNotAnswer(t *testing.T) {
 	stranger := servertest.Start(t, servertest.Options{})
 	_, err = run(t, append([]string{"group", "list", "--shard", "us-west-2a"}, shardFlags(identity, "us-west-2a="+stranger.Addr)...)...)
 	wantError(t, err, "Unavailable", "certificate")
+}
+
+// TestGroupScaleLeavesADeletedGroup: its instances drain, and it must not come
+// back by mistake.
+func TestGroupScaleLeavesADeletedGroup(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{DrainTimeout: "1h"})
+	operator := s.Operator("default")
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	upsert(t, s, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 1})
+	for running := false; !running; {
+		event, err := watch.Recv()
+		if err != nil {
+			t.Fatal(err)
+		}
+		running = event.Group.ActualSize == 1
+	}
+	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
+		t.Fatal(err)
+	}
+	_, err = run(t, append([]string{"group", "scale", "workers", "3", "--all-shards"}, shardFlags(register(t, s), "us-west-2a="+s.Addr)...)...)
+	wantError(t, err, `group "workers" is being deleted`)
+	if got := groupsOf(t, s)["workers"]; !got.GetDeleting() || got.GetSize() != 0 {
+		t.Errorf("the group is %v", got)
+	}
 }

@@ -256,6 +256,9 @@ func TestOnlyTheLeaderOfTheClusterRegisters(t *testing.T) {
 	if stored := c.objects("operator"); len(stored) > 0 {
 		t.Errorf("it stored %v", stored)
 	}
+	// Only the leader knows what is wrong: the others send clients on.
+	_, err := c.serve(c.registrar(standby, c.storage)).register("not a nonce", publicKeyPEM)
+	wantCode(t, err, codes.FailedPrecondition)
 }
 
 // faulty is a storage that fails for some keys.
