@@ -89,8 +89,18 @@ func (s *OperatorService) endStreams() {
 	s.InstanceEvents.Close()
 }
 
+// bound returns ctx, which ends with the term too.
+func (t *term) bound(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(t.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
 // pass makes a call that answers once. Its context ends with the term too.
-func pass[Request, Response any](g *Gate, ctx context.Context, request *Request,
+func pass[Request, Response any](ctx context.Context, g *Gate, request *Request,
 	method func(*OperatorService, context.Context, *Request) (*Response, error),
 ) (*Response, error) {
 	current, leave, err := g.enter()
@@ -98,9 +108,8 @@ func pass[Request, Response any](g *Gate, ctx context.Context, request *Request,
 		return nil, err
 	}
 	defer leave()
-	ctx, cancel := context.WithCancel(ctx)
+	ctx, cancel := current.bound(ctx)
 	defer cancel()
-	defer context.AfterFunc(current.ctx, cancel)()
 	return method(current.service, ctx, request)
 }
 

@@ -14,67 +14,67 @@ import (
 
 // RenewCertificate is that of the term.
 func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).RenewCertificate)
+	return pass(ctx, g, request, (*OperatorService).RenewCertificate)
 }
 
 // GetConfigStatus is that of the term.
 func (g *Gate) GetConfigStatus(ctx context.Context, request *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).GetConfigStatus)
+	return pass(ctx, g, request, (*OperatorService).GetConfigStatus)
 }
 
 // RefreshConfig is that of the term.
 func (g *Gate) RefreshConfig(ctx context.Context, request *emptypb.Empty) (*nstancev1.RefreshConfigResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).RefreshConfig)
+	return pass(ctx, g, request, (*OperatorService).RefreshConfig)
 }
 
 // ListGroups is that of the term.
 func (g *Gate) ListGroups(ctx context.Context, request *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).ListGroups)
+	return pass(ctx, g, request, (*OperatorService).ListGroups)
 }
 
 // UpsertGroup is that of the term.
 func (g *Gate) UpsertGroup(ctx context.Context, request *nstancev1.UpsertGroupRequest) (*nstancev1.GroupStatus, error) {
-	return pass(g, ctx, request, (*OperatorService).UpsertGroup)
+	return pass(ctx, g, request, (*OperatorService).UpsertGroup)
 }
 
 // DeleteGroup is that of the term.
 func (g *Gate) DeleteGroup(ctx context.Context, request *nstancev1.DeleteGroupRequest) (*emptypb.Empty, error) {
-	return pass(g, ctx, request, (*OperatorService).DeleteGroup)
+	return pass(ctx, g, request, (*OperatorService).DeleteGroup)
 }
 
 // CreateInstance is that of the term.
 func (g *Gate) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).CreateInstance)
+	return pass(ctx, g, request, (*OperatorService).CreateInstance)
 }
 
 // DeleteInstance is that of the term.
 func (g *Gate) DeleteInstance(ctx context.Context, request *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).DeleteInstance)
+	return pass(ctx, g, request, (*OperatorService).DeleteInstance)
 }
 
 // GetInstanceStatus is that of the term.
 func (g *Gate) GetInstanceStatus(ctx context.Context, request *nstancev1.GetInstanceStatusRequest) (*nstancev1.InstanceStatusResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).GetInstanceStatus)
+	return pass(ctx, g, request, (*OperatorService).GetInstanceStatus)
 }
 
 // AcknowledgeDrained is that of the term.
 func (g *Gate) AcknowledgeDrained(ctx context.Context, request *nstancev1.DrainAckRequest) (*emptypb.Empty, error) {
-	return pass(g, ctx, request, (*OperatorService).AcknowledgeDrained)
+	return pass(ctx, g, request, (*OperatorService).AcknowledgeDrained)
 }
 
 // SleepTenant is that of the term.
 func (g *Gate) SleepTenant(ctx context.Context, request *nstancev1.SleepTenantRequest) (*nstancev1.SleepTenantResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).SleepTenant)
+	return pass(ctx, g, request, (*OperatorService).SleepTenant)
 }
 
 // WakeTenant is that of the term.
 func (g *Gate) WakeTenant(ctx context.Context, request *nstancev1.WakeTenantRequest) (*nstancev1.WakeTenantResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).WakeTenant)
+	return pass(ctx, g, request, (*OperatorService).WakeTenant)
 }
 
 // GetTenantStatus is that of the term.
 func (g *Gate) GetTenantStatus(ctx context.Context, request *nstancev1.GetTenantStatusRequest) (*nstancev1.GetTenantStatusResponse, error) {
-	return pass(g, ctx, request, (*OperatorService).GetTenantStatus)
+	return pass(ctx, g, request, (*OperatorService).GetTenantStatus)
 }
 
 // WatchGroups is that of the term, and ends with it.
