@@ -29,7 +29,6 @@ func Conformance(t *testing.T, open func(t testing.TB) storage.Store) {
 	t.Run("racing-creates", func(t *testing.T) { testRacingCreates(t, open) })
 	t.Run("racing-counters", func(t *testing.T) { testRacingCounters(t, open) })
 	t.Run("delete", func(t *testing.T) { testDelete(t, open(t)) })
-	t.Run("delete-then-replace", func(t *testing.T) { testDeleteThenReplace(t, open) })
 	t.Run("list", func(t *testing.T) { testList(t, open(t)) })
 	t.Run("list-many", func(t *testing.T) { testListMany(t, open) })
 	t.Run("list-while-writing", func(t *testing.T) { testListWhileWriting(t, open) })
