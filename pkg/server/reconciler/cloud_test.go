@@ -217,6 +217,45 @@ func (c *cloud) refuseNext(operation string, times int) {
 	}
 }
 
+// refuseCalls lets those calls fail that refuse returns an error for. It is
+// called with mu held.
+func (c *cloud) refuseCalls(refuse func(call) error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.refuse = refuse
+}
+
+// busyFor returns what refuses all calls of an operation.
+func busyFor(operation string) func(call) error {
+	return func(c call) error {
+		if c.operation == operation {
+			return errBusy
+		}
+		return nil
+	}
+}
+
+// limit says how many instances subnets take.
+func (c *cloud) limit(capacity map[string]int) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.capacity = capacity
+}
+
+func (c *cloud) subnetOf(id string) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.subnets[id]
+}
+
+// put makes an instance that nobody has ordered.
+func (c *cloud) put(vm instance.VM) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.vms[vm.ID] = vm
+	c.groups[vm.ID] = vm.Group
+}
+
 // takeCalls returns the calls since it was called last.
 func (c *cloud) takeCalls() []call {
 	c.mu.Lock()

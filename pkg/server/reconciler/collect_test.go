@@ -21,9 +21,7 @@ func (s *server) stray(key instance.GroupKey) string {
 	if err != nil {
 		s.t.Fatal(err)
 	}
-	s.cloud.mu.Lock()
-	defer s.cloud.mu.Unlock()
-	s.cloud.vms[id.String()] = instance.VM{ID: id.String(), ProviderID: "vm-" + id.String(), Group: key, State: instance.Running}
+	s.cloud.put(instance.VM{ID: id.String(), ProviderID: "vm-" + id.String(), Group: key, State: instance.Running})
 	return id.String()
 }
 
@@ -69,9 +67,7 @@ func TestGarbageIsCollectedRegularly(t *testing.T) {
 		s.takeEvents()
 
 		// One that had gone comes back, and one appears that nobody made.
-		s.cloud.mu.Lock()
-		s.cloud.vms[gone] = instance.VM{ID: gone, Group: hastyKey, State: instance.Running}
-		s.cloud.mu.Unlock()
+		s.cloud.put(instance.VM{ID: gone, Group: hastyKey, State: instance.Running})
 		stray := s.stray(otherKey)
 		s.pass(2 * time.Minute)
 		if calls := s.cloud.takeCalls(); len(calls) != 1 || calls[0].id != gone {
@@ -113,7 +109,7 @@ func TestAnInstanceThatCannotBeAdoptedDoesNotStopTheRest(t *testing.T) {
 		s := start(t, newConfig())
 		s.scale(workersKey, 1)
 		s.end()
-		s.cloud.vms["no id"] = instance.VM{ID: "no id", Group: otherKey, State: instance.Running}
+		s.cloud.put(instance.VM{ID: "no id", Group: otherKey, State: instance.Running})
 		s.lead()
 		s.wantCalls("create default/workers")
 		s.scale(workersKey, 2)

@@ -41,6 +41,7 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 	s := start(t, newConfig())
 	const size = 3
 	ids := s.run(workersKey, size)
+	s.cloud.mu.Lock()
 	s.cloud.watch = func() {
 		there := 0
 		for _, vm := range s.cloud.vms {
@@ -67,6 +68,7 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 		}
 		return nil
 	}
+	s.cloud.mu.Unlock()
 	s.bound = func() {
 		if step--; step == 0 {
 			ended = true
@@ -77,7 +79,7 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 	// one that has ended.
 	taken := false
 	proceed := func() {
-		for range 30 {
+		for range 12 {
 			s.cloud.settle()
 			synctest.Wait()
 			if ended && !taken {

@@ -68,7 +68,9 @@ func newConfig() *config.Config {
 type server struct {
 	t testing.TB
 	// dir has the cache in it.
-	dir     string
+	dir string
+	// objects has the storage in it.
+	objects string
 	config  *config.Config
 	storage storage.Store
 	cloud   *cloud
@@ -106,11 +108,12 @@ type failure struct {
 // start runs a server in a bubble of synctest until the test ends.
 func start(t testing.TB, c *config.Config) *server {
 	t.Helper()
-	files, err := file.Open(t.TempDir())
+	objects := t.TempDir()
+	files, err := file.Open(objects)
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: t.TempDir(), config: c, storage: files, cloud: newCloud()}
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: files, cloud: newCloud()}
 	s.lead()
 	t.Cleanup(func() { s.end() })
 	return s
@@ -131,9 +134,7 @@ func (s *server) lead() {
 	s.instances, err = instances.Open(ctx, instances.Options{
 		Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: "a", Clock: clock.RealClock{},
 	})
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	s.must(err)
 	s.metrics = prometheus.NewRegistry()
 	s.reconciler = New(Options{
 		Groups:    s.groups,
@@ -157,6 +158,13 @@ func (s *server) lead() {
 	synctest.Wait()
 	s.running.Go(func() { reconciler.Run(ctx) })
 	synctest.Wait()
+}
+
+func (s *server) must(err error) {
+	s.t.Helper()
+	if err != nil {
+		s.t.Fatal(err)
+	}
 }
 
 // end ends the term.
@@ -246,9 +254,7 @@ func (s *server) pass(d time.Duration) {
 func (s *server) onDemand(key instance.GroupKey, change func(*instance.Record)) string {
 	s.t.Helper()
 	id, err := puidv7.New("knd")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	s.must(err)
 	record := instance.Record{ID: id.String(), Tenant: key.Tenant, Group: key.Group, OnDemand: true, CreatedAt: time.Now()}
 	change(&record)
 	if err := s.instances.Add(s.t.Context(), record); err != nil {

@@ -103,12 +103,12 @@ func TestNothingIsRecordedThatCannotBeOrdered(t *testing.T) {
 func TestSubnetsAreFilledInTheOrderListed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
-		s.cloud.capacity = map[string]int{"subnet-1": 2, "subnet-2": 1}
+		s.cloud.limit(map[string]int{"subnet-1": 2, "subnet-2": 1})
 		s.scale(workersKey, 2)
 		s.scale(workersKey, 5)
 		var used []string
 		for _, id := range s.cloud.ids(workersKey) {
-			used = append(used, s.cloud.subnets[id])
+			used = append(used, s.cloud.subnetOf(id))
 		}
 		if want := []string{"subnet-1", "subnet-1", "subnet-2"}; !slices.Equal(used, want) {
 			t.Errorf("used %q, want %q", used, want)
@@ -122,10 +122,10 @@ func TestSubnetsAreFilledInTheOrderListed(t *testing.T) {
 		}
 		// An on-demand instance may have a pool of its own.
 		id := s.onDemand(workersKey, func(record *instance.Record) { record.SubnetPool = "second" })
-		if got := s.cloud.subnets[id]; got != "subnet-3" {
+		if got := s.cloud.subnetOf(id); got != "subnet-3" {
 			t.Errorf("is in %q, want subnet-3", got)
 		}
-		s.cloud.capacity = nil
+		s.cloud.limit(nil)
 		s.pass(time.Minute)
 		if got := len(s.cloud.ids(workersKey)); got != 6 {
 			t.Errorf("the cloud has %d instances when there is room, want 5 and the on-demand one", got)
@@ -136,12 +136,12 @@ func TestSubnetsAreFilledInTheOrderListed(t *testing.T) {
 func TestErrorsDoNotHoldUpOthers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
-		s.cloud.refuse = func(c call) error {
+		s.cloud.refuseCalls(func(c call) error {
 			if c.group == workersKey {
 				return errBusy
 			}
 			return nil
-		}
+		})
 		s.scale(workersKey, 4)
 		s.scale(otherKey, 1)
 		if got := len(s.cloud.ids(otherKey)); got != 1 {
@@ -203,12 +203,7 @@ func TestOneOrderThatFailsStandsForTheGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		ids := s.run(workersKey, 3)
-		s.cloud.refuse = func(c call) error {
-			if c.operation == "create" {
-				return errBusy
-			}
-			return nil
-		}
+		s.cloud.refuseCalls(busyFor("create"))
 		s.cloud.lose(ids[0])
 		s.cloud.lose(ids[1])
 		synctest.Wait()
@@ -227,7 +222,7 @@ func TestOnDemandInstancesDoNotStandForEachOther(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		s.run(workersKey, 1)
-		s.cloud.capacity = map[string]int{"subnet-3": 0}
+		s.cloud.limit(map[string]int{"subnet-3": 0})
 		blocked := s.onDemand(workersKey, func(record *instance.Record) { record.SubnetPool = "second" })
 		good := s.onDemand(workersKey, func(*instance.Record) {})
 		ids := s.cloud.ids(workersKey)
@@ -258,12 +253,7 @@ func TestWhatIsNeverOrderedIsGivenUp(t *testing.T) {
 		c := newConfig()
 		c.Shard.GarbageCollection.RegistrationTimeout = 5 * time.Minute
 		s := start(t, c)
-		s.cloud.refuse = func(c call) error {
-			if c.operation == "create" {
-				return errBusy
-			}
-			return nil
-		}
+		s.cloud.refuseCalls(busyFor("create"))
 		s.scale(workersKey, 1)
 		first := s.instances.List(workersKey)[0].ID
 		s.pass(5*time.Minute - time.Nanosecond)

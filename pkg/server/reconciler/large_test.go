@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// A large shard.
+const (
+	manyGroups   = 100
+	manyOfAGroup = 100
+)
+
+// counted counts the calls to a storage by what they do and the group of the
+// record they are about.
+type counted struct {
+	storage.Store
+	mu    sync.Mutex
+	calls map[string]int
+}
+
+func (c *counted) count(operation string, data []byte) {
+	var record instance.Record
+	_ = json.Unmarshal(data, &record)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.calls[operation+" "+record.Group]++
+}
+
+// take returns the calls since it was called last.
+func (c *counted) take() map[string]int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	calls := maps.Clone(c.calls)
+	clear(c.calls)
+	return calls
+}
+
+func (c *counted) Get(ctx context.Context, key string) (storage.Object, error) {
+	c.count("get", nil)
+	return c.Store.Get(ctx, key)
+}
+
+func (c *counted) List(ctx context.Context, prefix string) ([]storage.Info, error) {
+	c.count("list", nil)
+	return c.Store.List(ctx, prefix)
+}
+
+func (c *counted) Create(ctx context.Context, key string, data []byte) (string, error) {
+	c.count("create", data)
+	return c.Store.Create(ctx, key, data)
+}
+
+func (c *counted) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
+	if strings.HasPrefix(key, "groups/") {
+		c.count("replace groups", nil)
+	} else {
+		c.count("replace", data)
+	}
+	return c.Store.Replace(ctx, key, data, etag)
+}
+
+func (c *counted) Delete(ctx context.Context, key string) error {
+	object, _ := c.Store.Get(ctx, key)
+	c.count("delete", object.Data)
+	return c.Store.Delete(ctx, key)
+}
+
+// TestSizeOfOneGroupOfManyTouchesOnlyItsInstances counts what changing one group
+// of a hundred, with ten thousand instances, costs.
+func TestSizeOfOneGroupOfManyTouchesOnlyItsInstances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.end()
+		for n := range manyGroups {
+			s.config.Groups["default"][fmt.Sprint("group-", n)] = config.Group{Template: "worker", Size: new(int32(manyOfAGroup)), DrainTimeout: new(time.Duration(0))}
+		}
+		s.populate()
+		counter := &counted{Store: s.storage, calls: map[string]int{}}
+		s.storage = counter
+		s.lead()
+		s.pass(time.Second)
+		want := map[string]int{"list ": 1, "get ": manyGroups*manyOfAGroup + 1}
+		if diff := cmp.Diff(want, counter.take()); diff != "" {
+			t.Errorf("storage calls to start (-want +got):\n%s", diff)
+		}
+		s.wantCalls()
+
+		key := instance.GroupKey{Tenant: "default", Group: "group-7"}
+		s.scale(key, manyOfAGroup+2)
+		s.settle()
+		s.wantCalls("create default/group-7", "create default/group-7")
+		want = map[string]int{"create ": 1, "create group-7": 2, "replace group-7": 2}
+		if diff := cmp.Diff(want, counter.take()); diff != "" {
+			t.Errorf("storage calls to make two instances (-want +got):\n%s", diff)
+		}
+
+		s.scale(key, manyOfAGroup)
+		s.settle()
+		s.wantCalls("delete default/group-7", "delete default/group-7")
+		want = map[string]int{"replace groups ": 1, "delete group-7": 2}
+		if diff := cmp.Diff(want, counter.take()); diff != "" {
+			t.Errorf("storage calls to end two instances (-want +got):\n%s", diff)
+		}
+	})
+}
+
+// populate gives all groups their instances, by hand: that is much faster.
+func (s *server) populate() {
+	s.t.Helper()
+	wanted, err := groups.Open(s.t.Context(), s.config, s.storage)
+	s.must(err)
+	for _, key := range wanted.Keys() {
+		group, _ := wanted.Get(key)
+		for range group.Size {
+			id, err := puidv7.New(group.Kind)
+			s.must(err)
+			record := instance.Record{
+				ID: id.String(), Tenant: key.Tenant, Group: key.Group, InfraConfigHash: group.InfraConfigHash,
+				CreatedAt: time.Now(), ProviderID: "vm-" + id.String(),
+			}
+			data, err := json.Marshal(record)
+			s.must(err)
+			path := filepath.Join(s.objects, storage.InstanceKey("a", key.Tenant, id.StorageKey()))
+			s.must(os.MkdirAll(filepath.Dir(path), 0o700))
+			s.must(os.WriteFile(path, data, 0o600))
+			s.cloud.put(instance.VM{ID: record.ID, ProviderID: record.ProviderID, Group: key, State: instance.Running})
+		}
+	}
+}
