@@ -13,13 +13,13 @@ import (
 	"testing"
 	"time"
 
-	"nstance.dev/operator/pkg/admin"
 	"nstance.dev/operator/pkg/server/keys"
 	"nstance.dev/operator/pkg/server/nonce"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
-	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/backend"
+	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 )
 
 // newBucket returns a folder with the keys of a cluster, and the key that they
@@ -27,21 +27,26 @@ import (
 func newBucket(t *testing.T, prefix string) (bucket, key string, made *keys.Keys) {
 	t.Helper()
 	bucket = t.TempDir()
-	store, err := file.Open(bucket)
+	store, err := backend.Open(t.Context(), backend.File, bucket, prefix)
 	if err != nil {
 		t.Fatal(err)
 	}
+	key, made = makeKeys(t, store)
+	return bucket, key, made
+}
+
+func makeKeys(t *testing.T, store storage.Store) (key string, made *keys.Keys) {
+	t.Helper()
 	encryption := bytes.Repeat([]byte{200}, 32)
-	below := storage.WithPrefix(store, prefix)
-	encrypted, err := secrets.New(below, encryption)
+	encrypted, err := secrets.New(store, encryption)
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err = keys.Ensure(t.Context(), below, encrypted, "prod")
+	made, err = keys.Ensure(t.Context(), store, encrypted, "prod")
 	if err != nil {
 		t.Fatal(err)
 	}
-	return bucket, base64.StdEncoding.EncodeToString(encryption), made
+	return base64.StdEncoding.EncodeToString(encryption), made
 }
 
 func TestNonce(t *testing.T) {
@@ -86,15 +91,24 @@ func TestNonce(t *testing.T) {
 	}
 }
 
-// TestStorageIsABucketUnlessSaidOtherwise: the server document has no more flags
-// than the bucket and the key provider.
-func TestStorageIsABucketUnlessSaidOtherwise(t *testing.T) {
-	command, _, err := admin.NewCommand().Find([]string{"cluster", "nonce"})
+// TestNonceAsDocumented: these very commands are in the server document.
+func TestNonceAsDocumented(t *testing.T) {
+	s3test.Start(t, nil)
+	s3test.CreateBucket(t, "my-bucket")
+	store, err := backend.Open(t.Context(), backend.S3, "my-bucket", "")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got := command.Flags().Lookup("storage").DefValue; got != "s3" {
-		t.Errorf("--storage is %q", got)
+	key, made := makeKeys(t, store)
+	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
+	for _, line := range []string{
+		"cluster nonce --storage-bucket my-bucket --key-provider env",
+		"cluster nonce --storage-bucket my-bucket --key-provider env --expiry 1h",
+	} {
+		token := strings.TrimSpace(mustRun(t, strings.Fields(line)...))
+		if _, err := nonce.Parse(token, made.Nonce.Public().(ed25519.PublicKey)); err != nil {
+			t.Errorf("nstance-admin %s: %v", line, err)
+		}
 	}
 }
 
