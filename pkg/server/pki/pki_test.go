@@ -175,16 +175,9 @@ func TestPeerClient(t *testing.T) {
 	}
 }
 
-func TestServerConfigHandshake(t *testing.T) {
+func TestMutualHandshake(t *testing.T) {
 	authority, stranger := newAuthority(t), newAuthority(t)
-	serverCert, serverKey, err := authority.IssueServer([]string{"127.0.0.1", "::1", "localhost"}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	server, err := ServerConfig(authority.CertificatePEM(), serverCert, serverKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	server := NewServing(authority, []string{"127.0.0.1", "::1", "localhost"}).MutualConfig()
 	operator := Client{ID: "prod", Tenant: "default", Role: RoleOperator}
 	tests := []struct {
 		name       string
@@ -245,19 +238,5 @@ func TestServerConfigHandshake(t *testing.T) {
 				t.Errorf("got %+v, %v, want %+v", got, err, operator)
 			}
 		})
-	}
-}
-
-func TestServerConfigNeedsAnAuthority(t *testing.T) {
-	authority := newAuthority(t)
-	certPEM, keyPEM, err := authority.IssueServer([]string{"localhost"}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := ServerConfig([]byte("not PEM"), certPEM, keyPEM); err == nil {
-		t.Error("an unreadable authority was accepted")
-	}
-	if _, err := ServerConfig(authority.CertificatePEM(), certPEM, certPEM); err == nil {
-		t.Error("an unreadable key was accepted")
 	}
 }
