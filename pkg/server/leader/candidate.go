@@ -153,16 +153,5 @@ func (e *Elector) callContext(ctx context.Context) (context.Context, context.Can
 
 // ownLock returns the lock that this server writes next.
 func (e *Elector) ownLock() Lock {
-	return Lock{LeaderID: e.options.ID, LeaderAddr: e.options.Address, LastUpdated: e.now()}
-}
-
-// now returns the time of the wall clock, never the same twice in a row: each
-// write must be another, or those who look at its etag do not notice it.
-func (e *Elector) now() time.Time {
-	now := time.Now().UTC().Round(0)
-	if now.Equal(e.stamp) {
-		now = now.Add(time.Nanosecond)
-	}
-	e.stamp = now
-	return now
+	return Lock{LeaderID: e.options.ID, LeaderAddr: e.options.Address, LastUpdated: now()}
 }

@@ -61,8 +61,6 @@ type Elector struct {
 
 	// What follows is used by Run only: what this server last wrote.
 	etag string
-	// stamp is the lock's LastUpdated.
-	stamp time.Time
 	// unanswered are the renewals since then that failed, or seemed to.
 	unanswered [][]byte
 }

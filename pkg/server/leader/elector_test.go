@@ -43,8 +43,17 @@ func TestTheFirstServerLeads(t *testing.T) {
 }
 
 func TestOneOfManyLeads(t *testing.T) {
+	for name, lock := range map[string]string{"no lock": "", "released": `{"leaderID":""}`} {
+		t.Run(name, func(t *testing.T) { testOneOfManyLeads(t, lock) })
+	}
+}
+
+func testOneOfManyLeads(t *testing.T, lock string) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
+		if lock != "" {
+			overwrite(t, store, lock)
+		}
 		var servers []*server
 		began := make(chan struct{})
 		for i := range 5 {
@@ -89,6 +98,26 @@ func (s waitingStore) Get(ctx context.Context, key string) (storage.Object, erro
 	case <-ctx.Done():
 	}
 	return object, err
+}
+
+// TestAStorageThatAlwaysSaysConflict is not asked without end.
+func TestAStorageThatAlwaysSaysConflict(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, conflictingStore{openStorage(t)}, "one", nil)
+		before, _ := s.link.count()
+		pass(time.Second)
+		if calls, _ := s.link.count(); calls-before > 20 {
+			t.Errorf("the storage was called %d times in a second", calls-before)
+		}
+	})
+}
+
+type conflictingStore struct {
+	storage.Store
+}
+
+func (conflictingStore) Create(context.Context, string, []byte) (string, error) {
+	return "", storage.ErrConflict
 }
 
 func TestElectionsWithOtherLocksAreOthers(t *testing.T) {

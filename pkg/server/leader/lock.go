@@ -25,6 +25,12 @@ type Lock struct {
 	LastUpdated time.Time `json:"lastUpdated"`
 }
 
+// now returns the time of the wall clock as locks have it. That it passes makes
+// every lock another, and so its etag.
+func now() time.Time {
+	return time.Now().UTC().Round(0)
+}
+
 func encodeLock(lock Lock) ([]byte, error) {
 	data, err := json.Marshal(lock)
 	if err != nil {

@@ -118,7 +118,17 @@ func TestTheLeaseBeginsBeforeTheWrite(t *testing.T) {
 		s.link.set(working) // The renewal that was begun 2 s ago succeeds.
 		synctest.Wait()
 		s.link.set(down)
-		pass(lease - 2*time.Second - 1)
+		// The next one is an interval after the beginning of that one, too.
+		before, _ := s.link.count()
+		pass(interval - 2*time.Second - 1)
+		if calls, _ := s.link.count(); calls != before {
+			t.Errorf("the lock was renewed %d times within an interval", calls-before)
+		}
+		pass(1)
+		if calls, _ := s.link.count(); calls == before {
+			t.Error("the lock was not renewed after an interval")
+		}
+		pass(lease - interval - 1)
 		expectTerms(t, s, 1, true)
 		pass(1)
 		expectTerms(t, s, 1, false)
@@ -221,4 +231,29 @@ func TestATermEndsAfterItsContext(t *testing.T) {
 		pass(interval)
 		expectTerms(t, s, 2, true)
 	})
+}
+
+// TestATermThatFailsOfTheLease: what fails because the lease ends may be faster
+// than the term's end. It is no failure of the server.
+func TestATermThatFailsOfTheLease(t *testing.T) {
+	for range 20 {
+		synctest.Test(t, func(t *testing.T) {
+			var elector *leader.Elector
+			known := make(chan struct{})
+			s := start(t, openStorage(t), "one", func(ctx context.Context) error {
+				<-known
+				call, cancel := elector.Context(ctx)
+				defer cancel()
+				<-call.Done()
+				return errors.New("no answer")
+			})
+			elector = s.Elector
+			s.link.set(down)
+			close(known)
+			pass(lease)
+			s.link.set(working)
+			pass(interval)
+			expectTerms(t, s, 2, true)
+		})
+	}
 }
