@@ -35,18 +35,21 @@ func TestStandby(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	first := dial(t, shard)
+	leader := server{env.Component("shard-" + shard), first}
 	t.Cleanup(func() {
 		if err := env.Component(standby).Stop(context.Background()); err != nil {
 			t.Error(err)
 		}
-		eventually(t, "the first server's lead", leads(dial(t, shard)))
+		if err := await(context.Background(), "the first server's lead", leads(first)); err != nil {
+			t.Error(err)
+		}
 	})
 	conn, err := env.Nstance.DialStandby(shard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	leader := server{env.Component("shard-" + shard), dial(t, shard)}
 	other := server{env.Component(standby), nstancev1.NewOperatorServiceClient(conn)}
 	eventually(t, "the first server's lead", leads(leader.operator))
 	if _, err := other.operator.ListGroups(t.Context(), &emptypb.Empty{}); status.Code(err) != codes.Unavailable {
