@@ -258,8 +258,10 @@ func TestForeignNodesAreNotInstances(t *testing.T) {
 				"nstance.dev/tenant": group.Tenant, "nstance.dev/group": group.Group,
 			}}}
 		}
+		unmanaged := foreign("unmanaged", "test", "a")
+		delete(unmanaged.Labels, "nstance.dev/managed")
 		client := kwoktest.NewClientset(foreign("other-shard", "test", "b"), foreign("other-cluster", "other", "a"),
-			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nobody's"}})
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "nobody's"}}, unmanaged)
 		a, b := start(t, client, "a"), start(t, client, "b")
 		defer a.stop()
 		defer b.stop()
@@ -270,7 +272,7 @@ func TestForeignNodesAreNotInstances(t *testing.T) {
 		if _, err := client.CoreV1().Nodes().Create(t.Context(), foreign("late", "other", "a"), metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range []string{"other-shard", "other-cluster", "nobody's", "late", id} {
+		for _, name := range []string{"other-shard", "other-cluster", "nobody's", "unmanaged", "late", id} {
 			a.delete(name)
 		}
 		synctest.Wait()
