@@ -149,12 +149,12 @@ func (o observer) made(t *testing.T, term string) []storage.Info {
 	return infos
 }
 
-// writable tells whether the storage can be written. It cannot while a process is
-// stopped that has locked a folder of it: then nobody can take over before that
-// process goes on, or dies.
-func (o observer) writable(t *testing.T, attempt int) bool {
+// writable tells whether the storage can be written where a term writes. It cannot
+// while a process is stopped that has locked a folder of it: then nobody can take
+// over before that process goes on, or dies.
+func (o observer) writable(t *testing.T, term string, attempt int) bool {
 	t.Helper()
-	for _, folder := range []string{"", "leader/"} {
+	for _, folder := range []string{"", "leader/", madePrefix(term)} {
 		ctx, cancel := context.WithTimeout(t.Context(), processElection.Timeout/2)
 		_, err := o.Create(ctx, fmt.Sprintf("%sprobe-%d", folder, attempt), nil)
 		cancel()
@@ -198,7 +198,7 @@ func TestProcesses(t *testing.T) {
 		old := processes[id]
 		old.signal(t, syscall.SIGSTOP)
 		stopped, _ := readLock(t, o)
-		if stopped.LeaderID != id || !o.writable(t, attempt) {
+		if stopped.LeaderID != id || !o.writable(t, term, attempt) {
 			old.signal(t, syscall.SIGCONT)
 			continue
 		}
