@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/keys"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
@@ -57,7 +56,7 @@ func (p *process) loadKeys(ctx context.Context) error {
 				Keys:      loaded,
 				Store:     p.cluster.Fence(p.storage),
 				Leading:   p.cluster.Leading,
-				Config:    func() *config.Config { return p.config },
+				Config:    p.inForce.Load,
 			}
 			return nil
 		}

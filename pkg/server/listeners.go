@@ -97,7 +97,7 @@ func (p *process) serveGRPC(ctx context.Context, server *grpc.Server, listener n
 	defer stopped()
 	stopper.Go(func() {
 		<-serving.Done()
-		cutOff := time.AfterFunc(p.config.Shard.ShutdownTimeout, server.Stop)
+		cutOff := time.AfterFunc(p.inForce.Load().Shard.ShutdownTimeout, server.Stop)
 		defer cutOff.Stop()
 		server.GracefulStop()
 	})

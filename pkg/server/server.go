@@ -68,7 +68,10 @@ type BoundFunc = func(context.Context) (context.Context, context.CancelFunc)
 // process is what lives as long as a server does, whether it leads or not.
 type process struct {
 	*Server
+	// config is what the server began with, and what cannot change.
 	config *config.Config
+	// inForce is the configuration of the present term, or of the last one.
+	inForce atomic.Pointer[config.Config]
 	// bind are the addresses to listen at, advertise those to be found at.
 	bind, advertise config.Addresses
 	// storage is that of the server, with calls that end.
@@ -128,6 +131,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		return nil, err
 	}
 	p := &process{Server: s, config: c, registry: prometheus.NewRegistry()}
+	p.inForce.Store(c)
 	p.storage = storage.WithTimeout(s.Storage, c.Shard.RequestTimeout)
 	p.bind = withHost(c.Shard.Bind, s.Host)
 	p.advertise = c.Shard.Advertised(p.bind, cmp.Or(s.Host, machineHost()))

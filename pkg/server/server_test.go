@@ -204,3 +204,23 @@ func TestACacheFolderInUse(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+func TestValidate(t *testing.T) {
+	var said strings.Builder
+	if err := server.Validate(t.Context(), server.Options{}, filepath.Join("..", "..", "docs", "shard.jsonc"), &said); err != nil {
+		t.Errorf("the example is refused: %v", err)
+	}
+	s := servertest.Prepare(t, servertest.Options{Groups: `{"default": {"main": {"template": "knz"}, "other": {"template": "worker", "size": -1}}}`})
+	o := server.Options{Shard: "us-west-2a", Storage: "file", Bucket: s.Bucket()}
+	for _, path := range []string{"", s.ConfigPath()} {
+		err := server.Validate(t.Context(), o, path, &said)
+		for _, want := range []string{`groups.default.main.template: Invalid value: "knz": unknown template, known are "worker"`, `groups.default.other.size: Invalid value: -1`} {
+			if err == nil || !strings.Contains(err.Error(), want) {
+				t.Errorf("%v does not say %s", err, want)
+			}
+		}
+	}
+	if got := strings.Count(said.String(), "\n"); got != 1 {
+		t.Errorf("said %q", said.String())
+	}
+}

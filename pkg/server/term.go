@@ -101,6 +101,7 @@ func (t *term) open(ctx context.Context) (err error) {
 	if t.groups, err = groups.Open(ctx, c, exclusive{t.storage, t.end}); err != nil {
 		return err
 	}
+	t.inForce.Store(c)
 	if t.provider, err = t.NewProvider(c, t.bound); err != nil {
 		return err
 	}
@@ -208,6 +209,7 @@ func (t *term) serve(ctx context.Context) error {
 		store:   t.groups,
 		errors:  t.failures,
 		changed: func() {
+			t.inForce.Store(t.groups.Config())
 			t.recordHashes(ctx)
 			t.changed(t.keysOfAll()...)
 		},
