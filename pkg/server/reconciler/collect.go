@@ -69,13 +69,14 @@ func (r *Reconciler) collect(ctx context.Context) error {
 		}
 	}
 	r.Instances.Purge(ctx, time.Now().Add(-r.Groups.Config().Shard.GarbageCollection.DeletedRecordRetention))
-	r.enqueue(r.Groups.Keys())
-	r.enqueue(r.Instances.Keys())
+	r.lookAt(r.Groups.Keys())
+	r.lookAt(r.Instances.Keys())
 	return err
 }
 
-func (r *Reconciler) enqueue(keys []instance.GroupKey) {
+func (r *Reconciler) lookAt(keys []instance.GroupKey) {
 	for _, key := range keys {
+		r.changed(key) // what was adopted shows, also when there is nothing to do
 		r.Enqueue(key)
 	}
 }

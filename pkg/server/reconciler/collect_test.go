@@ -42,6 +42,45 @@ func TestInstancesWithoutARecordCount(t *testing.T) {
 	})
 }
 
+func TestWhatWasDoneIsShown(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		c := newConfig()
+		c.Shard.GarbageCollection.Interval = 2 * time.Minute
+		s := start(t, c)
+		wantShown := func(key instance.GroupKey, ids ...string) {
+			t.Helper()
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if got := s.shown[key]; !slices.Equal(got, ids) {
+				t.Errorf("shows %q, want %q", got, ids)
+			}
+		}
+		id := s.run(workersKey, 1)[0]
+		wantShown(workersKey, "vm-"+id)
+		s.scale(hastyKey, 1)
+		wantShown(hastyKey, "")
+		s.scale(hastyKey, 0)
+		s.settle()
+		wantShown(hastyKey)
+		// There is nothing to do about one that is adopted while two others drain:
+		// it is the one that there was no room for.
+		s.run(otherKey, 3)
+		s.scale(otherKey, 1)
+		s.scale(otherKey, 2)
+		stray := s.stray(otherKey)
+		s.cloud.takeCalls()
+		s.takeEvents()
+		s.pass(2 * time.Minute)
+		s.wantCalls()
+		s.want()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if got := s.shown[otherKey]; len(got) != 4 || !slices.Contains(got, "vm-"+stray) {
+			t.Errorf("shows %q, want vm-%s too", got, stray)
+		}
+	})
+}
+
 func TestInstancesOfAGroupThatIsNoMoreAreDrained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())

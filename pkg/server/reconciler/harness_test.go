@@ -88,6 +88,8 @@ type server struct {
 	mu     sync.Mutex
 	events []event
 	told   []failure
+	// shown are the provider ids of every group when it was last told of.
+	shown map[instance.GroupKey][]string
 }
 
 // event is something that operators watch.
@@ -113,7 +115,7 @@ func start(t testing.TB, c *config.Config) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: files, cloud: newCloud()}
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: &turns{Store: files, turn: make(chan struct{}, 1)}, cloud: newCloud(), shown: map[instance.GroupKey][]string{}}
 	s.lead()
 	t.Cleanup(func() { s.end() })
 	return s
@@ -143,8 +145,9 @@ func (s *server) lead() {
 		Specs: provision.New(provision.Options{
 			Config: s.groups.Config, Nonces: nonce.NewSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))),
 		}),
-		Events: s,
-		Failed: s.fail,
+		Events:  s,
+		Changed: s.show,
+		Failed:  s.fail,
 		Bound: func(ctx context.Context) (context.Context, context.CancelFunc) {
 			if s.bound != nil {
 				s.bound()
@@ -281,6 +284,16 @@ func (s *server) note(status string, i *instance.Instance, reason string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.events = append(s.events, event{status, i.ID, reason, time.Now()})
+}
+
+func (s *server) show(key instance.GroupKey) {
+	var ids []string
+	for _, i := range s.instances.List(key) {
+		ids = append(ids, i.ProviderID)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.shown[key] = ids
 }
 
 func (s *server) fail(group instance.GroupKey, id string, err error) {

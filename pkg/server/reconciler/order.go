@@ -87,12 +87,8 @@ func (r *round) orderManaged(do func() error) error {
 // paced calls do unless instances have to be ordered more slowly. Then the group
 // is looked at again when there may be the next order.
 func (r *round) paced(do func() error) error {
-	if r.halted {
-		return nil
-	}
 	done, wait := r.pace.begin(r.config.Shard.CreateRateLimit, time.Now())
 	if wait > 0 {
-		r.halted = true
 		r.outcome.within(wait)
 		return nil
 	}

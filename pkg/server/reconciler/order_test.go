@@ -88,6 +88,35 @@ func TestOrdersKeepTheirPace(t *testing.T) {
 	})
 }
 
+func TestPace(t *testing.T) {
+	var p pace
+	begin := func(at, want time.Duration) func(time.Time, bool) {
+		t.Helper()
+		done, wait := p.begin(time.Second, moment.Add(at))
+		if wait != want || (done == nil) != (want > 0) {
+			t.Errorf("at %v: waits %v, want %v", at, wait, want)
+		}
+		return done
+	}
+	const ms = time.Millisecond
+	first := begin(0, 0)
+	begin(10*ms, time.Second)
+	// An order that was not taken keeps nobody waiting.
+	first(moment.Add(20*ms), false)
+	second := begin(20*ms, 0)
+	second(moment.Add(50*ms), true)
+	// The gap is between two that are taken.
+	begin(100*ms, 950*ms)
+	begin(1049*ms, ms)
+	third := begin(1050*ms, 0)
+	third(moment.Add(1050*ms), true)
+	// Without a gap nobody waits, nor is waited for.
+	if _, wait := p.begin(0, moment.Add(1050*ms)); wait != 0 {
+		t.Errorf("waits %v without a gap", wait)
+	}
+	begin(2050*ms, 0)
+}
+
 func TestNothingIsRecordedThatCannotBeOrdered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConfig()
@@ -277,10 +306,15 @@ func TestOrderToEndIsRepeated(t *testing.T) {
 		}
 		s.look(workersKey)
 		s.wantCalls("delete default/workers", "create default/workers")
-		// A cloud that forgets it is told again.
+		s.want("deleting " + id + " requested")
+		// A cloud that forgets it is told again, also when it says nothing.
 		s.cloud.become(id, instance.Running)
 		synctest.Wait()
 		s.wantCalls("delete default/workers")
+		s.cloud.put(instance.VM{ID: id, Group: workersKey, State: instance.Running})
+		s.pass(retryAtMost)
+		s.wantCalls("delete default/workers")
+		s.takeEvents()
 		s.settle()
 		s.want("deleted " + id + " requested")
 	})

@@ -75,9 +75,7 @@ func ages(eligible, forced, onDemand int) func(*state) {
 	}
 }
 
-func timeout(minutes int) func(*state) {
-	return func(s *state) { s.registrationTimeout = time.Duration(minutes) * time.Minute }
-}
+func fiveMinutes(s *state) { s.registrationTimeout = 5 * time.Minute }
 
 // String is what an action looks like in the tables.
 func (a action) String() string {
@@ -177,6 +175,11 @@ func TestPlanScaling(t *testing.T) {
 			want:  []string{"drain a for scale-down until +5m0s"}, wake: 4,
 		},
 		{
+			name:  "one that was not ordered does not wait",
+			state: group(1, made("x", 9, impaired, draining("unhealthy", 4)), made("a", 2, running), made("b", 1, pending)),
+			want:  []string{"end b for scale-down"}, wake: 4,
+		},
+		{
 			name:  "one that is not well does not wait",
 			state: group(1, made("x", 9, impaired, draining("unhealthy", 4)), made("a", 2, impaired), made("b", 1, pending, ordered)),
 			want:  []string{"drain a for unhealthy until +5m0s"}, wake: 4,
@@ -204,10 +207,10 @@ func TestPlanCompletion(t *testing.T) {
 		{name: "a drain of what runs no more is over", state: group(0, made("a", 1, stopped, draining("expired", 1))), want: []string{"end a for expired"}, wake: 1},
 		{name: "a drain of an on-demand instance is alike", state: group(0, made("a", 1, running, onDemand, draining("expired", 0))), want: []string{"end a for expired"}},
 		{name: "the end of a drain makes room", state: group(1, made("a", 1, running, draining("scale-down", 0)), made("b", 1, running, draining("scale-down", 1))), want: []string{"end a for scale-down", "create for scale-up"}, wake: 1},
-		{name: "what the provider never knew is waited for", state: group(1, made("a", 4, pending)).with(timeout(5)), want: []string{"order a"}, wake: 1},
-		{name: "and then given up and replaced", state: group(1, made("a", 5, pending)).with(timeout(5)), want: []string{"end a for unregistered", "create for scale-up"}},
-		{name: "on-demand ones are not replaced", state: group(0, made("a", 5, pending, onDemand)).with(timeout(5)), want: []string{"end a for unregistered"}},
-		{name: "what the provider knows is not given up", state: group(1, made("a", 5, pending, ordered)).with(timeout(5))},
+		{name: "what the provider never knew is waited for", state: group(1, made("a", 4, pending)).with(fiveMinutes), want: []string{"order a"}, wake: 1},
+		{name: "and then given up and replaced", state: group(1, made("a", 5, pending)).with(fiveMinutes), want: []string{"end a for unregistered", "create for scale-up"}},
+		{name: "on-demand ones are not replaced", state: group(0, made("a", 5, pending, onDemand)).with(fiveMinutes), want: []string{"end a for unregistered"}},
+		{name: "what the provider knows is not given up", state: group(1, made("a", 5, pending, ordered)).with(fiveMinutes)},
 		{name: "without a timeout nothing is", state: group(1, made("a", 5000, pending)), want: []string{"order a"}},
 		{
 			name: "the provider's id is kept, of one that leaves too",

@@ -158,8 +158,8 @@ func (r *Reconciler) work(ctx context.Context) bool {
 		return false
 	}
 	r.Metrics.reconciled(time.Since(begun), err)
-	if done.acted && r.Changed != nil {
-		r.Changed(key)
+	if done.acted {
+		r.changed(key)
 	}
 	if err != nil {
 		logger.Error(err, "Group is not as wanted, will retry")
@@ -174,4 +174,11 @@ func (r *Reconciler) work(ctx context.Context) bool {
 		r.queue.AddAfter(key, done.after)
 	}
 	return true
+}
+
+// changed tells that something was done about a group's instances.
+func (r *Reconciler) changed(key instance.GroupKey) {
+	if r.Changed != nil {
+		r.Changed(key)
+	}
 }

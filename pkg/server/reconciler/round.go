@@ -25,8 +25,8 @@ type round struct {
 	// outcome is what the queue has to know.
 	outcome outcome
 	// full is true once the order of a managed instance has failed: the others
-	// are like it. halted is true once there may be no order at all for now.
-	full, halted bool
+	// are like it.
+	full bool
 }
 
 // outcome says when to look at a group again if nothing happens before.
@@ -149,8 +149,10 @@ func (r *round) end(ctx context.Context, a action) error {
 		}
 		klog.FromContext(ctx).Info("Deleting instance", "instance", a.id, "reason", a.reason)
 		r.Metrics.drained(&before)
-		r.tell(a.id, r.Events.Deleting)
 	}
+	// Who decided it may be somebody else, who has told nobody. Operators ignore
+	// what they were told before.
+	r.tell(a.id, r.Events.Deleting)
 	err := r.call(ctx, callDelete, func(ctx context.Context) error { return r.Provider.Delete(ctx, a.id) })
 	if err != nil {
 		err = fmt.Errorf("deleting instance %s: %w", a.id, err)
@@ -169,15 +171,17 @@ func (r *round) end(ctx context.Context, a action) error {
 
 // forget removes the record of an instance that is gone.
 func (r *round) forget(ctx context.Context, a action) error {
+	i, found := r.Instances.Get(a.id)
+	if !found {
+		return nil
+	}
 	err := r.bounded(ctx, func(ctx context.Context) error { return r.Instances.Remove(ctx, a.id) })
 	if err != nil {
 		return err
 	}
-	r.tell(a.id, func(i instance.Instance) {
-		klog.FromContext(ctx).V(2).Info("Instance is gone", "instance", a.id, "reason", i.DeleteReason)
-		r.Metrics.deleted.WithLabelValues(i.DeleteReason).Inc()
-		r.Events.Deleted(i)
-	})
+	klog.FromContext(ctx).V(2).Info("Instance is gone", "instance", a.id, "reason", i.DeleteReason)
+	r.Metrics.deleted.WithLabelValues(i.DeleteReason).Inc()
+	r.Events.Deleted(i)
 	r.outcome.more = true
 	return nil
 }

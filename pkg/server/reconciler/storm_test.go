@@ -10,7 +10,6 @@ import (
 	"slices"
 	"testing"
 	"testing/synctest"
-	"time"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
@@ -108,8 +107,7 @@ func (s *server) finish() {
 		before := len(s.cloud.calls)
 		s.cloud.mu.Unlock()
 		s.cloud.settle()
-		// Who finds the storage locked tries again in a moment.
-		s.pass(time.Second)
+		synctest.Wait()
 		draining := s.instances.Draining("default")
 		for _, i := range draining {
 			s.acknowledge(i.Key(), i.ID)

@@ -172,9 +172,7 @@ func (w *world) happen() {
 	case event == 13 && i.OnDemand:
 		i.DeleteReason = instance.ReasonRequested
 	case event == 14:
-		if _, known := w.vms[i.ID]; known {
-			delete(w.vms, i.ID)
-		}
+		delete(w.vms, i.ID)
 	case event == 15:
 		w.become(i.ID, instance.Impaired, instance.Stopped, instance.Failed, instance.Terminating)
 	case event == 16:
