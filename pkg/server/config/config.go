@@ -128,20 +128,25 @@ type Defaults struct {
 	Files    map[string]File
 }
 
-// Userdata is what instances start with, before rendering.
+// Userdata is what instances start with, before decoding and rendering.
 type Userdata struct {
-	// Inline is the text, and URL where to get it from. At most one is set.
+	// Inline is the userdata itself, and URL where to get it from. At most one is
+	// set.
 	Inline string
 	URL    string
-	// Encoding is one of the encodings below, EncodingPlain when empty.
+	// Encoding is how what is inline or at the URL is encoded: one of the encodings
+	// below, EncodingPlain when empty. It is decoded before it is rendered. How the
+	// provider encodes what it then gets as plain text is its own affair.
 	Encoding string
 }
 
-// Encodings in which rendered userdata is given to the provider.
+// Encodings of the source of userdata (server document).
 const (
-	EncodingPlain      = "plain"
-	EncodingBase64     = "base64"
-	EncodingGzip       = "gzip"
+	EncodingPlain  = "plain"
+	EncodingBase64 = "base64"
+	// EncodingGzip is for a URL only: a JSON string cannot hold it.
+	EncodingGzip = "gzip"
+	// EncodingGzipBase64 is gzip that is in base64.
 	EncodingGzipBase64 = "base64+gzip"
 )
 

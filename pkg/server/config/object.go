@@ -24,6 +24,8 @@ type object struct {
 	errs    *field.ErrorList
 	// mistyped is true when there is something else in place of the object.
 	mistyped bool
+	// confidential is true when no error may show the value of a member.
+	confidential bool
 }
 
 // newObject reads value, which may be nil for an absent member.
@@ -229,7 +231,7 @@ func isEmptyText(value *hujson.Value) bool {
 // finish reports the members that nobody asked for.
 func (o *object) finish() {
 	for _, name := range o.unasked() {
-		*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), shown(o.members[name]),
+		*o.errs = append(*o.errs, field.Invalid(o.path.Child(name), o.shown(o.members[name]),
 			"unknown key, allowed are "+strings.Join(slices.Sorted(slices.Values(o.asked)), ", ")))
 	}
 }
@@ -243,12 +245,16 @@ func (o *object) wrongType(path *field.Path, value *hujson.Value, want string) {
 	if path == nil {
 		path = field.NewPath("(root)")
 	}
-	*o.errs = append(*o.errs, field.TypeInvalid(path, shown(value), "must be "+want))
+	*o.errs = append(*o.errs, field.TypeInvalid(path, o.shown(value), "must be "+want))
 }
 
 // shown returns what an error shows of value: all of a short one, as the file
-// has it but in one line, and the beginning of a long one.
-func shown(value *hujson.Value) any {
+// has it but in one line, and the beginning of a long one; nothing of one that is
+// confidential.
+func (o *object) shown(value *hujson.Value) any {
+	if o.confidential {
+		return field.OmitValueType{}
+	}
 	clone := value.Clone()
 	clone.Minimize()
 	text := clone.String()

@@ -3,7 +3,10 @@
 
 package config
 
-import "github.com/tailscale/hujson"
+import (
+	"github.com/tailscale/hujson"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+)
 
 // defaultTemplateSize is the size of a template that names none (server
 // document). A size of 0 that is written down stays 0.
@@ -52,8 +55,8 @@ func readGroup(o *object) Group {
 }
 
 // readUserdata reads a text, or an object that says where the text is and how it
-// is given to the provider. Equal userdata reads equal however it is written, so
-// that writing it in the other form replaces no instance.
+// is encoded there. Userdata that differs only in which of the two it is written
+// as reads equal, so that writing it in the other form replaces no instance.
 func readUserdata(o *object) Userdata {
 	path, value := o.path.Child("userdata"), o.member("userdata")
 	if value == nil {
@@ -63,10 +66,11 @@ func readUserdata(o *object) Userdata {
 		return Userdata{Inline: literal.String()}
 	}
 	if _, ok := value.Value.(*hujson.Object); !ok {
-		o.wrongType(path, value, "a string or an object")
+		*o.errs = append(*o.errs, field.TypeInvalid(path, field.OmitValueType{}, "must be a string or an object"))
 		return Userdata{}
 	}
 	members := newObject(path, value, o.errs)
+	members.confidential = true
 	defer members.finish()
 	userdata := Userdata{Inline: members.text("inline"), URL: members.text("url"), Encoding: members.text("encoding")}
 	members.oneOf("inline", "url")

@@ -97,15 +97,21 @@ func TestParseRefuses(t *testing.T) {
 		{"tenant", `"empty": {}`, `"a--b": {}`, `groups.a--b: Invalid value: "a--b": "a--b" must not contain consecutive hyphens`},
 		{"drain timeout of another type", `"90s"`, `90`, `groups.default.arm.drain_timeout: Invalid value: 90: must be a string`},
 
-		{"userdata that is no template", `"#!/bin/sh\necho {{.Nonce}}\n"`, `"a\nsecret {{.Nonce\n"`, `defaults.userdata: Invalid value: must be a Go template: line:3: unclosed action started at line:2`},
-		{"userdata of another type", `"#!/bin/sh\necho {{.Nonce}}\n"`, `["a"]`, `defaults.userdata: Invalid value: ["a"]: must be a string or an object`},
+		{"userdata that is no template", `"#!/bin/sh\necho {{.Nonce}}\n"`, `"a\nsecret {{.Nonce\n"`, `defaults.userdata: Invalid value: must be a Go template: mistake in line 3`},
+		{"userdata of another type", `"#!/bin/sh\necho {{.Nonce}}\n"`, `["a"]`, `defaults.userdata: Invalid value: must be a string or an object`},
+		{"userdata with a function that is none", `"#!/bin/sh\necho {{.Nonce}}\n"`, `"{{secret}}"`, `defaults.userdata: Invalid value: must be a Go template: mistake in line 1`},
+		{"userdata that is a list of lines", `"#!/bin/sh\necho {{.Nonce}}\n"`, `{"inline": ["secret"]}`, `defaults.userdata.inline: Invalid value: must be a string`},
+		{"userdata that is no base64", `"#!/bin/sh\necho {{.Nonce}}\n"`, `{"inline": "secret!", "encoding": "base64"}`, `defaults.userdata: Invalid value: must be base64: illegal base64 data at input byte 6`},
+		{"userdata of a template that is no gzip", `"url": "https://example.com/userdata"`, `"inline": "c2VjcmV0c2VjcmV0"`, `templates.worker.userdata: Invalid value: must be gzip: gzip: invalid header`},
+		{"userdata in base64 that is no template", `"#!/bin/sh\necho {{.Nonce}}\n"`, `{"inline": "YQp7e3NlY3JldH19", "encoding": "base64"}`, `defaults.userdata: Invalid value: must be a Go template: mistake in line 2`},
+		{"gzip in a string", `"#!/bin/sh\necho {{.Nonce}}\n"`, `{"inline": "secret", "encoding": "gzip"}`, `defaults.userdata.encoding: Invalid value: "gzip": must be that of a url only: a string cannot hold gzip, use base64+gzip`},
 		{"userdata from nowhere", `"url": "https://example.com/userdata"`, `"url": ""`, `templates.worker.userdata: Required value: must have exactly one of inline, url`},
 		{"userdata from two places", `"url": "https://example.com/userdata"`, `"url": "https://example.com/userdata", "inline": "x"`, `templates.worker.userdata: Invalid value: ["inline","url"]: must have exactly one of inline, url`},
 		{"userdata from a file", `"https://example.com/userdata"`, `"file:///etc/secret"`, `templates.worker.userdata.url: Invalid value: must be a URL that begins with http:// or https://`},
 		{"userdata from another protocol", `"https://example.com/userdata"`, `"ftp://example.com/userdata"`, `templates.worker.userdata.url: Invalid value: must be a URL that begins with http:// or https://`},
 		{"userdata from no host", `"https://example.com/userdata"`, `"https:///userdata"`, `templates.worker.userdata.url: Invalid value: must be a URL that begins with http:// or https://`},
 		{"encoding", `"base64+gzip"`, `"zip"`, `templates.worker.userdata.encoding: Unsupported value: "zip": supported values: "plain", "base64", "gzip", "base64+gzip"`},
-		{"unknown key of userdata", `"encoding": "base64+gzip"`, `"source": "url"`, `templates.worker.userdata.source: Invalid value: "url": unknown key, allowed are encoding, inline, url`},
+		{"unknown key of userdata", `"encoding": "base64+gzip"`, `"source": "url"`, `templates.worker.userdata.source: Invalid value: unknown key, allowed are encoding, inline, url`},
 		{"argument that is no template", `"any text at all"`, `"{{.Vars.x"`, `templates.worker.args.annotations.Example.com/Note: Invalid value: "{{.Vars.x": must be a Go template: line:1: unclosed action`},
 		{"default argument that is no template", `"{{.Vars.tier}}"`, `"{{end}}"`, `defaults.args.labels.tier: Invalid value: "{{end}}": must be a Go template: line:1: unexpected {{end}}`},
 		{"argument that the provider has not", `"args": {"annotations": {"group": "arm"}}`, `"args": {"taints": {"group": "arm"}}`, `groups.default.arm.args.taints: Unsupported value: "taints": supported values: "annotations", "labels"`},
@@ -142,6 +148,9 @@ func TestParseRefuses(t *testing.T) {
 			_, err := Parse([]byte(strings.Replace(example, tc.old, tc.new, 1)))
 			if _, invalid := errors.AsType[*InvalidError](err); !invalid {
 				t.Fatalf("got %T %v, want an InvalidError", err, err)
+			}
+			if strings.Contains(err.Error(), "secret") && strings.Contains(err.Error(), "userdata") {
+				t.Errorf("the error has userdata in it: %s", err)
 			}
 			// A want of one line is the only error.
 			if !strings.HasPrefix(err.Error(), tc.want) || !strings.Contains(tc.want, "\n") && strings.Contains(err.Error(), "\n") {

@@ -13,25 +13,33 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// encodings and fileKinds are those of the server document. Any encoding goes
-// with any source: it is how the provider gets the userdata, not how it is kept.
+// encodings and fileKinds are those of the server document.
 var (
 	encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
 	fileKinds = []string{"certificate", "secret", "storage", "env", "json", "string"}
 )
 
 func (u Userdata) validate(path *field.Path) field.ErrorList {
-	// Userdata is long, and not for everybody who sees the error, which says where
-	// to look.
-	errs := validateTemplate(path, u.Inline, field.OmitValueType{})
+	var errs field.ErrorList
 	if u.URL != "" {
 		// The URL may have a password or a signature in it.
 		if parsed, err := url.Parse(u.URL); err != nil || parsed.Host == "" || parsed.Scheme != "http" && parsed.Scheme != "https" {
 			errs = append(errs, field.Invalid(path.Child("url"), field.OmitValueType{}, "must be a URL that begins with http:// or https://"))
 		}
 	}
-	if u.Encoding != "" && !slices.Contains(encodings, u.Encoding) {
+	switch {
+	case u.Encoding != "" && !slices.Contains(encodings, u.Encoding):
 		errs = append(errs, field.NotSupported(path.Child("encoding"), u.Encoding, encodings))
+	case u.Inline == "":
+		// What is at a URL is for the time when an instance needs it.
+	case u.Encoding == EncodingGzip:
+		errs = append(errs, field.Invalid(path.Child("encoding"), u.Encoding, "must be that of a url only: a string cannot hold gzip, use "+EncodingGzipBase64))
+	default:
+		// Userdata is long, and not for everybody who sees the error, which says
+		// where to look.
+		if _, err := u.Template([]byte(u.Inline)); err != nil {
+			errs = append(errs, field.Invalid(path, field.OmitValueType{}, err.Error()))
+		}
 	}
 	return errs
 }
@@ -51,7 +59,7 @@ func validateTemplates(path *field.Path, value any) field.ErrorList {
 	var errs field.ErrorList
 	switch value := value.(type) {
 	case string:
-		return validateTemplate(path, value, value)
+		return validateTemplate(path, value)
 	case map[string]any:
 		for _, name := range slices.Sorted(maps.Keys(value)) {
 			errs = append(errs, validateTemplates(path.Child(name), value[name])...)
@@ -64,12 +72,11 @@ func validateTemplates(path *field.Path, value any) field.ErrorList {
 	return errs
 }
 
-// validateTemplate reports a text that is no Go template, with its line. The
-// value is what the error shows.
-func validateTemplate(path *field.Path, text string, value any) field.ErrorList {
+// validateTemplate reports a text that is no Go template, with its line.
+func validateTemplate(path *field.Path, text string) field.ErrorList {
 	if _, err := template.New("line").Parse(text); err != nil {
 		problem := strings.TrimPrefix(err.Error(), "template: ")
-		return field.ErrorList{field.Invalid(path, value, "must be a Go template: "+problem)}
+		return field.ErrorList{field.Invalid(path, text, "must be a Go template: "+problem)}
 	}
 	return nil
 }

@@ -127,22 +127,29 @@ func TestErrorsKeepSecrets(t *testing.T) {
 		name, want string
 		change     func(*config.Userdata, map[string]any, *nonces)
 	}{
-		{"no template", "userdata:2: unclosed action", broken("{{.Nonce")},
-		{"var that does not exist", `userdata:2:7: executing "userdata" at <.Vars.missing>: map has no entry for key "missing"`, broken("{{.Vars.missing}}")},
-		{"the wrong name of the vars", "can't evaluate field Var in type", broken("{{.Var.role}}")},
-		{"what nobody knows yet", "can't evaluate field Hostname in type", broken("{{.Instance.Hostname}}")},
-		{"images", "can't evaluate field Image in type", broken("{{.Image}}")},
-		{"field of the nonce", "can't evaluate field X in type string", broken("{{.Nonce.X}}")},
+		{"no template", `the userdata of template "worker" must be a Go template: mistake in line 2`, broken("{{.Nonce")},
+		{"var that does not exist", `rendering the userdata of template "worker": userdata:2:7: map has no entry for key "missing"`, broken("{{.Vars.missing}}")},
+		{"the wrong name of the vars", "userdata:2:6: can't evaluate field Var", broken("{{.Var.role}}")},
+		{"what nobody knows yet", "userdata:2:11: can't evaluate field Hostname", broken("{{.Instance.Hostname}}")},
+		{"images", "userdata:2:2: can't evaluate field Image", broken("{{.Image}}")},
+		{"field of the nonce", "userdata:2:8: can't evaluate field X", broken("{{.Nonce.X}}")},
 		{"call of the nonce", "", broken("{{call .Nonce}}")},
 		{"piece of the nonce", "", broken("{{slice .Nonce 0 9999}}")},
 		{"member that the nonce names", "", broken("{{index .Nonce .Nonce}}")},
 		{"comparison with the nonce", "", broken("{{lt 1 .Nonce}}")},
+		{"function that is none", `must be a Go template: mistake in line 2`, broken("{{" + password + "}}")},
+		{"text in the place of a template", `userdata:2:11: this has no value`, broken("{{template `" + password + "`}}")},
+		{"text in the place of a function", `userdata:2:2: this has no value`, broken("{{call `" + password + "`}}")},
+		{"text in the place of an object", `userdata:2:2: this has no value`, broken("{{index .Vars `" + password + "` 1}}")},
 		{"no id", "must contain {{.Instance.ID}} and {{.Nonce}}", broken("")},
 		{"no nonce", "must contain {{.Instance.ID}} and {{.Nonce}}", func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
 			userdata.Inline = password + " {{.Instance.ID}}"
 		}},
-		{"encoding", `unknown encoding of userdata "zip"`, func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
+		{"encoding", `the userdata of template "worker" must not have the unknown encoding "zip"`, func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
 			*userdata = config.Userdata{Inline: password + " {{.Instance.ID}} {{.Nonce}}", Encoding: "zip"}
+		}},
+		{"base64", `the userdata of template "worker" must be base64: illegal base64 data at input byte 7`, func(userdata *config.Userdata, _ map[string]any, _ *nonces) {
+			*userdata = config.Userdata{Inline: password + " {{.Instance.ID}} {{.Nonce}}", Encoding: config.EncodingBase64}
 		}},
 		{"argument", `executing "args.labels.x" at <.Vars.missing>`, func(_ *config.Userdata, labels map[string]any, _ *nonces) {
 			labels["x"] = "{{.Vars.missing}}"

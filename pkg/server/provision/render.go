@@ -11,16 +11,25 @@ import (
 	"text/template"
 )
 
-// render fills in a template. A var that does not exist is an error: an instance
-// that starts with "<no value>" somewhere is worse than none.
+// render reads and fills in a template.
 func render(name, text string, facts any) (string, error) {
-	parsed, err := template.New(name).Option("missingkey=error").Parse(text)
+	parsed, err := template.New(name).Parse(text)
 	if err != nil {
 		return "", fmt.Errorf("reading a template: %w", err)
 	}
-	var rendered strings.Builder
-	if err := parsed.Execute(&rendered, facts); err != nil {
+	rendered, err := execute(parsed, facts)
+	if err != nil {
 		return "", fmt.Errorf("rendering a template: %w", err)
+	}
+	return rendered, nil
+}
+
+// execute fills in a template. A var that does not exist is an error: an instance
+// that starts with "<no value>" somewhere is worse than none.
+func execute(parsed *template.Template, facts any) (string, error) {
+	var rendered strings.Builder
+	if err := parsed.Option("missingkey=error").Execute(&rendered, facts); err != nil {
+		return "", err
 	}
 	return rendered.String(), nil
 }

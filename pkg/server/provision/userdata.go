@@ -4,15 +4,14 @@
 package provision
 
 import (
-	"bytes"
-	"compress/gzip"
+	"cmp"
 	"context"
-	"encoding/base64"
 	"errors"
 	"fmt"
 	"io"
 	"net/http"
 	"net/url"
+	"regexp"
 	"strings"
 	"time"
 
@@ -22,16 +21,11 @@ import (
 	"nstance.dev/operator/pkg/server/nonce"
 )
 
-const (
-	// fetchTimeout bounds the fetching of userdata from a URL, answer included.
-	fetchTimeout = 10 * time.Second
-	// maxUserdata is the longest template that is fetched, in bytes: much more
-	// than any provider takes.
-	maxUserdata = 1 << 20
-)
+// fetchTimeout bounds the fetching of userdata from a URL, answer included.
+const fetchTimeout = 10 * time.Second
 
-// userdata returns what the instance starts with; nil when its group has no
-// userdata, and then there is nothing to put a nonce into.
+// userdata returns what the instance starts with, in plain text; nil when its
+// group has no userdata, and then there is nothing to put a nonce into.
 func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record *instance.Record, facts facts) ([]byte, error) {
 	if group.Userdata == (config.Userdata{}) {
 		return nil, nil
@@ -50,56 +44,63 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 	if err != nil {
 		return nil, fmt.Errorf("making the registration nonce: %w", err)
 	}
-	text := group.Userdata.Inline
+	source := []byte(group.Userdata.Inline)
 	if group.Userdata.URL != "" {
-		if text, err = p.fetch(ctx, group.Userdata.URL); err != nil {
+		if source, err = p.fetch(ctx, group.Userdata.URL); err != nil {
 			return nil, fmt.Errorf("fetching the userdata of template %q: %w", group.Template, err)
 		}
 	}
-	rendered, err := render("userdata", text, secret)
+	parsed, err := group.Userdata.Template(source)
 	if err != nil {
-		return nil, err
+		return nil, fmt.Errorf("the userdata of template %q %w", group.Template, err)
+	}
+	rendered, err := execute(parsed, secret)
+	if err != nil {
+		return nil, fmt.Errorf("rendering the userdata of template %q: %w", group.Template, withoutText(err))
 	}
 	// Without them the agent cannot register (server document).
 	if !strings.Contains(rendered, record.ID) || !strings.Contains(rendered, secret.Nonce) {
 		return nil, fmt.Errorf("the userdata of template %q must contain {{.Instance.ID}} and {{.Nonce}}", group.Template)
 	}
-	return encode([]byte(rendered), group.Userdata.Encoding)
+	return []byte(rendered), nil
 }
 
-// fetch returns the text at address. The error has the host in it and not the
-// rest of the address, which may have a password or a signature.
-func (p *Provisioner) fetch(ctx context.Context, address string) (string, error) {
+// fetch returns what is at address, as it is there. The error has the host in it
+// and not the rest of the address, which may have a password or a signature.
+func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
 	if err != nil {
-		return "", withoutURL(err)
+		return nil, withoutURL(err)
 	}
-	text, err := p.get(request)
+	// Or else gzip that is served as such would be unpacked on the way, although
+	// the configuration says that it has to be unpacked here.
+	request.Header.Set("Accept-Encoding", "identity")
+	source, err := p.get(request)
 	if err != nil {
-		return "", fmt.Errorf("from %s: %w", request.URL.Host, withoutURL(err))
+		return nil, fmt.Errorf("from %s: %w", request.URL.Host, withoutURL(err))
 	}
-	return text, nil
+	return source, nil
 }
 
-func (p *Provisioner) get(request *http.Request) (string, error) {
+func (p *Provisioner) get(request *http.Request) ([]byte, error) {
 	response, err := p.client.Do(request)
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return "", fmt.Errorf("the answer is %s", response.Status)
+		return nil, fmt.Errorf("the answer is %s", response.Status)
 	}
-	text, err := io.ReadAll(io.LimitReader(response.Body, maxUserdata+1))
+	source, err := io.ReadAll(io.LimitReader(response.Body, config.MaxUserdata+1))
 	if err != nil {
-		return "", err
+		return nil, err
 	}
-	if len(text) > maxUserdata {
-		return "", fmt.Errorf("it has more than %d bytes", maxUserdata)
+	if len(source) > config.MaxUserdata {
+		return nil, fmt.Errorf("it has more than %d bytes", config.MaxUserdata)
 	}
-	return string(text), nil
+	return source, nil
 }
 
 func withoutURL(err error) error {
@@ -109,33 +110,16 @@ func withoutURL(err error) error {
 	return err
 }
 
-// encode returns text as the provider shall get it.
-func encode(text []byte, encoding string) ([]byte, error) {
-	switch encoding {
-	case "", config.EncodingPlain:
-		return text, nil
-	case config.EncodingBase64:
-		return toBase64(text), nil
-	case config.EncodingGzip:
-		return toGzip(text)
-	case config.EncodingGzipBase64:
-		packed, err := toGzip(text)
-		return toBase64(packed), err
-	default:
-		return nil, fmt.Errorf("unknown encoding of userdata %q", encoding)
-	}
-}
+// Errors of text/template say where they are, and quote what is there. Only the
+// name of what does not exist may be told: the rest can have a secret in it.
+var (
+	position = regexp.MustCompile(`^template: \w+:\d+:\d+`)
+	missing  = regexp.MustCompile(`>: (?:map has no entry for key "\w+"|can't evaluate field \w+)`)
+)
 
-func toBase64(text []byte) []byte {
-	return base64.StdEncoding.AppendEncode(nil, text)
-}
-
-func toGzip(text []byte) ([]byte, error) {
-	var packed bytes.Buffer
-	writer := gzip.NewWriter(&packed)
-	_, err := writer.Write(text)
-	if err := errors.Join(err, writer.Close()); err != nil {
-		return nil, fmt.Errorf("packing userdata: %w", err)
-	}
-	return packed.Bytes(), nil
+func withoutText(err error) error {
+	text := err.Error()
+	where := strings.TrimPrefix(position.FindString(text), "template: ")
+	why := strings.TrimPrefix(missing.FindString(text), ">: ")
+	return fmt.Errorf("%s: %s", where, cmp.Or(why, "this has no value"))
 }

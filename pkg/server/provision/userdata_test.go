@@ -21,46 +21,6 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 )
 
-func TestEncodings(t *testing.T) {
-	unbase64 := func(data []byte) []byte {
-		decoded, err := base64.StdEncoding.DecodeString(string(data))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return decoded
-	}
-	gunzip := func(data []byte) []byte {
-		reader, err := gzip.NewReader(bytes.NewReader(data))
-		if err != nil {
-			t.Fatal(err)
-		}
-		unpacked, err := io.ReadAll(reader)
-		if err != nil {
-			t.Fatal(err)
-		}
-		return unpacked
-	}
-	c := newConfig(t)
-	p, nonces := newProvisioner(t, c)
-	for encoding, decode := range map[string]func([]byte) []byte{
-		"":            func(data []byte) []byte { return data },
-		"plain":       func(data []byte) []byte { return data },
-		"base64":      unbase64,
-		"gzip":        gunzip,
-		"base64+gzip": func(data []byte) []byte { return gunzip(unbase64(data)) },
-	} {
-		group := *newGroup(t, c, "main")
-		group.Userdata.Encoding = encoding
-		spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
-		if err != nil {
-			t.Fatalf("%s: %v", encoding, err)
-		}
-		if got, want := string(decode(spec.Userdata)), instanceID+" "+nonces.signed[len(nonces.signed)-1]; got != want {
-			t.Errorf("%q decodes to %q, want %q", encoding, got, want)
-		}
-	}
-}
-
 // site serves userdata to a provisioner whose group main has it from there.
 type site struct {
 	p     *Provisioner
@@ -68,6 +28,8 @@ type site struct {
 	serve http.HandlerFunc
 	// address is that of the userdata, with secrets in it.
 	address string
+	// encoding is what the group says of it.
+	encoding string
 }
 
 func newSite(t *testing.T) *site {
@@ -85,7 +47,7 @@ func newSite(t *testing.T) *site {
 // userdata orders an instance, and returns what it starts with.
 func (s *site) userdata(ctx context.Context) (string, error) {
 	group := s.group
-	group.Userdata = config.Userdata{URL: s.address}
+	group.Userdata = config.Userdata{URL: s.address, Encoding: s.encoding}
 	spec, err := s.p.Spec(ctx, &group, newRecord(), "subnet-a")
 	return string(spec.Userdata), err
 }
@@ -105,6 +67,93 @@ func (s *site) wants(t *testing.T, err error, want string) {
 }
 
 const minimal = "{{.Instance.ID}} {{.Nonce}}"
+
+// packed returns text in gzip.
+func packed(t *testing.T, text string) []byte {
+	t.Helper()
+	var data bytes.Buffer
+	writer := gzip.NewWriter(&data)
+	_, err := io.WriteString(writer, text)
+	if err := errors.Join(err, writer.Close()); err != nil {
+		t.Fatal(err)
+	}
+	return data.Bytes()
+}
+
+// TestUserdataIsDecodedAndThenRendered: in whatever encoding it is kept, the
+// provider gets plain text.
+func TestUserdataIsDecodedAndThenRendered(t *testing.T) {
+	const text = minimal + " {{.Vars.from}}"
+	sources := map[string]string{
+		"":            text,
+		"plain":       text,
+		"base64":      base64.StdEncoding.EncodeToString([]byte(text)),
+		"gzip":        string(packed(t, text)),
+		"base64+gzip": base64.StdEncoding.EncodeToString(packed(t, text)),
+	}
+	s := newSite(t)
+	nonces := s.p.Nonces.(*nonces)
+	wants := func(got string) {
+		t.Helper()
+		if want := instanceID + " " + nonces.signed[len(nonces.signed)-1] + " worker"; got != want {
+			t.Errorf("got %q, want %q", got, want)
+		}
+	}
+	for encoding, source := range sources {
+		t.Run("at a URL: "+encoding, func(t *testing.T) {
+			s.encoding = encoding
+			s.serve = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, source) }
+			got, err := s.userdata(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			wants(got)
+		})
+		t.Run("inline: "+encoding, func(t *testing.T) {
+			group := s.group
+			group.Userdata = config.Userdata{Inline: source, Encoding: encoding}
+			spec, err := s.p.Spec(t.Context(), &group, newRecord(), "subnet-a")
+			if err != nil {
+				t.Fatal(err)
+			}
+			wants(string(spec.Userdata))
+		})
+	}
+}
+
+// TestGzipIsNotUnpackedOnTheWay: servers of files often say of gzip that it is an
+// encoding of HTTP.
+func TestGzipIsNotUnpackedOnTheWay(t *testing.T) {
+	s := newSite(t)
+	s.encoding = config.EncodingGzip
+	s.serve = func(w http.ResponseWriter, _ *http.Request) {
+		w.Header().Set("Content-Encoding", "gzip")
+		_, _ = w.Write(packed(t, minimal))
+	}
+	if got, err := s.userdata(t.Context()); err != nil || !strings.HasPrefix(got, instanceID+" ") {
+		t.Errorf("got %q with error %v", got, err)
+	}
+}
+
+// TestFetchedUserdataMustBeWhatItIsSaidToBe: the error says of which template.
+func TestFetchedUserdataMustBeWhatItIsSaidToBe(t *testing.T) {
+	s := newSite(t)
+	for _, tc := range []struct{ encoding, source, want string }{
+		{"base64", "hunter2!", "must be base64: illegal base64 data at input byte 7"},
+		{"gzip", "hunter2 " + minimal, "must be gzip: gzip: invalid header"},
+		{"gzip", string(packed(t, minimal))[:20], "must be gzip: unexpected EOF"},
+		{"gzip", string(packed(t, strings.Repeat("x", 1<<20+1))), "must have at most 1048576 bytes when decoded"},
+		{"gzip", string(packed(t, "\n{{hunter2}}")), "must be a Go template: mistake in line 2"},
+	} {
+		s.encoding = tc.encoding
+		s.serve = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, tc.source) }
+		_, err := s.userdata(t.Context())
+		want := "preparing instance " + instanceID + ` of group default/main: the userdata of template "worker" ` + tc.want
+		if err == nil || err.Error() != want {
+			t.Errorf("got  %v\nwant %s", err, want)
+		}
+	}
+}
 
 func TestUserdataIsFetchedForEachInstance(t *testing.T) {
 	s := newSite(t)
