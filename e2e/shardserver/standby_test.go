@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -14,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -71,7 +73,7 @@ func TestStandby(t *testing.T) {
 		if killed {
 			err = leader.Kill(t.Context())
 		} else {
-			err = leader.Freeze()
+			err = leader.freeze(t)
 		}
 		if err != nil {
 			t.Fatal(err)
@@ -117,6 +119,45 @@ func TestStandby(t *testing.T) {
 type server struct {
 	*controlplane.Component
 	operator nstancev1.OperatorServiceClient
+}
+
+// freeze stops a server at a moment when it holds no lock of a folder of the
+// storage. One that does, for microseconds, holds up the others for as long as it
+// is stopped: that is a limit of a storage that is a folder.
+func (s server) freeze(t *testing.T) error {
+	t.Helper()
+	for {
+		if err := s.Freeze(); err != nil {
+			return err
+		}
+		locked, err := anyLocked(env.Nstance.Bucket())
+		if err != nil || !locked {
+			return err
+		}
+		if err := s.Thaw(); err != nil {
+			return err
+		}
+	}
+}
+
+// anyLocked tells whether somebody holds the lock of a folder below dir.
+func anyLocked(dir string) (locked bool, err error) {
+	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if err != nil || entry.Name() != ".lock" {
+			return err
+		}
+		file, err := os.Open(path)
+		if err != nil {
+			return err
+		}
+		defer func() { _ = file.Close() }()
+		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
+		if errors.Is(err, unix.EWOULDBLOCK) {
+			locked, err = true, nil
+		}
+		return err
+	})
+	return locked, err
 }
 
 // leads succeeds when a server serves operators.

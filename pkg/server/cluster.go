@@ -58,6 +58,7 @@ func (p *process) loadKeys(ctx context.Context) error {
 				Leading:   p.cluster.Leading,
 				Config:    p.inForce.Load,
 			}
+			p.gate.Issuer = p.registrar
 			return nil
 		}
 		if !errors.Is(err, storage.ErrNotFound) {

@@ -14,13 +14,14 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // stuck returns a clientset whose Nodes go only when goes is true.
 func stuck() (clientset *fake.Clientset, goes *atomic.Bool) {
-	clientset, goes = servertest.NewClientset(), &atomic.Bool{}
+	clientset, goes = kwoktest.NewClientset(), &atomic.Bool{}
 	clientset.PrependReactor("delete", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		if goes.Load() {
 			return false, nil, nil

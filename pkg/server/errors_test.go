@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -94,7 +95,7 @@ func TestQuota(t *testing.T) {
 // TestFailuresOfTheProvider are told of with the instance, and its id is not in
 // the text.
 func TestFailuresOfTheProvider(t *testing.T) {
-	kubernetes := servertest.NewClientset()
+	kubernetes := kwoktest.NewClientset()
 	verbs := make(chan string, 1)
 	verbs <- "create"
 	for _, verb := range []string{"create", "delete"} {

@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -22,7 +23,7 @@ import (
 // told. Connections are in memory so that time can be that of a bubble.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		kubernetes := servertest.NewClientset()
+		kubernetes := kwoktest.NewClientset()
 		s := servertest.Start(t, servertest.Options{InMemory: true, Kubernetes: kubernetes, Groups: `{"default": {"main": {"template": "worker"}, "other": {"template": "worker"}}}`})
 		operator := s.Operator("default")
 		ctx, cancel := context.WithCancel(t.Context())

@@ -19,6 +19,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/server"
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -26,7 +27,7 @@ import (
 
 // unknownNodes returns a clientset that knows no Nodes before known is closed.
 func unknownNodes(known <-chan struct{}) *fake.Clientset {
-	client := servertest.NewClientset()
+	client := kwoktest.NewClientset()
 	client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		<-known
 		return false, nil, nil

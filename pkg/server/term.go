@@ -226,7 +226,6 @@ func (t *term) serve(ctx context.Context) error {
 		Errors:         t.failures,
 		InstanceEvents: t.events,
 		Configuration:  configuration,
-		Issuer:         t.registrar,
 		Changed:        t.changedOne,
 	})
 	defer shut()

@@ -28,16 +28,17 @@ type Issuer interface {
 	Renew(ctx context.Context, client pki.Client, publicKeyPEM []byte) (*x509.Certificate, error)
 }
 
-// RenewCertificate gives the caller its next certificate. FailedPrecondition
+// RenewCertificate gives the caller its next certificate, also while there is no
+// term: who leads the cluster need not lead this shard. FailedPrecondition
 // tells that another server leads the cluster, InvalidArgument that the public
 // key is bad, Unavailable that the same call may work later.
-func (s *OperatorService) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
+func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
 	client := clientFrom(ctx)
 	// The tenant becomes part of a storage key.
 	if err := identifier.Validate(client.Tenant); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "tenant: %v", err)
 	}
-	certificate, err := s.Issuer.Renew(ctx, client, request.GetPublicKeyPem())
+	certificate, err := g.Issuer.Renew(ctx, client, request.GetPublicKeyPem())
 	if err != nil {
 		klog.FromContext(ctx).Info("Refused to renew a certificate", "reason", err.Error())
 		return nil, renewalStatus(err)

@@ -22,6 +22,9 @@ type Gate struct {
 	// Unlike the unimplemented one, it leaves no method out unseen.
 	nstancev1.UnsafeOperatorServiceServer
 
+	// Issuer renews the certificates of those who call.
+	Issuer Issuer
+
 	whoLeads func() string
 
 	mu sync.Mutex
@@ -41,7 +44,7 @@ type term struct {
 
 var _ nstancev1.OperatorServiceServer = (*Gate)(nil)
 
-// NewGate returns a Gate that is shut. What whoLeads returns is the text with
+// NewGate returns a Gate that is shut and has no Issuer. What whoLeads returns is the text with
 // which it refuses calls.
 func NewGate(whoLeads func() string) *Gate {
 	return &Gate{whoLeads: whoLeads}

@@ -30,6 +30,9 @@ func TestAGateThatIsShutRefusesAll(t *testing.T) {
 	methods := reflect.TypeFor[nstancev1.OperatorServiceClient]()
 	for n := range methods.NumMethod() {
 		method := methods.Method(n)
+		if method.Name == "RenewCertificate" {
+			continue // It does not pass the gate.
+		}
 		request := reflect.New(method.Type.In(1).Elem())
 		results := reflect.ValueOf(operator).MethodByName(method.Name).Call([]reflect.Value{reflect.ValueOf(t.Context()), request})
 		err, _ := results[1].Interface().(error)
@@ -39,8 +42,8 @@ func TestAGateThatIsShutRefusesAll(t *testing.T) {
 		expectStatus(t, method.Name, err, codes.Unavailable, want)
 	}
 	families, err := registry.Gather()
-	if err != nil || len(families) != 1 || len(families[0].Metric) != methods.NumMethod() {
-		t.Errorf("counted are %v, %v, want each method", families, err)
+	if err != nil || len(families) != 1 || len(families[0].Metric) != methods.NumMethod()-1 {
+		t.Errorf("counted are %v, %v, want each of the others", families, err)
 	}
 }
 

@@ -12,11 +12,6 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// RenewCertificate is that of the term.
-func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
-	return pass(ctx, g, request, (*OperatorService).RenewCertificate)
-}
-
 // GetConfigStatus is that of the term.
 func (g *Gate) GetConfigStatus(ctx context.Context, request *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
 	return pass(ctx, g, request, (*OperatorService).GetConfigStatus)

@@ -34,7 +34,6 @@ type OperatorService struct {
 	Errors         *Errors
 	InstanceEvents *InstanceEvents
 	Configuration  Configuration
-	Issuer         Issuer
 	// Changed is called after a group or one of its instances has been changed
 	// and before the caller is answered.
 	Changed func(instance.GroupKey)

@@ -27,6 +27,7 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instance/kwok"
+	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
@@ -71,7 +72,7 @@ type Options struct {
 	// InMemory: connections are in memory, so that the server can be in a bubble of
 	// synctest, whose time makes it look at its configuration.
 	InMemory bool
-	// Kubernetes holds the Nodes. Default: an empty one of NewClientset. Give
+	// Kubernetes holds the Nodes. Default: an empty one of kwoktest. Give
 	// that of a server that stopped to start it again.
 	Kubernetes kubernetes.Interface
 }
@@ -138,7 +139,7 @@ func Prepare(t testing.TB, o Options) *Server {
 		stopped:    make(chan struct{}),
 	}
 	if s.Kubernetes == nil {
-		s.Kubernetes = NewClientset()
+		s.Kubernetes = kwoktest.NewClientset()
 	}
 	s.openStorage()
 	s.writeFile(s.ConfigPath(), []byte(o.configuration(s.encryptionKeyPath())))

@@ -826,8 +826,8 @@ type CreateInstanceRequest struct {
 	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Mandatory.
 	Config *InstanceConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
-	// Extension: the same key gives the same instance again. Servers that do not
-	// know it ignore it.
+	// Extension: the same key gives the same instance again, for as long as it is
+	// remembered. Servers that do not know it ignore it.
 	IdempotencyKey string `protobuf:"bytes,1000,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1151,7 +1151,8 @@ type InstanceStatusResponse struct {
 	state      protoimpl.MessageState `protogen:"open.v1"`
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	Tenant     string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
-	// Open set: pending, running, terminating, terminated and others.
+	// Open set: pending, running, terminating, terminated and others. This
+	// server knows stopped and failed too; an instance that drains is running.
 	Status    string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	LastSeen  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`

@@ -63,7 +63,8 @@ type OperatorServiceClient interface {
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// CreateInstance makes one on-demand instance beside the group's size.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
-	// DeleteInstance ends one on-demand instance.
+	// DeleteInstance ends one instance at once, without a drain. The group of a
+	// managed one makes another in its place.
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
 	// GetInstanceStatus tells the state of one instance.
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*InstanceStatusResponse, error)
@@ -301,7 +302,8 @@ type OperatorServiceServer interface {
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*emptypb.Empty, error)
 	// CreateInstance makes one on-demand instance beside the group's size.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
-	// DeleteInstance ends one on-demand instance.
+	// DeleteInstance ends one instance at once, without a drain. The group of a
+	// managed one makes another in its place.
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
 	// GetInstanceStatus tells the state of one instance.
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*InstanceStatusResponse, error)
