@@ -143,6 +143,9 @@ func (s server) freeze(t *testing.T) error {
 // anyLocked tells whether somebody holds the lock of a folder below dir.
 func anyLocked(dir string) (locked bool, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
+		if errors.Is(err, fs.ErrNotExist) {
+			return nil // Others write.
+		}
 		if err != nil || entry.Name() != ".lock" {
 			return err
 		}
