@@ -15,7 +15,7 @@ run: ## Start a whole cluster with Nstance, until Ctrl-C.
 	@exec .dev/bin/devcluster up
 
 .PHONY: build
-build: ## Build the operator and the server into bin/.
+build: ## Build the operator, the server and its admin tool into bin/.
 	go build -o bin/ ./cmd/...
 
 .PHONY: test
@@ -49,6 +49,7 @@ verify-modules: ## Check that go.mod files list what is used.
 	go mod tidy -diff
 	cd e2e && go mod tidy -diff
 	cd e2e/cmd/kube && go mod tidy -diff
+	cd hack/versitygw && go mod tidy -diff
 
 .PHONY: verify-imports
 verify-imports: ## Check who imports whom.
