@@ -25,6 +25,17 @@ func (s *server) stray(key instance.GroupKey) string {
 	return id.String()
 }
 
+func TestAllGroupsAreLookedAtFirst(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.end()
+		_, _, err := s.groups.Upsert(t.Context(), workersKey, sizeOf(1))
+		s.must(err)
+		s.lead()
+		s.wantCalls("create default/workers")
+	})
+}
+
 func TestInstancesWithoutARecordCount(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())

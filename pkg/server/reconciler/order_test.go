@@ -271,8 +271,10 @@ func TestDrainsWaitForOrders(t *testing.T) {
 		old := s.run(workersKey, 1)[0]
 		s.cloud.refuseNext("create", 5)
 		s.reconfigure(drift)
+		// Five attempts take 0.2 s, 0.4 s, 0.8 s and 1.6 s, the sixth 3.2 s more.
+		s.pass(6 * time.Second)
 		s.want()
-		s.pass(time.Minute)
+		s.pass(time.Second)
 		s.want("draining " + old + " config-drift")
 	})
 }
