@@ -27,10 +27,14 @@ import (
 type Store struct {
 	dir string
 
-	// mu guards made.
+	// mu guards what follows.
 	mu sync.Mutex
 	// made has the paths of the folders that exist for good.
 	made map[string]bool
+	// turns has a channel for each folder that was changed or listed. Who has put
+	// something in may try the folder's lock: the goroutines of one process need
+	// not poll for it.
+	turns map[string]chan struct{}
 }
 
 var _ storage.Store = (*Store)(nil)
@@ -53,7 +57,7 @@ func Open(dir string) (*Store, error) {
 	if err := removeLeftovers(dir); err != nil {
 		return nil, fmt.Errorf("opening the storage in %s: %w", dir, err)
 	}
-	return &Store{dir: dir, made: map[string]bool{}}, nil
+	return &Store{dir: dir, made: map[string]bool{}, turns: map[string]chan struct{}{}}, nil
 }
 
 // Get implements storage.Store. A link is followed.
@@ -122,7 +126,7 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 	if err != nil {
 		return "", err
 	}
-	err = locked(ctx, folder, func() error {
+	err = s.locked(ctx, folder, func() error {
 		if err := allowed(path); err != nil {
 			return err
 		}
@@ -154,7 +158,7 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	folder := filepath.Dir(path)
 	// Between the look and the rename of a Replace, which would bring the object
 	// back, nothing may be removed.
-	err := locked(ctx, folder, func() error {
+	err := s.locked(ctx, folder, func() error {
 		if err := storage.Ended(ctx); err != nil {
 			return err
 		}

@@ -44,7 +44,14 @@ func (s *Store) makeFolder(path string) error {
 
 // locked calls change while no other writer, of this process or of another, is
 // in the folder. It returns the error of ctx when ctx ends before.
-func locked(ctx context.Context, folder string, change func() error) error {
+func (s *Store) locked(ctx context.Context, folder string, change func() error) error {
+	turn := s.turn(folder)
+	select {
+	case turn <- struct{}{}:
+		defer func() { <-turn }()
+	case <-ctx.Done():
+		return ctx.Err()
+	}
 	// Each call has an open file of its own, and so a lock of its own.
 	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
@@ -57,6 +64,18 @@ func locked(ctx context.Context, folder string, change func() error) error {
 	// To close alone is not enough: a child process that is being started may
 	// hold the file for a moment more.
 	return errors.Join(err, flock(file, syscall.LOCK_UN), file.Close())
+}
+
+// turn returns the channel of a folder.
+func (s *Store) turn(folder string) chan struct{} {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	turn, found := s.turns[folder]
+	if !found {
+		turn = make(chan struct{}, 1)
+		s.turns[folder] = turn
+	}
+	return turn
 }
 
 // lock waits for the lock of file. A call that blocks would not end with ctx.
