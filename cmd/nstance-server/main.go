@@ -81,7 +81,7 @@ it changes.`,
 	}
 	flags := command.Flags()
 	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
-	flags.StringVar(&options.ID, "id", "1", "id of this server among those of the shard; it stays the same when the server is started again")
+	flags.StringVar(&options.ID, "id", "", "id of this server among those of the shard, of which no other may have it (default: one that is made once and kept in the cache folder)")
 	flags.StringVar(&options.Host, "host", "", "host of this server: it replaces that of every address in the configuration, which all servers of the shard share")
 	flags.StringVar(&options.Storage, "storage", "", "object storage: file or s3")
 	flags.StringVar(&options.Bucket, "bucket", "", "folder or bucket of the object storage")

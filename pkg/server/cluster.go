@@ -47,6 +47,7 @@ func (p *process) leadCluster(ctx context.Context) error {
 
 // loadKeys waits until the leader of the cluster has made the keys.
 func (p *process) loadKeys(ctx context.Context) error {
+	failures := 0
 	for waiting := false; ; waiting = true {
 		loaded, err := keys.Load(ctx, p.storage, p.secrets)
 		if err == nil {
@@ -62,9 +63,11 @@ func (p *process) loadKeys(ctx context.Context) error {
 			return nil
 		}
 		if !errors.Is(err, storage.ErrNotFound) {
-			return fmt.Errorf("reading the keys of the cluster: %w", err)
-		}
-		if !waiting {
+			if failures++; failures == readAttempts {
+				return fmt.Errorf("reading the keys of the cluster: %w", err)
+			}
+			klog.FromContext(ctx).Error(err, "The keys of the cluster were not read, will retry", "attempt", failures)
+		} else if !waiting {
 			klog.FromContext(ctx).Info("Waiting for the leader of the cluster to make the keys")
 		}
 		if !sleep(ctx, keysAgainAfter) {

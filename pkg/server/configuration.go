@@ -5,6 +5,7 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync"
 	"time"
@@ -81,10 +82,19 @@ func (c *configuration) look(ctx context.Context) {
 		c.suspected = ""
 		return
 	}
-	if c.suspected == err.Error() {
+	if c.suspected == trouble(err) {
 		c.report(ctx, err)
 	}
-	c.suspected = err.Error()
+	c.suspected = trouble(err)
+}
+
+// trouble returns what tells one error from another. All that keeps a
+// configuration from being read is one: a storage may give each failure a number.
+func trouble(err error) string {
+	if _, invalid := errors.AsType[*config.InvalidError](err); invalid {
+		return err.Error()
+	}
+	return "not read"
 }
 
 // read is called with mu held, as is report.
@@ -112,10 +122,10 @@ func (c *configuration) read(ctx context.Context) error {
 }
 
 func (c *configuration) report(ctx context.Context, err error) {
-	if c.reported == err.Error() {
+	if c.reported == trouble(err) {
 		return
 	}
-	c.reported = err.Error()
+	c.reported = trouble(err)
 	klog.FromContext(ctx).Error(err, "The configuration stays as it was")
 	c.errors.ReportShard(err)
 }

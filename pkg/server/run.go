@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/http"
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
@@ -25,7 +26,8 @@ import (
 type Options struct {
 	// Shard is the shard's id.
 	Shard string
-	// ID is the server's among those of the shard.
+	// ID is the server's among those of the shard. Default: one that is made once
+	// and kept in CacheDir.
 	ID string
 	// Host replaces that of every address in the configuration unless empty.
 	Host string
@@ -43,8 +45,10 @@ func Run(ctx context.Context, o Options) error {
 	if err != nil {
 		return err
 	}
-	if err := identifier.Validate(o.ID); err != nil {
-		return fmt.Errorf("--id: %w", err)
+	if o.ID != "" {
+		if err := identifier.Validate(o.ID); err != nil {
+			return fmt.Errorf("--id: %w", err)
+		}
 	}
 	server := &Server{
 		Shard:       o.Shard,
@@ -64,11 +68,7 @@ func Run(ctx context.Context, o Options) error {
 // an error with all mistakes. It is the file at path or, when that is empty, the
 // one in the storage.
 func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
-	source, err := o.source(ctx, path)
-	if err != nil {
-		return err
-	}
-	c, err := source.Parse()
+	source, c, err := o.config(ctx, path)
 	if err != nil {
 		return err
 	}
@@ -76,15 +76,21 @@ func Validate(ctx context.Context, o Options, path string, w io.Writer) error {
 	return err
 }
 
-func (o Options) source(ctx context.Context, path string) (config.Source, error) {
+func (o Options) config(ctx context.Context, path string) (source config.Source, c *config.Config, err error) {
 	if path != "" {
-		return config.ReadFile(path)
+		if source, err = config.ReadFile(path); err == nil {
+			c, err = source.Parse()
+		}
+		return source, c, err
 	}
 	store, err := o.open(ctx)
 	if err != nil {
-		return config.Source{}, err
+		return source, nil, err
 	}
-	return config.Read(ctx, store, o.Shard)
+	if source, err = config.Read(ctx, store, o.Shard); err == nil {
+		c, err = (&Server{Shard: o.Shard}).parse(source)
+	}
+	return source, c, err
 }
 
 func (o Options) open(ctx context.Context) (storage.Store, error) {
@@ -108,6 +114,19 @@ func newProvider(c *config.Config, bound BoundFunc) (instance.Provider, error) {
 	return provider, nil
 }
 
+// punctual sends no request after its deadline. Without it a process that was
+// paused and goes on might: its timers have not run yet.
+type punctual struct {
+	next http.RoundTripper
+}
+
+func (p punctual) RoundTrip(request *http.Request) (*http.Response, error) {
+	if err := storage.Ended(request.Context()); err != nil {
+		return nil, err
+	}
+	return p.next.RoundTrip(request)
+}
+
 // newClient returns a client for the cluster that the Nodes are in.
 func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	c, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
@@ -119,6 +138,7 @@ func newClient(kubeconfig string) (kubernetes.Interface, error) {
 	c.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	// The API server's priority and fairness decides how fast we may be.
 	c.QPS = -1
+	c.Wrap(func(next http.RoundTripper) http.RoundTripper { return punctual{next} })
 	client, err := kubernetes.NewForConfig(c)
 	if err != nil {
 		return nil, fmt.Errorf("making a client from kubeconfig %s: %w", kubeconfig, err)

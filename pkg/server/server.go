@@ -17,6 +17,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/api"
@@ -37,7 +38,7 @@ type Server struct {
 	// Shard is the shard's id.
 	Shard string
 	// ID is this server's among those of the shard. It stays the same when the
-	// server is started again.
+	// server is started again. Default: one that is kept in CacheDir.
 	ID string
 	// Host replaces that of every address in the configuration. Default: none,
 	// the configuration decides.
@@ -108,6 +109,9 @@ func (s *Server) run(ctx context.Context) error {
 		return err
 	}
 	defer unlock()
+	if s.ID, err = s.identify(); err != nil {
+		return err
+	}
 	p, err := s.newProcess(ctx)
 	if err != nil {
 		return err
@@ -132,7 +136,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	p := &process{Server: s, config: c, registry: prometheus.NewRegistry()}
 	p.inForce.Store(c)
-	p.storage = storage.WithTimeout(s.Storage, c.Shard.RequestTimeout)
+	p.storage = storage.WithTimeout(s.Storage, func() time.Duration { return p.inForce.Load().Shard.RequestTimeout })
 	p.bind = withHost(c.Shard.Bind, s.Host)
 	p.advertise = c.Shard.Advertised(p.bind, cmp.Or(s.Host, machineHost()))
 	if p.secrets, err = openSecrets(c.Secrets, p.storage); err != nil {
@@ -143,7 +147,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	p.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	p.health = newHealth(p.registry, p.ready)
 	p.reconciling = reconciler.NewMetrics(p.registry)
-	p.gate = api.NewGate(p.whoLeads)
+	p.gate = api.NewGate(p.shard.Leading, p.whoLeads)
 	return p, nil
 }
 
@@ -174,7 +178,8 @@ func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 func (s *Server) parse(source config.Source) (*config.Config, error) {
 	c, err := source.Parse()
 	if err == nil && c.Shard.ID != s.Shard {
-		return nil, fmt.Errorf("configuration %s: shard.id: Invalid value: %q: must be %q", source.Key, c.Shard.ID, s.Shard)
+		mistake := field.Invalid(field.NewPath("shard", "id"), c.Shard.ID, fmt.Sprintf("must be %q", s.Shard))
+		return nil, fmt.Errorf("configuration %s:\n%w", source.Key, &config.InvalidError{Mistakes: mistake})
 	}
 	return c, err
 }

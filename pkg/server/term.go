@@ -28,8 +28,13 @@ import (
 )
 
 // termAttempts is how often a term is begun that comes to nothing (server
-// document). Then the server gives up the lead: another may fare better.
+// document). Then the server ends, and releases the lock: another may fare better,
+// and whoever runs the server starts it again.
 const termAttempts = 3
+
+// syncTimeouts is for how many request timeouts a term waits until all instances
+// are known: a large list takes more than one request.
+const syncTimeouts = 4
 
 // term is what lives while a server leads its shard. It is made anew from the
 // storage and the provider each time, so that nothing of a former term, which
@@ -97,17 +102,50 @@ func (p *process) serveTerm(ctx context.Context) (served bool, err error) {
 
 // open reads what is wanted.
 func (t *term) open(ctx context.Context) (err error) {
-	c := t.newestConfig(ctx)
-	if t.groups, err = groups.Open(ctx, c, exclusive{t.storage, t.end}); err != nil {
+	if t.cache, err = cache.Open(ctx, filepath.Join(t.CacheDir, t.Shard+".sqlite")); err != nil {
 		return err
 	}
-	t.inForce.Store(c)
-	if t.provider, err = t.NewProvider(c, t.bound); err != nil {
-		return err
+	if err := t.openGroups(ctx); err != nil {
+		return errors.Join(err, t.cache.Close())
+	}
+	if t.provider, err = t.NewProvider(t.groups.Config(), t.bound); err != nil {
+		return errors.Join(err, t.cache.Close())
 	}
 	t.failures, t.events = api.NewErrors(), api.NewInstanceEvents()
-	t.cache, err = cache.Open(ctx, filepath.Join(t.CacheDir, t.Shard+".sqlite"))
-	return err
+	return nil
+}
+
+// openGroups reads the groups with the configuration in the storage or, when that
+// one cannot be used, with the one that was in force last. Whoever looks at the
+// configuration later will tell what is wrong.
+func (t *term) openGroups(ctx context.Context) error {
+	store := exclusive{t.storage, t.end}
+	next, err := t.newestConfig(ctx)
+	if err == nil {
+		t.groups, err = groups.Open(ctx, next, store)
+	}
+	if _, invalid := errors.AsType[*config.InvalidError](err); invalid {
+		klog.FromContext(ctx).Error(err, "The configuration stays as it was")
+		t.groups, err = groups.Open(ctx, t.inForce.Load(), store)
+	}
+	if err != nil {
+		return err
+	}
+	t.inForce.Store(t.groups.Config())
+	return nil
+}
+
+// newestConfig returns the configuration in the storage. The error wraps a
+// *config.InvalidError when it cannot be used.
+func (t *term) newestConfig(ctx context.Context) (*config.Config, error) {
+	next, err := t.readConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	if problems := t.config.CheckReplacement(next); len(problems) > 0 {
+		return nil, &config.InvalidError{Mistakes: problems.ToAggregate()}
+	}
+	return next, nil
 }
 
 // exclusive is a storage for objects that only the leader of the shard writes. A
@@ -136,26 +174,17 @@ func (e exclusive) look(err error) {
 	}
 }
 
-// newestConfig returns the configuration in the storage, or the one that the
-// server began with when that cannot be used.
-func (t *term) newestConfig(ctx context.Context) *config.Config {
-	next, err := t.readConfig(ctx)
-	if err == nil {
-		err = t.config.CheckReplacement(next).ToAggregate()
-	}
-	if err != nil {
-		klog.FromContext(ctx).Error(err, "The configuration stays as it was when the server started")
-		return t.config
-	}
-	return next
-}
-
 // begin waits until all instances are known. Before that, groups would look as
-// if they had none.
+// if they had none. It does not wait for ever: another server may reach the
+// provider.
 func (t *term) begin(ctx context.Context) (err error) {
+	timeout := time.NewTimer(syncTimeouts * t.groups.Config().Shard.RequestTimeout)
+	defer timeout.Stop()
 	select {
 	case <-ctx.Done():
 		return ctx.Err()
+	case <-timeout.C:
+		return errors.New("the provider did not tell of its instances in time")
 	case <-t.provider.Synced():
 	}
 	t.instances, err = instances.Open(ctx, instances.Options{
@@ -164,10 +193,13 @@ func (t *term) begin(ctx context.Context) (err error) {
 		Provider: t.provider,
 		Shard:    t.Shard,
 		Clock:    clock.RealClock{},
-		Stale:    t.shard.Predecessor() != t.leaderID(),
+		Stale:    t.stale(ctx),
 	})
 	if err != nil {
 		return err
+	}
+	if err := t.cache.SetReign(ctx, t.shard.Reign()); err != nil {
+		klog.FromContext(ctx).Error(err, "The cache will not be believed after the next start")
 	}
 	t.board = api.NewBoard(t.groups, t.instances)
 	t.reconciler = reconciler.New(reconciler.Options{
@@ -189,6 +221,16 @@ func (t *term) begin(ctx context.Context) (err error) {
 	t.recordHashes(ctx)
 	close(t.begun)
 	return nil
+}
+
+// stale tells whether somebody else may have led since the cache was written.
+func (t *term) stale(ctx context.Context) bool {
+	reign, err := t.cache.Reign(ctx)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The cache is not believed")
+		return true
+	}
+	return reign != t.shard.Reign()
 }
 
 // bound returns the context of one call that only the leader may make.
@@ -219,6 +261,10 @@ func (t *term) serve(ctx context.Context) error {
 	collector := &reconciler.Collector{Groups: t.groups, Instances: t.instances}
 	t.registry.MustRegister(collector)
 	defer t.registry.Unregister(collector)
+	// The gate shuts first: nobody must be answered while work that hangs is
+	// waited for.
+	var working sync.WaitGroup
+	defer working.Wait()
 	shut := t.gate.Open(&api.OperatorService{
 		Store:          t.groups,
 		Instances:      t.instances,
@@ -226,15 +272,13 @@ func (t *term) serve(ctx context.Context) error {
 		Errors:         t.failures,
 		InstanceEvents: t.events,
 		Configuration:  configuration,
-		Changed:        t.changedOne,
+		Changed:        func(key instance.GroupKey) { t.changedByOperator(ctx, key) },
 	})
 	defer shut()
 	t.serving.Store(true)
 	defer t.serving.Store(false)
 	klog.FromContext(ctx).Info("Serving operators", "shard", t.Shard, "groups", len(t.groups.Keys()))
 
-	var working sync.WaitGroup
-	defer working.Wait()
 	working.Go(func() { t.reconciler.Run(ctx) })
 	ticks := t.ReadConfig
 	if ticks == nil {
@@ -257,8 +301,8 @@ func (t *term) keysOfAll() []instance.GroupKey {
 func (t *term) recordHashes(ctx context.Context) {
 	hashes := map[instance.GroupKey]cache.Hashes{}
 	for _, key := range t.groups.Keys() {
-		if group, found := t.groups.Get(key); found {
-			hashes[key] = cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
+		if of := t.hashes(key); of != nil {
+			hashes[key] = *of
 		}
 	}
 	if err := t.cache.PutGroups(ctx, hashes); err != nil {
@@ -266,7 +310,25 @@ func (t *term) recordHashes(ctx context.Context) {
 	}
 }
 
-// changedOne is told of each group or instance that came, went or changed.
+// hashes returns the digests of a group, nil when there is no such group.
+func (t *term) hashes(key instance.GroupKey) *cache.Hashes {
+	group, found := t.groups.Get(key)
+	if !found {
+		return nil
+	}
+	return &cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
+}
+
+// changedByOperator is told of each group that an operator has changed, or one of
+// whose instances.
+func (t *term) changedByOperator(ctx context.Context, key instance.GroupKey) {
+	if err := t.cache.PutGroup(ctx, key, t.hashes(key)); err != nil {
+		klog.FromContext(ctx).Error(err, "The digests of a group were not cached")
+	}
+	t.changed(key)
+}
+
+// changedOne is told of each instance that came, went or changed.
 func (t *term) changedOne(key instance.GroupKey) { t.changed(key) }
 
 // changed brings what is shown of groups up to date and has them worked on.

@@ -25,6 +25,9 @@ type Gate struct {
 	// Issuer renews the certificates of those who call.
 	Issuer Issuer
 
+	// leading tells whether this server leads at this moment: a term ends a moment
+	// after the lead.
+	leading  func() bool
 	whoLeads func() string
 
 	mu sync.Mutex
@@ -44,10 +47,11 @@ type term struct {
 
 var _ nstancev1.OperatorServiceServer = (*Gate)(nil)
 
-// NewGate returns a Gate that is shut and has no Issuer. What whoLeads returns is the text with
+// NewGate returns a Gate that is shut and has no Issuer. It stays shut, also
+// while there is a term, unless leading says yes. What whoLeads returns is the text with
 // which it refuses calls.
-func NewGate(whoLeads func() string) *Gate {
-	return &Gate{whoLeads: whoLeads}
+func NewGate(leading func() bool, whoLeads func() string) *Gate {
+	return &Gate{leading: leading, whoLeads: whoLeads}
 }
 
 // Open passes calls to service until shut is called. Shut refuses new calls, ends
@@ -74,7 +78,9 @@ func (g *Gate) set(t *term) {
 // enter returns the term for a call, which calls leave when it is done.
 func (g *Gate) enter() (current *term, leave func(), err error) {
 	g.mu.Lock()
-	current = g.term
+	if g.leading() {
+		current = g.term
+	}
 	if current != nil {
 		current.calls.Add(1)
 	}

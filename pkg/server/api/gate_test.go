@@ -25,7 +25,7 @@ import (
 func TestAGateThatIsShutRefusesAll(t *testing.T) {
 	registry := prometheus.NewRegistry()
 	unary, stream := Count(registry)
-	operator := dial(t, NewGate(func() string { return "ask another" }), grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
+	operator := dial(t, NewGate(func() bool { return true }, func() string { return "ask another" }), grpc.ChainUnaryInterceptor(unary), grpc.ChainStreamInterceptor(stream))
 	const want = "this server does not lead: ask another"
 	methods := reflect.TypeFor[nstancev1.OperatorServiceClient]()
 	for n := range methods.NumMethod() {
@@ -49,7 +49,7 @@ func TestAGateThatIsShutRefusesAll(t *testing.T) {
 
 func TestAGateOpensAndShuts(t *testing.T) {
 	first, second := newService(t), newService(t)
-	gate := NewGate(func() string { return "nobody does" })
+	gate := NewGate(func() bool { return true }, func() string { return "nobody does" })
 	operator := dial(t, gate)
 	refused := func() {
 		t.Helper()
@@ -91,7 +91,7 @@ func TestAGateOpensAndShuts(t *testing.T) {
 // touched after it.
 func TestShuttingWaitsForCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		gate := NewGate(func() string { return "" })
+		gate := NewGate(func() bool { return true }, func() string { return "" })
 		service := &OperatorService{Board: NewBoard(nil, nil), Errors: NewErrors(), InstanceEvents: NewInstanceEvents()}
 		shut := gate.Open(service)
 		release, answered := make(chan struct{}), make(chan error, 1)
@@ -129,7 +129,7 @@ func TestShuttingWaitsForCalls(t *testing.T) {
 // TestAStreamThatComesLateEnds: it found the gate open and the term at its end.
 func TestAStreamThatComesLateEnds(t *testing.T) {
 	s := newService(t)
-	NewGate(func() string { return "" }).Open(s.OperatorService)()
+	NewGate(func() bool { return true }, func() string { return "" }).Open(s.OperatorService)()
 	operator := dial(t, s)
 	w, err := operator.WatchInstances(t.Context(), &emptypb.Empty{})
 	if err == nil {

@@ -53,6 +53,32 @@ func Open(ctx context.Context, path string) (*DB, error) {
 	return db, nil
 }
 
+// Reign returns what SetReign put last, "" when nothing.
+func (db *DB) Reign(ctx context.Context) (string, error) {
+	var reign string
+	err := db.sql.QueryRowContext(ctx, `SELECT reign FROM reigns`).Scan(&reign)
+	if err != nil && !errors.Is(err, sql.ErrNoRows) {
+		return "", fmt.Errorf("reading the reign from the cache: %w", err)
+	}
+	return reign, nil
+}
+
+// SetReign notes under whose lead the cache was last made equal to the storage.
+// What it says of drains and deletions is right as long as nobody else has led.
+func (db *DB) SetReign(ctx context.Context, reign string) error {
+	err := db.transaction(ctx, func(tx *sql.Tx) error {
+		if _, err := tx.ExecContext(ctx, `DELETE FROM reigns`); err != nil {
+			return err
+		}
+		_, err := tx.ExecContext(ctx, `INSERT INTO reigns (reign) VALUES (?)`, reign)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("noting the reign in the cache: %w", err)
+	}
+	return nil
+}
+
 // Close writes what is still in the log to the file and closes it.
 func (db *DB) Close() error {
 	return db.sql.Close()

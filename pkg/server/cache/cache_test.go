@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -301,6 +302,48 @@ func BenchmarkOpen(b *testing.B) {
 		}
 		if err := db.Close(); err != nil {
 			b.Fatal(err)
+		}
+	}
+}
+
+func TestPutGroup(t *testing.T) {
+	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
+	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "other", Group: "a"}
+	want := map[instance.GroupKey]Hashes{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}}
+	if err := db.PutGroups(t.Context(), want); err != nil {
+		t.Fatal(err)
+	}
+	put := func(key instance.GroupKey, hashes *Hashes) {
+		t.Helper()
+		if err := db.PutGroup(t.Context(), key, hashes); err != nil {
+			t.Fatal(err)
+		}
+		if found, err := db.Groups(t.Context()); err != nil || !maps.Equal(found, want) {
+			t.Errorf("there are %v, %v, want %v", found, err, want)
+		}
+	}
+	want[a] = Hashes{RuntimeConfig: "5", InfraConfig: "6"}
+	put(a, &Hashes{RuntimeConfig: "5", InfraConfig: "6"})
+	delete(want, b)
+	put(b, nil)
+	put(b, nil)
+}
+
+func TestReign(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "cache.db")
+	db := open(t.Context(), t, path)
+	for _, want := range []string{"", "first", "second"} {
+		if want != "" {
+			if err := db.SetReign(t.Context(), want); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err := db.Close(); err != nil {
+			t.Fatal(err)
+		}
+		db = open(t.Context(), t, path)
+		if got, err := db.Reign(t.Context()); err != nil || got != want {
+			t.Errorf("the reign is %q, %v, want %q", got, err, want)
 		}
 	}
 }

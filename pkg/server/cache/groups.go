@@ -60,3 +60,18 @@ func (db *DB) PutGroups(ctx context.Context, groups map[instance.GroupKey]Hashes
 	}
 	return nil
 }
+
+// PutGroup makes or replaces the row of one group. Without hashes it removes it.
+func (db *DB) PutGroup(ctx context.Context, key instance.GroupKey, hashes *Hashes) error {
+	var err error
+	if hashes == nil {
+		_, err = db.sql.ExecContext(ctx, `DELETE FROM groups WHERE tenant = ? AND group_key = ?`, key.Tenant, key.Group)
+	} else {
+		_, err = db.sql.ExecContext(ctx, `INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?)`,
+			key.Tenant, key.Group, hashes.RuntimeConfig, hashes.InfraConfig)
+	}
+	if err != nil {
+		return fmt.Errorf("writing group %s to the cache: %w", key, err)
+	}
+	return nil
+}

@@ -45,6 +45,9 @@ CREATE TABLE instances (
 	created_at         TEXT AS (record ->> '$.created_at')
 ) STRICT;
 
+-- At most one row.
+CREATE TABLE reigns (reign TEXT NOT NULL) STRICT;
+
 CREATE INDEX instances_by_group ON instances (tenant, group_key);
 CREATE INDEX instances_by_deletion ON instances (deleted_at) WHERE deleted_at IS NOT NULL;
 

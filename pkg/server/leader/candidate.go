@@ -6,6 +6,7 @@ package leader
 import (
 	"cmp"
 	"context"
+	"crypto/rand"
 	"errors"
 	"time"
 
@@ -111,7 +112,10 @@ func (e *Elector) look(ctx context.Context, s *sighting) error {
 	if before, known := e.Leader(); lock.LeaderID != "" && (!known || before.LeaderID != lock.LeaderID) {
 		logger.Info("Found a leader", "leader", lock.LeaderID, "address", lock.LeaderAddr)
 	}
-	s.held = lock.LeaderID != "" && lock.LeaderID != e.options.ID
+	// One of a former life is free, but only for a process that has not led yet: a
+	// lock that it did not write says that another process uses its id.
+	formerLife := lock.LeaderID == e.options.ID && (e.etag == "" || e.etag == object.ETag)
+	s.held = lock.LeaderID != "" && !formerLife
 	e.setSeen(lock)
 	return nil
 }
@@ -121,6 +125,7 @@ func (e *Elector) look(ctx context.Context, s *sighting) error {
 // before the lock is written.
 func (e *Elector) take(ctx context.Context, etag string) error {
 	lock := e.ownLock()
+	lock.Reign = e.nextReign()
 	data, err := encodeLock(lock)
 	if err != nil {
 		return err
@@ -140,9 +145,19 @@ func (e *Elector) take(ctx context.Context, etag string) error {
 	e.etag, e.unanswered = etag, nil
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.predecessor = cmp.Or(e.seen.LeaderID, e.seen.ReleasedBy)
-	e.renewed, e.seen = start, lock
+	e.renewed, e.seen, e.reign = start, lock, lock.Reign
 	return nil
+}
+
+// nextReign returns that of the lock as it was seen when this server led last, and
+// else one that never was.
+func (e *Elector) nextReign() string {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if cmp.Or(e.seen.LeaderID, e.seen.ReleasedBy) == e.options.ID && e.seen.Reign != "" {
+		return e.seen.Reign
+	}
+	return rand.Text()
 }
 
 // callContext bounds one call to the storage. A leader whose renewal hangs tries
@@ -153,5 +168,5 @@ func (e *Elector) callContext(ctx context.Context) (context.Context, context.Can
 
 // ownLock returns the lock that this server writes next.
 func (e *Elector) ownLock() Lock {
-	return Lock{LeaderID: e.options.ID, LeaderAddr: e.options.Address, LastUpdated: now()}
+	return Lock{LeaderID: e.options.ID, LeaderAddr: e.options.Address, Reign: e.Reign(), Process: e.process, LastUpdated: now()}
 }

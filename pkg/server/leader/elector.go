@@ -20,6 +20,7 @@ package leader
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"sync"
 	"time"
@@ -49,6 +50,8 @@ type Options struct {
 // at any time, by several goroutines. Run is called once at a time.
 type Elector struct {
 	options Options
+	// process names this process in its locks.
+	process string
 
 	mu sync.Mutex
 	// renewed is when the last successful write of the lock was begun. It is zero
@@ -56,8 +59,8 @@ type Elector struct {
 	renewed time.Time
 	// seen is the lock as this server last read or wrote it.
 	seen Lock
-	// predecessor is the server that led before this one did last.
-	predecessor string
+	// reign is that of the lock that this server wrote last.
+	reign string
 
 	// What follows is used by Run only: what this server last wrote.
 	etag string
@@ -68,10 +71,9 @@ type Elector struct {
 // New returns an Elector that does not stand before Run is called. Without
 // election it leads from now on.
 func New(options Options) *Elector {
-	e := &Elector{options: options}
+	e := &Elector{options: options, process: rand.Text()}
 	if !options.Election.Enabled {
 		e.seen = e.ownLock()
-		e.predecessor = options.ID
 	}
 	return e
 }
@@ -135,13 +137,13 @@ func (e *Elector) Leader() (Lock, bool) {
 	return e.seen, e.seen.LeaderID != ""
 }
 
-// Predecessor returns the id of the server that led before this one, when this
-// one leads. It is this server's own when nobody else led since it did last, and
-// empty when nobody knows.
-func (e *Elector) Predecessor() string {
+// Reign returns what stays the same as long as nobody but this server leads, also
+// when it is started again, and is another as soon as somebody else has led. It is
+// empty before this server has led, and without election.
+func (e *Elector) Reign() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.predecessor
+	return e.reign
 }
 
 // leading is Leading for those who hold the mutex.

@@ -18,6 +18,13 @@ type Lock struct {
 	LeaderID string `json:"leaderID"`
 	// ReleasedBy is the server that led until it released the lock.
 	ReleasedBy string `json:"releasedBy,omitempty"`
+	// Reign is another whenever another server begins to lead than the one before,
+	// also when that has become the leader and done nothing. It is empty in a lock
+	// of a server of another make.
+	Reign string `json:"reign,omitempty"`
+	// Process is the process that wrote the lock, by a name of its own making. Two
+	// that have one LeaderID by mistake can be told apart by it.
+	Process string `json:"process,omitempty"`
 	// LeaderAddr is where that server can be asked whether it leads, host:port.
 	LeaderAddr string `json:"leaderAddr"`
 	// LastUpdated is when the leader last wrote the lock by its own wall clock,
@@ -45,6 +52,8 @@ func parseLock(data []byte) (Lock, error) {
 	var read struct {
 		LeaderID    *string   `json:"leaderID"`
 		ReleasedBy  string    `json:"releasedBy"`
+		Reign       string    `json:"reign"`
+		Process     string    `json:"process"`
 		LeaderAddr  string    `json:"leaderAddr"`
 		LastUpdated time.Time `json:"lastUpdated"`
 	}
@@ -54,5 +63,5 @@ func parseLock(data []byte) (Lock, error) {
 	if read.LeaderID == nil {
 		return Lock{}, errors.New("reading a lock: leaderID is missing")
 	}
-	return Lock{LeaderID: *read.LeaderID, ReleasedBy: read.ReleasedBy, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
+	return Lock{LeaderID: *read.LeaderID, ReleasedBy: read.ReleasedBy, Reign: read.Reign, Process: read.Process, LeaderAddr: read.LeaderAddr, LastUpdated: read.LastUpdated}, nil
 }

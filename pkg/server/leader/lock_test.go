@@ -52,24 +52,30 @@ func TestAFormerLife(t *testing.T) {
 	})
 }
 
-func expectPredecessor(t *testing.T, s *server, terms int, want string) {
+// expectReign expects a server to lead and returns its reign, which must be the
+// one before, or another.
+func expectReign(t *testing.T, s *server, terms int, before string, same bool) string {
 	t.Helper()
 	expectTerms(t, s, terms, true)
-	if got := s.Predecessor(); got != want {
-		t.Errorf("the predecessor is %q, want %q", got, want)
+	reign := s.Reign()
+	if reign == "" || (reign == before) != same {
+		t.Errorf("the reign is %q, was %q, want the same: %t", reign, before, same)
 	}
+	return reign
 }
 
-// TestPredecessor: a server that is followed by itself may go by what it knew.
-func TestPredecessor(t *testing.T) {
+// TestReign: a server that is followed by itself may go by what it knew.
+func TestReign(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		first := start(t, store, "one", nil)
-		expectPredecessor(t, first, 1, "")
+		pass(time.Second)
+		reign := expectReign(t, first, 1, "", false)
 		first.stop()
 		<-first.done
 		first = start(t, store, "one", nil)
-		expectPredecessor(t, first, 1, "one")
+		pass(time.Second)
+		expectReign(t, first, 1, reign, true)
 
 		// Others that only look on, and faults that they do not make use of, are
 		// nobody's terms.
@@ -80,25 +86,32 @@ func TestPredecessor(t *testing.T) {
 		expectTerms(t, first, 1, false)
 		first.link.set(working)
 		pass(interval)
-		expectPredecessor(t, first, 2, "one")
+		expectReign(t, first, 2, reign, true)
 
 		first.kill()
 		pass(2 * timeout)
-		expectPredecessor(t, second, 1, "one")
+		reign = expectReign(t, second, 1, reign, false)
 		second.stop()
 		<-second.done
+		// It is killed before it could use what it got, and starts again: it has
+		// not led since the other one.
 		first = start(t, store, "one", nil)
-		expectPredecessor(t, first, 1, "two")
+		pass(time.Second)
+		taken := expectReign(t, first, 1, reign, false)
+		first.kill()
+		first = start(t, store, "one", nil)
+		pass(time.Second)
+		expectReign(t, first, 1, taken, true)
 
 		// Without a lock nobody knows, nor when another make of server released it.
 		if err := store.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}
 		pass(interval)
-		expectPredecessor(t, first, 2, "")
+		reign = expectReign(t, first, 2, taken, false)
 		overwrite(t, store, `{"leaderID":"","leaderAddr":"","lastUpdated":"2026-01-01T00:00:00Z"}`)
 		pass(interval)
-		expectPredecessor(t, first, 3, "")
+		expectReign(t, first, 3, reign, false)
 	})
 }
 
@@ -161,6 +174,20 @@ func TestADeletedLock(t *testing.T) {
 		}
 		first.kill()
 		pass(2 * timeout)
+		expectTerms(t, second, 1, true)
+	})
+}
+
+// TestTwoServersWithOneID: the second takes the first one's lock for one of a
+// former life of its own. It cannot know better, but the first can.
+func TestTwoServersWithOneID(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openStorage(t)
+		first := start(t, store, "one", nil)
+		pass(interval)
+		second := start(t, store, "one", nil)
+		pass(10 * timeout)
+		expectTerms(t, first, 1, false)
 		expectTerms(t, second, 1, true)
 	})
 }

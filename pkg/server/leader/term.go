@@ -164,7 +164,7 @@ func (e *Elector) giveUp() {
 // release frees the lock after lead has returned. If that fails, the others wait
 // until they take this server for dead.
 func (e *Elector) release(ctx context.Context) {
-	lock := Lock{ReleasedBy: e.options.ID, LastUpdated: now()}
+	lock := Lock{ReleasedBy: e.options.ID, Reign: e.Reign(), LastUpdated: now()}
 	data, err := encodeLock(lock)
 	if err == nil {
 		call, cancel := e.callContext(context.WithoutCancel(ctx))

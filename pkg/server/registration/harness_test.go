@@ -152,7 +152,7 @@ func (c *cluster) serve(registrar *registration.Registrar) *server {
 	registrations := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.Config())))
 	nstancev1.RegisterRegistrationServiceServer(registrations, &api.RegistrationService{Registrar: registrar, Logger: logger})
 	operators := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.MutualConfig())), grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
-	gate := api.NewGate(func() string { return "nobody leads the shard" })
+	gate := api.NewGate(func() bool { return true }, func() string { return "nobody leads the shard" })
 	gate.Issuer = registrar
 	nstancev1.RegisterOperatorServiceServer(operators, gate)
 	return &server{

@@ -36,9 +36,10 @@ type Record struct {
 // putRecord stores a registration in place of the one before.
 func putRecord(ctx context.Context, store storage.Store, record Record) error {
 	// A conflict means that another call has just stored its own.
-	for {
+	const attempts = 5
+	for attempt := 1; ; attempt++ {
 		err := replaceRecord(ctx, store, record)
-		if !errors.Is(err, storage.ErrConflict) {
+		if attempt == attempts || !errors.Is(err, storage.ErrConflict) {
 			return err
 		}
 	}

@@ -95,10 +95,14 @@ func removeLeftovers(dir string) error {
 		if err == nil && strings.HasPrefix(entry.Name(), temporaryPrefix) {
 			err = removeLeftover(path, entry)
 		}
-		if errors.Is(err, fs.ErrNotExist) {
+		switch {
+		case errors.Is(err, fs.ErrNotExist):
 			return nil // another process has renamed or removed it
+		case errors.Is(err, fs.ErrPermission) && path != dir:
+			return fs.SkipDir // of somebody else, such as lost+found
+		default:
+			return err
 		}
-		return err
 	})
 }
 

@@ -4,12 +4,17 @@
 package server
 
 import (
+	"crypto/rand"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"nstance.dev/operator/pkg/identifier"
 )
 
 // lockFolder makes folder, if need be, and locks it for as long as this process
@@ -33,4 +38,26 @@ func lockFolder(folder string) (unlock func(), err error) {
 	}
 	// The lock goes with the open file.
 	return func() { _ = file.Close() }, nil
+}
+
+// identify returns the id of the server, or else the one that the cache folder
+// has. It makes one if need be. The caller has locked the folder.
+func (s *Server) identify() (string, error) {
+	if s.ID != "" {
+		return s.ID, nil
+	}
+	path := filepath.Join(s.CacheDir, "id")
+	data, err := os.ReadFile(path)
+	if err == nil && identifier.Validate(string(data)) == nil {
+		return string(data), nil
+	}
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("reading the id of this server: %w", err)
+	}
+	id := strings.ToLower(rand.Text())
+	// A file that a crash left half written is no id, and is made anew.
+	if err := os.WriteFile(path, []byte(id), 0o600); err != nil {
+		return "", fmt.Errorf("keeping the id of this server: %w", err)
+	}
+	return id, nil
 }

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"os"
+	"testing"
+
+	"google.golang.org/grpc/codes"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const workerTemplate = `"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}`
+
+// anotherTerm makes a server begin another term: somebody else writes the groups
+// of the shard, and so what the server knows of them is outdated.
+func anotherTerm(t *testing.T, s *servertest.Server, operator nstancev1.OperatorServiceClient) {
+	t.Helper()
+	upsert(t, operator, "other", &nstancev1.GroupConfig{Template: "worker", Vars: map[string]string{"a": "b"}})
+	data, err := os.ReadFile(s.GroupsPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(s.GroupsPath(), append(data, '\n'), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	watch := watchErrors(t, operator)
+	_, err = operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "other", Config: &nstancev1.GroupConfig{Vars: map[string]string{"a": "c"}}})
+	wantCode(t, "a change of what somebody else has changed", err, codes.Unavailable)
+	for err = nil; err == nil; {
+		_, err = watch.Recv()
+	}
+	wantCode(t, "a stream of the term", err, codes.Unavailable)
+	s.UntilHealthy()
+}
+
+// TestANewTermDoesWithoutARefusedConfiguration: one that the last term had refused
+// is refused again.
+func TestANewTermDoesWithoutARefusedConfiguration(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{
+		Templates: `{` + workerTemplate + `, "extra": {"kind": "ext", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`,
+	})
+	operator := s.Operator("default")
+	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "extra", Size: 1})
+	before := watchGroups(t, operator).untilSize("workers", 1)
+	s.SetConfig(func(o *servertest.Options) { o.Templates = `{` + workerTemplate + `}` })
+	anotherTerm(t, s, operator)
+	after := watchGroups(t, operator).untilSize("workers", 1)
+	if after.Template != "extra" || after.ProviderIds[0] != before.ProviderIds[0] {
+		t.Errorf("the group was %v, is %v", before, after)
+	}
+}
+
+// TestANewTermKeepsTheConfigurationInForce, and does not go back to the one that
+// the server started with.
+func TestANewTermKeepsTheConfigurationInForce(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 3}}}`})
+	operator := s.Operator("default")
+	watchGroups(t, operator).untilSize("main", 3)
+	s.SetConfig(func(o *servertest.Options) { o.Groups = `{"default": {"main": {"template": "worker", "size": 1}}}` })
+	watchGroups(t, operator).untilSize("main", 1)
+	s.WriteConfig(`{`)
+	anotherTerm(t, s, operator)
+	if group := watchGroups(t, operator).until(func(e *nstancev1.GroupEvent) bool { return e.Group.Key == "main" }).Group; group.Size != 1 || group.ActualSize != 1 {
+		t.Errorf("the group is %v", group)
+	}
+}
