@@ -37,7 +37,8 @@ func (s *OperatorService) GetInstanceStatus(ctx context.Context, request *nstanc
 
 // DeleteInstance ends an instance of the caller's tenant at once, without a
 // drain: whoever calls has seen to what runs on it. The group of a managed one
-// makes another in its place.
+// makes another in its place. It answers when the request is durable: whichever
+// server leads then, the instance goes.
 func (s *OperatorService) DeleteInstance(ctx context.Context, request *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
 	logger := klog.FromContext(ctx)
 	i, err := s.instance(ctx, request.GetInstanceId())
@@ -47,16 +48,18 @@ func (s *OperatorService) DeleteInstance(ctx context.Context, request *nstancev1
 	if !i.DeletedAt.IsZero() {
 		return &nstancev1.DeleteInstanceResponse{Status: EventDeleted}, nil
 	}
-	if i.DeleteReason != "" {
+	// One that is ending for another reason is noted too: a server that loses the
+	// cache may not find that reason again.
+	if !i.DeletionRequestedAt.IsZero() {
 		return &nstancev1.DeleteInstanceResponse{Status: EventDeleting}, nil
 	}
-	err = s.Instances.SetDeleting(ctx, i.ID, instance.ReasonRequested)
+	err = s.Instances.RequestDeletion(ctx, i.ID)
 	if errors.Is(err, instances.ErrUnknown) {
 		// It went meanwhile.
 		return &nstancev1.DeleteInstanceResponse{Status: EventDeleted}, nil
 	}
 	if err != nil {
-		logger.Error(err, "Instance was not marked as ending", "instance", i.ID)
+		logger.Error(err, "The request to delete was not stored", "instance", i.ID)
 		return nil, toStatus(err)
 	}
 	logger.Info("Instance is to end on request", "instance", i.ID, "group", i.Group)

@@ -5,6 +5,7 @@ package api
 
 import (
 	"context"
+	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -131,6 +132,13 @@ func TestDeleteInstance(t *testing.T) {
 	if i, _ := s.Instances.Get(draining.ID); i.DeleteReason != instance.ReasonRequested {
 		t.Errorf("it is left as %+v", i)
 	}
+	// One that is ending for another reason is asked for as well.
+	ending := s.add()
+	s.must(s.Instances.SetDeleting(t.Context(), ending.ID, instance.ReasonExpired))
+	expect(ending.ID, "deleting")
+	if i, _ := s.Instances.Get(ending.ID); i.DeleteReason != instance.ReasonExpired || i.DeletionRequestedAt.IsZero() {
+		t.Errorf("it is left as %+v", i)
+	}
 	s.Instances.Purge(t.Context(), epoch.Add(time.Hour))
 	_, err = s.DeleteInstance(s.ctx(), &nstancev1.DeleteInstanceRequest{InstanceId: managed.ID})
 	expectStatus(t, "one that is forgotten", err, codes.NotFound, managed.ID)
@@ -174,5 +182,22 @@ func TestAcknowledgeDrained(t *testing.T) {
 	}
 	if changed := s.takeChanged(); !slices.Equal(changed, []instance.GroupKey{lost.Key()}) {
 		t.Errorf("to be looked at are %v", changed)
+	}
+}
+
+// TestDeleteInstanceIsDurable: the next server has nothing but the storage.
+func TestDeleteInstanceIsDurable(t *testing.T) {
+	s := newService(t)
+	record := s.add()
+	if _, err := s.DeleteInstance(s.ctx(), &nstancev1.DeleteInstanceRequest{InstanceId: record.ID}); err != nil {
+		t.Fatal(err)
+	}
+	s.start(filepath.Join(t.TempDir(), "cache"))
+	if i, _ := s.Instances.Get(record.ID); i.DeleteReason != instance.ReasonRequested {
+		t.Errorf("the next server has %+v", i)
+	}
+	got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: record.ID})
+	if err != nil || got.Status != "terminating" {
+		t.Errorf("the next server answers %v, %v", got, err)
 	}
 }

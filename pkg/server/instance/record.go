@@ -7,8 +7,9 @@ import "time"
 
 // Record is what is durable of an instance: one object in the storage, written
 // before the provider is asked for the instance and removed after the provider
-// has said that the instance is gone. After it was made only ProviderID changes,
-// once, from nothing to something (server document).
+// has said that the instance is gone. After it was made only ProviderID and
+// DeletionRequestedAt change, each once, from nothing to something (server
+// document).
 type Record struct {
 	// ID is the permanent identity, a puidv7.
 	ID     string `json:"instance_id"`
@@ -29,6 +30,10 @@ type Record struct {
 	CreatedAt time.Time `json:"created_at"`
 	// ProviderID is the provider's own id, empty until the provider told it.
 	ProviderID string `json:"provider_id,omitempty"`
+	// DeletionRequestedAt is when a caller asked for the end of the instance, zero
+	// until then. Unlike other reasons to go it would not come back by itself, so
+	// that it is durable before the caller is answered.
+	DeletionRequestedAt time.Time `json:"deletion_requested_at,omitzero"`
 }
 
 // Key returns the group of the instance.

@@ -4,10 +4,7 @@
 package instances
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
 	"time"
 
@@ -15,7 +12,6 @@ import (
 
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/storage"
 )
 
 // Add stores the record of an instance that the provider is going to be asked
@@ -100,6 +96,26 @@ func (s *Store) SetDeleting(ctx context.Context, id, reason string) error {
 	})
 }
 
+// RequestDeletion stores that a caller wants an instance to end, so that any
+// server of the shard that comes later knows it too. The first request stays, and
+// so does another reason for which the instance is ending already. After an error
+// that does not wrap ErrUnknown nobody knows whether it is stored, and to ask
+// again is safe.
+func (s *Store) RequestDeletion(ctx context.Context, id string) error {
+	return s.change(id, "storing the request to delete", func(row cache.Row) error {
+		if !row.Record.DeletionRequestedAt.IsZero() {
+			return nil
+		}
+		// In the form in which it will be read.
+		row.Record.DeletionRequestedAt = s.clock.Now().Round(0).UTC()
+		if err := s.store(ctx, &row); err != nil {
+			return err
+		}
+		s.put(ctx, row)
+		return nil
+	})
+}
+
 // Remove removes the record of an instance that the provider does not know any
 // more. The instance is remembered until it is purged.
 func (s *Store) Remove(ctx context.Context, id string) error {
@@ -148,38 +164,6 @@ func (s *Store) change(id, what string, do func(cache.Row) error) error {
 func (s *Store) lock(id string) (unlock func()) {
 	s.writing.LockKey(id)
 	return func() { _ = s.writing.UnlockKey(id) } // fails only for a key that is not locked
-}
-
-// store writes the record of row, in place of the object with the etag of row if
-// it has one, and notes the new etag in row.
-func (s *Store) store(ctx context.Context, row *cache.Row) error {
-	key, err := recordKey(s.shard, &row.Record)
-	if err != nil {
-		return err
-	}
-	data, err := json.Marshal(row.Record)
-	if err != nil {
-		return err
-	}
-	var etag string
-	if row.ETag == "" {
-		etag, err = s.storage.Create(ctx, key, data)
-	} else {
-		etag, err = s.storage.Replace(ctx, key, data, row.ETag)
-	}
-	if errors.Is(err, storage.ErrConflict) {
-		// An earlier attempt may have written it, of which only the answer was lost.
-		object, readErr := s.storage.Get(ctx, key)
-		if readErr != nil || !bytes.Equal(object.Data, data) {
-			return errors.Join(err, readErr)
-		}
-		etag, err = object.ETag, nil
-	}
-	if err != nil {
-		return err
-	}
-	row.ETag = etag
-	return nil
 }
 
 // put makes row known, to the cache first: who learns of a drain can rely on it

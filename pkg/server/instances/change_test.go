@@ -202,11 +202,12 @@ func TestUnknown(t *testing.T) {
 	remembered := s.want(gone.ID)
 	unknown := newRecord(t)
 	for name, change := range map[string]func(id string) error{
-		"SetProviderID": func(id string) error { return s.SetProviderID(t.Context(), id, "cloud:///1") },
-		"StartDrain":    func(id string) error { return s.StartDrain(t.Context(), id, instance.Drain{StartedAt: epoch}) },
-		"Acknowledge":   func(id string) error { return s.Acknowledge(t.Context(), id) },
-		"SetDeleting":   func(id string) error { return s.SetDeleting(t.Context(), id, instance.ReasonExpired) },
-		"Remove":        func(id string) error { return s.Remove(t.Context(), id) },
+		"SetProviderID":   func(id string) error { return s.SetProviderID(t.Context(), id, "cloud:///1") },
+		"StartDrain":      func(id string) error { return s.StartDrain(t.Context(), id, instance.Drain{StartedAt: epoch}) },
+		"Acknowledge":     func(id string) error { return s.Acknowledge(t.Context(), id) },
+		"SetDeleting":     func(id string) error { return s.SetDeleting(t.Context(), id, instance.ReasonExpired) },
+		"RequestDeletion": func(id string) error { return s.RequestDeletion(t.Context(), id) },
+		"Remove":          func(id string) error { return s.Remove(t.Context(), id) },
 	} {
 		if err := change(unknown.ID); !errors.Is(err, instances.ErrUnknown) || !strings.Contains(err.Error(), unknown.ID) {
 			t.Errorf("%s: got %v, want ErrUnknown with the id", name, err)

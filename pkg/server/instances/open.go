@@ -66,6 +66,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 			row.Drain, row.DeleteReason = nil, ""
 			changed = true
 		}
+		changed = endOnRequest(&row) || changed
 		delete(cached, info.Key)
 		s.index.put(&row)
 		if changed {

@@ -9,7 +9,8 @@
 // asked for the instance and removed after the provider has said that the
 // instance is gone, so that whatever is left of a crash can be finished (server
 // document). Drains and deletions are in the cache only: a server that has lost
-// them decides anew.
+// them decides anew. A deletion that a caller asked for cannot be decided anew, and
+// is part of the record.
 package instances
 
 import (
@@ -49,7 +50,7 @@ type Options struct {
 	// Stale says that another server may have led the shard since the cache was
 	// written. What it says of drains and deletions is dropped then: they may
 	// have been overtaken, and an old drain whose time is up would end an
-	// instance that nobody was told of.
+	// instance that nobody was told of. What the records say stays.
 	Stale bool
 }
 

@@ -47,8 +47,23 @@ func (m model) forget() {
 			delete(m, id)
 			continue
 		}
-		i.Drain, i.DeleteReason = nil, ""
-		m[id] = i
+		m[id] = undecided(i)
+	}
+}
+
+// undecided is what is left of an instance without the decisions of the cache.
+func undecided(i instance.Instance) instance.Instance {
+	i.Drain, i.DeleteReason = nil, ""
+	if !i.DeletionRequestedAt.IsZero() {
+		endFor(&i, instance.ReasonRequested)
+	}
+	return i
+}
+
+// endFor decides that an instance ends, unless that is decided.
+func endFor(i *instance.Instance, reason string) {
+	if i.DeleteReason == "" {
+		i.DeleteReason = reason
 	}
 }
 
@@ -118,7 +133,16 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 		case n < 68:
 			did = "deleting"
 			s.must(s.SetDeleting(ctx, id, instance.ReasonExpired))
-			want.change(id, func(i *instance.Instance) { i.DeleteReason = instance.ReasonExpired })
+			want.change(id, func(i *instance.Instance) { endFor(i, instance.ReasonExpired) })
+		case n < 71:
+			did = "request to delete"
+			s.must(s.RequestDeletion(ctx, id))
+			want.change(id, func(i *instance.Instance) {
+				endFor(i, instance.ReasonRequested)
+				if i.DeletionRequestedAt.IsZero() {
+					i.DeletionRequestedAt = now
+				}
+			})
 		case n < 78:
 			did = "remove"
 			s.cloud.end(t, id)
@@ -144,8 +168,7 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 			for id, i := range want {
 				switch {
 				case i.DeletedAt.IsZero():
-					i.Drain, i.DeleteReason = nil, ""
-					want[id] = i
+					want[id] = undecided(i)
 				case lost:
 					delete(want, id)
 				}
