@@ -30,7 +30,8 @@ test-e2e: ## Run the tests against a real control plane.
 	cd e2e && go test -race -p 1 -timeout 40m ./...
 
 .PHONY: bench
-bench: ## Measure latency, writes and memory against a real control plane.
+bench: ## Measure the server, and latency, writes and memory against a real control plane.
+	go test -run '^$$' -bench . ./pkg/server/...
 	cd e2e && go test -run '^$$' -bench . -benchtime 1x -timeout 40m ./...
 
 .PHONY: generate

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardserver
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/server/storage"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	// largeGroups have largeSize instances each.
+	largeGroups = 100
+	largeSize   = 100
+	// mostMemory is the most resident memory that the server may have, in MiB.
+	mostMemory = 200
+	// quietLooks is how often nothing is seen to happen, lookEvery, before the
+	// server is said to be done: for longer than it leaves its configuration
+	// alone.
+	quietLooks = 10
+	lookEvery  = 500 * time.Millisecond
+)
+
+// BenchmarkLargeShard gives a shard 10,000 instances in 100 groups. It compares
+// the time with that of a plain program that makes as many Nodes and records,
+// measures the server's resident memory, and counts what one change of one
+// group's size makes the server write and ask for: nothing but what is that
+// group's. Then it starts the server anew, with its cache and without, which
+// changes nothing. It leaves the instances behind.
+func BenchmarkLargeShard(b *testing.B) {
+	shard := largeShard{id: shardIDs[0], server: env.Component("shard-" + shardIDs[0])}
+	shard.operator = dial(b, shard.id)
+	empty := shard.memory(b, "VmRSS")
+	for b.Loop() {
+		fill := shard.fill(b)
+		b.ReportMetric(empty, "MiB-empty")
+		b.ReportMetric(shard.memory(b, "VmHWM"), "MiB-peak")
+		b.ReportMetric(shard.checkMemory(b), "MiB-filled")
+		b.ReportMetric(shard.metric(b, "process_cpu_seconds_total", nil), "fill-cpu-s")
+		bare := makeBare(b, shard.id) * (largeGroups * largeSize / bareInstances)
+		b.ReportMetric(fill.Seconds(), "fill-s")
+		b.ReportMetric(bare.Seconds(), "bare-s")
+		b.ReportMetric(fill.Seconds()/bare.Seconds(), "fill/bare")
+		shard.changeOne(b)
+
+		b.ReportMetric(shard.restart(b).Seconds(), "warm-start-s")
+		b.ReportMetric(shard.checkMemory(b), "MiB-warm")
+		shard.changeOne(b)
+
+		b.ReportMetric(shard.restart(b, cacheDir(b, shard.server)).Seconds(), "cold-start-s")
+		b.ReportMetric(shard.checkMemory(b), "MiB-cold")
+		shard.changeOne(b)
+	}
+}
+
+// largeShard is a shard with many instances.
+type largeShard struct {
+	id       string
+	server   *controlplane.Component
+	operator nstancev1.OperatorServiceClient
+}
+
+// fill makes the groups and returns how long it takes until all instances run.
+func (s *largeShard) fill(b *testing.B) time.Duration {
+	b.Helper()
+	begin := time.Now()
+	var calls errgroup.Group
+	for n := range largeGroups {
+		calls.Go(func() error { return upsert(b.Context(), s.operator, groupName(n), largeSize) })
+	}
+	if err := calls.Wait(); err != nil {
+		b.Fatal(err)
+	}
+	s.untilRunning(b, largeGroups*largeSize)
+	took := time.Since(begin)
+	s.settle(b)
+	return took
+}
+
+// changeOne changes the size of one group up and down again, and expects the
+// server to do what that needs and nothing else: one write of the groups, and one
+// record and one Node for each instance.
+func (s *largeShard) changeOne(b *testing.B) {
+	b.Helper()
+	const group, more = 7, 3
+	name := groupName(group)
+	before := s.settle(b)
+	s.scale(b, name, largeSize+more)
+	grown := s.settle(b)
+	ids := s.idsByKey(b, name)
+	up := grown.since(b, before, s.id)
+	expectKeys(b, "replaced to grow", up.replaced, storage.GroupsKey(s.id))
+	expectKeys(b, "removed to grow", up.removed)
+	expectInstances(b, "made", up.made, ids, more)
+	expectRequests(b, "create", up.requests, up.made, ids)
+
+	s.scale(b, name, largeSize)
+	down := s.settle(b).since(b, grown, s.id)
+	expectKeys(b, "replaced to shrink", down.replaced, storage.GroupsKey(s.id))
+	expectKeys(b, "made to shrink", down.made)
+	expectInstances(b, "removed", down.removed, ids, more)
+	expectRequests(b, "delete", down.requests, down.removed, ids)
+}
+
+// restart stops the server, removes folders and starts it again. It expects it
+// to write nothing, and to ask for no change. It returns how long it takes until
+// the server serves again.
+func (s *largeShard) restart(b *testing.B, without ...string) time.Duration {
+	b.Helper()
+	before := s.settle(b)
+	if err := s.server.Stop(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	for _, folder := range without {
+		if err := os.RemoveAll(folder); err != nil {
+			b.Fatal(err)
+		}
+	}
+	begin := time.Now()
+	if err := s.server.Start(b.Context()); err != nil {
+		b.Fatal(err)
+	}
+	eventually(b, "serving again", leads(s.operator))
+	took := time.Since(begin)
+	done := s.settle(b).since(b, before, s.id)
+	if s.metric(b, "nstance_server_reconcile_duration_seconds", nil) == 0 {
+		b.Error("no group was looked at")
+	}
+	if len(done.made)+len(done.replaced)+len(done.removed) > 0 {
+		b.Errorf("a start made objects %v, replaced %v and removed %v", done.made, done.replaced, done.removed)
+	}
+	if writes := done.writes(); len(writes) > 0 {
+		b.Errorf("a start asked for %d changes, the first is %+v", len(writes), writes[0])
+	}
+	if len(done.requests) == 0 {
+		b.Error("the audit log has none of the server's reads")
+	}
+	return took
+}
+
+// scale sets the size of one group and returns when it has it.
+func (s *largeShard) scale(b *testing.B, group string, size int32) {
+	b.Helper()
+	if err := upsert(b.Context(), s.operator, group, size); err != nil {
+		b.Fatal(err)
+	}
+	s.untilRunning(b, largeSize*(largeGroups-1)+int(size))
+}
+
+// untilRunning returns when so many instances run.
+func (s *largeShard) untilRunning(b *testing.B, count int) {
+	b.Helper()
+	s.poll(b, fmt.Sprintf("%d instances run", count), func() bool {
+		const instances = "nstance_server_group_instances"
+		running := s.metric(b, instances, map[string]string{"state": "running"})
+		return running == float64(count) && s.metric(b, instances, nil) == running
+	})
+}
+
+// settle returns when the server has been seen to do nothing for a while.
+func (s *largeShard) settle(b *testing.B) moment {
+	b.Helper()
+	last, quiet := now(b), 0
+	s.poll(b, "the server is done", func() bool {
+		next := now(b)
+		if quiet++; !next.since(b, last, s.id).none() {
+			quiet = 0
+		}
+		last = next
+		return quiet == quietLooks
+	})
+	return last
+}
+
+// poll returns when done does.
+func (s *largeShard) poll(b *testing.B, what string, done func() bool) {
+	b.Helper()
+	const patience = 10 * time.Minute
+	err := wait.PollUntilContextTimeout(b.Context(), lookEvery, patience, true, func(context.Context) (bool, error) { return done(), nil })
+	if err != nil {
+		b.Fatalf("waiting until %s: %v", what, err)
+	}
+}
+
+// metric reads one of the server's metrics, of which it adds up the series that
+// have labels.
+func (s *largeShard) metric(b *testing.B, name string, labels map[string]string) float64 {
+	b.Helper()
+	value, err := nstance.Metric(b.Context(), strings.TrimSuffix(s.server.Ready.URL, "/health"), name, labels)
+	if err != nil {
+		b.Fatal(err)
+	}
+	return value
+}
+
+// checkMemory returns what memory is resident, in MiB, and fails the benchmark
+// when that is too much.
+func (s *largeShard) checkMemory(b *testing.B) float64 {
+	b.Helper()
+	resident := s.memory(b, "VmRSS")
+	if resident > mostMemory {
+		b.Errorf("%.0f MiB are resident, want at most %d", resident, mostMemory)
+	}
+	return resident
+}
+
+// memory is a field of the server's state in MiB: VmRSS is what is resident, and
+// VmHWM the most that ever was.
+func (s *largeShard) memory(b *testing.B, field string) float64 {
+	b.Helper()
+	pid, running := s.server.PID()
+	if !running {
+		b.Fatal("the server does not run")
+	}
+	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	if err != nil {
+		b.Fatal(err)
+	}
+	for line := range strings.Lines(string(status)) {
+		if value, found := strings.CutPrefix(line, field+":"); found {
+			kib, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
+			if err != nil {
+				b.Fatal(err)
+			}
+			return float64(kib) / 1024
+		}
+	}
+	b.Fatalf("no %s", field)
+	return 0
+}
+
+// idsByKey returns the instances of a group by the keys of their records.
+func (s *largeShard) idsByKey(b *testing.B, group string) map[string]string {
+	b.Helper()
+	list, err := s.operator.ListGroups(b.Context(), &emptypb.Empty{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	ids := map[string]string{}
+	for _, status := range list.Groups {
+		if status.Key != group {
+			continue
+		}
+		for _, providerID := range status.ProviderIds {
+			id, err := puidv7.Parse(path.Base(providerID))
+			if err != nil {
+				b.Fatal(err)
+			}
+			ids[storage.InstanceKey(s.id, nstance.Tenant, id.StorageKey())] = id.String()
+		}
+	}
+	return ids
+}
+
+// expectKeys expects that exactly these objects were treated so.
+func expectKeys(b *testing.B, what string, got []string, want ...string) {
+	b.Helper()
+	if !slices.Equal(got, want) {
+		b.Errorf("objects %s: %v, want %v", what, got, want)
+	}
+}
+
+// expectInstances expects that the records of so many of the instances of one
+// group were treated so, and nothing else was.
+func expectInstances(b *testing.B, what string, keys []string, ids map[string]string, count int) {
+	b.Helper()
+	if len(keys) != count {
+		b.Errorf("objects %s: %v, want %d", what, keys, count)
+	}
+	for _, key := range keys {
+		if _, found := ids[key]; !found {
+			b.Errorf("objects %s: %s is not of the group", what, key)
+		}
+	}
+}
+
+// expectRequests expects one request for each of the instances with these keys,
+// and no other than watches, which are renewed now and then.
+func expectRequests(b *testing.B, verb string, got []controlplane.Request, keys []string, ids map[string]string) {
+	b.Helper()
+	want := sets.New[string]()
+	for _, key := range keys {
+		want.Insert(verb + " nodes " + ids[key])
+	}
+	var asked []string
+	for _, r := range got {
+		if r.Verb != "watch" {
+			asked = append(asked, r.Verb+" "+r.Resource+" "+r.Name)
+		}
+	}
+	slices.Sort(asked)
+	if !slices.Equal(asked, sets.List(want)) {
+		b.Errorf("requests %q, want %q", asked, sets.List(want))
+	}
+}
+
+func groupName(n int) string { return fmt.Sprintf("group-%02d", n) }

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	// upsertGroups is how many groups the shard has: each change writes them all.
+	upsertGroups = 100
+	// upsertBlock is how many changes take turns with as many bare writes, so
+	// that both find the same disk.
+	upsertBlock = 50
+	// upsertBlocks make one iteration, so that a single one measures something.
+	upsertBlocks = 10
+)
+
+// BenchmarkUpsertGroup changes groups through a real server: mutual TLS, gRPC,
+// storage in files. The metric x-bare is how much longer that takes than the
+// system calls alone that replace a file of the same bytes safely. Several
+// callers do not wait for each other's connections, but for the one file.
+func BenchmarkUpsertGroup(b *testing.B) {
+	for _, callers := range []int{1, 8} {
+		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
+			s := servertest.Start(silent{b}, servertest.Options{})
+			operator := s.Operator("default")
+			revision := 0
+			// The groups have no instances, which would be work besides.
+			change := func(group int) error {
+				_, err := operator.UpsertGroup(b.Context(), &nstancev1.UpsertGroupRequest{
+					Key: fmt.Sprintf("group-%03d", group),
+					Config: &nstancev1.GroupConfig{
+						Template: "worker", InstanceType: "m7i.large",
+						Vars: map[string]string{"revision": fmt.Sprintf("%09d", revision)},
+					},
+				})
+				return err
+			}
+			for group := range upsertGroups {
+				if err := change(group); err != nil {
+					b.Fatal(err)
+				}
+			}
+			bare := newBareFile(b, s.DataDir)
+
+			var upserting, writing time.Duration
+			changes := 0
+			for b.Loop() {
+				for range upsertBlocks {
+					revision++ // each change is one
+					begin := time.Now()
+					var calls errgroup.Group
+					calls.SetLimit(callers)
+					for n := range upsertBlock {
+						calls.Go(func() error { return change(n) })
+					}
+					if err := calls.Wait(); err != nil {
+						b.Fatal(err)
+					}
+					upserting += time.Since(begin)
+
+					data, err := os.ReadFile(s.GroupsPath())
+					if err != nil {
+						b.Fatal(err)
+					}
+					begin = time.Now()
+					for range upsertBlock {
+						if err := bare.replace(data); err != nil {
+							b.Fatal(err)
+						}
+					}
+					writing += time.Since(begin)
+					changes += upsertBlock
+				}
+			}
+			b.ReportMetric(float64(changes)/upserting.Seconds(), "upserts/s")
+			b.ReportMetric(float64(changes)/writing.Seconds(), "bare/s")
+			b.ReportMetric(float64(upserting)/float64(writing), "x-bare")
+		})
+	}
+}
+
+// silent keeps the server's log out of the results: a benchmark shows all of it.
+type silent struct{ testing.TB }
+
+func (silent) Log(...any) {}
+
+// bareFile is a file that is replaced as every safe writer must, by nobody else.
+type bareFile struct {
+	path   string
+	folder *os.File
+}
+
+func newBareFile(b *testing.B, dir string) *bareFile {
+	b.Helper()
+	path := filepath.Join(dir, "bare")
+	if err := os.Mkdir(path, 0o700); err != nil {
+		b.Fatal(err)
+	}
+	folder, err := os.Open(path)
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { _ = folder.Close() })
+	return &bareFile{path: filepath.Join(path, "object"), folder: folder}
+}
+
+func (f *bareFile) replace(data []byte) error {
+	temporary, err := os.Create(f.path + ".new")
+	if err != nil {
+		return err
+	}
+	if _, err := temporary.Write(data); err != nil {
+		return err
+	}
+	if err := temporary.Sync(); err != nil {
+		return err
+	}
+	if err := temporary.Close(); err != nil {
+		return err
+	}
+	if err := os.Rename(temporary.Name(), f.path); err != nil {
+		return err
+	}
+	return f.folder.Sync()
+}
