@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -16,7 +15,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/emptypb"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -268,48 +266,6 @@ func (s *largeShard) idsByKey(b *testing.B, group string) map[string]string {
 		}
 	}
 	return ids
-}
-
-// expectKeys expects that exactly these objects were treated so.
-func expectKeys(b *testing.B, what string, got []string, want ...string) {
-	b.Helper()
-	if !slices.Equal(got, want) {
-		b.Errorf("objects %s: %v, want %v", what, got, want)
-	}
-}
-
-// expectInstances expects that the records of so many of the instances of one
-// group were treated so, and nothing else was.
-func expectInstances(b *testing.B, what string, keys []string, ids map[string]string, count int) {
-	b.Helper()
-	if len(keys) != count {
-		b.Errorf("objects %s: %v, want %d", what, keys, count)
-	}
-	for _, key := range keys {
-		if _, found := ids[key]; !found {
-			b.Errorf("objects %s: %s is not of the group", what, key)
-		}
-	}
-}
-
-// expectRequests expects one request for each of the instances with these keys,
-// and no other than watches, which are renewed now and then.
-func expectRequests(b *testing.B, verb string, got []controlplane.Request, keys []string, ids map[string]string) {
-	b.Helper()
-	want := sets.New[string]()
-	for _, key := range keys {
-		want.Insert(verb + " nodes " + ids[key])
-	}
-	var asked []string
-	for _, r := range got {
-		if r.Verb != "watch" {
-			asked = append(asked, r.Verb+" "+r.Resource+" "+r.Name)
-		}
-	}
-	slices.Sort(asked)
-	if !slices.Equal(asked, sets.List(want)) {
-		b.Errorf("requests %q, want %q", asked, sets.List(want))
-	}
 }
 
 func groupName(n int) string { return fmt.Sprintf("group-%02d", n) }
