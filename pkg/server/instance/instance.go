@@ -95,7 +95,9 @@ type Provider interface {
 	// Run follows the instances until ctx ends. It calls changed after an
 	// instance of a group came, went or changed; several calls may be made into
 	// one. It calls failed when it could not carry out an order that it took
-	// before, and tries again. An error means that Run could not start.
+	// before, and tries again. An order to create that is refused for good it
+	// gives up: it knows the instance no more, which is a change. An error means
+	// that Run could not start.
 	Run(ctx context.Context, changed func(GroupKey), failed FailureFunc) error
 	// Synced is closed when Get, List and Groups are complete for the first time.
 	Synced() <-chan struct{}
@@ -112,7 +114,7 @@ type Provider interface {
 	Capacity(ctx context.Context, subnet string) (int, error)
 	// Create orders an instance. It does not wait until the instance runs. The
 	// same id gives the same instance, however often it is ordered. When the
-	// quota of its type is used up, the error says so.
+	// quota of its type is used up or its subnet is full, the error says so.
 	Create(ctx context.Context, spec Spec) error
 	// Delete ends an instance, pending or running. It does not wait until the
 	// instance is gone. Deleting one that is gone or going succeeds.

@@ -8,6 +8,7 @@ package kwok
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"math"
@@ -24,6 +25,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 const (
@@ -56,10 +58,12 @@ type Provider struct {
 	queue  workqueue.TypedRateLimitingInterface[string]
 	synced chan struct{}
 
-	// mu guards orders.
+	// mu guards orders and refusals.
 	mu sync.Mutex
 	// orders by instance id.
 	orders map[string]order
+	// refusals of the last while.
+	refusals map[likeness]refusal
 }
 
 // order is what shall become of an instance that the Nodes do not show yet.
@@ -85,8 +89,9 @@ func New(c *config.Config, client kubernetes.Interface) (*Provider, error) {
 		nodes:  nodes,
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](retryAfter, retryAtMost)),
-		synced: make(chan struct{}),
-		orders: map[string]order{},
+		synced:   make(chan struct{}),
+		orders:   map[string]order{},
+		refusals: map[likeness]refusal{},
 	}, nil
 }
 
@@ -194,11 +199,13 @@ func (p *Provider) Capacity(_ context.Context, subnet string) (int, error) {
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	taken := p.count(bySubnet, subnet, func(spec instance.Spec) bool { return spec.Subnet == subnet })
-	return max(0, int(capacity)-taken), nil
+	return p.room(subnet, capacity), nil
 }
 
-// Create orders a Node, which appears after the boot delay.
+// Create orders a Node, which appears after the boot delay. It refuses one that
+// exceeds a quota, or the capacity of its subnet: whoever asked for it may not be
+// the only one who did. One like another that the API server has refused is
+// refused for a while without asking again.
 func (p *Provider) Create(_ context.Context, spec instance.Spec) error {
 	if err := validateArgs(spec.Args); err != nil {
 		return fmt.Errorf("creating instance %s: %w", spec.ID, err)
@@ -211,12 +218,18 @@ func (p *Provider) Create(_ context.Context, spec instance.Spec) error {
 	if _, known := p.vm(spec.ID); known {
 		return nil
 	}
+	if refusal, ok := p.refusals[likenessOf(spec)]; ok && time.Now().Before(refusal.until) {
+		return fmt.Errorf("was refused before: %w", refusal.err)
+	}
 	typeName := spec.Type.Name
 	if quota := spec.Type.Quota; quota != nil {
 		taken := p.count(byType, typeName, func(spec instance.Spec) bool { return spec.Type.Name == typeName })
 		if taken >= int(*quota) {
 			return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, typeName)
 		}
+	}
+	if capacity, limited := p.config.Shard.Infra.Kwok.SubnetCapacity[spec.Subnet]; limited && p.room(spec.Subnet, capacity) == 0 {
+		return fmt.Errorf("out of capacity: no room for more than %d instances in subnet %s", capacity, spec.Subnet)
 	}
 	p.orders[spec.ID] = order{spec: spec}
 	p.queue.AddAfter(spec.ID, p.config.Shard.Infra.Kwok.BootDelay)
@@ -260,6 +273,14 @@ func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey), fa
 	if ctx.Err() != nil {
 		return false
 	}
+	if !order.end && isRefusal(err) {
+		klog.FromContext(ctx).Error(err, "Instance is refused, giving up its order", "instance", id)
+		failed(order.spec.Group, id, err)
+		p.queue.Forget(id)
+		p.giveUp(order.spec, err)
+		changed(order.spec.Group)
+		return true
+	}
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Instance is not as ordered, will retry", "instance", id)
 		failed(order.spec.Group, id, err)
@@ -276,8 +297,8 @@ func (p *Provider) carryOut(ctx context.Context, id string, order order, changed
 	if p.Bound != nil {
 		bounded, cancel := p.Bound(ctx)
 		defer cancel()
-		if bounded.Err() != nil {
-			return fmt.Errorf("instance %s: %w", id, context.Cause(bounded))
+		if err := storage.Ended(bounded); err != nil {
+			return fmt.Errorf("instance %s: %w", id, errors.Join(err, context.Cause(bounded)))
 		}
 		ctx = bounded
 	}

@@ -23,3 +23,10 @@ func (p *Provider) count(index, value string, is func(instance.Spec) bool) int {
 	}
 	return count
 }
+
+// room returns how many more instances fit into a subnet of a capacity. There may
+// be too many: a capacity can be lowered. It is called with mu held.
+func (p *Provider) room(subnet string, capacity int32) int {
+	taken := p.count(bySubnet, subnet, func(spec instance.Spec) bool { return spec.Subnet == subnet })
+	return max(0, int(capacity)-taken)
+}
