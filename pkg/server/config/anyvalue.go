@@ -35,7 +35,7 @@ func (o *object) anyMembers() map[string]any {
 func (o *object) readAny(path *field.Path, value *hujson.Value) any {
 	switch v := value.Value.(type) {
 	case *hujson.Object:
-		return newObject(path, value, o.errs).anyMembers()
+		return newObject(path, value, o.errs, o.confidential).anyMembers()
 	case *hujson.Array:
 		list := make([]any, len(v.Elements))
 		for i := range v.Elements {

@@ -24,13 +24,15 @@ type object struct {
 	errs    *field.ErrorList
 	// mistyped is true when there is something else in place of the object.
 	mistyped bool
-	// confidential is true when no error may show the value of a member.
+	// confidential is true when no error may show a value, be it that of the
+	// object or of a member.
 	confidential bool
 }
 
-// newObject reads value, which may be nil for an absent member.
-func newObject(path *field.Path, value *hujson.Value, errs *field.ErrorList) *object {
-	o := &object{path: path, members: map[string]*hujson.Value{}, errs: errs}
+// newObject reads value, which may be nil for an absent member. What is
+// confidential is so with all that is in it.
+func newObject(path *field.Path, value *hujson.Value, errs *field.ErrorList, confidential bool) *object {
+	o := &object{path: path, members: map[string]*hujson.Value{}, errs: errs, confidential: confidential}
 	if value == nil {
 		return o
 	}
@@ -59,7 +61,7 @@ func (o *object) member(name string) *hujson.Value {
 
 // object returns the object at name, an empty one when absent.
 func (o *object) object(name string) *object {
-	return newObject(o.path.Child(name), o.member(name), o.errs)
+	return newObject(o.path.Child(name), o.member(name), o.errs, o.confidential)
 }
 
 // names returns the names of all members, sorted so that errors come in the
@@ -172,7 +174,7 @@ func (o *object) objects(name string) []*object {
 	elements := o.list(name, "a list of objects")
 	var list []*object
 	for i := range elements {
-		list = append(list, newObject(o.path.Child(name).Index(i), &elements[i], o.errs))
+		list = append(list, newObject(o.path.Child(name).Index(i), &elements[i], o.errs, o.confidential))
 	}
 	return list
 }

@@ -29,7 +29,7 @@ func Parse(data []byte) (*Config, error) {
 		return nil, &InvalidError{Mistakes: err}
 	}
 	var shapeErrs field.ErrorList
-	config := readConfig(newObject(nil, &root, &shapeErrs))
+	config := readConfig(newObject(nil, &root, &shapeErrs, false))
 	if err := join(shapeErrs, config.validate()); err != nil {
 		return nil, &InvalidError{Mistakes: err}
 	}

@@ -39,7 +39,7 @@ func readConfig(root *object) *Config {
 	cluster := root.object("cluster")
 	config.ClusterID = cluster.text("id")
 	config.ClusterElection = readElection(cluster.object("leader_election"))
-	config.Secrets = readSecrets(cluster.object("secrets"))
+	config.Secrets = readSecrets(cluster)
 	cluster.finish()
 
 	config.Shard = readShard(root.object("shard"))
@@ -71,12 +71,15 @@ func readElection(o *object) Election {
 	}
 }
 
-func readSecrets(o *object) Secrets {
+// readSecrets: whoever takes the place of a key for the key itself shall not find
+// it in the log, so no error shows a value.
+func readSecrets(cluster *object) Secrets {
+	o := newObject(cluster.path.Child("secrets"), cluster.member("secrets"), cluster.errs, true)
 	defer o.finish()
 	if provider := o.member("provider"); provider != nil {
 		path := o.path.Child("provider")
 		if text := o.readText(path, provider); text != secretsProvider {
-			*o.errs = append(*o.errs, field.NotSupported(path, text, []string{secretsProvider}))
+			*o.errs = append(*o.errs, field.NotSupported(path, field.OmitValueType{}, []string{secretsProvider}))
 		}
 	}
 	secrets := Secrets{EncryptionKey: readKeySource(o.object("encryption_key"))}

@@ -69,8 +69,7 @@ func readUserdata(o *object) Userdata {
 		*o.errs = append(*o.errs, field.TypeInvalid(path, field.OmitValueType{}, "must be a string or an object"))
 		return Userdata{}
 	}
-	members := newObject(path, value, o.errs)
-	members.confidential = true
+	members := newObject(path, value, o.errs, true)
 	defer members.finish()
 	userdata := Userdata{Inline: members.text("inline"), URL: members.text("url"), Encoding: members.text("encoding")}
 	members.oneOf("inline", "url")

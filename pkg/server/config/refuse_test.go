@@ -19,7 +19,7 @@ func TestParseRefuses(t *testing.T) {
 		{"cluster id like an instance id", `"id": "prod"`, `"id": "knc06bgm7733st2576nx5jht4ecjw"`, `cluster.id: Invalid value: "knc06bgm7733st2576nx5jht4ecjw": must not have the form of an instance id`},
 		{"unknown key", `"id": "prod"`, `"id": "prod", "name": {"x": /* why */ 1}`, `cluster.name: Invalid value: {"x":1}: unknown key, allowed are id, leader_election, secrets`},
 		{"unknown key at the top", `"cluster":`, `"clusters": [], "cluster":`, `clusters: Invalid value: []: unknown key, allowed are certificates, cluster, defaults, groups, shard, templates`},
-		{"unknown key in a list", `{"env": "NSTANCE_OLDER_KEY"}`, `{"env": "NSTANCE_OLDER_KEY", "x": 1}`, `cluster.secrets.old_encryption_keys[1].x: Invalid value: 1: unknown key, allowed are env, file`},
+		{"unknown key in a list", `{"env": "NSTANCE_OLDER_KEY"}`, `{"env": "NSTANCE_OLDER_KEY", "x": 1}`, `cluster.secrets.old_encryption_keys[1].x: Invalid value: unknown key, allowed are env, file`},
 		{"key of another kind of election", `"interval": "2s"`, `"interval": "2s", "infrequent": "30s"`, `shard.leader_election.infrequent: Invalid value: "30s": unknown key, allowed are enabled, interval, timeout`},
 		{"key given twice", `"id": "prod"`, `"id": "prod", "id": "prod"`, `cluster.id: Duplicate value: "id"`},
 		{"key of an argument given twice", `"example.com/Role": "worker"`, `"a": "b", "a": "b"`, `templates.worker.args.labels.a: Duplicate value: "a"`},
@@ -33,6 +33,7 @@ func TestParseRefuses(t *testing.T) {
 		{"fraction", `"size": 3`, `"size": 3.5`, `groups.default.arm.size: Invalid value: 3.5: must be an integer of at most 32 bits`},
 		{"number too large", `"size": 3`, `"size": 2147483648`, `groups.default.arm.size: Invalid value: 2147483648: must be an integer of at most 32 bits`},
 		{"var that is no text", `{"a": "b"}`, `{"a": true}`, `groups.default.arm.vars.a: Invalid value: true: must be a string`},
+		{"shard id that names the lock of all shards", `"id": "us-west-2a"`, `"id": "cluster"`, `shard.id: Invalid value: "cluster": is the name of the lock of all shards`},
 		{"shard id", `"id": "us-west-2a"`, `"id": "US"`, `shard.id: Invalid value: "US": "US" must consist of`},
 		{"provider", `"provider": "kwok"`, `"provider": "aws"`, `shard.infra.provider: Unsupported value: "aws": supported values: "kwok"`},
 		{"region", `"region": "us-west-2"`, `"region": ""`, `shard.infra.region: Required value: must not be empty`},
@@ -53,14 +54,14 @@ func TestParseRefuses(t *testing.T) {
 		{"negative capacity", `"subnet-a": 10`, `"subnet-a": -1`, `shard.infra.options.subnet_capacity.subnet-a: Invalid value: -1: must not be negative`},
 		{"capacity that is no number", `"subnet-a": 10`, `"subnet-a": "0"`, `shard.infra.options.subnet_capacity.subnet-a: Invalid value: "0": must be an integer`},
 
-		{"secrets elsewhere", `"object-storage"`, `"vault"`, `cluster.secrets.provider: Unsupported value: "vault": supported values: "object-storage"`},
+		{"secrets elsewhere", `"object-storage"`, `"vault"`, `cluster.secrets.provider: Unsupported value: supported values: "object-storage"`},
 		{"no encryption key", `"encryption_key": {"env": "NSTANCE_KEY"},`, ``, `cluster.secrets.encryption_key: Required value: must have exactly one of env, file`},
 		{"encryption key without a name", `{"env": "NSTANCE_KEY"}`, `{"env": ""}`, `cluster.secrets.encryption_key: Required value: must have exactly one of env, file`},
 		{"encryption key in two places", `{"env": "NSTANCE_KEY"}`, `{"env": "NSTANCE_KEY", "file": "/k"}`, `cluster.secrets.encryption_key: Invalid value: ["env","file"]: must have exactly one of env, file`},
-		{"encryption key of another type", `{"env": "NSTANCE_KEY"}`, `"NSTANCE_KEY"`, `cluster.secrets.encryption_key: Invalid value: "NSTANCE_KEY": must be an object`},
-		{"name of an encryption key that is no text", `{"env": "NSTANCE_KEY"}`, `{"env": 7}`, `cluster.secrets.encryption_key.env: Invalid value: 7: must be a string`},
-		{"encryption key in a folder that is not named", `"/etc/nstance/old.key"`, `"old.key"`, `cluster.secrets.old_encryption_keys[0].file: Invalid value: "old.key": must be an absolute path`},
-		{"old encryption keys that are no list", `[{"file": "/etc/nstance/old.key"}, {"env": "NSTANCE_OLDER_KEY"}]`, `{}`, `cluster.secrets.old_encryption_keys: Invalid value: {}: must be a list of objects`},
+		{"encryption key of another type", `{"env": "NSTANCE_KEY"}`, `"NSTANCE_KEY"`, `cluster.secrets.encryption_key: Invalid value: must be an object`},
+		{"name of an encryption key that is no text", `{"env": "NSTANCE_KEY"}`, `{"env": 7}`, `cluster.secrets.encryption_key.env: Invalid value: must be a string`},
+		{"encryption key in a folder that is not named", `"/etc/nstance/old.key"`, `"old.key"`, `cluster.secrets.old_encryption_keys[0].file: Invalid value: must be an absolute path`},
+		{"old encryption keys that are no list", `[{"file": "/etc/nstance/old.key"}, {"env": "NSTANCE_OLDER_KEY"}]`, `{}`, `cluster.secrets.old_encryption_keys: Invalid value: must be a list of objects`},
 		{"interval that is too long for the timeout", `"timeout": "6s"`, `"timeout": "5.9s"`, `shard.leader_election.interval: Invalid value: "2s": must be at most a third of timeout 5.9s`},
 		{"interval of zero", `"interval": "1s"`, `"interval": "0s"`, `cluster.leader_election.interval: Invalid value: "0s": must be greater than zero`},
 		{"timeout of zero", `"timeout": "4s"`, `"timeout": "0s"`, `cluster.leader_election.timeout: Invalid value: "0s": must be greater than zero`},
@@ -86,6 +87,7 @@ func TestParseRefuses(t *testing.T) {
 		{"pool id", `"extra": ["subnet-c"]`, `"extra": ["subnet-c"], "Big": ["subnet-d"]`, `shard.subnet_pools.Big: Invalid value: "Big": "Big" must consist of`},
 		{"pool without subnets", `"extra": ["subnet-c"]`, `"extra": []`, `shard.subnet_pools.extra: Required value: needs at least one subnet`},
 		{"subnet without a name", `"extra": ["subnet-c"]`, `"extra": [""]`, `shard.subnet_pools.extra[0]: Required value: must not be empty`},
+		{"subnet that is no label", `"extra": ["subnet-c"]`, `"extra": ["subnet-c", "10.0.0.0/24"]`, `shard.subnet_pools.extra[1]: Invalid value: "10.0.0.0/24": a valid label must be`},
 		{"subnet in two pools", `"extra": ["subnet-c"]`, `"extra": ["subnet-b"]`, `shard.subnet_pools.extra[0]: Invalid value: "subnet-b": is in pool "default" already`},
 		{"unknown dynamic pool", `["default"]`, `["default", "none"]`, `shard.dynamic_subnet_pools[1]: Invalid value: "none": unknown subnet pool, known are "default", "extra"`},
 		{"template name", `"bare": {"kind"`, `"b_c": {"kind": "abc", "arch": "arm64"}, "bare": {"kind"`, `templates.b_c: Invalid value: "b_c": "b_c" must consist of`},
@@ -157,6 +159,30 @@ func TestParseRefuses(t *testing.T) {
 				t.Errorf("got  %s\nwant %s", err, tc.want)
 			}
 		})
+	}
+}
+
+// TestErrorsShowNoKey: whoever writes a key where its place is to be named reads
+// of the mistake, and so does everybody who reads the log.
+func TestErrorsShowNoKey(t *testing.T) {
+	const key = "00112233445566778899aabbccddeeff"
+	const secrets = `"secrets": {`
+	for _, mistake := range []string{
+		`"secrets": "` + key + `", "x": {`,
+		secrets + `"provider": "` + key + `", `,
+		secrets + `"key": "` + key + `", `,
+		secrets + `"encryption_key": "` + key + `", `,
+		secrets + `"encryption_key": ["` + key + `"], `,
+		secrets + `"encryption_key": {"value": "` + key + `"}, `,
+		secrets + `"encryption_key": {"env": ["` + key + `"]}, `,
+		secrets + `"old_encryption_keys": "` + key + `", `,
+		secrets + `"old_encryption_keys": ["` + key + `"], `,
+		secrets + `"old_encryption_keys": [{"value": "` + key + `"}], `,
+	} {
+		_, err := Parse([]byte(strings.Replace(example, secrets, mistake, 1)))
+		if err == nil || !strings.Contains(err.Error(), "cluster.secrets") || strings.Contains(err.Error(), key) {
+			t.Errorf("%s: got %v, want an error without the key", mistake, err)
+		}
 	}
 }
 

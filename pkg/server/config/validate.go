@@ -6,6 +6,7 @@ package config
 import (
 	"fmt"
 	"maps"
+	"path/filepath"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation"
@@ -65,10 +66,11 @@ func (e Election) validate(path *field.Path) field.ErrorList {
 }
 
 func (k KeySource) validate(path *field.Path) field.ErrorList {
-	if k.File == "" {
-		return nil
+	if k.File != "" && !filepath.IsAbs(k.File) {
+		// It may be the key itself.
+		return field.ErrorList{field.Invalid(path.Child("file"), field.OmitValueType{}, notAbsolute)}
 	}
-	return validateFile(path.Child("file"), k.File)
+	return nil
 }
 
 // validateTenant: {cluster}--{tenant} is the name of a Cluster of Cluster API,

@@ -9,11 +9,16 @@ import (
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 func (s *Shard) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, validateIdentifier(path.Child("id"), s.ID)...)
+	if storage.ShardLeaderKey(s.ID) == storage.ClusterLeaderKey {
+		errs = append(errs, field.Invalid(path.Child("id"), s.ID, "is the name of the lock of all shards"))
+	}
 	errs = append(errs, s.validateInfra(path.Child("infra"))...)
 	errs = append(errs, s.Election.validate(path.Child("leader_election"))...)
 	errs = append(errs, s.validateBind(path)...)
@@ -103,7 +108,7 @@ func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
 			errs = append(errs, field.Required(path.Child(pool), "needs at least one subnet"))
 		}
 		for i, subnet := range subnets {
-			errs = append(errs, validateRequired(path.Child(pool).Index(i), subnet)...)
+			errs = append(errs, validateLabelValue(path.Child(pool).Index(i), subnet)...)
 			if other, taken := poolOf[subnet]; taken && subnet != "" {
 				errs = append(errs, field.Invalid(path.Child(pool).Index(i), subnet, fmt.Sprintf("is in pool %q already", other)))
 			}

@@ -34,7 +34,7 @@ func validateRequired(path *field.Path, value string) field.ErrorList {
 	return nil
 }
 
-// validateLabelValue: regions and zones become values of Node labels.
+// validateLabelValue: regions, zones and subnets become values of Node labels.
 func validateLabelValue(path *field.Path, value string) field.ErrorList {
 	errs := validateRequired(path, value)
 	for _, problem := range validation.IsValidLabelValue(value) {
@@ -50,11 +50,14 @@ func validateArch(path *field.Path, value string) field.ErrorList {
 	return nil
 }
 
+// notAbsolute is what is wrong with a path that is relative.
+const notAbsolute = "must be an absolute path"
+
 // validateFile: a configuration is an object in a storage, which has no folder
 // that a path could be relative to.
 func validateFile(path *field.Path, value string) field.ErrorList {
 	if !filepath.IsAbs(value) {
-		return field.ErrorList{field.Invalid(path, value, "must be an absolute path")}
+		return field.ErrorList{field.Invalid(path, value, notAbsolute)}
 	}
 	return nil
 }
