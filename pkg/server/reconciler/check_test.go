@@ -106,7 +106,9 @@ func (j *judge) rankOf(a action, i *instance.Instance) int {
 
 // finishes tells whether it was decided before that an instance goes.
 func (j *judge) finishes(i *instance.Instance) bool {
-	unregistered := i.State == instance.Pending && !i.Known && j.reached(i, j.registrationTimeout)
+	// Age is not enough: it must have been tried since.
+	tried := j.tried[i.ID].Sub(i.CreatedAt) >= j.registrationTimeout
+	unregistered := i.State == instance.Pending && !i.Known && j.reached(i, j.registrationTimeout) && tried
 	return i.DeleteReason != "" || i.Drain != nil || unregistered
 }
 

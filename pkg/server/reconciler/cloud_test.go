@@ -225,14 +225,12 @@ func (c *cloud) refuseCalls(refuse func(call) error) {
 	c.refuse = refuse
 }
 
-// busyFor returns what refuses all calls of an operation.
-func busyFor(operation string) func(call) error {
-	return func(c call) error {
-		if c.operation == operation {
-			return errBusy
-		}
-		return nil
+// noCreates refuses all orders.
+func noCreates(c call) error {
+	if c.operation == "create" {
+		return errBusy
 	}
+	return nil
 }
 
 // limit says how many instances subnets take.

@@ -81,7 +81,7 @@ func TestCollector(t *testing.T) {
 		s.scale(workersKey, 2)
 		s.cloud.become(ids[2], instance.Impaired)
 		synctest.Wait()
-		s.cloud.refuseCalls(busyFor("create"))
+		s.cloud.refuseCalls(noCreates)
 		s.scale(otherKey, 1)
 		s.onDemand(otherKey, func(*instance.Record) {})
 		registry := prometheus.NewRegistry()

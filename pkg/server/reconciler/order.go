@@ -54,16 +54,9 @@ func (r *round) order(ctx context.Context, a action) error {
 		return nil
 	}
 	do := func() error {
-		// An on-demand instance may have a pool of its own.
-		group, err := provision.Effective(r.config, r.group, &i.Record)
-		if err != nil {
-			return r.failed(a.id, err)
-		}
-		subnet, err := r.subnet(ctx, group.SubnetPools)
-		if err != nil {
-			return r.failed(a.id, err)
-		}
-		return r.orderIn(ctx, &i.Record, subnet)
+		err := r.orderRecorded(ctx, &i.Record)
+		r.tried(&i)
+		return err
 	}
 	if i.OnDemand {
 		// Each has its own type and pool: that one cannot be had says nothing of
@@ -71,6 +64,32 @@ func (r *round) order(ctx context.Context, a action) error {
 		return r.paced(do)
 	}
 	return r.orderManaged(do)
+}
+
+func (r *round) orderRecorded(ctx context.Context, record *instance.Record) error {
+	// An on-demand instance may have a pool of its own.
+	group, err := provision.Effective(r.config, r.group, record)
+	if err != nil {
+		return r.failed(record.ID, err)
+	}
+	subnet, err := r.subnet(ctx, group.SubnetPools)
+	if err != nil {
+		return r.failed(record.ID, err)
+	}
+	return r.orderIn(ctx, record, subnet)
+}
+
+// tried keeps in mind that an instance was ordered, if the provider does not know
+// it all the same. If that was the last attempt, it is given up at once.
+func (r *round) tried(i *instance.Instance) {
+	if _, known := r.Provider.Get(i.ID); known {
+		return
+	}
+	now := time.Now()
+	r.attempts.note(i.ID, now)
+	if unregistered(i, r.config.Shard.GarbageCollection.RegistrationTimeout, now) {
+		r.outcome.more = true
+	}
 }
 
 // orderManaged orders an instance of the group's own type and pools. When one
@@ -84,9 +103,15 @@ func (r *round) orderManaged(do func() error) error {
 	return err
 }
 
-// paced calls do unless instances have to be ordered more slowly. Then the group
-// is looked at again when there may be the next order.
+// paced calls do unless this round has ordered enough, or instances have to be
+// ordered more slowly. Then the group is looked at again when there may be the
+// next order. Orders that fail do not count: they would be the first to be tried
+// again, at once, and keep those after them waiting.
 func (r *round) paced(do func() error) error {
+	if r.taken == ordersPerRound {
+		r.outcome.more = true
+		return nil
+	}
 	done, wait := r.pace.begin(r.config.Shard.CreateRateLimit, time.Now())
 	if wait > 0 {
 		r.outcome.within(wait)
@@ -94,6 +119,9 @@ func (r *round) paced(do func() error) error {
 	}
 	err := do()
 	done(time.Now(), err == nil)
+	if err == nil {
+		r.taken++
+	}
 	return err
 }
 

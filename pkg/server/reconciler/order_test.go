@@ -232,7 +232,7 @@ func TestOneOrderThatFailsStandsForTheGroup(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		ids := s.run(workersKey, 3)
-		s.cloud.refuseCalls(busyFor("create"))
+		s.cloud.refuseCalls(noCreates)
 		s.cloud.lose(ids[0])
 		s.cloud.lose(ids[1])
 		synctest.Wait()
@@ -284,7 +284,7 @@ func TestWhatIsNeverOrderedIsGivenUp(t *testing.T) {
 		c := newConfig()
 		c.Shard.GarbageCollection.RegistrationTimeout = 5 * time.Minute
 		s := start(t, c)
-		s.cloud.refuseCalls(busyFor("create"))
+		s.cloud.refuseCalls(noCreates)
 		s.scale(workersKey, 1)
 		first := s.instances.List(workersKey)[0].ID
 		s.pass(5*time.Minute - time.Nanosecond)

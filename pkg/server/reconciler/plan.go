@@ -28,6 +28,9 @@ type state struct {
 	// registrationTimeout is how long an instance may stay unknown to its
 	// provider. Zero means for ever.
 	registrationTimeout time.Duration
+	// tried are when this server last ordered instances that the provider does
+	// not know all the same, by instance id.
+	tried map[string]time.Time
 	// instances are all that have a record, on-demand ones too, in any order.
 	instances []instance.Instance
 	// providerIDs are those that the provider tells and no record has yet, by
@@ -170,7 +173,7 @@ func (p *planner) complete(i *instance.Instance) (ended bool) {
 			p.do(action{verb: end, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}
-	case unordered(i) && p.aged(i, p.registrationTimeout):
+	case unregistered(i, p.registrationTimeout, p.tried[i.ID]):
 		p.do(action{verb: end, id: i.ID, reason: instance.ReasonUnregistered})
 		return true
 	}
@@ -224,6 +227,15 @@ func (p *planner) aged(i *instance.Instance, age time.Duration) bool {
 // unordered tells whether the provider has never known an instance.
 func unordered(i *instance.Instance) bool {
 	return i.State == instance.Pending && !i.Known
+}
+
+// unregistered tells whether to give up an instance that was last ordered at a
+// time: its timeout had passed then, and the provider does not know it yet. Age
+// alone says nothing. Orders may have waited for their turn that long, or for a
+// server to lead, and one that was promised to an operator is kept (decision). A
+// zero timeout never passes.
+func unregistered(i *instance.Instance, timeout time.Duration, tried time.Time) bool {
+	return timeout > 0 && unordered(i) && !tried.Before(i.CreatedAt.Add(timeout))
 }
 
 // leavesUnhealthy tells whether an instance that leaves does so for being

@@ -77,6 +77,13 @@ func ages(eligible, forced, onDemand int) func(*state) {
 
 func fiveMinutes(s *state) { s.registrationTimeout = 5 * time.Minute }
 
+// tried says how many minutes ago a was last ordered in vain.
+func tried(minutes int) func(*state) {
+	return func(s *state) {
+		s.tried = map[string]time.Time{"a": moment.Add(-time.Duration(minutes) * time.Minute)}
+	}
+}
+
 // String is what an action looks like in the tables.
 func (a action) String() string {
 	parts := []string{string(a.verb)}
@@ -208,10 +215,13 @@ func TestPlanCompletion(t *testing.T) {
 		{name: "a drain of an on-demand instance is alike", state: group(0, made("a", 1, running, onDemand, draining("expired", 0))), want: []string{"end a for expired"}},
 		{name: "the end of a drain makes room", state: group(1, made("a", 1, running, draining("scale-down", 0)), made("b", 1, running, draining("scale-down", 1))), want: []string{"end a for scale-down", "create for scale-up"}, wake: 1},
 		{name: "what the provider never knew is waited for", state: group(1, made("a", 4, pending)).with(fiveMinutes), want: []string{"order a"}, wake: 1},
-		{name: "and then given up and replaced", state: group(1, made("a", 5, pending)).with(fiveMinutes), want: []string{"end a for unregistered", "create for scale-up"}},
-		{name: "on-demand ones are not replaced", state: group(0, made("a", 5, pending, onDemand)).with(fiveMinutes), want: []string{"end a for unregistered"}},
-		{name: "what the provider knows is not given up", state: group(1, made("a", 5, pending, ordered)).with(fiveMinutes)},
-		{name: "without a timeout nothing is", state: group(1, made("a", 5000, pending)), want: []string{"order a"}},
+		{name: "and then ordered once more, however old it is", state: group(1, made("a", 500, pending)).with(fiveMinutes), want: []string{"order a"}},
+		{name: "an attempt before that does not count", state: group(1, made("a", 8, pending)).with(fiveMinutes, tried(4)), want: []string{"order a"}},
+		{name: "and then given up and replaced", state: group(1, made("a", 8, pending)).with(fiveMinutes, tried(3)), want: []string{"end a for unregistered", "create for scale-up"}},
+		{name: "on-demand ones are ordered once more too", state: group(0, made("a", 5, pending, onDemand)).with(fiveMinutes), want: []string{"order a"}},
+		{name: "and not replaced", state: group(0, made("a", 5, pending, onDemand)).with(fiveMinutes, tried(0)), want: []string{"end a for unregistered"}},
+		{name: "what the provider knows is not given up", state: group(1, made("a", 5, pending, ordered)).with(fiveMinutes, tried(0))},
+		{name: "without a timeout nothing is", state: group(1, made("a", 5000, pending)).with(tried(0)), want: []string{"order a"}},
 		{
 			name: "the provider's id is kept, of one that leaves too",
 			state: group(1, made("a", 2, running), made("b", 2, terminating, ending("expired")), made("c", 2, missing, ending("expired"))).with(func(s *state) {

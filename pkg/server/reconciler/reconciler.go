@@ -93,13 +93,14 @@ type Options struct {
 }
 
 // Reconciler works on groups when told that they may have changed or when
-// something falls due, and does nothing otherwise. It keeps no state: what was
-// decided the instances know, and so it is made anew for every term of a leader
-// (server document).
+// something falls due, and does nothing otherwise. What was decided the instances
+// know, and so it is made anew for every term of a leader (server document). All
+// that it remembers is what it has just tried.
 type Reconciler struct {
 	Options
-	queue workqueue.TypedRateLimitingInterface[instance.GroupKey]
-	pace  pace
+	queue    workqueue.TypedRateLimitingInterface[instance.GroupKey]
+	pace     pace
+	attempts attempts
 }
 
 // New returns a reconciler, which begins to work with Run.

@@ -16,6 +16,11 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
+// ordersPerRound is how many orders the provider is given in one round. A group
+// that grows by hundreds is looked at in between: it may have another size by
+// then, and drains may be over.
+const ordersPerRound = 16
+
 // round is one look at one group, and what is done about it.
 type round struct {
 	*Reconciler
@@ -27,6 +32,8 @@ type round struct {
 	// full is true once the order of a managed instance has failed: the others
 	// are like it.
 	full bool
+	// taken is how many orders the provider has taken.
+	taken int
 }
 
 // outcome says when to look at a group again if nothing happens before.
@@ -86,10 +93,14 @@ func (r *round) observe() state {
 		expiry:              r.config.Shard.Expiry,
 		registrationTimeout: r.config.Shard.GarbageCollection.RegistrationTimeout,
 		instances:           r.Instances.List(r.key),
+		tried:               map[string]time.Time{},
 		providerIDs:         map[string]string{},
 	}
 	for n := range s.instances {
-		if i := &s.instances[n]; i.ProviderID == "" && i.Known {
+		switch i := &s.instances[n]; {
+		case unordered(i):
+			s.tried[i.ID] = r.attempts.of(i.ID)
+		case i.ProviderID == "" && i.Known:
 			if vm, known := r.Provider.Get(i.ID); known && vm.ProviderID != "" {
 				s.providerIDs[i.ID] = vm.ProviderID
 			}
@@ -179,6 +190,7 @@ func (r *round) forget(ctx context.Context, a action) error {
 	if err != nil {
 		return err
 	}
+	r.attempts.drop(a.id)
 	klog.FromContext(ctx).V(2).Info("Instance is gone", "instance", a.id, "reason", i.DeleteReason)
 	r.Metrics.deleted.WithLabelValues(i.DeleteReason).Inc()
 	r.Events.Deleted(i)

@@ -30,6 +30,11 @@ func (p *planner) scaleDown() {
 			there++
 		}
 	}
+	// Only an unhealthy one that still leaves is waited for. One on which nothing
+	// runs is forgotten as soon as it is gone, and then nothing tells the
+	// instance that replaces it from one that scales up. To wait for those as
+	// well would hold up a group that was to grow and is to shrink again, for as
+	// long as the provider takes, or for ever. So the oldest go (decision).
 	waits := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
 	var kept []*instance.Instance
 	for n, i := range p.staying {

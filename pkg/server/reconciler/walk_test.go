@@ -57,7 +57,8 @@ func (w *world) rest() error {
 	onDemand := map[string]bool{}
 	for id, i := range w.records {
 		_, known := w.vms[id]
-		lost := !known && (i.ProviderID != "" || w.deleted || w.registrationTimeout > 0)
+		tried := w.registrationTimeout > 0 && !w.tried[id].Before(i.CreatedAt.Add(w.registrationTimeout))
+		lost := !known && (i.ProviderID != "" || w.deleted || tried)
 		if i.OnDemand && !i.Leaving() && w.vms[id] != instance.Terminating && !lost {
 			onDemand[id] = true
 		}

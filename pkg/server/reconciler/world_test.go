@@ -36,7 +36,7 @@ func newWorld(seed uint64) *world {
 		records: map[string]*instance.Instance{},
 		vms:     map[string]instance.State{},
 	}
-	w.infraConfigHash = "hash 0"
+	w.infraConfigHash, w.tried = "hash 0", map[string]time.Time{}
 	return w
 }
 
@@ -84,6 +84,9 @@ func (w *world) carryOut(actions []action, steps int) {
 		return steps >= 0
 	}
 	request := func(id string) {
+		if !refused && w.refuses {
+			w.tried[id] = w.now
+		}
 		if refused = refused || w.refuses; !refused && step() {
 			if _, known := w.vms[id]; !known {
 				w.vms[id] = instance.Pending
@@ -156,10 +159,11 @@ func (w *world) happen() {
 	case event == 7:
 		w.add(true)
 	case event == 8:
-		// Another server leads, which knows of no drain.
+		// Another server leads, which knows of no drain and has tried nothing.
 		for _, i := range w.records {
 			i.Drain, i.DeleteReason = nil, ""
 		}
+		clear(w.tried)
 	case event < 12:
 		w.now = w.now.Add(time.Duration(w.random.IntN(600)) * time.Second)
 	case !found:
