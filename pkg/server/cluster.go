@@ -34,7 +34,7 @@ func (p *process) leadCluster(ctx context.Context) error {
 			break
 		}
 		if ctx.Err() != nil {
-			return nil
+			return ctx.Err()
 		}
 		klog.FromContext(ctx).Error(err, "The keys of the cluster were not made, will retry")
 		if !sleep(ctx, keysAgainAfter) {

@@ -14,7 +14,6 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
@@ -112,7 +111,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 			case clienttesting.DeleteAction:
 				name = action.GetName()
 			}
-			return true, nil, apierrors.NewForbidden(schema.GroupResource{Resource: "nodes"}, name, nil)
+			return true, nil, apierrors.NewServiceUnavailable("node " + name + " has to wait")
 		})
 	}
 	server := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
@@ -120,7 +119,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 	watch, groups := watchErrors(t, operator), watchGroups(t, operator)
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
 	event := watch.next()
-	if want := `creating Node <instance>: nodes "<instance>" is forbidden: <nil>`; event.Group != "workers" || event.Error != want {
+	if want := `creating Node <instance>: node <instance> has to wait`; event.Group != "workers" || event.Error != want {
 		t.Errorf("the event is %v, want %s", event, want)
 	}
 	if !strings.HasPrefix(event.InstanceId, "knd") {
@@ -133,7 +132,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 	ids := groups.untilSize("workers", 3).ProviderIds
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Size: 2})
 	event = watch.next()
-	if want := `deleting Node <instance>: nodes "<instance>" is forbidden: <nil>`; event.Error != want || !slices.Contains(ids, "kwok:///us-west-2a/"+event.InstanceId) {
+	if want := `deleting Node <instance>: node <instance> has to wait`; event.Error != want || !slices.Contains(ids, "kwok:///us-west-2a/"+event.InstanceId) {
 		t.Errorf("the event is %v, want %s of one of %q", event, want, ids)
 	}
 	<-verbs

@@ -146,7 +146,7 @@ func run(t *testing.T, s *servertest.Server, change func(*server.Options)) error
 }
 
 func TestRunRefuses(t *testing.T) {
-	write := func(s *servertest.Server, path, content string) {
+	write := func(path, content string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
 			t.Fatal(err)
@@ -158,14 +158,14 @@ func TestRunRefuses(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		write(s, s.ConfigPath(), strings.Replace(string(data), old, next, 1))
+		write(s.ConfigPath(), strings.Replace(string(data), old, next, 1))
 	}
 	tests := []struct {
 		name   string
 		change func(*servertest.Server, *server.Options)
 		want   []string
 	}{
-		{"configuration", func(s *servertest.Server, _ *server.Options) { write(s, s.ConfigPath(), `{"shard": {"id": "A"}}`) },
+		{"configuration", func(s *servertest.Server, _ *server.Options) { write(s.ConfigPath(), `{"shard": {"id": "A"}}`) },
 			[]string{"config/us-west-2a.jsonc", `cluster.id: Invalid value: ""`, `shard.id: Invalid value: "A"`}},
 		{"configuration of another shard", func(s *servertest.Server, _ *server.Options) { edit(s, `"id": "us-west-2a"`, `"id": "us-west-2b"`) },
 			[]string{"config/us-west-2a.jsonc", `shard.id: Invalid value: "us-west-2b": must be "us-west-2a"`}},
@@ -175,13 +175,13 @@ func TestRunRefuses(t *testing.T) {
 		{"storage", func(_ *servertest.Server, o *server.Options) { o.Storage = "ftp" }, []string{"--storage", "ftp", "file", "s3"}},
 		{"kubeconfig", func(*servertest.Server, *server.Options) {}, []string{"shard.infra.options.kubeconfig", "/kubeconfig"}},
 		{"encryption key", func(s *servertest.Server, _ *server.Options) {
-			write(s, filepath.Join(s.DataDir, "encryption.key"), "short")
+			write(filepath.Join(s.DataDir, "encryption.key"), "short")
 		}, []string{"cluster.secrets.encryption_key", "5"}},
 		{"groups", func(s *servertest.Server, _ *server.Options) {
 			if err := os.MkdirAll(filepath.Dir(s.GroupsPath()), 0o700); err != nil {
 				t.Fatal(err)
 			}
-			write(s, s.GroupsPath(), `{"default": {`)
+			write(s.GroupsPath(), `{"default": {`)
 		}, []string{"groups/us-west-2a.jsonc"}},
 	}
 	for _, tc := range tests {

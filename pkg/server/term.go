@@ -64,7 +64,7 @@ func (p *process) lead(ctx context.Context) error {
 	for attempt := 1; ; attempt++ {
 		served, err := p.serveTerm(ctx)
 		if ctx.Err() != nil {
-			return nil
+			return ctx.Err()
 		}
 		if served {
 			attempt = 1

@@ -47,8 +47,15 @@ func (r *Reconciler) collectRegularly(ctx context.Context) {
 		}
 		if interval > 0 {
 			_ = r.collect(ctx) // is logged, and tried again next time
+		} else {
+			r.purge(ctx)
 		}
 	}
+}
+
+// purge forgets those that nobody asks about any more.
+func (r *Reconciler) purge(ctx context.Context) {
+	r.Instances.Purge(ctx, time.Now().Add(-r.Groups.Config().Shard.GarbageCollection.DeletedRecordRetention))
 }
 
 // collect compares the instances of the provider with those that are known,
@@ -68,7 +75,7 @@ func (r *Reconciler) collect(ctx context.Context) error {
 			r.Failed(vm.Group, vm.ID, err)
 		}
 	}
-	r.Instances.Purge(ctx, time.Now().Add(-r.Groups.Config().Shard.GarbageCollection.DeletedRecordRetention))
+	r.purge(ctx)
 	r.lookAt(r.Groups.Keys())
 	r.lookAt(r.Instances.Keys())
 	return err
