@@ -39,7 +39,7 @@ func TestStorm(t *testing.T) {
 		operator := dial(t, shard)
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		sizes[i] = map[string]int32{}
-		work.Go(func() { scale(storm, t, operator, random, sizes[i]) })
+		work.Go(func() { scale(t, storm.Done(), operator, random, sizes[i]) })
 	}
 	var killers sync.WaitGroup
 	for i, shard := range shardIDs {
@@ -78,10 +78,17 @@ func TestStorm(t *testing.T) {
 	}
 }
 
-// scale sets sizes at random until ctx ends, and leaves in sizes what was asked
-// for last.
-func scale(ctx context.Context, t *testing.T, operator nstancev1.OperatorServiceClient, random *rand.Rand, sizes map[string]int32) {
-	for ctx.Err() == nil || len(sizes) < groupsPerShard {
+// scale sets sizes at random until calm is closed, and leaves in sizes what was
+// asked for last.
+func scale(t *testing.T, calm <-chan struct{}, operator nstancev1.OperatorServiceClient, random *rand.Rand, sizes map[string]int32) {
+	for {
+		select {
+		case <-calm:
+			if len(sizes) == groupsPerShard {
+				return
+			}
+		default:
+		}
 		group := fmt.Sprintf("group-%02d", random.IntN(groupsPerShard))
 		sizes[group] = random.Int32N(6)
 		// What was begun in the storm is finished in the calm.

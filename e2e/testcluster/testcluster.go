@@ -72,7 +72,7 @@ func run(ctx context.Context, m *testing.M, o Options, ready func(context.Contex
 		return 1, err
 	}
 	defer func() {
-		stopped := cp.Stop(context.Background())
+		stopped := cp.Stop(context.WithoutCancel(ctx))
 		if err == nil {
 			err = stopped
 		}

@@ -205,13 +205,13 @@ func (s *Server) UntilListening() {
 func (s *Server) UntilHealthy() {
 	s.t.Helper()
 	const patience = time.Minute
-	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
 		select {
 		case <-s.stopped:
 			return false, fmt.Errorf("the server stopped: %w", s.err)
 		default:
 		}
-		code, _ := s.Get("/health")
+		code, _ := s.get(ctx, "/health")
 		return code == http.StatusOK, nil
 	})
 	if err != nil {
@@ -223,9 +223,14 @@ func (s *Server) UntilHealthy() {
 // address, and 0 when it does not.
 func (s *Server) Get(path string) (code int, body string) {
 	s.t.Helper()
+	return s.get(context.Background(), path)
+}
+
+func (s *Server) get(ctx context.Context, path string) (code int, body string) {
+	s.t.Helper()
 	// No connection is left behind.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.network.dial}}
-	request, err := http.NewRequestWithContext(context.Background(), http.MethodGet, "http://"+s.HealthAddr+path, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.HealthAddr+path, nil)
 	if err != nil {
 		s.t.Fatal(err)
 	}
