@@ -39,6 +39,7 @@ func TestStorm(t *testing.T) {
 		operator := dial(t, shard)
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		sizes[i] = map[string]int32{}
+		//nolint:contextcheck // What was begun in the storm is finished in the calm.
 		work.Go(func() { scale(t, storm.Done(), operator, random, sizes[i]) })
 	}
 	var killers sync.WaitGroup
