@@ -35,8 +35,9 @@ type Record struct {
 
 // putRecord stores a registration in place of the one before.
 func putRecord(ctx context.Context, store storage.Store, record Record) error {
-	// A conflict means that another call has just stored its own.
-	const attempts = 5
+	// A conflict means that another call has just stored its own. More of them than
+	// there can be calls mean that something else is in the way.
+	const attempts = 100
 	for attempt := 1; ; attempt++ {
 		err := replaceRecord(ctx, store, record)
 		if attempt == attempts || !errors.Is(err, storage.ErrConflict) {
