@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -147,7 +148,7 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	o := startOperator(t, nil)
 	groups := `{"default": {"workers": {"template": "worker", "size": 1}}}`
 	first := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
-	second := servertest.Start(t, servertest.Options{Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Groups: groups})
+	second := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
 	o.set(map[string]string{shardID: first.Addr})
 	o.untilInstances(t, "workers", 1)
 
@@ -216,6 +217,11 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 	// Servers that trust the new authority only, and are trusted for it only.
 	former.Kill()
 	o.untilReachable(t, false)
+	for _, key := range []string{storage.AuthorityKey, storage.SecretPrefix + "ca.key"} {
+		if err := former.Storage.Delete(t.Context(), key); err != nil {
+			t.Fatal(err)
+		}
+	}
 	servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
 	})
