@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/nstance"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -58,6 +59,38 @@ func TestDeletePool(t *testing.T) {
 			})
 		}
 	}
+}
+
+// A pool that is deleted before Cluster API has become its owner goes as well:
+// Cluster API waits for the end of the pool, and is told of it only as its owner.
+func TestDeletePoolAtOnce(t *testing.T) {
+	const name = "gone-at-once"
+	if _, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).
+		Create(t.Context(), newPool(name, shardIDs...), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pools := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace)
+	eventually(t, time.Minute, "the shard groups are made", func(ctx context.Context) error {
+		groups, err := shardGroups(ctx, name)
+		if err == nil && len(groups) < len(shardIDs) {
+			err = fmt.Errorf("%d shard groups", len(groups))
+		}
+		return err
+	})
+	end := hanging.begin(t, shardComponent(shardIDs[0]))
+	if err := pools.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	untilWaiting(t, name, shardIDs[0])
+	eventually(t, time.Minute, "Cluster API waits for the pool", func(ctx context.Context) error {
+		machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+		if err == nil && machinePool.Status.Phase != string(clusterv1.MachinePoolPhaseDeleting) {
+			err = fmt.Errorf("the MachinePool's phase is %q", machinePool.Status.Phase)
+		}
+		return err
+	})
+	end()
+	untilNothingIsLeft(t, name)
 }
 
 // An operator that is killed on the way leaves the rest to the next one.

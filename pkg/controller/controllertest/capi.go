@@ -35,6 +35,8 @@ type CAPI struct {
 	// Changed are the deletions and patches, each as method, path below the
 	// namespace, and what was sent.
 	Changed []string
+	// Refused is what deletions and patches fail with, nil for nothing.
+	Refused *apierrors.StatusError
 }
 
 // NewCAPI makes a CAPI without objects.
@@ -48,14 +50,16 @@ func NewCAPI(t testing.TB) *CAPI {
 	return c
 }
 
-// RoundTrip answers requests that create, delete or patch an object, and no
-// others.
+// RoundTrip answers requests that get, create, delete or patch one object, and no
+// others. What can be got is what was created.
 func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	resource := path.Base(request.URL.Path)
 	group := schema.GroupResource{Group: "cluster.x-k8s.io", Resource: resource}
 	switch request.Method {
 	case http.MethodDelete, http.MethodPatch:
 		return c.change(request)
+	case http.MethodGet:
+		return c.get(request)
 	case http.MethodPost:
 	default:
 		return respond(request, apierrors.NewMethodNotSupported(group, request.Method))
@@ -79,6 +83,16 @@ func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	return respond(request, object)
 }
 
+func (c *CAPI) get(request *http.Request) (*http.Response, error) {
+	name := path.Base(request.URL.Path)
+	for _, object := range c.Created {
+		if object.GetName() == name {
+			return respond(request, object)
+		}
+	}
+	return respond(request, apierrors.NewNotFound(schema.GroupResource{Group: "cluster.x-k8s.io"}, name))
+}
+
 func (c *CAPI) change(request *http.Request) (*http.Response, error) {
 	body, err := io.ReadAll(request.Body)
 	if err != nil {
@@ -86,6 +100,9 @@ func (c *CAPI) change(request *http.Request) (*http.Response, error) {
 	}
 	_, below, _ := strings.Cut(strings.TrimPrefix(request.URL.Path, "/apis/cluster.x-k8s.io/v1beta2/namespaces/"), "/")
 	c.Changed = append(c.Changed, strings.TrimSpace(fmt.Sprintf("%s %s %s", request.Method, below, body)))
+	if c.Refused != nil {
+		return respond(request, c.Refused)
+	}
 	return respond(request, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
 }
 

@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -80,11 +81,23 @@ func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
 }
 
 // applyPool is all that the operator owns of a pool apart from its status: the
-// finalizer, and one field of the spec.
-func applyPool(pool *v1beta1.NstanceMachinePool, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
-	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
+// finalizer, one field of the spec, and in deletion the owners.
+func applyPool(seen observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	pool := seen.pool
+	applied := applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
 		WithFinalizers(v1beta1.FinalizerMachinePool).
 		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
+	if pool.DeletionTimestamp.IsZero() {
+		return applied
+	}
+	for _, machinePool := range seen.machinePools {
+		applied.WithOwnerReferences(metav1ac.OwnerReference().
+			WithAPIVersion(clusterv1.GroupVersion.String()).
+			WithKind("MachinePool").
+			WithName(machinePool.Name).
+			WithUID(machinePool.UID))
+	}
+	return applied
 }
 
 // applyStatus is status as the whole of what the operator owns in it.

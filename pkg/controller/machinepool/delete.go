@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +16,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 )
 
@@ -23,9 +25,10 @@ import (
 // Cluster API keeps a MachinePool until its pool is gone (CAPI contract).
 func planDeletion(seen observation) decision {
 	d := decision{
-		release: len(seen.owned) == 0,
-		hold:    &trouble{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
+		adopt: slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
+		hold:  &trouble{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}
+	d.release = len(seen.owned) == 0 && !d.adopt
 	for _, machinePool := range seen.machinePools {
 		if machinePool.DeletionTimestamp.IsZero() {
 			d.removeMachinePools = append(d.removeMachinePools, machinePool)
@@ -39,15 +42,38 @@ func planDeletion(seen observation) decision {
 	return d
 }
 
-// holdPool puts the finalizer on a pool, before there is anything on a shard to
-// wait for.
-func (c *Controller) holdPool(ctx context.Context, pool *v1beta1.NstanceMachinePool) (*v1beta1.NstanceMachinePool, error) {
-	written, err := c.pools.Apply(ctx, applyPool(pool, pool.Spec.ProviderIDList), controller.Apply)
+// hold puts the finalizer on a pool, before there is anything on a shard to wait
+// for, and the owners on a pool that is being deleted.
+func (c *Controller) hold(ctx context.Context, seen observation) (*v1beta1.NstanceMachinePool, error) {
+	written, err := c.pools.Apply(ctx, applyPool(seen, seen.pool.Spec.ProviderIDList), controller.Apply)
 	if err != nil {
-		return nil, fmt.Errorf("put the finalizer on pool %s: %w", klog.KObj(pool), err)
+		return nil, fmt.Errorf("write finalizer and owners of pool %s: %w", klog.KObj(seen.pool), err)
 	}
 	c.poolWrites.Wrote(written)
 	return written, nil
+}
+
+// ownedBy tells whether a MachinePool is among the owners of a pool. Cluster API
+// makes it one, but not when it meets the MachinePool in deletion, and then it is
+// never told that the pool is gone and keeps the MachinePool for ever.
+func ownedBy(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) bool {
+	return slices.ContainsFunc(pool.OwnerReferences, func(owner metav1.OwnerReference) bool { return owner.UID == machinePool.UID })
+}
+
+// hidden tells whether the pool has a MachinePool that the cache does not show:
+// one that was made by a request without an answer, or by a former leader.
+func (c *Controller) hidden(ctx context.Context, seen observation) (bool, error) {
+	if len(seen.machinePools) > 0 {
+		return false, nil
+	}
+	machinePool, err := c.machinePools.Get(ctx, seen.pool.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("look for the MachinePool of pool %s: %w", klog.KObj(seen.pool), err)
+	}
+	return capi.PoolOf(machinePool) == seen.pool.Name, nil
 }
 
 // releasePool lets the API server remove the pool.

@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -55,6 +56,7 @@ func TestSyncPutsTheFinalizerOnBeforeAnythingElse(t *testing.T) {
 func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
 	pool := deletingPool("a", "b")
 	pool.Spec.ProviderIDList = []string{"i-1", "i-2"}
+	pool.OwnerReferences = []metav1.OwnerReference{{UID: "uid-machinepool-workers"}}
 	h := newHarness(t, shardSizes{"a": 1, "b": 1}, pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
 	h.scale(2)
 	h.expect(poolStatus, deleteA, deleteB)
@@ -98,6 +100,49 @@ func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
 
 func TestDeletionOfAPoolWithoutGroupsIsOneWrite(t *testing.T) {
 	h := newHarness(t, shardSizes{"a": 4}, deletingPool("a"))
+	h.expect(releasePool)
+}
+
+// A MachinePool that is in deletion already when Cluster API first meets it is
+// never made an owner of its pool by Cluster API, which then waits in vain for
+// the news that the pool is gone.
+func TestDeletionMakesTheMachinePoolAnOwner(t *testing.T) {
+	h := newHarness(t, shardSizes{"a": 4}, deletingPool("a"))
+	h.scale(2)
+	h.expect(poolSpec)
+	owners := h.pool().OwnerReferences
+	if len(owners) != 1 || owners[0].UID != "uid-machinepool-workers" || owners[0].Name != "workers" ||
+		owners[0].APIVersion != "cluster.x-k8s.io/v1beta2" || owners[0].Kind != "MachinePool" {
+		t.Errorf("the owners are %+v", owners)
+	}
+	h.show()
+	h.expect(releasePool)
+}
+
+func TestDeletionWaitsForAMachinePoolThatTheCacheDoesNotShow(t *testing.T) {
+	h := newHarness(t, shardSizes{"a": 4}, deletingPool("a"))
+	made := newMachinePool(newPool("a"), "cluster--default", 4)
+	if _, err := h.controller.machinePools.Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	if writes, requeue, err := h.sync(); len(writes) > 0 || requeue != staleRetry || err != nil {
+		t.Errorf("wrote %q, comes back in %v, error %v", writes, requeue, err)
+	}
+	h.capi.Created[0].SetName("of-another-pool")
+	h.expect(releasePool)
+}
+
+func TestDeletionWaitsWhileTheMachinePoolCannotBeDeleted(t *testing.T) {
+	pool := deletingPool("a")
+	pool.OwnerReferences = []metav1.OwnerReference{{UID: "uid-machinepool-workers"}}
+	h := newHarness(t, shardSizes{"a": 4}, pool)
+	h.scale(2)
+	h.capi.Refused = apierrors.NewForbidden(schema.GroupResource{Resource: "machinepools"}, "workers", errors.New("by a webhook"))
+	if writes, _, err := h.sync(); slices.Contains(writes, releasePool) || !apierrors.IsForbidden(err) {
+		t.Errorf("wrote %q, error %v", writes, err)
+	}
+	h.capi.Refused = nil
+	h.show()
 	h.expect(releasePool)
 }
 

@@ -58,6 +58,8 @@ type decision struct {
 	remove []*v1beta1.NstanceShardGroup
 	// removeMachinePools are MachinePools of a pool that is being deleted.
 	removeMachinePools []*clusterv1.MachinePool
+	// adopt makes the MachinePools of a pool that is being deleted its owners.
+	adopt bool
 	// release lets a pool go that is being deleted.
 	release bool
 	// frozen: nothing of the pool's spec may be written.

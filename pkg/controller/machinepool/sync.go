@@ -44,11 +44,19 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, err
 	}
 	decided := plan(seen)
-	if !held && !decided.frozen {
-		if pool, err = c.holdPool(ctx, pool); err != nil {
+	if (!held && !decided.frozen) || decided.adopt {
+		if seen.pool, err = c.hold(ctx, seen); err != nil {
 			return 0, err
 		}
-		seen.pool = pool
+	}
+	if decided.adopt {
+		// The pool comes back with its owners.
+		return 0, nil
+	}
+	if decided.release {
+		if hidden, err := c.hidden(ctx, seen); hidden || err != nil {
+			return staleRetry, err
+		}
 	}
 	err = c.carryOut(ctx, seen, decided)
 	if ctx.Err() != nil {
@@ -74,10 +82,11 @@ func (c *Controller) carryOut(ctx context.Context, seen observation, decided dec
 	if decided.raise != nil {
 		failed = append(failed, c.raise(ctx, seen.machinePools[0], *decided.raise))
 	}
-	if decided.release {
-		failed = append(failed, c.releasePool(ctx, seen.pool))
+	err := errors.Join(failed...)
+	if decided.release && err == nil {
+		err = c.releasePool(ctx, seen.pool)
 	}
-	return errors.Join(failed...)
+	return err
 }
 
 // awaitsNews tells whether what was done is certain to bring news of the pool in
@@ -196,7 +205,7 @@ func (c *Controller) report(ctx context.Context, seen observation, decided decis
 	pool := seen.pool
 	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, seen.owned)
 	if !decided.frozen && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
-		written, err := c.pools.Apply(ctx, applyPool(pool, ids), controller.Apply)
+		written, err := c.pools.Apply(ctx, applyPool(seen, ids), controller.Apply)
 		if err != nil {
 			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
 		}
