@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package capi is the typed client, with informers and listers, for the two
+// Package capi is the typed client, with informers and listers, for the
 // Cluster API kinds that the operator watches. Cluster API itself ships types
 // and no clients.
 package capi
@@ -27,6 +27,9 @@ type ClusterClient = gentype.ClientWithList[*clusterv1.Cluster, *clusterv1.Clust
 
 // MachinePoolClient reads and writes the MachinePools of one namespace.
 type MachinePoolClient = gentype.ClientWithList[*clusterv1.MachinePool, *clusterv1.MachinePoolList]
+
+// MachineClient reads and writes the Machines of one namespace.
+type MachineClient = gentype.ClientWithList[*clusterv1.Machine, *clusterv1.MachineList]
 
 // NewForConfig makes a Client from config, which it does not change.
 func NewForConfig(config *rest.Config) (*Client, error) {
@@ -63,4 +66,12 @@ func (c *Client) MachinePools(namespace string) *MachinePoolClient {
 		"machinepools", c.rest, c.codec, namespace,
 		func() *clusterv1.MachinePool { return &clusterv1.MachinePool{} },
 		func() *clusterv1.MachinePoolList { return &clusterv1.MachinePoolList{} })
+}
+
+// Machines is the client for the Machines of namespace.
+func (c *Client) Machines(namespace string) *MachineClient {
+	return gentype.NewClientWithList[*clusterv1.Machine, *clusterv1.MachineList](
+		"machines", c.rest, c.codec, namespace,
+		func() *clusterv1.Machine { return &clusterv1.Machine{} },
+		func() *clusterv1.MachineList { return &clusterv1.MachineList{} })
 }

@@ -50,6 +50,16 @@ func NewMachinePoolInformer(client *Client, namespace string, resync time.Durati
 		}, pools.Watch)
 }
 
+// NewMachineInformer watches the Machines of namespace; resync is the period after
+// which handlers see every object again, 0 for never.
+func NewMachineInformer(client *Client, namespace string, resync time.Duration) *Informer[*clusterv1.Machine] {
+	machines := client.Machines(namespace)
+	return newInformer(client, namespace, resync, "machines", &clusterv1.Machine{}, nil,
+		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			return machines.List(ctx, options)
+		}, machines.Watch)
+}
+
 func newInformer[T runtime.Object](
 	client *Client, namespace string, resync time.Duration, resource string, example T, indexers cache.Indexers,
 	list cache.ListWithContextFunc, watch func(context.Context, metav1.ListOptions) (watch.Interface, error),

@@ -12,7 +12,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 )
@@ -32,36 +31,36 @@ const BatchPeriod = time.Second
 // SyncFunc brings the object of key into the wanted state, whatever happened
 // before. When requeue is positive and err nil, the key is synced again after
 // that time; an error is retried with growing delays.
-type SyncFunc func(ctx context.Context, key cache.ObjectName) (requeue time.Duration, err error)
+type SyncFunc[Key comparable] func(ctx context.Context, key Key) (requeue time.Duration, err error)
 
 // Queue holds the keys that want to be synced. A key is in it at most once, and
 // never synced by two workers at a time.
-type Queue struct {
+type Queue[Key comparable] struct {
 	name  string
-	queue workqueue.TypedRateLimitingInterface[cache.ObjectName]
-	sync  SyncFunc
+	queue workqueue.TypedRateLimitingInterface[Key]
+	sync  SyncFunc[Key]
 }
 
 // NewQueue makes a queue whose metrics and logs carry name.
-func NewQueue(name string, sync SyncFunc) *Queue {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[cache.ObjectName](firstRetry, lastRetry)
-	return &Queue{
+func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
+	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)
+	return &Queue[Key]{
 		name: name,
 		sync: sync,
 		queue: workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
-			workqueue.TypedRateLimitingQueueConfig[cache.ObjectName]{Name: name}),
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: name}),
 	}
 }
 
 // Add asks for a sync of key now.
-func (q *Queue) Add(key cache.ObjectName) { q.queue.Add(key) }
+func (q *Queue[Key]) Add(key Key) { q.queue.Add(key) }
 
 // AddAfter asks for a sync of key after delay. Of several delays for one key
 // the shortest counts.
-func (q *Queue) AddAfter(key cache.ObjectName, delay time.Duration) { q.queue.AddAfter(key, delay) }
+func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) { q.queue.AddAfter(key, delay) }
 
 // Run syncs keys until ctx ends, and returns when the last sync has returned.
-func (q *Queue) Run(ctx context.Context, workers int) {
+func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "controller", q.name)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting workers", "workers", workers)
@@ -79,7 +78,7 @@ func (q *Queue) Run(ctx context.Context, workers int) {
 	logger.Info("Workers stopped")
 }
 
-func (q *Queue) next(ctx context.Context) bool {
+func (q *Queue[Key]) next(ctx context.Context) bool {
 	key, shutdown := q.queue.Get()
 	if shutdown || ctx.Err() != nil {
 		return false

@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
 
@@ -18,9 +19,10 @@ import (
 
 // clients reach the API server, one for each family of kinds.
 type clients struct {
-	kube    kubernetes.Interface
-	nstance versioned.Interface
-	capi    *capi.Client
+	kube     kubernetes.Interface
+	metadata metadata.Interface
+	nstance  versioned.Interface
+	capi     *capi.Client
 	// ca verifies the API server's certificate, PEM.
 	ca []byte
 }
@@ -43,6 +45,9 @@ func newClients(kubeconfig string) (*clients, error) {
 	builtIn.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
 	if made.kube, err = kubernetes.NewForConfig(builtIn); err != nil {
 		return nil, fmt.Errorf("make the client for built-in kinds: %w", err)
+	}
+	if made.metadata, err = metadata.NewForConfig(config); err != nil {
+		return nil, fmt.Errorf("make the client for metadata: %w", err)
 	}
 	if made.nstance, err = versioned.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("make the client for our kinds: %w", err)

@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/cluster"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
@@ -28,6 +29,7 @@ type informers struct {
 	nstance      infrastructure.Interface
 	clusters     *capi.Informer[*clusterv1.Cluster]
 	machinePools *capi.Informer[*clusterv1.MachinePool]
+	machines     *capi.Informer[*clusterv1.Machine]
 	nodes        cache.SharedIndexInformer
 
 	shards, ca, cert, kubeconfig cache.SharedIndexInformer
@@ -42,17 +44,19 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		externalversions.WithNamespace(options.Namespace),
 		externalversions.WithTransform(withoutManagedFields))
 	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
-		kubeinformers.WithTransform(onlyProviderID))
+		kubeinformers.WithTransform(essentials))
 
 	all := &informers{
 		nstance:      nstance.Infrastructure().V1beta1(),
 		clusters:     capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		machinePools: capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		machines:     capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		nodes:        nodes.Core().V1().Nodes().Informer(),
 	}
 	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext)
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		all.clusters:     withoutManagedFields,
+		all.machines:     withoutManagedFields,
 		all.machinePools: capi.KeepReplicasOwners,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
@@ -101,15 +105,28 @@ func withoutManagedFields(obj any) (any, error) {
 	return obj, nil
 }
 
-// onlyProviderID keeps of a Node what it is found by. A large cluster has many
+// essentials keeps of a Node what the controllers read. A large cluster has many
 // Nodes, and each changes every few seconds.
-func onlyProviderID(obj any) (any, error) {
+func essentials(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok {
 		return obj, nil
 	}
-	return &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion},
-		Spec:       corev1.NodeSpec{ProviderID: node.Spec.ProviderID},
-	}, nil
+	kept := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion,
+			CreationTimestamp: node.CreationTimestamp, DeletionTimestamp: node.DeletionTimestamp,
+		},
+		Spec:   corev1.NodeSpec{ProviderID: node.Spec.ProviderID, Unschedulable: node.Spec.Unschedulable},
+		Status: corev1.NodeStatus{Addresses: node.Status.Addresses},
+	}
+	if mark, ok := node.Annotations[v1beta1.AnnotationCordonedFor]; ok {
+		kept.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: mark}
+	}
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			kept.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
+		}
+	}
+	return kept, nil
 }

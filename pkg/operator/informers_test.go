@@ -14,25 +14,38 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-func TestOnlyProviderIDOfANodeIsKept(t *testing.T) {
+func TestEssentialsOfANodeAreKept(t *testing.T) {
+	created, deleted := metav1.Unix(1, 0), metav1.Unix(2, 0)
+	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}
 	node := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid", ResourceVersion: "7", Labels: map[string]string{"a": "b"}},
-		Spec:       corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", PodCIDR: "10.0.0.0/24"},
-		Status:     corev1.NodeStatus{Images: []corev1.ContainerImage{{SizeBytes: 1}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "one", UID: "uid", ResourceVersion: "7", CreationTimestamp: created, DeletionTimestamp: &deleted,
+			Labels: map[string]string{"a": "b"}, Annotations: map[string]string{"c": "d", "nstance.dev/cordoned-for": "a/i-1"},
+		},
+		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true, PodCIDR: "10.0.0.0/24"},
+		Status: corev1.NodeStatus{
+			Images: []corev1.ContainerImage{{SizeBytes: 1}}, Addresses: addresses,
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: "False"}, {Type: corev1.NodeReady, Status: "True", LastHeartbeatTime: created}},
+		},
 	}
 	want := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{Name: "one", UID: "uid", ResourceVersion: "7"},
-		Spec:       corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1"},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: "one", UID: "uid", ResourceVersion: "7", CreationTimestamp: created, DeletionTimestamp: &deleted,
+			Annotations: map[string]string{"nstance.dev/cordoned-for": "a/i-1"},
+		},
+		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true},
+		Status: corev1.NodeStatus{
+			Addresses: addresses, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: "True"}},
+		},
 	}
-	if got, err := onlyProviderID(node); err != nil || !equality.Semantic.DeepEqual(got, want) {
+	if got, err := essentials(node); err != nil || !equality.Semantic.DeepEqual(got, want) {
 		t.Errorf("kept %+v, error %v", got, err)
 	}
 }
 
-// An informer may hand a missed deletion to its transform.
 func TestTransformsLeaveTombstonesAlone(t *testing.T) {
 	tombstone := cache.DeletedFinalStateUnknown{Key: "one"}
-	for name, transform := range map[string]cache.TransformFunc{"Nodes": onlyProviderID, "others": withoutManagedFields} {
+	for name, transform := range map[string]cache.TransformFunc{"Nodes": essentials, "others": withoutManagedFields} {
 		if got, err := transform(tombstone); err != nil || got != any(tombstone) {
 			t.Errorf("%s: made %v of it, error %v", name, got, err)
 		}

@@ -49,6 +49,10 @@ func IsRejected(err error) bool {
 	return false
 }
 
+// IsNotFound reports whether err, however it is wrapped, is the server's word that
+// it does not know what was asked about.
+func IsNotFound(err error) bool { return code(err) == codes.NotFound }
+
 // Message returns the server's own words in err, without what was wrapped
 // around them, fit for the message of a condition. For an error that did not
 // come from a server it is the text of err, and for nil it is empty.

@@ -40,7 +40,7 @@ type Controller struct {
 	secretStore        cache.Store
 	configurationStore cache.Store
 	clock              clock.PassiveClock
-	queue              *controller.Queue
+	queue              *controller.Queue[cache.ObjectName]
 
 	secretWrites, configurationWrites *controller.Writes
 

@@ -50,7 +50,7 @@ type Controller struct {
 	clusterLister   listers.ResourceIndexer[*clusterv1.Cluster]
 	secretLister    corev1listers.SecretNamespaceLister
 	clock           clock.PassiveClock
-	queue           *controller.Queue
+	queue           *controller.Queue[cache.ObjectName]
 	writes          *controller.Writes
 	secretWrites    *controller.Writes
 	// token is what is known of the one in the Secret, nil before the first look.

@@ -71,7 +71,7 @@ type Controller struct {
 	shards   Shards
 	groups   Groups
 	recorder events.EventRecorder
-	queue    *controller.Queue
+	queue    *controller.Queue[cache.ObjectName]
 	writes   *controller.Writes
 
 	// unnameable are the groups that were logged because no pool can have them.

@@ -73,7 +73,7 @@ type Controller struct {
 	shards   Shards
 	groups   Groups
 	recorder events.EventRecorder
-	queue    *controller.Queue
+	queue    *controller.Queue[cache.ObjectName]
 	onPause  func(shardGroup cache.ObjectName)
 
 	poolWrites        *controller.Writes

@@ -80,7 +80,7 @@ type Controller struct {
 	pauses    Pauses
 	recorder  events.EventRecorder
 	clock     clock.PassiveClock
-	queue     *controller.Queue
+	queue     *controller.Queue[cache.ObjectName]
 	writes    *controller.Writes
 
 	mu       sync.Mutex

@@ -3479,6 +3479,20 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							Format:      "int32",
 						},
 					},
+					"draining": {
+						SchemaProps: spec.SchemaProps{
+							Description: "draining is the number of instances that are being drained.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"drainsBlocked": {
+						SchemaProps: spec.SchemaProps{
+							Description: "drainsBlocked is how many of those do not get on; the shard groups say why.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"shards": {
 						SchemaProps: spec.SchemaProps{
 							Description: "shards tells how many shards the pool has and how many are connected.",
@@ -3563,7 +3577,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineSpec says of which group the instance is.",
+				Description: "NstanceMachineSpec says of which group the instance is. Apart from providerID it never changes: the instance was made of it.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"groupRef": {
@@ -3635,7 +3649,14 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 					},
 					"shard": {
 						SchemaProps: spec.SchemaProps{
-							Description: "shard is where the instance is.",
+							Description: "shard is where the instance is, or is going to be made: it is written before the instance is asked for.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"requestID": {
+						SchemaProps: spec.SchemaProps{
+							Description: "requestID is the key under which the instance is asked for, written before that. Asked for again under it, the shard answers with the same instance.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3680,6 +3701,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 							},
 						},
 					},
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "observedGeneration is the generation of the spec that the status is of.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
 					"conditions": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3692,7 +3720,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready.",
+							Description: "conditions tell the present state: Ready, InstanceCreated, ServerDeleted, DrainsProgressing, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4062,6 +4090,20 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							Format:      "int32",
 						},
 					},
+					"draining": {
+						SchemaProps: spec.SchemaProps{
+							Description: "draining is the number of instances that are being drained.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"drainsBlocked": {
+						SchemaProps: spec.SchemaProps{
+							Description: "drainsBlocked is how many of those do not get on; the condition DrainsProgressing says why.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
 					"providerIDs": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -4106,7 +4148,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, ShardReachable, ConfigValid.",
+							Description: "conditions tell the present state: Ready, ShardReachable, ConfigValid, DrainsProgressing.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

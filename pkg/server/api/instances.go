@@ -26,13 +26,17 @@ func (s *OperatorService) GetInstanceStatus(ctx context.Context, request *nstanc
 		return nil, err
 	}
 	// There is no last report as long as there are no agents that send any.
-	return &nstancev1.InstanceStatusResponse{
+	answer := &nstancev1.InstanceStatusResponse{
 		InstanceId:         i.ID,
 		Tenant:             i.Tenant,
 		Status:             instanceStatus(&i),
 		CreatedAt:          timestamppb.New(i.CreatedAt),
 		ProviderInstanceId: i.ProviderID,
-	}, nil
+	}
+	if i.Drain != nil {
+		answer.DeleteAt = timestamppb.New(i.Drain.DeleteAt)
+	}
+	return answer, nil
 }
 
 // DeleteInstance ends an instance of the caller's tenant at once, without a

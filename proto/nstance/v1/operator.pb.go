@@ -1158,8 +1158,11 @@ type InstanceStatusResponse struct {
 	LastSeen  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
 	// Provider id as the provider gave it.
 	ProviderInstanceId string `protobuf:"bytes,6,opt,name=provider_instance_id,json=providerInstanceId,proto3" json:"provider_instance_id,omitempty"`
-	unknownFields      protoimpl.UnknownFields
-	sizeCache          protoimpl.SizeCache
+	// Extension: set while the instance drains, to when it is deleted at the
+	// latest. Servers that do not know it never set it.
+	DeleteAt      *timestamppb.Timestamp `protobuf:"bytes,1000,opt,name=delete_at,json=deleteAt,proto3" json:"delete_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *InstanceStatusResponse) Reset() {
@@ -1232,6 +1235,13 @@ func (x *InstanceStatusResponse) GetProviderInstanceId() string {
 		return x.ProviderInstanceId
 	}
 	return ""
+}
+
+func (x *InstanceStatusResponse) GetDeleteAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DeleteAt
+	}
+	return nil
 }
 
 type DrainAckRequest struct {
@@ -1985,7 +1995,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x06status\x18\x01 \x01(\tR\x06status\";\n" +
 	"\x18GetInstanceStatusRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
-	"instanceId\"\x8f\x02\n" +
+	"instanceId\"\xc9\x02\n" +
 	"\x16InstanceStatusResponse\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x12\x16\n" +
@@ -1994,7 +2004,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x127\n" +
 	"\tlast_seen\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\blastSeen\x120\n" +
-	"\x14provider_instance_id\x18\x06 \x01(\tR\x12providerInstanceId\"2\n" +
+	"\x14provider_instance_id\x18\x06 \x01(\tR\x12providerInstanceId\x128\n" +
+	"\tdelete_at\x18\xe8\a \x01(\v2\x1a.google.protobuf.TimestampR\bdeleteAt\"2\n" +
 	"\x0fDrainAckRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\"\xac\x01\n" +
@@ -2156,58 +2167,59 @@ var file_nstance_v1_operator_proto_depIdxs = []int32{
 	34, // 8: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
 	35, // 9: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
 	35, // 10: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	1,  // 11: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	11, // 12: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	35, // 13: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	35, // 14: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	35, // 15: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	35, // 16: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 17: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 18: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	35, // 19: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 20: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 21: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 22: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	35, // 23: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	30, // 24: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	35, // 25: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 26: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	36, // 27: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	36, // 28: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	36, // 29: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 30: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	12, // 31: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	13, // 32: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	16, // 33: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	18, // 34: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	20, // 35: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	24, // 36: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	26, // 37: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	28, // 38: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	36, // 39: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	36, // 40: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	36, // 41: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 42: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 43: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 44: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	10, // 45: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	11, // 46: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	36, // 47: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	15, // 48: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	17, // 49: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	19, // 50: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	36, // 51: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	25, // 52: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	27, // 53: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	29, // 54: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	21, // 55: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	22, // 56: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	23, // 57: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	42, // [42:58] is the sub-list for method output_type
-	26, // [26:42] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	35, // 11: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 12: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	11, // 13: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	35, // 14: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	35, // 15: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	35, // 16: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	35, // 17: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 18: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 19: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	35, // 20: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 21: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 22: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 23: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	35, // 24: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	30, // 25: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	35, // 26: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 27: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	36, // 28: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	36, // 29: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	36, // 30: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 31: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	12, // 32: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	13, // 33: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	16, // 34: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	18, // 35: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	20, // 36: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	24, // 37: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	26, // 38: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	28, // 39: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	36, // 40: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	36, // 41: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	36, // 42: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 43: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 44: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 45: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	10, // 46: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	11, // 47: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	36, // 48: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	15, // 49: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	17, // 50: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	19, // 51: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	36, // 52: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	25, // 53: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	27, // 54: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	29, // 55: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	21, // 56: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	22, // 57: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	23, // 58: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	43, // [43:59] is the sub-list for method output_type
+	27, // [27:43] is the sub-list for method input_type
+	27, // [27:27] is the sub-list for extension type_name
+	27, // [27:27] is the sub-list for extension extendee
+	0,  // [0:27] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }

@@ -17,6 +17,17 @@ const (
 	// ConditionConfigValid, on a shard group, is false when the shard refused
 	// the group's configuration.
 	ConditionConfigValid = "ConfigValid"
+	// ConditionInstanceCreated, on a machine, is true once its shard has taken the
+	// order of its instance.
+	ConditionInstanceCreated = "InstanceCreated"
+	// ConditionServerDeleted, on a machine, is true once its shard has ended the
+	// instance by itself; the reason is ServerDeleted, the message the shard's
+	// (operator document).
+	ConditionServerDeleted = "ServerDeleted"
+	// ConditionDrainsProgressing, on a shard group and a machine, is false while
+	// something keeps a Node from being drained. It is there since the first
+	// drain.
+	ConditionDrainsProgressing = "DrainsProgressing"
 	// ConditionPaused, on a pool and a cluster, is true while it, its Cluster, or
 	// the pool's MachinePool is paused: nothing is written to shards or to specs
 	// (CAPI contract).
@@ -67,6 +78,28 @@ const (
 	ReasonMachinePoolConflict = "MachinePoolConflict"
 	// ReasonGroupInUse: another pool has the same group on the same shard.
 	ReasonGroupInUse = "GroupInUse"
+	// ReasonWaitingForMachine: Cluster API has not made a Machine the owner yet.
+	ReasonWaitingForMachine = "WaitingForMachine"
+	// ReasonNoShard: no shard that can be reached has the group.
+	ReasonNoShard = "NoShard"
+	// ReasonInstanceCreated: the shard has taken the order of the instance.
+	ReasonInstanceCreated = "InstanceCreated"
+	// ReasonInstanceRefused: the shard refuses to make the instance; the message
+	// holds its words.
+	ReasonInstanceRefused = "InstanceRefused"
+	// ReasonProvisioning: the instance does not run yet.
+	ReasonProvisioning = "Provisioning"
+	// ReasonInstanceFailed: the instance has stopped or failed.
+	ReasonInstanceFailed = "InstanceFailed"
+	// ReasonServerDeleted: the shard has ended the instance by itself.
+	ReasonServerDeleted = "ServerDeleted"
+	// ReasonDraining: at least one Node is being drained, and nothing keeps it.
+	ReasonDraining = "Draining"
+	// ReasonNoDrains: no Node is being drained.
+	ReasonNoDrains = "NoDrains"
+	// ReasonDrainBlocked: something keeps a Node from being drained; the message
+	// names Node, Pod and PodDisruptionBudget.
+	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"
 )

@@ -109,8 +109,8 @@ func TestDefinitionsFollowTheContract(t *testing.T) {
 func TestColumnsShowFieldsThatThereAre(t *testing.T) {
 	want := map[string][]string{
 		"NstanceCluster":         {"Ready", "Endpoint", "Age"},
-		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Shards", "Reachable", "Static", "Ready", "Age"},
-		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Static", "Ready", "Reachable", "Age"},
+		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Draining", "Shards", "Reachable", "Static", "Ready", "Age"},
+		"NstanceShardGroup":      {"Group", "Shard", "Size", "Actual", "Draining", "Static", "Ready", "Reachable", "Age"},
 		"NstanceMachine":         {"Group", "Shard", "InstanceID", "ProviderID", "Ready", "Age"},
 		"NstanceMachineTemplate": {"Group", "Age"},
 	}

@@ -14,10 +14,37 @@ const (
 
 	// FinalizerMachinePool keeps a pool until none of its shard groups is left.
 	FinalizerMachinePool = "nstance.dev/machine-pool"
+	// LabelPodUID, on a Machine and its NstanceMachine, is the UID of the Pod that
+	// they were made for.
+	LabelPodUID = "nstance.dev/pod-uid"
+
+	// FinalizerMachine keeps an NstanceMachine until its shard has confirmed that
+	// the instance is gone.
+	FinalizerMachine = "nstance.dev/machine"
 	// FinalizerShardGroup keeps a shard group until its shard has confirmed
 	// that the group is gone.
 	FinalizerShardGroup = "nstance.dev/shard-group"
 )
+
+// Annotations with which a Pod asks for a machine of its own (operator document).
+const (
+	// AnnotationOnDemandGroup names the group of the machine.
+	AnnotationOnDemandGroup = "on-demand.nstance.dev/group"
+	// AnnotationOnDemandInstanceType overrides the group's instance type.
+	AnnotationOnDemandInstanceType = "on-demand.nstance.dev/instance-type"
+)
+
+// Annotations on a Machine and its NstanceMachine that name the Pod that they
+// were made for. A Pod's name is too long for a label.
+const (
+	AnnotationPodNamespace = "nstance.dev/pod-namespace"
+	AnnotationPodName      = "nstance.dev/pod-name"
+)
+
+// AnnotationCordonedFor marks a Node that the operator has cordoned, with the
+// instance whose drain it was for: {shard}/{instance id}. What somebody else has
+// cordoned does not have it, and is never uncordoned.
+const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 
 // AnnotationTokenExpiry on the kubeconfig Secret tells when its token
 // expires, in RFC 3339.

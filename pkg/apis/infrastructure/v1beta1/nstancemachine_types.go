@@ -30,10 +30,16 @@ type NstanceMachine struct {
 	Status NstanceMachineStatus `json:"status,omitempty"`
 }
 
-// NstanceMachineSpec says of which group the instance is.
+// NstanceMachineSpec says of which group the instance is. Apart from providerID
+// it never changes: the instance was made of it.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.shard) == has(oldSelf.shard) && (!has(self.shard) || self.shard == oldSelf.shard)",message="shard is immutable"
+// +kubebuilder:validation:XValidation:rule="has(self.instanceType) == has(oldSelf.instanceType) && (!has(self.instanceType) || self.instanceType == oldSelf.instanceType)",message="instanceType is immutable"
+// +kubebuilder:validation:XValidation:rule="has(self.vars) == has(oldSelf.vars) && (!has(self.vars) || self.vars == oldSelf.vars)",message="vars is immutable"
 type NstanceMachineSpec struct {
 	// groupRef names the Nstance group whose template the instance has.
 	// +required
+	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupRef is immutable"
 	GroupRef GroupReference `json:"groupRef"`
 	// shard is where to make the instance; when left out the operator chooses.
 	// +optional
@@ -44,6 +50,7 @@ type NstanceMachineSpec struct {
 	InstanceType string `json:"instanceType,omitempty"`
 	// vars are merged over the group's vars.
 	// +optional
+	// +kubebuilder:validation:MaxProperties=64
 	Vars map[string]string `json:"vars,omitempty"`
 	// providerID is the provider id of the instance. The operator writes it;
 	// Cluster API reads it.
@@ -64,9 +71,14 @@ type NstanceMachineStatus struct {
 	// instanceID is the id that the shard gave the instance.
 	// +optional
 	InstanceID string `json:"instanceID,omitempty"`
-	// shard is where the instance is.
+	// shard is where the instance is, or is going to be made: it is written
+	// before the instance is asked for.
 	// +optional
 	Shard string `json:"shard,omitempty"`
+	// requestID is the key under which the instance is asked for, written before
+	// that. Asked for again under it, the shard answers with the same instance.
+	// +optional
+	RequestID string `json:"requestID,omitempty"`
 	// providerID is the provider id of the instance.
 	// +optional
 	ProviderID string `json:"providerID,omitempty"`
@@ -80,7 +92,11 @@ type NstanceMachineStatus struct {
 	// +optional
 	// +listType=atomic
 	Addresses []MachineAddress `json:"addresses,omitempty"`
-	// conditions tell the present state: Ready.
+	// observedGeneration is the generation of the spec that the status is of.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// conditions tell the present state: Ready, InstanceCreated, ServerDeleted,
+	// DrainsProgressing, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

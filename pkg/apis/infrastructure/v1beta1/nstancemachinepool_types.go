@@ -17,6 +17,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Group",type=string,JSONPath=`.spec.group`
 // +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desiredReplicas`
 // +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.replicas`
+// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.draining`
 // +kubebuilder:printcolumn:name="Shards",type=integer,JSONPath=`.status.shards.total`
 // +kubebuilder:printcolumn:name="Reachable",type=integer,JSONPath=`.status.shards.reachable`
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
@@ -104,6 +105,12 @@ type NstanceMachinePoolStatus struct {
 	// replicas is the number of instances that the shards run.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
+	// draining is the number of instances that are being drained.
+	// +optional
+	Draining *int32 `json:"draining,omitempty"`
+	// drainsBlocked is how many of those do not get on; the shard groups say why.
+	// +optional
+	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
 	// shards tells how many shards the pool has and how many are connected.
 	// +optional
 	Shards ShardsSummary `json:"shards,omitempty"`

@@ -19,6 +19,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Shard",type=string,JSONPath=`.spec.shard`
 // +kubebuilder:printcolumn:name="Size",type=integer,JSONPath=`.spec.size`
 // +kubebuilder:printcolumn:name="Actual",type=integer,JSONPath=`.status.replicas`
+// +kubebuilder:printcolumn:name="Draining",type=integer,JSONPath=`.status.draining`
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Reachable",type=string,JSONPath=`.status.conditions[?(@.type=="ShardReachable")].status`
@@ -78,6 +79,13 @@ type NstanceShardGroupStatus struct {
 	// replicas is the number of instances that run.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
+	// draining is the number of instances that are being drained.
+	// +optional
+	Draining *int32 `json:"draining,omitempty"`
+	// drainsBlocked is how many of those do not get on; the condition
+	// DrainsProgressing says why.
+	// +optional
+	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
 	// providerIDs are the provider ids of those instances, sorted. They stay
 	// while the shard cannot be reached.
 	// +optional
@@ -89,7 +97,8 @@ type NstanceShardGroupStatus struct {
 	// lastSyncTime is when this status last took something new from the server.
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
-	// conditions tell the present state: Ready, ShardReachable, ConfigValid.
+	// conditions tell the present state: Ready, ShardReachable, ConfigValid,
+	// DrainsProgressing.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

@@ -443,6 +443,16 @@ func (in *NstanceMachinePoolStatus) DeepCopyInto(out *NstanceMachinePoolStatus) 
 		*out = new(int32)
 		**out = **in
 	}
+	if in.Draining != nil {
+		in, out := &in.Draining, &out.Draining
+		*out = new(int32)
+		**out = **in
+	}
+	if in.DrainsBlocked != nil {
+		in, out := &in.DrainsBlocked, &out.DrainsBlocked
+		*out = new(int32)
+		**out = **in
+	}
 	out.Shards = in.Shards
 	if in.IsStatic != nil {
 		in, out := &in.IsStatic, &out.IsStatic
@@ -725,6 +735,16 @@ func (in *NstanceShardGroupStatus) DeepCopyInto(out *NstanceShardGroupStatus) {
 	}
 	if in.Replicas != nil {
 		in, out := &in.Replicas, &out.Replicas
+		*out = new(int32)
+		**out = **in
+	}
+	if in.Draining != nil {
+		in, out := &in.Draining, &out.Draining
+		*out = new(int32)
+		**out = **in
+	}
+	if in.DrainsBlocked != nil {
+		in, out := &in.DrainsBlocked, &out.DrainsBlocked
 		*out = new(int32)
 		**out = **in
 	}

@@ -232,6 +232,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: desiredReplicas
       type:
         scalar: numeric
+    - name: draining
+      type:
+        scalar: numeric
+    - name: drainsBlocked
+      type:
+        scalar: numeric
     - name: initialization
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachinePoolInitialization
@@ -306,12 +312,18 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceID
       type:
         scalar: string
+    - name: observedGeneration
+      type:
+        scalar: numeric
     - name: providerID
       type:
         scalar: string
     - name: ready
       type:
         scalar: boolean
+    - name: requestID
+      type:
+        scalar: string
     - name: shard
       type:
         scalar: string
@@ -413,6 +425,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: config
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.GroupConfig
+    - name: draining
+      type:
+        scalar: numeric
+    - name: drainsBlocked
+      type:
+        scalar: numeric
     - name: isStatic
       type:
         scalar: boolean

@@ -24,6 +24,10 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	DesiredReplicas *int32 `json:"desiredReplicas,omitempty"`
 	// replicas is the number of instances that the shards run.
 	Replicas *int32 `json:"replicas,omitempty"`
+	// draining is the number of instances that are being drained.
+	Draining *int32 `json:"draining,omitempty"`
+	// drainsBlocked is how many of those do not get on; the shard groups say why.
+	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
 	// shards tells how many shards the pool has and how many are connected.
 	Shards *ShardsSummaryApplyConfiguration `json:"shards,omitempty"`
 	// isStatic is true when any shard has the group in its own configuration;
@@ -74,6 +78,22 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithDesiredReplicas(value i
 // If called multiple times, the Replicas field is set to the value of the last call.
 func (b *NstanceMachinePoolStatusApplyConfiguration) WithReplicas(value int32) *NstanceMachinePoolStatusApplyConfiguration {
 	b.Replicas = &value
+	return b
+}
+
+// WithDraining sets the Draining field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Draining field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithDraining(value int32) *NstanceMachinePoolStatusApplyConfiguration {
+	b.Draining = &value
+	return b
+}
+
+// WithDrainsBlocked sets the DrainsBlocked field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DrainsBlocked field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithDrainsBlocked(value int32) *NstanceMachinePoolStatusApplyConfiguration {
+	b.DrainsBlocked = &value
 	return b
 }
 

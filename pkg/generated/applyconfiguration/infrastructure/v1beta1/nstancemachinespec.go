@@ -12,7 +12,8 @@ import (
 // NstanceMachineSpecApplyConfiguration represents a declarative configuration of the NstanceMachineSpec type for use
 // with apply.
 //
-// NstanceMachineSpec says of which group the instance is.
+// NstanceMachineSpec says of which group the instance is. Apart from providerID
+// it never changes: the instance was made of it.
 type NstanceMachineSpecApplyConfiguration struct {
 	// groupRef names the Nstance group whose template the instance has.
 	GroupRef *GroupReferenceApplyConfiguration `json:"groupRef,omitempty"`

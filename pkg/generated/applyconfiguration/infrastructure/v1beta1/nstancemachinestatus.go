@@ -16,8 +16,12 @@ import (
 type NstanceMachineStatusApplyConfiguration struct {
 	// instanceID is the id that the shard gave the instance.
 	InstanceID *string `json:"instanceID,omitempty"`
-	// shard is where the instance is.
+	// shard is where the instance is, or is going to be made: it is written
+	// before the instance is asked for.
 	Shard *string `json:"shard,omitempty"`
+	// requestID is the key under which the instance is asked for, written before
+	// that. Asked for again under it, the shard answers with the same instance.
+	RequestID *string `json:"requestID,omitempty"`
 	// providerID is the provider id of the instance.
 	ProviderID *string `json:"providerID,omitempty"`
 	// ready is true while the instance runs.
@@ -26,7 +30,10 @@ type NstanceMachineStatusApplyConfiguration struct {
 	Initialization *NstanceMachineInitializationApplyConfiguration `json:"initialization,omitempty"`
 	// addresses are the addresses of the instance.
 	Addresses []MachineAddressApplyConfiguration `json:"addresses,omitempty"`
-	// conditions tell the present state: Ready.
+	// observedGeneration is the generation of the spec that the status is of.
+	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
+	// conditions tell the present state: Ready, InstanceCreated, ServerDeleted,
+	// DrainsProgressing, Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
@@ -49,6 +56,14 @@ func (b *NstanceMachineStatusApplyConfiguration) WithInstanceID(value string) *N
 // If called multiple times, the Shard field is set to the value of the last call.
 func (b *NstanceMachineStatusApplyConfiguration) WithShard(value string) *NstanceMachineStatusApplyConfiguration {
 	b.Shard = &value
+	return b
+}
+
+// WithRequestID sets the RequestID field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the RequestID field is set to the value of the last call.
+func (b *NstanceMachineStatusApplyConfiguration) WithRequestID(value string) *NstanceMachineStatusApplyConfiguration {
+	b.RequestID = &value
 	return b
 }
 
@@ -86,6 +101,14 @@ func (b *NstanceMachineStatusApplyConfiguration) WithAddresses(values ...*Machin
 		}
 		b.Addresses = append(b.Addresses, *values[i])
 	}
+	return b
+}
+
+// WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ObservedGeneration field is set to the value of the last call.
+func (b *NstanceMachineStatusApplyConfiguration) WithObservedGeneration(value int64) *NstanceMachineStatusApplyConfiguration {
+	b.ObservedGeneration = &value
 	return b
 }
 

@@ -21,6 +21,11 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	IsStatic *bool `json:"isStatic,omitempty"`
 	// replicas is the number of instances that run.
 	Replicas *int32 `json:"replicas,omitempty"`
+	// draining is the number of instances that are being drained.
+	Draining *int32 `json:"draining,omitempty"`
+	// drainsBlocked is how many of those do not get on; the condition
+	// DrainsProgressing says why.
+	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
 	// providerIDs are the provider ids of those instances, sorted. They stay
 	// while the shard cannot be reached.
 	ProviderIDs []string `json:"providerIDs,omitempty"`
@@ -28,7 +33,8 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	Config *GroupConfigApplyConfiguration `json:"config,omitempty"`
 	// lastSyncTime is when this status last took something new from the server.
 	LastSyncTime *v1.Time `json:"lastSyncTime,omitempty"`
-	// conditions tell the present state: Ready, ShardReachable, ConfigValid.
+	// conditions tell the present state: Ready, ShardReachable, ConfigValid,
+	// DrainsProgressing.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
@@ -59,6 +65,22 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithIsStatic(value bool) *Ns
 // If called multiple times, the Replicas field is set to the value of the last call.
 func (b *NstanceShardGroupStatusApplyConfiguration) WithReplicas(value int32) *NstanceShardGroupStatusApplyConfiguration {
 	b.Replicas = &value
+	return b
+}
+
+// WithDraining sets the Draining field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Draining field is set to the value of the last call.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithDraining(value int32) *NstanceShardGroupStatusApplyConfiguration {
+	b.Draining = &value
+	return b
+}
+
+// WithDrainsBlocked sets the DrainsBlocked field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DrainsBlocked field is set to the value of the last call.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithDrainsBlocked(value int32) *NstanceShardGroupStatusApplyConfiguration {
+	b.DrainsBlocked = &value
 	return b
 }
 
