@@ -108,7 +108,7 @@ func (c *configuration) read(ctx context.Context) error {
 		return nil
 	}
 	// Also when the same was refused before: the groups may be others now.
-	next, err := c.server.parse(source)
+	next, err := source.ParseFor(c.server.Shard)
 	if err != nil {
 		return err
 	}

@@ -88,7 +88,7 @@ func (o Options) config(ctx context.Context, path string) (source config.Source,
 		return source, nil, err
 	}
 	if source, err = config.Read(ctx, store, o.Shard); err == nil {
-		c, err = (&Server{Shard: o.Shard}).parse(source)
+		c, err = source.ParseFor(o.Shard)
 	}
 	return source, c, err
 }

@@ -17,7 +17,6 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/grpc"
-	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/api"
@@ -160,7 +159,7 @@ func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 	for attempt := 1; ; attempt++ {
 		source, err := config.Read(ctx, s.Storage, s.Shard)
 		if err == nil {
-			return s.parse(source)
+			return source.ParseFor(s.Shard)
 		}
 		if attempt == readAttempts || errors.Is(err, storage.ErrNotFound) {
 			return nil, err
@@ -172,16 +171,6 @@ func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 		case <-time.After(time.Duration(attempt) * time.Second):
 		}
 	}
-}
-
-// parse refuses the configuration of another shard too.
-func (s *Server) parse(source config.Source) (*config.Config, error) {
-	c, err := source.Parse()
-	if err == nil && c.Shard.ID != s.Shard {
-		mistake := field.Invalid(field.NewPath("shard", "id"), c.Shard.ID, fmt.Sprintf("must be %q", s.Shard))
-		return nil, fmt.Errorf("configuration %s:\n%w", source.Key, &config.InvalidError{Mistakes: mistake})
-	}
-	return c, err
 }
 
 // leaderID is this server's among those of the cluster.

@@ -79,32 +79,12 @@ func (s Source) refuse(err error) error {
 	return fmt.Errorf("configuration %s:\n%w", s.Key, err)
 }
 
-// Load reads and validates the configuration of a shard, which must be that of
-// no other. The error is that of Read, or wraps an *InvalidError.
-func Load(ctx context.Context, store storage.Store, shard string) (*Config, error) {
-	source, err := Read(ctx, store, shard)
-	if err != nil {
-		return nil, err
+// ParseFor is Parse, and refuses the configuration of any other shard.
+func (s Source) ParseFor(shard string) (*Config, error) {
+	config, err := s.Parse()
+	if err == nil && config.Shard.ID != shard {
+		mistake := field.Invalid(field.NewPath("shard", "id"), config.Shard.ID, fmt.Sprintf("must be %q", shard))
+		return nil, s.refuse(&InvalidError{Mistakes: mistake})
 	}
-	config, err := source.Parse()
-	if err != nil {
-		return nil, err
-	}
-	if config.Shard.ID != shard {
-		mistake := field.Invalid(field.NewPath("shard", "id"), config.Shard.ID, fmt.Sprintf("must be %q, the shard that this object is for", shard))
-		return nil, source.refuse(&InvalidError{Mistakes: mistake})
-	}
-	return config, nil
-}
-
-// Validate tells whether a server could use the configuration in the file at
-// path. It needs nothing but the file. The error wraps an *InvalidError unless
-// the file cannot be read.
-func Validate(path string) error {
-	source, err := ReadFile(path)
-	if err != nil {
-		return err
-	}
-	_, err = source.Parse()
-	return err
+	return config, err
 }

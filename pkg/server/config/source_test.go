@@ -31,9 +31,13 @@ func newStore(t *testing.T, text string) storage.Store {
 	return store
 }
 
-func TestLoad(t *testing.T) {
+func TestReadAndParseFor(t *testing.T) {
 	store := newStore(t, example)
-	c, err := Load(t.Context(), store, "us-west-2a")
+	source, err := Read(t.Context(), store, "us-west-2a")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c, err := source.ParseFor("us-west-2a")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -46,41 +50,26 @@ func TestLoad(t *testing.T) {
 	}
 }
 
-func TestLoadFails(t *testing.T) {
-	if _, err := Load(t.Context(), newStore(t, ""), "us-west-2a"); !errors.Is(err, storage.ErrNotFound) || !strings.Contains(err.Error(), "config/us-west-2a.jsonc") {
+func TestReadFails(t *testing.T) {
+	if _, err := Read(t.Context(), newStore(t, ""), "us-west-2a"); !errors.Is(err, storage.ErrNotFound) || !strings.Contains(err.Error(), "config/us-west-2a.jsonc") {
 		t.Errorf("a configuration that is not there gives %v", err)
 	}
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	if _, err := ReadFile(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
+		t.Errorf("a file that is not there gives %v", err)
+	}
+}
+
+func TestParseForFails(t *testing.T) {
 	for text, want := range map[string]string{
 		`{}`: "cluster.secrets.encryption_key: Required value",
 		strings.Replace(example, `"id": "us-west-2a"`, `"id": "us-west-2b"`, 1): `shard.id: Invalid value: "us-west-2b": must be "us-west-2a"`,
 	} {
-		_, err := Load(t.Context(), newStore(t, text), "us-west-2a")
+		_, err := Source{Key: "config/us-west-2a.jsonc", Data: []byte(text)}.ParseFor("us-west-2a")
 		_, invalid := errors.AsType[*InvalidError](err)
 		if !invalid || !strings.HasPrefix(err.Error(), "configuration config/us-west-2a.jsonc:\n"+want) {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
-	}
-}
-
-func TestValidate(t *testing.T) {
-	path := filepath.Join(t.TempDir(), "shard.jsonc")
-	write := func(text string) {
-		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	if err := Validate(path); !errors.Is(err, os.ErrNotExist) || !strings.Contains(err.Error(), path) {
-		t.Errorf("a missing file gives %v", err)
-	}
-	write(`{}`)
-	err := Validate(path)
-	if _, invalid := errors.AsType[*InvalidError](err); !invalid || !strings.HasPrefix(err.Error(), "configuration "+path+":\n") {
-		t.Errorf("a file that is wrong gives %v", err)
-	}
-	write(example)
-	if err := Validate(path); err != nil {
-		t.Errorf("a file that is right gives %v", err)
 	}
 }
 
