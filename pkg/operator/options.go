@@ -52,6 +52,10 @@ type Options struct {
 	// CAPIKubeconfigServer is the URL of the API server as CAPI reaches it.
 	CAPIKubeconfigServer string
 
+	// OnDemandLimit is how many machines the Pods of one namespace may have of one
+	// group; 0 means any number.
+	OnDemandLimit int
+
 	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go's
 	// leader election.
 	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
@@ -71,6 +75,7 @@ func DefaultOptions() *Options {
 		WebhookSecret:        "nstance-webhook-cert",
 		CAPIServiceAccount:   "nstance-capi-workload",
 		CAPIKubeconfigServer: "https://kubernetes.default.svc:443",
+		OnDemandLimit:        100,
 		LeaseDuration:        15 * time.Second,
 		RenewDeadline:        10 * time.Second,
 		RetryPeriod:          2 * time.Second,
@@ -93,6 +98,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
 	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
 	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
+	flags.IntVar(&o.OnDemandLimit, "on-demand-limit", o.OnDemandLimit, "how many machines the Pods of one namespace may have of one group; 0 for any number")
 	flags.DurationVar(&o.LeaseDuration, "leader-elect-lease-duration", o.LeaseDuration, "how long a standby waits for a silent leader")
 	flags.DurationVar(&o.RenewDeadline, "leader-elect-renew-deadline", o.RenewDeadline, "how long a leader tries to renew before it gives up")
 	flags.DurationVar(&o.RetryPeriod, "leader-elect-retry-period", o.RetryPeriod, "how long to wait between two tries to get or renew the lease")
@@ -166,6 +172,9 @@ func (o *Options) Validate() error {
 		if problems := validation.IsDNS1123Subdomain(object.name); len(problems) > 0 {
 			refuse(object.flag, "%q: %s", object.name, strings.Join(problems, "; "))
 		}
+	}
+	if o.OnDemandLimit < 0 {
+		refuse("on-demand-limit", "%d must not be negative", o.OnDemandLimit)
 	}
 	if o.RetryPeriod <= 0 {
 		refuse("leader-elect-retry-period", "%s must be more than 0", o.RetryPeriod)

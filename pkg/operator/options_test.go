@@ -52,6 +52,7 @@ func TestValidate(t *testing.T) {
 			o.RetryPeriod, o.RenewDeadline, o.LeaseDuration = 100*time.Millisecond, 500*time.Millisecond, 900*time.Millisecond
 		}, "--leader-elect-lease-duration: 900ms must be at least 1s"},
 		"a negative resync period": {func(o *Options) { o.ResyncPeriod = -1 }, "--resync-period: -1ns must not be negative"},
+		"a negative limit":         {func(o *Options) { o.OnDemandLimit = -1 }, "--on-demand-limit: -1 must not be negative"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
