@@ -68,7 +68,7 @@ type Controller struct {
 	shardGroupIndex  cache.Indexer
 	machinePoolIndex cache.Indexer
 	clusterLister    indexers.ResourceIndexer[*clusterv1.Cluster]
-	nodeIndex        cache.Indexer
+	nodes            *controller.Nodes
 
 	shards   Shards
 	groups   Groups
@@ -97,6 +97,10 @@ func New(
 	groups Groups,
 	recorder events.EventRecorder,
 ) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
+	nodeIndex, err := controller.NewNodes(nodes)
+	if err != nil {
+		return nil, nil, err
+	}
 	c := &Controller{
 		namespace:         namespace,
 		clusterName:       clusterName,
@@ -110,7 +114,7 @@ func New(
 		shardGroupIndex:   shardGroups.Informer().GetIndexer(),
 		machinePoolIndex:  machinePools.GetIndexer(),
 		clusterLister:     clusters.Lister(),
-		nodeIndex:         nodes.GetIndexer(),
+		nodes:             nodeIndex,
 		shards:            shards,
 		groups:            groups,
 		recorder:          recorder,
@@ -125,7 +129,7 @@ func New(
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
 		controller.Watched{What: "MachinePools", Informer: machinePools, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: clusters, Handler: controller.OnChange(c.clusterChanged)},
-		controller.Watched{What: "Nodes", Informer: nodes, Indexers: nodeIndexers, Handler: controller.OnChange(c.nodeChanged)},
+		controller.Watched{What: "Nodes", Informer: nodes, Handler: controller.OnChange(c.nodeChanged)},
 	)
 	return c, registrations, err
 }

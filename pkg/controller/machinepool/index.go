@@ -7,7 +7,6 @@ import (
 	"slices"
 	"strings"
 
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
@@ -23,7 +22,7 @@ const (
 	byShard = "shard"
 	// byPool finds shard groups by the pool that owns them.
 	byPool = "pool"
-	// byProviderID finds Nodes and shard groups by the key of a provider id.
+	// byProviderID finds shard groups by the keys of their provider ids.
 	byProviderID = "providerID"
 )
 
@@ -59,13 +58,6 @@ var (
 			return keys, nil
 		},
 	}
-
-	nodeIndexers = cache.Indexers{byProviderID: func(obj any) ([]string, error) {
-		if node, ok := obj.(*corev1.Node); ok {
-			return present(providerid.Key(node.Spec.ProviderID)), nil
-		}
-		return nil, nil
-	}}
 )
 
 // poolOf is the name of the pool that owns a shard group, "" when none does.
@@ -84,17 +76,6 @@ func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.
 		func(group *v1beta1.NstanceShardGroup) bool { return !metav1.IsControlledBy(group, pool) })
 	slices.SortFunc(groups, func(a, b *v1beta1.NstanceShardGroup) int { return strings.Compare(a.Name, b.Name) })
 	return groups
-}
-
-// nodesOf are the Nodes whose provider id names the same machine as id.
-func (c *Controller) nodesOf(id string) []*corev1.Node {
-	var nodes []*corev1.Node
-	for _, node := range controller.Indexed[corev1.Node](c.nodeIndex, byProviderID, providerid.Key(id)) {
-		if providerid.Match(id, node.Spec.ProviderID) {
-			nodes = append(nodes, node)
-		}
-	}
-	return nodes
 }
 
 // shardGroupsWith are the shard groups that may have an instance of that id.

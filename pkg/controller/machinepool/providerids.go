@@ -25,7 +25,7 @@ func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShard
 	}
 	for _, group := range groups {
 		for _, id := range group.Status.ProviderIDs {
-			nodes := c.nodesOf(id)
+			nodes := c.nodes.WithProviderID(id)
 			if len(nodes) == 1 {
 				ids = append(ids, nodes[0].Spec.ProviderID)
 				continue

@@ -9,7 +9,6 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -80,13 +79,9 @@ func TestProviderIDs(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			c := &Controller{nodeIndex: cache.NewIndexer(cache.MetaNamespaceKeyFunc, nodeIndexers)}
-			for _, node := range test.nodes {
-				if err := c.nodeIndex.Add(node); err != nil {
-					t.Fatal(err)
-				}
-			}
-			got, ambiguous := c.providerIDs(test.before, test.groups)
+			h := newHarness(t, nil)
+			h.addNodes(test.nodes...)
+			got, ambiguous := h.controller.providerIDs(test.before, test.groups)
 			if !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}
