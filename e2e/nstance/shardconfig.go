@@ -4,6 +4,7 @@
 package nstance
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"os"
@@ -12,11 +13,25 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
+// OnDemandTemplate is the template of instances whose Nodes have the Pod on them
+// that they were made for.
+const OnDemandTemplate = "on-demand"
+
+// Labels of the Nodes of that template. Namespace and name are known before the
+// Pod is made, so that it can select its Node by them.
+const (
+	LabelPodNamespace = "example.com/pod-namespace"
+	LabelPodName      = "example.com/pod-name"
+	LabelPodUID       = "example.com/pod-uid"
+)
+
 // Group is a static group: one that is in a server's own configuration.
 type Group struct {
 	// Size is how many instances the group has as long as no operator says
 	// otherwise.
 	Size int32
+	// Template is "worker" when empty.
+	Template string
 	// InstanceType is the template's when empty.
 	InstanceType string
 }
@@ -64,7 +79,7 @@ func (n *Nstance) writeShardConfig(shard Shard) error {
 func (n *Nstance) shardConfig(shard Shard, kubeconfig string) object {
 	groups := object{}
 	for id, group := range shard.Groups {
-		static := object{"template": "worker", "size": group.Size}
+		static := object{"template": cmp.Or(group.Template, "worker"), "size": group.Size}
 		if group.InstanceType != "" {
 			static["instance_type"] = group.InstanceType
 		}
@@ -108,6 +123,19 @@ func (n *Nstance) shardConfig(shard Shard, kubeconfig string) object {
 				"arch":          "amd64",
 				"instance_type": "m7i.large",
 				"subnet_pool":   "default",
+			},
+			OnDemandTemplate: object{
+				"kind":          "ond",
+				"arch":          "amd64",
+				"instance_type": "m7i.large",
+				"subnet_pool":   "default",
+				// An instance that is not for a Pod has no such vars: index makes
+				// the label empty, where .Vars.pod_name would be an error.
+				"args": object{"labels": object{
+					LabelPodNamespace: `{{index .Vars "pod_namespace"}}`,
+					LabelPodName:      `{{index .Vars "pod_name"}}`,
+					LabelPodUID:       `{{index .Vars "pod_uid"}}`,
+				}},
 			},
 		},
 		"groups": object{Tenant: groups},
