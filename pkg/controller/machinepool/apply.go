@@ -110,6 +110,8 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 	applied.Ready = status.Ready
 	applied.DesiredReplicas = status.DesiredReplicas
 	applied.Replicas = status.Replicas
+	applied.Draining = status.Draining
+	applied.DrainsBlocked = status.DrainsBlocked
 	applied.IsStatic = status.IsStatic
 	if status.Initialization.Provisioned != nil {
 		applied.WithInitialization(applyv1beta1.NstanceMachinePoolInitialization().

@@ -30,6 +30,8 @@ func tellsNews(before, after *v1beta1.NstanceShardGroup) bool {
 // its pool has asked for that, or the number of instances changes with it.
 func reportsNews(before, after *v1beta1.NstanceShardGroupStatus) bool {
 	if !ptr.Equal(before.Replicas, after.Replicas) ||
+		!ptr.Equal(before.Draining, after.Draining) ||
+		!ptr.Equal(before.DrainsBlocked, after.DrainsBlocked) ||
 		!ptr.Equal(before.IsStatic, after.IsStatic) ||
 		!slices.Equal(before.ProviderIDs, after.ProviderIDs) ||
 		!equality.Semantic.DeepEqual(before.Config, after.Config) {
@@ -41,6 +43,10 @@ func reportsNews(before, after *v1beta1.NstanceShardGroupStatus) bool {
 	}
 	for _, now := range after.Conditions {
 		if scaling && now.Type == v1beta1.ConditionReady {
+			continue
+		}
+		if now.Type == v1beta1.ConditionDrainsProgressing {
+			// The pool has the numbers.
 			continue
 		}
 		was := meta.FindStatusCondition(before.Conditions, now.Type)

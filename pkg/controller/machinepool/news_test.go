@@ -32,6 +32,17 @@ func TestTellsNews(t *testing.T) {
 		"more replicas": {
 			scaling(""), with(scaling(""), func(g *v1beta1.NstanceShardGroup) { g.Status.Replicas = ptr.To[int32](1) }), true,
 		},
+		"a drain": {
+			ready(newGroup()), with(ready(newGroup()), func(g *v1beta1.NstanceShardGroup) { g.Status.Draining = ptr.To[int32](1) }), true,
+		},
+		"a drain that does not get on": {
+			ready(newGroup()), with(ready(newGroup()), func(g *v1beta1.NstanceShardGroup) { g.Status.DrainsBlocked = ptr.To[int32](1) }), true,
+		},
+		"what keeps a drain": {
+			ready(newGroup()), with(ready(newGroup()), func(g *v1beta1.NstanceShardGroup) {
+				condition(g, v1beta1.ConditionDrainsProgressing, metav1.ConditionFalse, "DrainBlocked", "a Pod")
+			}), false,
+		},
 		"static": {
 			ready(newGroup()), with(ready(newGroup()), func(g *v1beta1.NstanceShardGroup) { g.Status.IsStatic = ptr.To(true) }), true,
 		},

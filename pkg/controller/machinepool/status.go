@@ -47,12 +47,14 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 }
 
 func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided decision) {
-	var desired, replicas, reachable int32
+	var desired, replicas, draining, blocked, reachable int32
 	static := false
 	var config *v1beta1.GroupConfig
 	for _, group := range seen.owned {
 		desired += group.Spec.Size
 		replicas += ptr.Deref(group.Status.Replicas, 0)
+		draining += ptr.Deref(group.Status.Draining, 0)
+		blocked += ptr.Deref(group.Status.DrainsBlocked, 0)
 		static = static || ptr.Deref(group.Status.IsStatic, false)
 	}
 	for _, shard := range seen.shards {
@@ -74,6 +76,8 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided d
 	}
 	status.DesiredReplicas = &desired
 	status.Replicas = &replicas
+	status.Draining = &draining
+	status.DrainsBlocked = &blocked
 	status.IsStatic = &static
 	status.Shards = v1beta1.ShardsSummary{Total: int32(len(seen.shards)), Reachable: reachable}
 	status.Template, status.Subnets = "", nil

@@ -115,6 +115,8 @@ func TestStatusAddsUp(t *testing.T) {
 	pool := newPool("a", "b", "c")
 	a, b, removed := ready(newShardGroup(pool, "a", 3)), away(ready(newShardGroup(pool, "b", 2))), ready(newShardGroup(pool, "d", 1))
 	a.Status.IsStatic, b.Status.IsStatic = ptr.To(false), ptr.To(true)
+	a.Status.Draining, b.Status.Draining, removed.Status.Draining = ptr.To[int32](2), nil, ptr.To[int32](1)
+	a.Status.DrainsBlocked = ptr.To[int32](1)
 	b.Status.Config = &v1beta1.GroupConfig{Template: "from-b", Subnets: []string{"public"}}
 
 	pool.Generation = 7
@@ -124,6 +126,12 @@ func TestStatusAddsUp(t *testing.T) {
 	}
 	if got := *status.Replicas; got != 6 {
 		t.Errorf("%d replicas, want those of the unreachable and of the removed shard too: 6", got)
+	}
+	if *status.Draining != 3 || *status.DrainsBlocked != 1 {
+		t.Errorf("%d drain and %d are blocked, want 3 and 1", *status.Draining, *status.DrainsBlocked)
+	}
+	if applied := applyStatus(pool, status).Status; *applied.Draining != 3 || *applied.DrainsBlocked != 1 {
+		t.Errorf("%d drain and %d are blocked in what is applied", *applied.Draining, *applied.DrainsBlocked)
 	}
 	if want := (v1beta1.ShardsSummary{Total: 3, Reachable: 1}); status.Shards != want {
 		t.Errorf("shards are %+v, want %+v", status.Shards, want)

@@ -69,6 +69,14 @@ type Pauses interface {
 	PausedBy(group *v1beta1.NstanceShardGroup) (string, error)
 }
 
+// Drains tells how the drains of Nodes get on.
+type Drains interface {
+	// Summary counts the instances of a group on a shard that are being drained,
+	// and how many of them do not get on; message says why, and is empty when all
+	// do.
+	Summary(shard, group string) (draining, blocked int, message string)
+}
+
 // Controller is the controller of NstanceShardGroups in one namespace.
 type Controller struct {
 	namespace string
@@ -78,6 +86,7 @@ type Controller struct {
 	shards    Shards
 	groups    Groups
 	pauses    Pauses
+	drains    Drains
 	recorder  events.EventRecorder
 	clock     clock.PassiveClock
 	queue     *controller.Queue[cache.ObjectName]
@@ -98,6 +107,7 @@ func New(
 	shards Shards,
 	groups Groups,
 	pauses Pauses,
+	drains Drains,
 	recorder events.EventRecorder,
 	clock clock.PassiveClock,
 ) (*Controller, cache.ResourceEventHandlerRegistration, error) {
@@ -113,6 +123,7 @@ func New(
 		shards:    shards,
 		groups:    groups,
 		pauses:    pauses,
+		drains:    drains,
 		recorder:  recorder,
 		clock:     clock,
 		writes:    controller.NewWrites(informer.GetStore()),
@@ -136,6 +147,11 @@ func (c *Controller) Wake(shardGroup cache.ObjectName) { c.queue.Add(shardGroup)
 // GroupChanged is to be called when the cache of a shard's groups has changed.
 func (c *Controller) GroupChanged(shard, key string) {
 	c.queue.AddAfter(c.key(v1beta1.ShardGroupName(key, shard)), controller.BatchPeriod)
+}
+
+// DrainsChanged is to be called when what Summary tells of a group has changed.
+func (c *Controller) DrainsChanged(shard, group string) {
+	c.queue.AddAfter(c.key(v1beta1.ShardGroupName(group, shard)), controller.BatchPeriod)
 }
 
 // ShardChanged is to be called when a shard was configured or removed, became

@@ -38,12 +38,17 @@ type oneShard struct {
 	calls  []string
 	// paused is what pauses the pool.
 	paused string
+	drains drains
 }
 
 func (s *oneShard) Has(id string) bool       { return id == "a" && s.configured }
 func (s *oneShard) HasSynced(id string) bool { return id == "a" && s.synced }
 
 func (s *oneShard) PausedBy(*v1beta1.NstanceShardGroup) (string, error) { return s.paused, nil }
+
+func (s *oneShard) Summary(string, string) (draining, blocked int, message string) {
+	return s.drains.draining, s.drains.blocked, s.drains.message
+}
 
 func (s *oneShard) Reachable(string) (bool, error) { return s.reachable, s.lost }
 
@@ -109,7 +114,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	}
 	h.informers = h.Informers()
 	c, _, err := New(namespace, h.InfrastructureV1beta1().NstanceShardGroups(namespace), h.informers.NstanceShardGroups(),
-		h.shard, h.shard, h.shard, h.recorder, h.clock)
+		h.shard, h.shard, h.shard, h.shard, h.recorder, h.clock)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -29,6 +29,14 @@ type observation struct {
 	paused string
 	// failure is what the shard's provider last said, "" when that is over.
 	failure string
+	drains  drains
+}
+
+// drains is how many instances of a group are being drained, how many of these
+// do not get on, and why.
+type drains struct {
+	draining, blocked int
+	message           string
 }
 
 // rejection is a configuration that a shard has refused. It is not tried again

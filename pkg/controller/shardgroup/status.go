@@ -42,6 +42,9 @@ func newStatus(object *v1beta1.NstanceShardGroup, seen observation, done outcome
 		status.LastSyncTime = ptr.To(done.now.Rfc3339Copy())
 	}
 	status.ObservedGeneration = object.Generation
+	if seen.synced {
+		setDrains(&status, object.Generation, seen.drains)
+	}
 	setConditions(&status, object, seen, done, refused)
 	return status
 }
@@ -52,6 +55,24 @@ func reportedConfig(group *shard.Group) *v1beta1.GroupConfig {
 		Subnets:      slices.Clone(group.Subnets),
 		InstanceType: group.InstanceType,
 		Vars:         maps.Clone(group.Vars),
+	}
+}
+
+// setDrains writes the numbers always, so that none is 0 and not unknown. The
+// condition is there since the first drain, as few groups ever have one.
+func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, seen drains) {
+	status.Draining = ptr.To(int32(seen.draining))
+	status.DrainsBlocked = ptr.To(int32(seen.blocked))
+	set := func(value metav1.ConditionStatus, reason string) {
+		controller.SetCondition(&status.Conditions, generation, v1beta1.ConditionDrainsProgressing, value, reason, seen.message)
+	}
+	switch {
+	case seen.blocked > 0:
+		set(metav1.ConditionFalse, v1beta1.ReasonDrainBlocked)
+	case seen.draining > 0:
+		set(metav1.ConditionTrue, v1beta1.ReasonDraining)
+	case meta.FindStatusCondition(status.Conditions, v1beta1.ConditionDrainsProgressing) != nil:
+		set(metav1.ConditionTrue, v1beta1.ReasonNoDrains)
 	}
 }
 
@@ -152,6 +173,8 @@ func applyStatus(object *v1beta1.NstanceShardGroup, status v1beta1.NstanceShardG
 		WithConditions(controller.ApplyConditions(status.Conditions)...)
 	applied.IsStatic = status.IsStatic
 	applied.Replicas = status.Replicas
+	applied.Draining = status.Draining
+	applied.DrainsBlocked = status.DrainsBlocked
 	applied.LastSyncTime = status.LastSyncTime
 	if status.Config != nil {
 		applied.WithConfig(applyv1beta1.GroupConfig().

@@ -76,6 +76,7 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 			return observation{}, err
 		}
 	}
+	seen.drains.draining, seen.drains.blocked, seen.drains.message = c.drains.Summary(id, string(object.Spec.Group))
 	seen.failure = c.reviewFailure(cache.MetaObjectToName(object), object, seen)
 	return seen, nil
 }

@@ -46,6 +46,12 @@ func TestWhatWakesAShardGroupWhen(t *testing.T) {
 				h.controller.GroupChanged("a", "workers")
 			}
 		}, []string{"workers--a at 1s"}},
+		"news of drains, with whatever follows": {func(h *harness) {
+			for range 10 {
+				h.controller.DrainsChanged("a", "workers")
+			}
+			h.controller.GroupChanged("a", "workers")
+		}, []string{"workers--a at 1s"}},
 		"a shard that came, at once": {func(h *harness) { h.controller.ShardChanged("a") }, []string{"workers--a at 0s"}},
 		"a shard that went, unless it is back soon": {func(h *harness) {
 			h.shard.reachable = false
