@@ -22,7 +22,7 @@ import (
 )
 
 // resync is short, so that quiet means quiet in spite of it.
-const resync = time.Minute
+const resync = 20 * time.Second
 
 // shardIDs are the shards of the cluster, in the order that pools list them.
 var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
