@@ -33,7 +33,8 @@ type Notice struct {
 	// whether or not it was acknowledged. Both are zero when the server did not
 	// say.
 	Since, DeleteAt time.Time
-	// Announced counts how often the server has told of this drain: it tells again
-	// after each reconnection, and wants an acknowledgement for each.
+	// Announced grows each time the server tells of this drain, and never falls,
+	// not even when the drain was withdrawn meanwhile: the server tells again after
+	// each reconnection, and wants an acknowledgement for each.
 	Announced int64
 }

@@ -43,14 +43,17 @@ func newCache() *cache {
 func (c *cache) synced() bool    { return c.opened && c.listed }
 func (c *cache) reachable() bool { return c.open && c.fresh }
 
-func (c *cache) condition() condition {
+func (c *cache) condition() any {
 	return condition{synced: c.synced(), reachable: c.reachable(), reason: c.reason}
 }
 
-// restart forgets the state of the connection but not the groups.
+// restart keeps the groups.
 func (c *cache) restart() {
 	*c = cache{groups: c.groups, touched: map[string]struct{}{}}
 }
+
+// dropped is nothing: who hears that the shard is gone knows of its groups.
+func (c *cache) dropped() []string { return nil }
 
 // put stores a group that an event or Observe brought, and returns its key if
 // that changed anything.

@@ -8,7 +8,6 @@ package informer
 import (
 	"slices"
 	"strings"
-	"sync"
 
 	"nstance.dev/operator/pkg/shard"
 )
@@ -28,31 +27,40 @@ type Handler struct {
 	OnError func(shard string, event shard.ErrorEvent)
 }
 
+func (h Handler) keyChanged(shard, key string) {
+	if h.OnGroup != nil {
+		h.OnGroup(shard, key)
+	}
+}
+
+func (h Handler) shardChanged(shard string) {
+	if h.OnShard != nil {
+		h.OnShard(shard)
+	}
+}
+
 // Groups is the cache of the groups of every shard that is being served, shaped
 // like an informer: a watch with a periodic list beside it, HasSynced, handlers.
 // Its methods are safe for concurrent use. What they return shares memory with
 // the cache and is read only.
 type Groups struct {
+	shards[*cache, Handler]
 	timing timing
-
-	mu       sync.RWMutex
-	shards   map[string]*cache
-	handlers []Handler
 }
 
 // NewGroups makes an empty cache. Serve fills it.
 func NewGroups() *Groups {
-	return &Groups{timing: defaultTiming, shards: map[string]*cache{}}
+	return &Groups{
+		shards: shards[*cache, Handler]{newCache: newCache, caches: map[string]*cache{}},
+		timing: defaultTiming,
+	}
 }
 
 // AddHandler adds a handler. Handlers are called in the order in which they were
 // added. Add them before the first Serve: what is in the cache already is not
 // told again.
 func (g *Groups) AddHandler(handler Handler) {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	// A new slice, because notify works on the old one without the lock.
-	g.handlers = append(slices.Clone(g.handlers), handler)
+	g.addHandler(handler)
 }
 
 // HasSynced reports whether the cache of a shard is complete: since its Serve
@@ -61,7 +69,7 @@ func (g *Groups) AddHandler(handler Handler) {
 func (g *Groups) HasSynced(shard string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	c, ok := g.shards[shard]
+	c, ok := g.caches[shard]
 	return ok && c.synced()
 }
 
@@ -70,7 +78,7 @@ func (g *Groups) Synced(shards []string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
 	for _, id := range shards {
-		if c, ok := g.shards[id]; !ok || !c.synced() {
+		if c, ok := g.caches[id]; !ok || !c.synced() {
 			return false
 		}
 	}
@@ -86,7 +94,7 @@ func (g *Groups) Synced(shards []string) bool {
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	c, ok := g.shards[shard]
+	c, ok := g.caches[shard]
 	if !ok {
 		return false, nil
 	}
@@ -98,7 +106,7 @@ func (g *Groups) Reachable(shard string) (bool, error) {
 func (g *Groups) Get(shardID, key string) (shard.Group, bool) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	c, ok := g.shards[shardID]
+	c, ok := g.caches[shardID]
 	if !ok {
 		return shard.Group{}, false
 	}
@@ -111,7 +119,7 @@ func (g *Groups) Get(shardID, key string) (shard.Group, bool) {
 func (g *Groups) List(shardID string) []shard.Group {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
-	c, ok := g.shards[shardID]
+	c, ok := g.caches[shardID]
 	if !ok {
 		return nil
 	}
@@ -147,44 +155,6 @@ func (g *Groups) report(shardID string, event shard.ErrorEvent) {
 	for _, handler := range handlers {
 		if handler.OnError != nil {
 			handler.OnError(shardID, event)
-		}
-	}
-}
-
-// update changes the cache of one shard under the lock, and tells the handlers
-// afterwards. change returns the keys of the groups that it changed.
-func (g *Groups) update(shardID string, change func(*cache) []string) {
-	g.mu.Lock()
-	c, ok := g.shards[shardID]
-	if !ok {
-		g.mu.Unlock()
-		return
-	}
-	before := c.condition()
-	keys := change(c)
-	changed := c.condition() != before
-	handlers := g.handlers
-	g.mu.Unlock()
-
-	notify(handlers, shardID, keys, changed)
-}
-
-// notify calls the handlers. Groups come first: who hears that a shard has
-// synced has heard of its groups.
-func notify(handlers []Handler, shardID string, keys []string, condition bool) {
-	for _, key := range keys {
-		for _, handler := range handlers {
-			if handler.OnGroup != nil {
-				handler.OnGroup(shardID, key)
-			}
-		}
-	}
-	if !condition {
-		return
-	}
-	for _, handler := range handlers {
-		if handler.OnShard != nil {
-			handler.OnShard(shardID)
 		}
 	}
 }

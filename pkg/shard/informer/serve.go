@@ -36,6 +36,17 @@ type timing struct {
 	// unimplemented is the wait before a server is asked again for a stream that it
 	// does not know.
 	unimplemented time.Duration
+	// quiet is how long no event of an instance may have come for the snapshot of a
+	// watch of instances to be over. Servers send it in one go right after the
+	// opening and do not mark its end, so that only a pause tells; this one is much
+	// longer than one between two events of a snapshot, and far shorter than a drain.
+	quiet time.Duration
+	// settleLast is when the snapshot is taken to be over although events come: on a
+	// busy shard there may be no pause for hours.
+	settleLast time.Duration
+	// remember is how long the notice of an instance that is gone is kept at least;
+	// it goes within another tenth of that.
+	remember time.Duration
 }
 
 var defaultTiming = timing{
@@ -45,6 +56,9 @@ var defaultTiming = timing{
 	retryFirst:    500 * time.Millisecond,
 	retryLast:     15 * time.Second,
 	unimplemented: 5 * time.Minute,
+	quiet:         2 * time.Second,
+	settleLast:    10 * time.Second,
+	remember:      10 * time.Minute,
 }
 
 // pollJitter keeps the polls of shards that were connected together apart.
@@ -69,36 +83,6 @@ func (g *Groups) Serve(ctx context.Context, shardID string, client nstancev1.Ope
 	r.poll(ctx)
 	watching.Wait()
 	g.end(shardID, errors.Is(context.Cause(ctx), shard.ErrRemoved))
-}
-
-// begin makes the shard's cache, or takes over the one of an earlier Serve.
-func (g *Groups) begin(shardID string) {
-	g.mu.Lock()
-	if _, ok := g.shards[shardID]; !ok {
-		g.shards[shardID] = newCache()
-	}
-	g.mu.Unlock()
-	g.restart(shardID)
-}
-
-// end leaves the shard without a connection, or drops it.
-func (g *Groups) end(shardID string, removed bool) {
-	if !removed {
-		g.restart(shardID)
-		return
-	}
-	g.mu.Lock()
-	delete(g.shards, shardID)
-	handlers := g.handlers
-	g.mu.Unlock()
-	notify(handlers, shardID, nil, true)
-}
-
-func (g *Groups) restart(shardID string) {
-	g.update(shardID, func(c *cache) []string {
-		c.restart()
-		return nil
-	})
 }
 
 // reader reads one shard during one Serve.

@@ -11,14 +11,10 @@ import (
 
 // ErrorEvent is the domain form of event. A nil event is the zero ErrorEvent.
 func ErrorEvent(event *nstancev1.ErrorEvent) shard.ErrorEvent {
-	domain := shard.ErrorEvent{
+	return shard.ErrorEvent{
 		Group:      event.GetGroup(),
 		InstanceID: event.GetInstanceId(),
 		Message:    event.GetError(),
+		Time:       moment(event.GetTimestamp()),
 	}
-	// A timestamp that is missing would become the year 1970.
-	if event.GetTimestamp().IsValid() {
-		domain.Time = event.GetTimestamp().AsTime()
-	}
-	return domain
 }

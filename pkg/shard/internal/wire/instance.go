@@ -27,9 +27,10 @@ func Instance(answer *nstancev1.InstanceStatusResponse) shard.Instance {
 	}
 }
 
-// moment is zero when the server did not say.
+// moment is zero when the server did not say, or nothing sensible: a timestamp
+// that is missing would become the year 1970.
 func moment(timestamp *timestamppb.Timestamp) time.Time {
-	if timestamp == nil {
+	if !timestamp.IsValid() {
 		return time.Time{}
 	}
 	return timestamp.AsTime()
