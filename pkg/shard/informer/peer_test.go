@@ -34,6 +34,8 @@ type peer struct {
 	events chan *nstancev1.GroupEvent
 	// errors go to the watch of errors; nil ends it.
 	errors chan *nstancev1.ErrorEvent
+	// instances go to the watch of instances; nil ends it.
+	instances chan *nstancev1.InstanceEvent
 
 	mu      sync.Mutex
 	groups  []*nstancev1.GroupStatus
@@ -43,6 +45,14 @@ type peer struct {
 	// hold delays the answers to lists, whose content is settled already.
 	hold                         chan struct{}
 	lists, watches, errorWatches int
+
+	// drains are what a watch of instances begins with.
+	drains []*nstancev1.InstanceEvent
+	// instancesRefusal is for the watch of instances alone.
+	instancesRefusal error
+	// hang keeps a question about the configuration from being answered.
+	hang                       chan struct{}
+	instanceWatches, questions int
 }
 
 func (p *peer) change(change func()) {
@@ -87,6 +97,38 @@ func (p *peer) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[n
 	return send(stream, p.errors)
 }
 
+func (p *peer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.InstanceEvent]) error {
+	p.mu.Lock()
+	p.instanceWatches++
+	drains, refusal := p.drains, p.instancesRefusal
+	p.mu.Unlock()
+	if refusal != nil {
+		return refusal
+	}
+	for _, drain := range drains {
+		if err := stream.Send(drain); err != nil {
+			return err
+		}
+	}
+	return send(stream, p.instances)
+}
+
+func (p *peer) GetConfigStatus(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
+	p.mu.Lock()
+	p.questions++
+	hang := p.hang
+	p.mu.Unlock()
+	if hang != nil {
+		select {
+		case <-hang:
+		case <-ctx.Done():
+			return nil, ctx.Err()
+		}
+	}
+	// Some servers do not know the method.
+	return nil, status.Error(codes.Unimplemented, "method GetConfigStatus not implemented")
+}
+
 // send sends events until the client goes or one is nil.
 func send[Event any](stream grpc.ServerStreamingServer[Event], events <-chan *Event) error {
 	for {
@@ -108,24 +150,31 @@ func upsert(key string, size int32) *nstancev1.GroupEvent {
 	return &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Group: &nstancev1.GroupStatus{Key: key, Size: size}}
 }
 
+// serve lets p serve, and returns a client of it.
+func (p *peer) serve(t *testing.T) nstancev1.OperatorServiceClient {
+	t.Helper()
+	p.events, p.errors = make(chan *nstancev1.GroupEvent), make(chan *nstancev1.ErrorEvent)
+	p.instances = make(chan *nstancev1.InstanceEvent)
+	listener := bufconn.Listen(1 << 20)
+	server := grpc.NewServer()
+	nstancev1.RegisterOperatorServiceServer(server, p)
+	go func() { _ = server.Serve(listener) }()
+	t.Cleanup(server.Stop)
+	connection, err := grpc.NewClient("passthrough:///peer",
+		grpc.WithTransportCredentials(insecure.NewCredentials()),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = connection.Close() })
+	return nstancev1.NewOperatorServiceClient(connection)
+}
+
 // withPeer runs test on a fake clock while g serves shard "a" at p. told returns
 // what the handlers were told since the last time.
 func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told func() []string)) {
 	synctest.Test(t, func(t *testing.T) {
-		p.events, p.errors = make(chan *nstancev1.GroupEvent), make(chan *nstancev1.ErrorEvent)
-		listener := bufconn.Listen(1 << 20)
-		server := grpc.NewServer()
-		nstancev1.RegisterOperatorServiceServer(server, p)
-		go func() { _ = server.Serve(listener) }()
-		t.Cleanup(server.Stop)
-		connection, err := grpc.NewClient("passthrough:///peer",
-			grpc.WithTransportCredentials(insecure.NewCredentials()),
-			grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = connection.Close() })
-
+		client := p.serve(t)
 		g := NewGroups()
 		var mu sync.Mutex
 		var lines []string
@@ -144,7 +193,7 @@ func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told fun
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
 		done := make(chan struct{})
 		go func() {
-			g.Serve(ctx, "a", nstancev1.NewOperatorServiceClient(connection))
+			g.Serve(ctx, "a", client)
 			close(done)
 		}()
 		synctest.Wait()
