@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// Cluster API can make machines of a template, and as many as a MachineDeployment
+// says.
+func TestMachineDeployment(t *testing.T) {
+	watchOperator(t)
+	const name = "trio"
+	templates := env.nstance.InfrastructureV1beta1().NstanceMachineTemplates(nstance.Namespace)
+	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	template.Spec.Template.Spec.GroupRef.Name = group
+	if _, err := templates.Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	_, err := templates.Patch(t.Context(), name, mergePatch,
+		[]byte(`{"spec":{"template":{"spec":{"instanceType":"c7i.large"}}}}`), metav1.PatchOptions{})
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "template is immutable") {
+		t.Errorf("changing the template: %v, want it to be refused as immutable", err)
+	}
+
+	labels := object{"deployment": name}
+	create(t, "machinedeployments", "MachineDeployment", name, object{
+		"clusterName": clusterName,
+		"replicas":    int64(3),
+		"selector":    object{"matchLabels": labels},
+		"template": object{
+			"metadata": object{"labels": labels},
+			"spec": object{
+				"clusterName": clusterName,
+				"bootstrap":   object{"dataSecretName": ""},
+				"infrastructureRef": object{
+					"apiGroup": v1beta1.GroupName, "kind": "NstanceMachineTemplate", "name": name,
+				},
+			},
+		},
+	})
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		err := clusterAPI("machinedeployments").Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+		if err := templates.Delete(ctx, name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	three := untilDeployed(t, name, 3)
+	_, err = clusterAPI("machinedeployments").
+		Patch(t.Context(), name, mergePatch, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}, "scale")
+	if err != nil {
+		t.Fatal(err)
+	}
+	one := untilDeployed(t, name, 1)[0]
+	for _, m := range three {
+		if m != one {
+			untilGone(t, m)
+		}
+	}
+	if err := clusterAPI("machinedeployments").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	untilGone(t, one)
+	eventually(t, time.Minute, "the MachineDeployment is gone", func(ctx context.Context) error {
+		_, err := clusterAPI("machinedeployments").Get(ctx, name, metav1.GetOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return errors.Join(errors.New("it is there"), err)
+	})
+}
+
+// untilDeployed waits until a MachineDeployment has so many machines, which all
+// run, and returns them.
+func untilDeployed(t *testing.T, name string, count int) []machine {
+	t.Helper()
+	var machines []machine
+	eventually(t, 2*time.Minute, fmt.Sprintf("%s has %d machines", name, count), func(ctx context.Context) error {
+		list, err := env.capi.Machines(nstance.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "deployment=" + name})
+		if err != nil {
+			return err
+		}
+		if len(list.Items) != count {
+			return fmt.Errorf("%d Machines", len(list.Items))
+		}
+		machines = nil
+		for _, item := range list.Items {
+			m, err := getMachine(ctx, item.Name)
+			if err != nil {
+				return err
+			}
+			if err := m.running(ctx); err != nil {
+				return err
+			}
+			machines = append(machines, m)
+		}
+		return nil
+	})
+	return machines
+}

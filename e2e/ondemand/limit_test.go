@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// However many Pods ask at once, there are never more machines than allowed, and
+// who is refused is told so, once. A machine that goes makes room.
+func TestLimit(t *testing.T) {
+	const (
+		namespace   = "limited"
+		pods, limit = 100, 10
+		reason      = "OnDemandLimit"
+	)
+	watchOperator(t)
+	restartOperator(t, fmt.Sprintf("--on-demand-limit=%d", limit))
+	newNamespace(t, namespace)
+	from := auditEnd(t)
+	made := func() int {
+		return len(requests(t, from, func(r controlplane.Request) bool {
+			return r.Resource == "nstancemachines" && r.Subresource == "" && r.Code == http.StatusCreated
+		}))
+	}
+	createPods(t, namespace, pods)
+	refusedOnce := func(ctx context.Context) error {
+		events, err := podEvents(ctx, namespace, reason)
+		if err != nil {
+			return err
+		}
+		for name, about := range events {
+			if err := oneEvent(about); err != nil {
+				return fmt.Errorf("pod %s: %w", name, err)
+			}
+			for _, part := range []string{namespace, group, fmt.Sprint(limit)} {
+				if !strings.Contains(about[0].Note, part) {
+					return fmt.Errorf("%q does not name %s", about[0].Note, part)
+				}
+			}
+		}
+		if len(events) != pods-limit {
+			return fmt.Errorf("%d Pods were told, want %d", len(events), pods-limit)
+		}
+		return nil
+	}
+	eventually(t, 2*time.Minute, "the limit is reached and everybody else was told", func(ctx context.Context) error {
+		return errors.Join(machineCount(ctx, namespace, limit), refusedOnce(ctx))
+	})
+	if count := made(); count != limit {
+		t.Errorf("%d NstanceMachines were made, want %d", count, limit)
+	}
+
+	list, err := machinesOf(t.Context(), namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	first := map[string]bool{}
+	for _, m := range list {
+		first[m.Name] = true
+	}
+	leaving := list[0].Annotations[v1beta1.AnnotationPodName]
+	deletePod(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: leaving}})
+	eventually(t, 2*time.Minute, "another Pod has the place of "+leaving, func(ctx context.Context) error {
+		now, err := machinesOf(ctx, namespace)
+		if err != nil {
+			return err
+		}
+		others := 0
+		for _, m := range now {
+			if !first[m.Name] {
+				others++
+			}
+		}
+		if others != 1 {
+			return fmt.Errorf("%d other machines", others)
+		}
+		return machineCount(ctx, namespace, limit)
+	})
+	if err := refusedOnce(t.Context()); err != nil {
+		t.Error(err)
+	}
+	if count := made(); count != limit+1 {
+		t.Errorf("%d NstanceMachines were made, want %d", count, limit+1)
+	}
+}
