@@ -16,7 +16,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
@@ -243,7 +242,7 @@ func createMachine(t *testing.T, name, instanceType string) {
 func create(t *testing.T, resource, kind, name string, spec object) {
 	t.Helper()
 	made := &unstructured.Unstructured{Object: object{
-		"apiVersion": schema.GroupVersion(clusterv1.GroupVersion).String(),
+		"apiVersion": clusterv1.GroupVersion.String(),
 		"kind":       kind,
 		"metadata":   object{"name": name},
 		"spec":       spec,
