@@ -112,10 +112,9 @@ func (n *Nstance) shardConfig(shard Shard, kubeconfig string) object {
 				"registration_addr": address(shard.RegistrationPort),
 				"operator_addr":     address(shard.OperatorPort),
 			},
-			"leader_election": election,
-			"subnet_pools":    object{"default": []string{"subnet-a"}},
-			// Nobody drains Nodes yet.
-			"default_drain_timeout": "0s",
+			"leader_election":       election,
+			"subnet_pools":          object{"default": []string{"subnet-a"}},
+			"default_drain_timeout": shard.DrainTimeout.String(),
 		},
 		"templates": object{
 			"worker": object{

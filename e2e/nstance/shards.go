@@ -31,6 +31,9 @@ type Shard struct {
 	// LeaderTimeout is after how long without a word from the leader another
 	// server of the shard leads. Zero means the product's default.
 	LeaderTimeout time.Duration
+	// DrainTimeout is how long instances may take to drain. Zero means that they
+	// go at once.
+	DrainTimeout time.Duration
 }
 
 // URL is where the shard's server serves health and metrics.
@@ -90,13 +93,20 @@ func (n *Nstance) startServer(ctx context.Context, shard Shard, component, id, h
 			"--host", host,
 			"--storage", "file",
 			"--bucket", n.Bucket(),
-			"--cache-dir", filepath.Join(n.dir, "cache", component),
+			"--cache-dir", n.CacheDir(component),
 			"--v", "2", // Calls reads from the log
 		},
 		Ports: []int{shard.OperatorPort, shard.HealthPort, shard.RegistrationPort, shard.ElectionPort},
 		Ready: controlplane.Probe{URL: "http://" + net.JoinHostPort(host, strconv.Itoa(shard.HealthPort)) + "/health"},
 	})
 	return err
+}
+
+// CacheDir is the folder in which the server of that name keeps what it can do
+// without. It holds the only record of which instances drain: a server that
+// starts without it decides anew.
+func (n *Nstance) CacheDir(component string) string {
+	return filepath.Join(n.dir, "cache", component)
 }
 
 // shard finds a shard of the installation.

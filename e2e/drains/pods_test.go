@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drains
+
+import (
+	"context"
+	"fmt"
+	"testing"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+)
+
+// createNamespace makes a namespace in which Pods can be made.
+func createNamespace(t testing.TB, name string) {
+	t.Helper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if _, err := env.kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "namespace "+name+" has a ServiceAccount", func(ctx context.Context) error {
+		_, err := env.kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// newPod is a Pod that is on a Node from the beginning and that nobody makes
+// anew. It has its own name as its label "app".
+func newPod(namespace, name, node string) *corev1.Pod {
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": name}},
+		Spec:       podSpec(node),
+	}
+}
+
+// podSpec is that of a Pod that is on a Node, or with "" has to be scheduled.
+func podSpec(node string) corev1.PodSpec {
+	return corev1.PodSpec{
+		NodeName:                     node,
+		AutomountServiceAccountToken: ptr.To(false),
+		Containers:                   []corev1.Container{{Name: "main", Image: "registry.k8s.io/pause:3.10"}},
+	}
+}
+
+// createPods makes Pods and returns when they all run.
+func createPods(t testing.TB, pods ...*corev1.Pod) {
+	t.Helper()
+	group, ctx := errgroup.WithContext(t.Context())
+	group.SetLimit(8)
+	namespaces := map[string]int{}
+	for _, pod := range pods {
+		namespaces[pod.Namespace]++
+		group.Go(func() error {
+			_, err := env.kube.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		t.Fatal(err)
+	}
+	for namespace, count := range namespaces {
+		eventually(t, "the Pods run", func(ctx context.Context) error {
+			list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return err
+			}
+			running := 0
+			for _, pod := range list.Items {
+				if pod.Status.Phase == corev1.PodRunning {
+					running++
+				}
+			}
+			if running < count {
+				return fmt.Errorf("%d of %d", running, count)
+			}
+			return nil
+		})
+	}
+}
+
+// budgetOf is the name of the budget of one Pod.
+func budgetOf(pod string) string { return "keep-" + pod }
+
+// protect makes a budget that allows no eviction of the Pod of that name, and
+// returns when it is in force.
+func protect(t testing.TB, namespace, pod string) {
+	t.Helper()
+	createBudget(t, namespace, budgetOf(pod), policyv1.PodDisruptionBudgetSpec{
+		MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: selector(pod),
+	}, 0)
+}
+
+// createBudget returns when a budget of that name allows so many disruptions.
+func createBudget(t testing.TB, namespace, name string, spec policyv1.PodDisruptionBudgetSpec, allowed int32) {
+	t.Helper()
+	budgets := env.kube.PolicyV1().PodDisruptionBudgets(namespace)
+	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
+	if _, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "budget "+name+" is in force", func(ctx context.Context) error {
+		found, err := budgets.Get(ctx, name, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if found.Status.ObservedGeneration != found.Generation || found.Status.CurrentHealthy < found.Status.DesiredHealthy ||
+			found.Status.ExpectedPods == 0 || found.Status.DisruptionsAllowed != allowed {
+			return fmt.Errorf("status %+v", found.Status)
+		}
+		return nil
+	})
+}
+
+// unprotect changes the budget of a Pod so that it may be evicted.
+func unprotect(t testing.TB, namespace, pod string) {
+	t.Helper()
+	_, err := env.kube.PolicyV1().PodDisruptionBudgets(namespace).
+		Patch(t.Context(), budgetOf(pod), types.MergePatchType, []byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// podsOn asks the API server for the Pods of a Node.
+func podsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
+	list, err := env.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
+		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
+	})
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// evictable tells whether a drain has to wait until a Pod is gone. It has not for
+// those that belong to the Node, and for those that have done their work.
+func evictable(pod *corev1.Pod) bool {
+	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
+		return false
+	}
+	if owner := metav1.GetControllerOf(pod); owner != nil && owner.Kind == "DaemonSet" {
+		return false
+	}
+	return pod.Status.Phase != corev1.PodSucceeded && pod.Status.Phase != corev1.PodFailed
+}
