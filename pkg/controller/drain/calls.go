@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"context"
+	"errors"
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/shard"
+)
+
+const (
+	// listPeriod keeps the lists apart that are made before an acknowledgement.
+	listPeriod = time.Second
+	// askPeriod is how often a shard is asked that has withdrawn a notice and says
+	// that the instance is going to be deleted all the same.
+	askPeriod = 10 * time.Second
+)
+
+// call asks or tells a shard what the next step of a drain needs. Calls have
+// workers of their own: one to a shard that is cut off takes until its deadline.
+func (c *Controller) call(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	now := c.clock.Now()
+	seen, r, err := c.observe(ctx, key, now)
+	if err != nil {
+		return 0, err
+	}
+	switch next := plan(seen, now); next.step {
+	case acknowledge:
+		return c.acknowledge(ctx, key, r, seen, next.outcome)
+	case ask:
+		return c.ask(ctx, key, seen)
+	default:
+		return 0, nil
+	}
+}
+
+// acknowledge tells the shard that the instance can be deleted. It does so for a
+// drained Node only when a live list shows no Pod that has to leave.
+func (c *Controller) acknowledge(ctx context.Context, key cache.ObjectName, r *record, seen observation, end outcome) (time.Duration, error) {
+	if end == drained || end == volumesAttached {
+		if early := r.earlyToList(c.clock.Now()); early > 0 {
+			return early, nil
+		}
+		left, err := c.sortPods(ctx, r, seen.nodes[0])
+		if err != nil {
+			return 0, err
+		}
+		if left > 0 {
+			c.queue.Add(key)
+			return 0, nil
+		}
+	}
+	r.setCalling(true)
+	if err := c.shards.AcknowledgeDrained(ctx, key.Namespace, key.Name); err != nil {
+		r.setCalling(false)
+		// What a list said of Nodes is out of date when it is tried again.
+		c.lookups.forget(key)
+		return 0, err
+	}
+	if r.conclude(seen.notice.Announced) {
+		observeDrain(r.reason, c.clock.Since(r.began), end)
+	}
+	logger := klog.FromContext(ctx)
+	if end == timedOut {
+		logger.Error(nil, "Drain was not finished in time", "reason", seen.notice.Reason, "deleteAt", seen.notice.DeleteAt)
+	} else {
+		logger.Info("Drain acknowledged", "outcome", end, "reason", seen.notice.Reason)
+	}
+	c.queue.Add(key)
+	return 0, nil
+}
+
+// earlyToList is how long a list has to wait for the last one, 0 for not at all.
+func (r *record) earlyToList(now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if now.Before(r.listAfter) {
+		return r.listAfter.Sub(now)
+	}
+	r.listAfter = now.Add(listPeriod)
+	return 0
+}
+
+// ask asks what has become of an instance whose Node is marked and whose shard
+// tells of no drain, and uncordons the Node when the instance is there to stay.
+func (c *Controller) ask(ctx context.Context, key cache.ObjectName, seen observation) (time.Duration, error) {
+	instance, err := c.shards.Instance(ctx, key.Namespace, key.Name)
+	switch {
+	case errors.Is(err, shard.ErrUnknownShard):
+		// Nobody can say anything about the Node. It stays as it is.
+		return 0, nil
+	case shard.IsNotFound(err), err == nil && (instance.State == shard.InstanceTerminating || instance.State == shard.InstanceTerminated):
+		// The machine goes, and its Node must not get Pods again.
+		return 0, nil
+	case err != nil:
+		return 0, err
+	case instance.State != shard.InstanceRunning || !instance.DeleteAt.IsZero():
+		return askPeriod, nil
+	}
+	if _, told := c.notices.Get(key.Namespace, key.Name); told {
+		// It came while the answer was under way.
+		return 0, nil
+	}
+	for _, node := range seen.marked {
+		if err := c.applyUncordon(ctx, node); err != nil {
+			return 0, err
+		}
+		klog.FromContext(ctx).Info("Node uncordoned, because the shard has withdrawn the deletion of its instance", "node", node.Name)
+	}
+	return 0, nil
+}

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"sync"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/pager"
+
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/providerid"
+)
+
+// cacheLag is how long the cache has to show a Node that a live list has.
+const cacheLag = time.Second
+
+// lookups finds out, by listing all Nodes live, that there is none of a provider
+// id. One list answers everybody who asked before it began.
+type lookups struct {
+	client kubernetes.Interface
+	// wake asks for a sync of a key, after a delay.
+	wake  func(cache.ObjectName, time.Duration)
+	queue *controller.Queue[string]
+
+	mu    sync.Mutex
+	asked map[cache.ObjectName]string
+	none  map[cache.ObjectName]bool
+}
+
+// allNodes is the one key of the queue.
+const allNodes = "nodes"
+
+func newLookups(client kubernetes.Interface, wake func(cache.ObjectName, time.Duration)) *lookups {
+	l := &lookups{client: client, wake: wake, asked: map[cache.ObjectName]string{}, none: map[cache.ObjectName]bool{}}
+	l.queue = controller.NewQueue("drain-nodes", l.sync)
+	return l
+}
+
+// ask wants to know whether there is a Node of a provider id. The key is woken by
+// the answer.
+func (l *lookups) ask(key cache.ObjectName, providerID string) {
+	l.mu.Lock()
+	l.asked[key] = providerID
+	l.mu.Unlock()
+	l.queue.Add(allNodes)
+}
+
+// absent tells whether the answer was that there is none.
+func (l *lookups) absent(key cache.ObjectName) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.none[key]
+}
+
+// forget forgets the answer.
+func (l *lookups) forget(key cache.ObjectName) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.asked, key)
+	delete(l.none, key)
+}
+
+func (l *lookups) sync(ctx context.Context, _ string) (time.Duration, error) {
+	l.mu.Lock()
+	asked := maps.Clone(l.asked)
+	l.mu.Unlock()
+	if len(asked) == 0 {
+		return 0, nil
+	}
+	found, err := l.list(ctx)
+	if err != nil {
+		return 0, err
+	}
+	for key, providerID := range asked {
+		l.answer(key, providerID, found[providerid.Key(providerID)])
+	}
+	return 0, nil
+}
+
+// answer says which Nodes were found that may have a provider id.
+func (l *lookups) answer(key cache.ObjectName, providerID string, found []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.asked[key] != providerID {
+		return
+	}
+	delete(l.asked, key)
+	for _, id := range found {
+		if providerid.Match(providerID, id) {
+			l.wake(key, cacheLag)
+			return
+		}
+	}
+	l.none[key] = true
+	l.wake(key, 0)
+}
+
+// list is the provider ids of all Nodes, by their keys.
+func (l *lookups) list(ctx context.Context) (map[string][]string, error) {
+	found := map[string][]string{}
+	pages := pager.New(func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+		return l.client.CoreV1().Nodes().List(ctx, options)
+	})
+	err := pages.EachListItem(ctx, metav1.ListOptions{}, func(object runtime.Object) error {
+		if node, ok := object.(*corev1.Node); ok {
+			key := providerid.Key(node.Spec.ProviderID)
+			found[key] = append(found[key], node.Spec.ProviderID)
+		}
+		return nil
+	})
+	if err != nil {
+		return nil, fmt.Errorf("list Nodes: %w", err)
+	}
+	return found, nil
+}
