@@ -48,6 +48,7 @@ func TestWhoMayAskForAnInstance(t *testing.T) {
 func TestInstanceStatus(t *testing.T) {
 	s := newService(t)
 	record := s.add()
+	var deleteAt *timestamppb.Timestamp
 	expect := func(want string) {
 		t.Helper()
 		got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: record.ID})
@@ -56,7 +57,7 @@ func TestInstanceStatus(t *testing.T) {
 		}
 		full := &nstancev1.InstanceStatusResponse{
 			InstanceId: record.ID, Tenant: "default", Status: want,
-			CreatedAt: timestamppb.New(epoch), ProviderInstanceId: "id-" + record.ID,
+			CreatedAt: timestamppb.New(epoch), ProviderInstanceId: "id-" + record.ID, DeleteAt: deleteAt,
 		}
 		if !proto.Equal(got, full) {
 			t.Errorf("got  %v\nwant %v", got, full)
@@ -75,7 +76,11 @@ func TestInstanceStatus(t *testing.T) {
 	s.cloud.hide(record.ID)
 	expect("terminating")
 	s.cloud.show(record.ID, instance.Running)
-	s.must(s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch}))
+	s.must(s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{
+		Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour),
+	}))
+	// From then on it is known when it goes at the latest.
+	deleteAt = timestamppb.New(epoch.Add(time.Hour))
 	expect("running")
 	s.must(s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
 	expect("terminating")
