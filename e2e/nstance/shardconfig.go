@@ -128,13 +128,13 @@ func (n *Nstance) shardConfig(shard Shard, kubeconfig string) object {
 				"arch":          "amd64",
 				"instance_type": "m7i.large",
 				"subnet_pool":   "default",
-				// An instance that is not for a Pod has no such vars: index makes
-				// the label empty, where .Vars.pod_name would be an error.
 				"args": object{"labels": object{
-					LabelPodNamespace: `{{index .Vars "pod_namespace"}}`,
-					LabelPodName:      `{{index .Vars "pod_name"}}`,
-					LabelPodUID:       `{{index .Vars "pod_uid"}}`,
+					LabelPodNamespace: "{{.Vars.pod_namespace}}",
+					LabelPodName:      "{{.Vars.pod_name}}",
+					LabelPodUID:       "{{.Vars.pod_uid}}",
 				}},
+				// For instances that are for no Pod.
+				"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
 			},
 		},
 		"groups": object{Tenant: groups},
