@@ -76,7 +76,7 @@ func TestBlockedDrains(t *testing.T) {
 
 	from = auditEnd(t)
 	unprotect(t, name, released.Name)
-	untilDrained(t, steadyShard, of(released.Spec.NodeName))
+	untilDrained(t, released.Spec.NodeName)
 	expectEvictedSoon(t, from, released)
 
 	expectTimedOut(t, stuck)

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -89,11 +88,7 @@ func readyNodes(t testing.TB, group string, count int) []string {
 // scale does what kubectl scale does.
 func scale(t testing.TB, name string, replicas int) {
 	t.Helper()
-	client, err := dynamic.NewForConfig(env.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = client.Resource(clusterv1.GroupVersion.WithResource("machinepools")).Namespace(nstance.Namespace).
+	_, err := env.dynamic.Resource(clusterv1.GroupVersion.WithResource("machinepools")).Namespace(nstance.Namespace).
 		Patch(t.Context(), name, types.MergePatchType, fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas), metav1.PatchOptions{}, "scale")
 	if err != nil {
 		t.Fatal(err)
@@ -146,15 +141,15 @@ func progress(ctx context.Context, shard, group string) (metav1.Condition, error
 	return *condition, nil
 }
 
-// untilDrained waits until a drain was acknowledged and the instance ended. It
-// fails the test when the acknowledgement came too late, or while there was still
-// a Pod to evict.
-func untilDrained(t testing.TB, shard string, match func(*drain) bool) drain {
+// untilDrained waits until the drain of an instance on the steady shard was
+// acknowledged and the instance ended. It fails the test when the acknowledgement
+// came too late, or while there was still a Pod to evict.
+func untilDrained(t testing.TB, instance string) drain {
 	t.Helper()
 	var d drain
 	eventually(t, "the drain is acknowledged and the instance ends", func(context.Context) error {
 		var known bool
-		d, known = env.relays[shard].drain(match)
+		d, known = env.relays[steadyShard].drain(of(instance))
 		if !known || len(d.Acknowledged) == 0 || d.Ended.IsZero() {
 			return fmt.Errorf("known %t, acknowledged %d times, ended at %v", known, len(d.Acknowledged), d.Ended)
 		}

@@ -59,7 +59,7 @@ func TestPodKinds(t *testing.T) {
 
 	from := auditEnd(t)
 	setProviderStatus(t, node, kwok.StatusImpaired)
-	d := untilDrained(t, steadyShard, of(node))
+	d := untilDrained(t, node)
 
 	for _, tc := range []struct {
 		kind   string
@@ -111,7 +111,7 @@ func TestScaleDown(t *testing.T) {
 	scale(t, name, 2)
 	// The oldest go.
 	for _, node := range nodes[:2] {
-		untilDrained(t, steadyShard, of(node))
+		untilDrained(t, node)
 	}
 	if left := readyNodes(t, name, 2); !slices.Equal(left, nodes[2:]) {
 		t.Errorf("Nodes %v are left, want %v", left, nodes[2:])

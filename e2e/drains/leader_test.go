@@ -65,7 +65,7 @@ func TestKilledLeaders(t *testing.T) {
 		if err := leader.Start(t.Context()); err != nil {
 			t.Fatal(err)
 		}
-		untilDrained(t, steadyShard, of(node))
+		untilDrained(t, node)
 	}
 	t.Logf("killed after: %v", points)
 	if lost := env.losses.on(nodes...); len(lost) > 0 {

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -52,6 +53,7 @@ var electionFlags = []string{
 var env struct {
 	*testcluster.Cluster
 	kube     kubernetes.Interface
+	dynamic  dynamic.Interface
 	nstance  versioned.Interface
 	capi     *capi.Client
 	operator nstance.Operator
@@ -75,6 +77,9 @@ func TestMain(m *testing.M) {
 func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
 	env.Cluster = cluster
 	if env.kube, err = kubernetes.NewForConfig(cluster.Config()); err != nil {
+		return err
+	}
+	if env.dynamic, err = dynamic.NewForConfig(cluster.Config()); err != nil {
 		return err
 	}
 	if env.nstance, err = versioned.NewForConfig(cluster.Config()); err != nil {
