@@ -7,6 +7,7 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -29,6 +30,10 @@ type quietServer struct {
 	nstancev1.UnimplementedOperatorServiceServer
 	groups         []*nstancev1.GroupStatus
 	lists, watches atomic.Int32
+	// drains are what a watch of instances begins with, after beforeDrains.
+	drains          []*nstancev1.InstanceEvent
+	beforeDrains    func()
+	instanceWatches atomic.Int32
 }
 
 func (s *quietServer) ListGroups(context.Context, *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
@@ -42,12 +47,27 @@ func (s *quietServer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingS
 	return nil
 }
 
-// bubble is a pool and a groups informer with their real timing, on a fake
-// clock and over a network in memory.
+func (s *quietServer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.InstanceEvent]) error {
+	s.instanceWatches.Add(1)
+	if s.beforeDrains != nil {
+		s.beforeDrains()
+	}
+	for _, drain := range s.drains {
+		if err := stream.Send(drain); err != nil {
+			return err
+		}
+	}
+	<-stream.Context().Done()
+	return nil
+}
+
+// bubble is a pool and the informers with their real timing, on a fake clock and
+// over a network in memory.
 type bubble struct {
-	network *network
-	servers map[string]*quietServer
-	groups  *informer.Groups
+	network   *network
+	servers   map[string]*quietServer
+	groups    *informer.Groups
+	instances *informer.Instances
 	// conditions has a token after OnShard.
 	conditions chan string
 }
@@ -58,8 +78,9 @@ type setup struct {
 	shards []string
 	// lossy are those of shards that are cut off from the start.
 	lossy []string
-	// groups are at each shard.
+	// groups and drains are at each shard.
 	groups []*nstancev1.GroupStatus
+	drains []*nstancev1.InstanceEvent
 }
 
 func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
@@ -68,6 +89,7 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 			network:    newNetwork(),
 			servers:    map[string]*quietServer{},
 			groups:     informer.NewGroups(),
+			instances:  informer.NewInstances(),
 			conditions: make(chan string, 1000),
 		}
 		b.groups.AddHandler(informer.Handler{OnShard: func(shard string) { b.conditions <- shard }})
@@ -75,7 +97,7 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 		p.options = append(p.options, grpc.WithContextDialer(b.network.dial))
 		endpoints := map[string]shard.Endpoint{}
 		for _, id := range s.shards {
-			b.servers[id] = &quietServer{groups: s.groups}
+			b.servers[id] = &quietServer{groups: s.groups, drains: s.drains}
 			server := grpc.NewServer()
 			nstancev1.RegisterOperatorServiceServer(server, b.servers[id])
 			go func() { _ = server.Serve(b.network.listen(id)) }()
@@ -89,13 +111,21 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 		ctx, cancel := context.WithCancel(withLogger(t))
 		done := make(chan struct{})
 		go func() {
-			p.Run(ctx, b.groups.Serve)
+			p.Run(ctx, b.serve)
 			close(done)
 		}()
 		test(t, b)
 		cancel()
 		<-done
 	})
+}
+
+// serve runs both informers side by side, as the operator does.
+func (b *bubble) serve(ctx context.Context, shardID string, client nstancev1.OperatorServiceClient) {
+	var serving sync.WaitGroup
+	serving.Go(func() { b.groups.Serve(ctx, shardID, client) })
+	serving.Go(func() { b.instances.Serve(ctx, shardID, client) })
+	serving.Wait()
 }
 
 // reachable waits until the shard is, or is not, reachable and returns how long
@@ -142,6 +172,52 @@ func TestLostPacketsAreNoticedAndHealed(t *testing.T) {
 	})
 }
 
+// TestNoDrainIsDroppedForLostPackets: the silence of a dead connection is not that
+// of a server at which nothing drains, also not right after the opening.
+func TestNoDrainIsDroppedForLostPackets(t *testing.T) {
+	drains := []*nstancev1.InstanceEvent{{InstanceId: "i", Group: "workers", Status: string(shard.Draining)}}
+	inBubble(t, setup{shards: []string{"a"}, drains: drains}, func(t *testing.T, b *bubble) {
+		expect := func(when string, settled bool) shard.Notice {
+			t.Helper()
+			synctest.Wait()
+			notice, ok := b.instances.Get("a", "i")
+			if got := b.instances.Settled("a"); !ok || got != settled {
+				t.Errorf("%s: the drain is known: %t, settled: %t", when, ok, got)
+			}
+			return notice
+		}
+		<-time.After(5 * time.Second)
+		before := expect("at first", true)
+		for i := range time.Duration(20) {
+			<-time.After(i * 997 * time.Millisecond)
+			b.network.lose("a", true)
+			<-time.After(31 * time.Second)
+			expect("when the loss is noticed", false)
+
+			// The connection is back for a moment, and the watch opens.
+			watches := b.servers["a"].instanceWatches.Load()
+			b.servers["a"].beforeDrains = func() { b.network.lose("a", true) }
+			b.network.lose("a", false)
+			for range 60 {
+				<-time.After(time.Second)
+				expect("after the watch opened", false)
+			}
+			if b.servers["a"].instanceWatches.Load() == watches {
+				t.Fatal("it did not open")
+			}
+
+			b.servers["a"].beforeDrains = nil
+			b.network.lose("a", false)
+			<-time.After(20 * time.Second)
+			after := expect("afterwards", true)
+			if after.Announced <= before.Announced {
+				t.Errorf("announced %d after %d", after.Announced, before.Announced)
+			}
+			before = after
+		}
+	})
+}
+
 func TestShardThatIsLostFromTheStartDelaysNoOther(t *testing.T) {
 	inBubble(t, setup{shards: []string{"a", "b", "c"}, lossy: []string{"a"}}, func(t *testing.T, b *bubble) {
 		for _, id := range []string{"b", "c"} {
@@ -167,6 +243,9 @@ func TestKeepaliveIsWithinADefaultPolicy(t *testing.T) {
 		<-time.After(24 * time.Hour)
 		if got := b.servers["a"].watches.Load(); got != 1 {
 			t.Errorf("the watch was opened %d times within a quiet day, want once", got)
+		}
+		if got := b.servers["a"].instanceWatches.Load(); got != 1 {
+			t.Errorf("the watch of instances was opened %d times, want once", got)
 		}
 		if got := b.servers["a"].lists.Load(); got < 2600 || got > 3300 {
 			t.Errorf("%d lists within a day, want one about every 30 s", got)
