@@ -102,13 +102,13 @@ func (a *API) patch(action clienttesting.Action) (bool, runtime.Object, error) {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return true, nil, err
 	}
-	if patch.GetPatchType() == types.ApplyPatchType {
-		if err := checkApply(patch, before); err != nil {
+	if patch.GetPatchType() != types.JSONPatchType {
+		if err := checkPreconditions(patch, before); err != nil {
 			return true, nil, err
 		}
-		if patch.GetSubresource() != "" {
-			patch.PatchOptions.FieldManager += "/" + patch.GetSubresource()
-		}
+	}
+	if patch.GetPatchType() == types.ApplyPatchType && patch.GetSubresource() != "" {
+		patch.PatchOptions.FieldManager += "/" + patch.GetSubresource()
 	}
 	_, after, err := clienttesting.ObjectReaction(a.Tracker())(patch)
 	if err != nil {
@@ -118,26 +118,34 @@ func (a *API) patch(action clienttesting.Action) (bool, runtime.Object, error) {
 	return true, after, err
 }
 
-func checkApply(patch clienttesting.PatchActionImpl, before runtime.Object) error {
+// checkPreconditions compares the uid and the resource version that a patch names
+// with those of the object.
+func checkPreconditions(patch clienttesting.PatchActionImpl, before runtime.Object) error {
 	group := patch.GetResource().GroupResource()
-	var applied struct{ Metadata metav1.ObjectMeta }
-	if err := json.Unmarshal(patch.GetPatch(), &applied); err != nil {
+	var named struct{ Metadata metav1.ObjectMeta }
+	if err := json.Unmarshal(patch.GetPatch(), &named); err != nil {
 		return err
 	}
 	if before == nil {
-		if patch.GetSubresource() != "" {
+		if patch.GetSubresource() != "" || patch.GetPatchType() != types.ApplyPatchType {
 			return apierrors.NewNotFound(group, patch.GetName())
 		}
-		if applied.Metadata.UID != "" {
-			return apierrors.NewConflict(group, patch.GetName(), fmt.Errorf("there is no object of uid %s", applied.Metadata.UID))
+		if named.Metadata.UID != "" {
+			return apierrors.NewConflict(group, patch.GetName(), fmt.Errorf("there is no object of uid %s", named.Metadata.UID))
 		}
 		return nil
 	}
 	accessor, err := meta.Accessor(before)
-	if err == nil && applied.Metadata.UID != "" && applied.Metadata.UID != accessor.GetUID() {
-		err = apierrors.NewConflict(group, patch.GetName(), fmt.Errorf("the object has uid %s", accessor.GetUID()))
+	if err != nil {
+		return err
 	}
-	return err
+	if uid := named.Metadata.UID; uid != "" && uid != accessor.GetUID() {
+		return apierrors.NewConflict(group, patch.GetName(), fmt.Errorf("the object has uid %s", accessor.GetUID()))
+	}
+	if version := named.Metadata.ResourceVersion; version != "" && version != accessor.GetResourceVersion() {
+		return apierrors.NewConflict(group, patch.GetName(), fmt.Errorf("the object has resource version %s", accessor.GetResourceVersion()))
+	}
+	return nil
 }
 
 // settle gives a changed object what the API server would give it.

@@ -35,6 +35,11 @@ func (a *API) Show(informers infrastructure.Interface) {
 		a.t.Fatal(err)
 	}
 	replace(a, informers.NstanceShardGroups().Informer(), groups.Items)
+	machines, err := client.NstanceMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	if err != nil {
+		a.t.Fatal(err)
+	}
+	replace(a, informers.NstanceMachines().Informer(), machines.Items)
 	clusters, err := client.NstanceClusters(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
 	if err != nil {
 		a.t.Fatal(err)
