@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
 	"nstance.dev/operator/pkg/shard/pool"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // shardID is the shard that most of a test is about.
@@ -28,13 +29,14 @@ const shardID = "a"
 // patience is how long a condition may take on a busy machine.
 const patience = time.Minute
 
-// operator is the shard side of an operator: identity, pool and groups informer
-// with their real timing, over TCP and mutual TLS.
+// operator is the shard side of an operator: identity, pool and informers with
+// their real timing, over TCP and mutual TLS.
 type operator struct {
 	authority *pki.Authority
 	identity  *identity.Identity
 	pool      *pool.Pool
 	groups    *informer.Groups
+	instances *informer.Instances
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever a handler was called.
@@ -43,11 +45,14 @@ type operator struct {
 	told []string
 	// failed are the calls of OnError.
 	failed []shard.ErrorEvent
+	// noticed are the notices at the calls of OnInstance, without those that went
+	// away.
+	noticed []shard.Notice
 }
 
 func startOperator(t *testing.T, endpoints map[string]string) *operator {
 	t.Helper()
-	o := &operator{authority: newAuthority(t), identity: &identity.Identity{}, groups: informer.NewGroups(), changed: make(chan struct{})}
+	o := &operator{authority: newAuthority(t), identity: &identity.Identity{}, groups: informer.NewGroups(), instances: informer.NewInstances(), changed: make(chan struct{})}
 	o.issue(t, "first")
 	o.pool = pool.New(pool.Options{Credentials: o.identity.TransportCredentials()})
 	o.groups.AddHandler(informer.Handler{
@@ -60,11 +65,27 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 			o.tell("")
 		},
 	})
+	o.instances.AddHandler(informer.InstanceHandler{
+		OnInstance: func(shard, id string) {
+			if notice, ok := o.instances.Get(shard, id); ok {
+				o.mu.Lock()
+				o.noticed = append(o.noticed, notice)
+				o.mu.Unlock()
+			}
+			o.tell("")
+		},
+		OnShard: func(string) { o.tell("") },
+	})
 	o.set(endpoints)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
 	done := make(chan struct{})
 	go func() {
-		o.pool.Run(ctx, o.groups.Serve)
+		o.pool.Run(ctx, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
+			var serving sync.WaitGroup
+			serving.Go(func() { o.groups.Serve(ctx, shard, client) })
+			serving.Go(func() { o.instances.Serve(ctx, shard, client) })
+			serving.Wait()
+		})
 		close(done)
 	}()
 	t.Cleanup(func() {
@@ -111,6 +132,13 @@ func (o *operator) failures() []shard.ErrorEvent {
 	return slices.Clone(o.failed)
 }
 
+// notices are what OnInstance was called for until now.
+func (o *operator) notices() []shard.Notice {
+	o.mu.Lock()
+	defer o.mu.Unlock()
+	return slices.Clone(o.noticed)
+}
+
 func (o *operator) next() <-chan struct{} {
 	o.mu.Lock()
 	defer o.mu.Unlock()
@@ -140,6 +168,22 @@ func (o *operator) untilReachable(t *testing.T, want bool) {
 		got, _ := o.groups.Reachable(shardID)
 		return got == want
 	})
+}
+
+func (o *operator) untilSettled(t *testing.T, want bool) {
+	t.Helper()
+	o.until(t, fmt.Sprintf("settled of %s is %t", shardID, want), func() bool { return o.instances.Settled(shardID) == want })
+}
+
+// untilNotices waits until there are n notices of a state and none of another.
+func (o *operator) untilNotices(t *testing.T, n int, state shard.NoticeState) []shard.Notice {
+	t.Helper()
+	var list []shard.Notice
+	o.until(t, fmt.Sprintf("shard %s has %d notices of state %s", shardID, n, state), func() bool {
+		list = o.instances.List(shardID)
+		return len(list) == n && !slices.ContainsFunc(list, func(notice shard.Notice) bool { return notice.State != state })
+	})
+	return list
 }
 
 // untilInstances waits until a group has n instances.
