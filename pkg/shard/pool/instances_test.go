@@ -55,7 +55,7 @@ func startPool(t *testing.T, server *servertest.Server, tenant string) *pool.Poo
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
 	serving, done := make(chan struct{}, 2), make(chan struct{})
 	go func() {
-		p.Run(ctx, func(ctx context.Context, _ string, _ nstancev1.OperatorServiceClient) { serving <- struct{}{} })
+		p.Run(ctx, func(_ context.Context, _ string, _ nstancev1.OperatorServiceClient) { serving <- struct{}{} })
 		close(done)
 	}()
 	t.Cleanup(func() {
