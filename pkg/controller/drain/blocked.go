@@ -43,7 +43,6 @@ func judge(err error) answer {
 		return gone
 	}
 	if refusal := (apierrors.APIStatus)(nil); errors.As(err, &refusal) {
-		evictionsRefused.Inc()
 		return refused
 	}
 	return failed

@@ -148,6 +148,9 @@ func (e *evictions) sync(ctx context.Context, uid types.UID) (time.Duration, err
 		return 0, ctx.Err()
 	}
 	answer := judge(err)
+	if answer == refused {
+		evictionsRefused.Inc()
+	}
 	klog.FromContext(ctx).V(2).Info("Eviction tried", "pod", klog.KObj(try.pod), "node", try.node, "answer", answer, "err", err)
 	if e.tried(uid, answer, now) {
 		e.block(uid, newBlockage(try.node, try.pod, e.budgets(ctx, try.pod), err))

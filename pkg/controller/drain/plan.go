@@ -70,6 +70,8 @@ const (
 	sortPods
 	// evict the Pods that remain.
 	evict
+	// detach: wait until the volumes of Pods that have left are detached.
+	detach
 	// acknowledge the drain.
 	acknowledge
 )
@@ -95,7 +97,7 @@ func plan(seen observation, now time.Time) decision {
 		return decision{step: ask}
 	case notice.State != shard.Draining:
 		return decision{step: forget, outcome: deleted}
-	case !seen.acknowledged && !notice.DeleteAt.IsZero() && !now.Before(notice.DeleteAt):
+	case !seen.acknowledged && overdue(notice, now):
 		return decision{step: acknowledge, outcome: timedOut}
 	case len(seen.nodes) == 1 && !seen.nodes[0].Spec.Unschedulable:
 		// Also when there was no Node at the time of the acknowledgement: no Pod is to
@@ -111,6 +113,11 @@ func plan(seen observation, now time.Time) decision {
 		next.until = earliest(next.until, notice.DeleteAt)
 	}
 	return next
+}
+
+// overdue tells whether the shard deletes the instance now, drained or not.
+func overdue(notice *shard.Notice, now time.Time) bool {
+	return !notice.DeleteAt.IsZero() && !now.Before(notice.DeleteAt)
 }
 
 // planDrain decides what is next for an instance with a notice, in time.
@@ -135,7 +142,7 @@ func planDrain(seen observation, now time.Time) decision {
 	case len(pods.remaining) > 0:
 		return decision{step: evict, until: graceOver(seen.nodes[0], pods.remaining)}
 	case pods.attached > 0 && now.Before(pods.emptySince.Add(volumeTimeout)):
-		return decision{step: nothing, until: pods.emptySince.Add(volumeTimeout)}
+		return decision{step: detach, until: pods.emptySince.Add(volumeTimeout)}
 	case pods.attached > 0:
 		return decision{step: acknowledge, outcome: volumesAttached}
 	default:

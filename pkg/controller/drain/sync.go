@@ -50,8 +50,9 @@ func (c *Controller) take(ctx context.Context, key cache.ObjectName, r *record, 
 		c.forget(key, withdrawn)
 		c.calls.Add(key)
 	case lookUp:
+		c.evictions.drop(key)
 		c.lookups.ask(key, seen.notice.ProviderID)
-	case report:
+	case report, detach:
 		c.evictions.drop(key)
 	case cordon:
 		if err := c.applyCordon(ctx, seen.nodes[0], mark(key)); err != nil {
@@ -68,6 +69,7 @@ func (c *Controller) take(ctx context.Context, key cache.ObjectName, r *record, 
 	case evict:
 		c.evictions.want(key, seen.nodes[0], running(seen.pods.remaining), seen.notice.DeleteAt)
 	case acknowledge:
+		c.evictions.drop(key)
 		c.calls.Add(key)
 	}
 	return nil
@@ -88,8 +90,13 @@ func (c *Controller) observe(ctx context.Context, key cache.ObjectName, now time
 	r := c.recordOf(key, seen.notice)
 	seen.acknowledged = r.acknowledgedFor(notice.Announced)
 	seen.nodes = c.nodesOf(notice.ProviderID)
-	seen.absent = len(seen.nodes) == 0 && c.lookups.absent(key)
-	if len(seen.nodes) != 1 || seen.acknowledged {
+	if len(seen.nodes) == 0 {
+		seen.absent = c.lookups.absent(key)
+	} else {
+		// If it goes, that has to be looked up anew.
+		c.lookups.forget(key)
+	}
+	if len(seen.nodes) != 1 || seen.acknowledged || overdue(seen.notice, now) {
 		return seen, r, nil
 	}
 	var err error
