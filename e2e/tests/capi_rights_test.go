@@ -44,7 +44,7 @@ func TestCAPIWorkloadRights(t *testing.T) {
 	scale(t, name, 2)
 	await("the pool shrinks", func(ctx context.Context) error { return running(ctx, name, 2) })
 
-	machine := createMachine(t, "drained")
+	machine := createMachine(t, "drained", name)
 	await("the Machine has its Node", machine.hasNode)
 	machine.fill(t)
 	await("Pods run on the Node", machine.hasPods)

@@ -6,7 +6,6 @@ package tests
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -64,8 +63,10 @@ func TestColumns(t *testing.T) {
 func TestColumnsResolve(t *testing.T) {
 	const name = "columns-resolve"
 	createPool(t, name, 3)
-	makeMachine(t, name)
+	makeTemplate(t, name)
 	eventually(t, 2*time.Minute, "the pool runs", func(ctx context.Context) error { return running(ctx, name, 3) })
+	single := createMachine(t, name, name)
+	eventually(t, 2*time.Minute, "the machine runs", single.hasNode)
 	for resource, object := range map[string]string{
 		"nstanceclusters":         clusterName,
 		"nstancemachinepools":     name,
@@ -96,35 +97,17 @@ func TestColumnsResolve(t *testing.T) {
 	}
 }
 
-// makeMachine makes an NstanceMachine and a template, as nobody makes them but
-// users, and fills in what would be reported of them.
-func makeMachine(t *testing.T, name string) {
+// makeTemplate makes a template, as nobody does but users.
+func makeTemplate(t *testing.T, name string) {
 	t.Helper()
-	client := env.nstance.InfrastructureV1beta1()
-	spec := v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: v1beta1.Identifier(name)}, ProviderID: "kwok://us-west-2a/" + name}
-	machine, err := client.NstanceMachines(nstance.Namespace).Create(t.Context(),
-		&v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	machine.Status = v1beta1.NstanceMachineStatus{InstanceID: "knd1", Shard: shardIDs[0], Conditions: []metav1.Condition{{
-		Type: v1beta1.ConditionReady, Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady, LastTransitionTime: metav1.Now(),
-	}}}
-	_, err = client.NstanceMachines(nstance.Namespace).UpdateStatus(t.Context(), machine, metav1.UpdateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	templates := env.nstance.InfrastructureV1beta1().NstanceMachineTemplates(nstance.Namespace)
 	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	template.Spec.Template.Spec = spec
-	if _, err := client.NstanceMachineTemplates(nstance.Namespace).Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
+	template.Spec.Template.Spec.GroupRef.Name = v1beta1.Identifier(name)
+	if _, err := templates.Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		if err := errors.Join(
-			client.NstanceMachines(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{}),
-			client.NstanceMachineTemplates(nstance.Namespace).Delete(ctx, name, metav1.DeleteOptions{}),
-		); err != nil {
+		if err := templates.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
 		}
 	})
