@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"runtime"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	metainternalscheme "k8s.io/apimachinery/pkg/apis/meta/internalversion/scheme"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	kuberuntime "k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/metadata"
+	"k8s.io/client-go/rest"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// The size of a large cluster, and how many of its Pods ask for a machine.
+const (
+	manyPods   = 150_000
+	manyAsking = 1_000
+	// mostMemory is what the heap may grow by while they are listed. The whole
+	// operator is to stay below 300 MiB.
+	mostMemory = 48 << 20
+)
+
+// crowd is an API server with very many Pods. They are made while they are sent.
+type crowd struct {
+	streaming bool
+	format    kuberuntime.SerializerInfo
+	sent      int
+	most      uint64
+}
+
+func TestMemoryDoesNotGrowWithPodsThatDoNotAsk(t *testing.T) {
+	if testing.Short() {
+		t.Skip("takes seconds")
+	}
+	for name, streaming := range map[string]bool{"streaming": true, "listing": false} {
+		t.Run(name, func(t *testing.T) {
+			format, _ := kuberuntime.SerializerInfoForMediaType(metainternalscheme.Codecs.SupportedMediaTypes(), kuberuntime.ContentTypeProtobuf)
+			pods := &crowd{streaming: streaming, format: format}
+			server := httptest.NewServer(pods)
+			defer server.Close()
+			client, err := metadata.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
+			if err != nil {
+				t.Fatal(err)
+			}
+			informer := NewPodInformer(client, 0)
+
+			before := heap(true)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
+			defer cancel()
+			done := make(chan struct{})
+			go func() {
+				defer close(done)
+				informer.RunWithContext(ctx)
+			}()
+			synced := cache.WaitForCacheSync(ctx.Done(), informer.HasSynced)
+			after := heap(true)
+			cancel()
+			<-done
+			server.CloseClientConnections()
+
+			if !synced || pods.sent < manyPods {
+				t.Fatalf("synced %t after %d Pods", synced, pods.sent)
+			}
+			if got := len(informer.GetStore().List()); got != manyAsking {
+				t.Errorf("holds %d Pods, want %d", got, manyAsking)
+			}
+			t.Logf("%d Pods, %d ask: heap %.1f MiB before, at most %.1f MiB meanwhile, %.1f MiB after",
+				pods.sent, manyAsking, mebi(before), mebi(pods.most), mebi(after))
+			if pods.most > before+mostMemory {
+				t.Errorf("the heap grew by %.1f MiB", mebi(pods.most-before))
+			}
+		})
+	}
+}
+
+// heap is the size of the heap in bytes with what is garbage in it, or without.
+func heap(collected bool) uint64 {
+	if collected {
+		runtime.GC()
+	}
+	var stats runtime.MemStats
+	runtime.ReadMemStats(&stats)
+	return stats.HeapAlloc
+}
+
+func mebi(bytes uint64) float64 { return float64(bytes) / (1 << 20) }
+
+// ServeHTTP implements http.Handler.
+func (c *crowd) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	query := r.URL.Query()
+	initial := query.Get("sendInitialEvents") == "true"
+	switch {
+	case query.Get("watch") == "":
+		c.list(w, query.Get("continue"), query.Get("limit"))
+	case initial && !c.streaming:
+		http.Error(w, "sendInitialEvents is forbidden", http.StatusUnprocessableEntity)
+	default:
+		c.watch(w, initial)
+		<-r.Context().Done()
+	}
+}
+
+func (c *crowd) list(w http.ResponseWriter, from, limit string) {
+	first, _ := strconv.Atoi(from)
+	size, _ := strconv.Atoi(limit)
+	if size == 0 {
+		size = manyPods
+	}
+	page := &metav1.PartialObjectMetadataList{ListMeta: metav1.ListMeta{ResourceVersion: "1"}}
+	page.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PartialObjectMetadataList"))
+	next := min(first+size, manyPods)
+	for i := first; i < next; i++ {
+		page.Items = append(page.Items, *podOfCrowd(i))
+	}
+	if next < manyPods {
+		page.Continue = strconv.Itoa(next)
+	}
+	w.Header().Set("Content-Type", kuberuntime.ContentTypeProtobuf)
+	c.measure(next - first)
+	if err := c.format.Serializer.Encode(page, w); err != nil {
+		panic(err)
+	}
+}
+
+func (c *crowd) watch(w http.ResponseWriter, initial bool) {
+	w.Header().Set("Content-Type", kuberuntime.ContentTypeProtobuf+";stream=watch")
+	frames := c.format.StreamSerializer.NewFrameWriter(w)
+	if initial {
+		for i := range manyPods {
+			c.send(frames, watch.Added, podOfCrowd(i))
+			if i%500 == 499 {
+				c.measure(500)
+			}
+		}
+		c.send(frames, watch.Bookmark, &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+			ResourceVersion: "1", Annotations: map[string]string{metav1.InitialEventsAnnotationKey: "true"},
+		}})
+	}
+	w.(http.Flusher).Flush()
+}
+
+func (c *crowd) send(frames io.Writer, kind watch.EventType, pod *metav1.PartialObjectMetadata) {
+	pod.SetGroupVersionKind(metav1.SchemeGroupVersion.WithKind("PartialObjectMetadata"))
+	raw, err := kuberuntime.Encode(c.format.Serializer, pod)
+	if err != nil {
+		panic(err)
+	}
+	event := &metav1.WatchEvent{Type: string(kind), Object: kuberuntime.RawExtension{Raw: raw}}
+	if err := c.format.StreamSerializer.Encode(event, frames); err != nil {
+		panic(err)
+	}
+}
+
+func (c *crowd) measure(sent int) {
+	c.sent += sent
+	c.most = max(c.most, heap(false))
+}
+
+// managed stands for the fields that somebody has written.
+var managed = []byte(strings.Repeat("f", 1500))
+
+// podOfCrowd is the metadata of a Pod as a Deployment makes it, about 3 kB.
+func podOfCrowd(i int) *metav1.PartialObjectMetadata {
+	pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+		Namespace: fmt.Sprintf("team-%d", i%100), Name: fmt.Sprintf("web-5d8f6c7b9d-%06d", i),
+		GenerateName: "web-5d8f6c7b9d-", UID: types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i)), ResourceVersion: "1",
+		Labels:          map[string]string{"app.kubernetes.io/name": "web", "app.kubernetes.io/instance": "web", "pod-template-hash": "5d8f6c7b9d"},
+		Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z", "checksum/config": strings.Repeat("0", 64)},
+		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d8f6c7b9d", UID: "owner"}},
+		ManagedFields: []metav1.ManagedFieldsEntry{
+			{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: managed[:1500]}},
+			{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: managed[:900]}},
+		},
+	}}
+	if i%(manyPods/manyAsking) == 0 {
+		pod.Annotations[v1beta1.AnnotationOnDemandGroup] = "gpu"
+	}
+	return pod
+}
