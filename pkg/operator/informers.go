@@ -19,6 +19,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/cluster"
+	"nstance.dev/operator/pkg/controller/drain"
+	"nstance.dev/operator/pkg/controller/ondemand"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
@@ -31,6 +33,9 @@ type informers struct {
 	machinePools *capi.Informer[*clusterv1.MachinePool]
 	machines     *capi.Informer[*clusterv1.Machine]
 	nodes        cache.SharedIndexInformer
+	// pods are those that ask for a machine.
+	pods              cache.SharedIndexInformer
+	volumeAttachments cache.SharedIndexInformer
 
 	shards, ca, cert, kubeconfig cache.SharedIndexInformer
 
@@ -45,6 +50,8 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		externalversions.WithTransform(withoutManagedFields))
 	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(essentials))
+	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
+		kubeinformers.WithTransform(drain.TrimVolumeAttachment))
 
 	all := &informers{
 		nstance:      nstance.Infrastructure().V1beta1(),
@@ -52,8 +59,12 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		machinePools: capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		machines:     capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		nodes:        nodes.Core().V1().Nodes().Informer(),
+
+		pods:              ondemand.NewPodInformer(clients.metadata, options.ResyncPeriod),
+		volumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
 	}
-	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext)
+	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
+		func(ctx context.Context) { go all.pods.RunWithContext(ctx) })
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		all.clusters:     withoutManagedFields,
 		all.machines:     withoutManagedFields,

@@ -21,11 +21,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/controller/cluster"
-	"nstance.dev/operator/pkg/controller/importer"
-	"nstance.dev/operator/pkg/controller/machinepool"
-	"nstance.dev/operator/pkg/controller/shardgroup"
-	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
 	"nstance.dev/operator/pkg/shard/pool"
@@ -92,7 +87,8 @@ type parts struct {
 	configuration *configuration
 	pool          *pool.Pool
 	groups        *informer.Groups
-	controllers   []interface{ Run(context.Context) }
+	instances     *informer.Instances
+	controllers   *controllers
 	// synced are done when every handler has seen every object.
 	synced []cache.DoneChecker
 }
@@ -102,6 +98,8 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 	p := &parts{
 		pool:   pool.New(pool.Options{Credentials: id.TransportCredentials()}),
 		groups: informer.NewGroups(),
+
+		instances: informer.NewInstances(),
 	}
 	watched := func(registrations ...cache.ResourceEventHandlerRegistration) {
 		for _, registration := range registrations {
@@ -121,80 +119,13 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 		return nil, err
 	}
 	watched(registrations...)
-
-	endpoint, err := options.endpoint()
-	if err != nil {
-		return nil, err
-	}
-	clusterConfig := cluster.Config{Namespace: options.Namespace, Name: options.ClusterName(), Endpoint: endpoint}
-	if options.CAPIEndpoint == "" {
-		clusterConfig.Kubeconfig = &cluster.KubeconfigSource{
-			Server:         options.CAPIKubeconfigServer,
-			CAData:         clients.ca,
-			ServiceAccount: options.CAPIServiceAccount,
-		}
-	}
-	clusters, registrations, err := cluster.New(clusterConfig, clients.nstance.InfrastructureV1beta1(), clients.capi, clients.kube,
-		informers.nstance.NstanceClusters(), informers.clusters, informers.kubeconfig, clock.RealClock{})
+	p.controllers, registrations, err = newControllers(options, clients, informers, p, recorder)
 	if err != nil {
 		return nil, err
 	}
 	watched(registrations...)
-
-	pools, registrations, err := machinepool.New(options.Namespace, options.ClusterName(),
-		clients.nstance.InfrastructureV1beta1(), clients.capi,
-		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.clusters, informers.nodes,
-		p.pool, p.groups, recorder)
-	if err != nil {
-		return nil, err
-	}
-	watched(registrations...)
-
-	shardGroups, registration, err := shardgroup.New(options.Namespace,
-		clients.nstance.InfrastructureV1beta1().NstanceShardGroups(options.Namespace),
-		informers.nstance.NstanceShardGroups(), p.pool, p.groups, pools, recorder, clock.RealClock{})
-	if err != nil {
-		return nil, err
-	}
-	watched(registration)
-
-	imports, registrations, err := importer.New(options.Namespace, options.ClusterName(), clients.nstance.InfrastructureV1beta1(),
-		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.clusters,
-		p.configuration, p.groups, recorder)
-	if err != nil {
-		return nil, err
-	}
-	watched(registrations...)
-
-	pools.AddPauseHandler(shardGroups.Wake)
-	p.hear(pools, shardGroups, imports)
-	p.controllers = []interface{ Run(context.Context) }{clusters, pools, shardGroups, imports, p.webhook.certificates}
+	p.controllers.hear(p)
 	return p, nil
-}
-
-// hear tells the controllers what comes from the shards.
-func (p *parts) hear(pools *machinepool.Controller, shardGroups *shardgroup.Controller, imports *importer.Controller) {
-	shardChanged := func(id string) {
-		shardGroups.ShardChanged(id)
-		pools.ShardChanged(id)
-		imports.ShardChanged(id)
-	}
-	p.pool.AddHandler(shardChanged)
-	p.configuration.onShards = func() { imports.ShardChanged("") }
-	p.groups.AddHandler(informer.Handler{
-		OnShard: shardChanged,
-		OnGroup: func(id, group string) {
-			shardGroups.GroupChanged(id, group)
-			imports.GroupChanged(id, group)
-		},
-		OnError: func(id string, event shard.ErrorEvent) {
-			if event.Group == "" {
-				p.configuration.shardFailed(id, event.Message)
-				return
-			}
-			shardGroups.ShardFailed(id, event.Group, event.Message)
-		},
-	})
 }
 
 // work connects to the shards and runs the controllers until ctx ends. It
@@ -203,26 +134,20 @@ func (p *parts) work(ctx context.Context) error {
 	p.configuration.lead()
 	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
 	defer disconnect()
-	var shards, controllers sync.WaitGroup
+	var shards, running sync.WaitGroup
 	shards.Go(func() {
 		p.pool.Run(connected, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
-			p.groups.Serve(ctx, shard, client)
+			var caches sync.WaitGroup
+			caches.Go(func() { p.groups.Serve(ctx, shard, client) })
+			caches.Go(func() { p.instances.Serve(ctx, shard, client) })
+			caches.Wait()
 		})
 	})
-	for _, controller := range p.controllers {
-		controllers.Go(func() { controller.Run(ctx) })
+	for _, controller := range append(p.controllers.all(), p.webhook.certificates) {
+		running.Go(func() { controller.Run(ctx) })
 	}
-	controllers.Wait()
+	running.Wait()
 	disconnect()
 	shards.Wait()
 	return nil
 }
-
-// The interfaces that the controllers declare are met by the shards' own types.
-var (
-	_ shardgroup.Shards  = (*pool.Pool)(nil)
-	_ shardgroup.Groups  = (*informer.Groups)(nil)
-	_ machinepool.Shards = (*pool.Pool)(nil)
-	_ machinepool.Groups = (*informer.Groups)(nil)
-	_ importer.Groups    = (*informer.Groups)(nil)
-)
