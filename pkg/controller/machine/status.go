@@ -110,6 +110,8 @@ func readiness(status v1beta1.NstanceMachineStatus, seen observation, done outco
 		return not(v1beta1.ReasonServerDeleted, "the shard is ending the instance: %s", seen.notice.Reason)
 	case done.instance != nil && runs(done.instance):
 		return metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady}, true
+	case done.instance != nil && done.instance.State == shard.InstanceRunning:
+		return not(v1beta1.ReasonProvisioning, "instance %s has no provider id", status.InstanceID)
 	case done.instance != nil:
 		return not(idle(done.instance.State), "instance %s is %s", status.InstanceID, done.instance.State)
 	case done.trouble != nil:
