@@ -37,6 +37,8 @@ type apiServer struct {
 	// whether it is gone.
 	changed func(object *unstructured.Unstructured, gone bool)
 
+	// podFailure answers lists of Pods.
+	podFailure *apierrors.StatusError
 	// lists are the queries of the lists of Pods.
 	lists    []string
 	watchers map[*watcher]struct{}

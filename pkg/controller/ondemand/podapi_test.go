@@ -49,6 +49,9 @@ func (s *apiServer) pods(asked *request) (*http.Response, error) {
 
 func (s *apiServer) listPods(asked *request, selector fields.Selector) any {
 	s.lists = append(s.lists, asked.URL.RawQuery)
+	if s.podFailure != nil {
+		return s.podFailure
+	}
 	list := &metav1.PartialObjectMetadataList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
 		ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)},

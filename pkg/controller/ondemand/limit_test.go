@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"slices"
+	"strings"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+)
+
+const limitEvent = `Warning OnDemandLimit the Pods of namespace "team" have as many on-demand machines of group "gpu" as they may: 1`
+
+func TestLimiter(t *testing.T) {
+	machines := cache.NewIndexer(cache.MetaNamespaceKeyFunc, slotIndexers)
+	l := newLimiter(2, machines)
+	gpu, cpu, elsewhere := slot{"team", "gpu"}, slot{"team", "cpu"}, slot{"other", "gpu"}
+	claim := func(pod types.UID, of slot, want bool) {
+		t.Helper()
+		if got := l.claim(pod, of); got != want {
+			t.Errorf("claim of %s for %s: %t", of, pod, got)
+		}
+	}
+	claim("pod-a", gpu, true)
+	claim("pod-a", gpu, true)
+	claim("pod-b", gpu, true)
+	claim("pod-c", gpu, false)
+	claim("pod-c", cpu, true)
+	claim("pod-d", elsewhere, true)
+
+	// What has come into the cache counts there, and not twice.
+	for _, name := range []string{"a", "b"} {
+		if err := machines.Add(newNstanceMachine(newPod(name, "gpu"))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claim("pod-e", cpu, true)
+	claim("pod-f", gpu, false)
+	for _, pod := range []types.UID{"pod-a", "pod-b"} {
+		if of, ok := l.release(pod); !ok || of != gpu {
+			t.Errorf("released %s, %t", of, ok)
+		}
+	}
+	claim("pod-f", gpu, false)
+	// One that is being deleted still runs.
+	if err := machines.Update(deleting(newNstanceMachine(newPod("a", "gpu")))); err != nil {
+		t.Fatal(err)
+	}
+	claim("pod-f", gpu, false)
+	if err := machines.Delete(newNstanceMachine(newPod("a", "gpu"))); err != nil {
+		t.Fatal(err)
+	}
+	claim("pod-f", gpu, true)
+	claim("pod-g", gpu, false)
+	if _, ok := l.release("pod-g"); ok {
+		t.Error("released what was not claimed")
+	}
+
+	unlimited := newLimiter(0, machines)
+	for _, name := range strings.Split("abcdefgh", "") {
+		if !unlimited.claim(types.UID(name), gpu) || len(unlimited.claimed) > 0 {
+			t.Error("0 is a limit")
+		}
+	}
+}
+
+func TestSyncKeepsTheLimit(t *testing.T) {
+	first, second, third := newPod("first", "gpu"), newPod("second", "gpu"), newPod("third", "gpu")
+	elsewhere := newPod("elsewhere", "gpu")
+	elsewhere.Namespace = "other"
+	h := newHarness(t, 1, servers{"a": having("gpu", "cpu")}, first, second, third, elsewhere, newPod("another", "cpu"))
+	h.expect(first, makesNstanceMachine, makesMachine)
+	for range 3 {
+		h.expect(second)
+		h.expect(third)
+	}
+	h.expectEvents(limitEvent, limitEvent)
+	h.expect(elsewhere, makesNstanceMachine, makesMachine)
+	h.expect(newPod("another", "cpu"), makesNstanceMachine, makesMachine)
+
+	// Other Pods come and go while the first has its place.
+	h.dropPod(third)
+	h.expect(third)
+	h.dropPod(first)
+	h.expect(first, removesMachine)
+	h.expect(second)
+	h.remove("nstancemachines", first)
+	h.expect(second, makesNstanceMachine, makesMachine)
+	h.expectEvents()
+}
+
+func TestAClaimIsGivenUpWithThePod(t *testing.T) {
+	first, second := newPod("first", "gpu"), newPod("second", "gpu")
+	h := newHarness(t, 1, servers{"a": having("gpu")}, first, second)
+	h.refused["create nstancemachines on-demand-pod-first"] = apierrors.NewInternalError(apierrors.NewBadRequest("no"))
+	if _, _, err := h.sync(first.UID); err == nil {
+		t.Error("made")
+	}
+	h.expect(second)
+	h.expectEvents(limitEvent)
+	h.dropPod(first)
+	woken := h.wakes(t, func() { h.expect(first) })
+	if want := []string{"pod-second at 0s"}; !slices.Equal(woken, want) {
+		t.Errorf("woke %q, want %q", woken, want)
+	}
+	h.expect(second, makesNstanceMachine, makesMachine)
+}
+
+func TestSlotOfAMachine(t *testing.T) {
+	machine := newNstanceMachine(newPod("x", "gpu"))
+	if got := slotOf(machine); got != (slot{"team", "gpu"}) {
+		t.Errorf("got %s", got)
+	}
+	machine.Labels = nil
+	values, err := slotIndexers[bySlot](machine)
+	if got := slotOf(machine); got != (slot{}) || err != nil || len(values) > 0 {
+		t.Errorf("a machine that was not made for a Pod has slot %s, and is indexed by %q, %v", got, values, err)
+	}
+}
