@@ -88,7 +88,7 @@ type parts struct {
 	pool          *pool.Pool
 	groups        *informer.Groups
 	instances     *informer.Instances
-	controllers   *controllers
+	controllers   []runner
 	// synced are done when every handler has seen every object.
 	synced []cache.DoneChecker
 }
@@ -96,9 +96,8 @@ type parts struct {
 func assemble(ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder) (*parts, error) {
 	id := &identity.Identity{}
 	p := &parts{
-		pool:   pool.New(pool.Options{Credentials: id.TransportCredentials()}),
-		groups: informer.NewGroups(),
-
+		pool:      pool.New(pool.Options{Credentials: id.TransportCredentials()}),
+		groups:    informer.NewGroups(),
 		instances: informer.NewInstances(),
 	}
 	watched := func(registrations ...cache.ResourceEventHandlerRegistration) {
@@ -119,12 +118,14 @@ func assemble(ctx context.Context, options *Options, clients *clients, informers
 		return nil, err
 	}
 	watched(registrations...)
-	p.controllers, registrations, err = newControllers(options, clients, informers, p, recorder)
+
+	controllers, registrations, err := newControllers(options, clients, informers, p, recorder)
 	if err != nil {
 		return nil, err
 	}
 	watched(registrations...)
-	p.controllers.hear(p)
+	controllers.hear(p)
+	p.controllers = append(controllers.all(), p.webhook.certificates)
 	return p, nil
 }
 
@@ -143,7 +144,7 @@ func (p *parts) work(ctx context.Context) error {
 			caches.Wait()
 		})
 	})
-	for _, controller := range append(p.controllers.all(), p.webhook.certificates) {
+	for _, controller := range p.controllers {
 		running.Go(func() { controller.Run(ctx) })
 	}
 	running.Wait()

@@ -31,8 +31,8 @@ func TestWorkEndsControllersBeforeConnections(t *testing.T) {
 		ctx, cancel := context.WithCancel(ctx)
 		slow := loop{told: make(chan struct{}), release: make(chan struct{})}
 		p := &parts{
-			configuration: configuration, pool: configuration.pool, groups: informer.NewGroups(),
-			controllers: []interface{ Run(context.Context) }{slow},
+			configuration: configuration, pool: configuration.pool, groups: informer.NewGroups(), instances: informer.NewInstances(),
+			controllers: []runner{slow},
 		}
 		done := make(chan error, 1)
 		go func() { done <- p.work(ctx) }()
