@@ -6,6 +6,7 @@ package drain
 import (
 	"context"
 	"fmt"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -20,6 +21,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
@@ -34,6 +36,13 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
 )
+
+func TestMain(m *testing.M) {
+	// The handler that slows errors down keeps the time of the last one, which
+	// bubbles of virtual time do not share.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
+	os.Exit(m.Run())
+}
 
 var (
 	pods  = corev1.SchemeGroupVersion.WithResource("pods")
@@ -59,10 +68,8 @@ type world struct {
 	evictions map[string][]time.Time
 	// refuse is what an eviction is refused with, by Pod; nil for not at all.
 	refuse func(pod string) error
-	// fail is what the next call of that description fails with.
-	fail map[string]error
-	// onCall is called before each call.
-	onCall func(call string)
+	// fail is asked before each call what it fails with.
+	fail func(call string) error
 }
 
 // newWorld makes a world with objects and starts a controller.
@@ -73,11 +80,10 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 		recorder:  events.NewFakeRecorder(100),
 		evictions: map[string][]time.Time{},
 		refuse:    func(string) error { return nil },
-		fail:      map[string]error{},
-		onCall:    func(string) {},
+		fail:      func(string) error { return nil },
 	}
 	w.servers = &servers{world: w, notices: map[cache.ObjectName]shard.Notice{}, settled: map[string]bool{"a": true},
-		instances: map[cache.ObjectName]shard.Instance{}}
+		instances: map[cache.ObjectName]shard.Instance{}, hang: func() {}}
 	w.PrependReactor("list", "pods", w.listPods)
 	w.PrependWatchReactor("pods", w.watchPods)
 	w.PrependReactor("create", "pods", w.evict)
@@ -89,7 +95,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 
 // start starts a controller that remembers nothing of a former one.
 func (w *world) start() {
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(w.t, ktesting.NewConfig())))
+	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(w.t, ktesting.NewConfig(ktesting.Verbosity(0)))))
 	factory := kubeinformers.NewSharedInformerFactory(w.Clientset, 0)
 	c, registrations, err := New(w.Clientset, factory.Core().V1().Nodes().Informer(), factory.Storage().V1().VolumeAttachments().Informer(),
 		w.servers, w.servers, w.recorder, clock.RealClock{})
@@ -117,7 +123,7 @@ func (w *world) start() {
 	}
 }
 
-// called sees every call, watches and the informers' lists of Nodes included.
+// called sees every call, the informers' lists of Nodes included.
 func (w *world) called(action clienttesting.Action) (bool, runtime.Object, error) {
 	call := action.GetVerb() + " " + action.GetResource().Resource
 	if action.GetSubresource() != "" {
@@ -125,11 +131,9 @@ func (w *world) called(action clienttesting.Action) (bool, runtime.Object, error
 	}
 	w.mu.Lock()
 	w.calls = append(w.calls, call)
-	err := w.fail[call]
-	delete(w.fail, call)
-	onCall := w.onCall
+	fail := w.fail
 	w.mu.Unlock()
-	onCall(call)
+	err := fail(call)
 	return err != nil, nil, err
 }
 
@@ -170,6 +174,10 @@ func (w *world) listPods(action clienttesting.Action) (bool, runtime.Object, err
 }
 
 func (w *world) watchPods(action clienttesting.Action) (bool, watch.Interface, error) {
+	// Watches are not among what the other reactors see.
+	if failed, _, err := w.called(action); failed {
+		return true, nil, err
+	}
 	node := onNode(action.(clienttesting.WatchAction).GetWatchRestrictions().Fields.String())
 	all, err := w.Tracker().Watch(pods, "")
 	if err != nil {
@@ -288,8 +296,9 @@ type servers struct {
 	instances map[cache.ObjectName]shard.Instance
 	acks      []string
 	asked     int
-	// down is what calls fail with, once more for each; always when lasting.
+	// down is what calls fail with. hang is called in each acknowledgement.
 	down error
+	hang func()
 }
 
 func (s *servers) all() map[cache.ObjectName]shard.Notice {
@@ -328,6 +337,10 @@ func (s *servers) Settled(id string) bool {
 }
 
 func (s *servers) AcknowledgeDrained(_ context.Context, id, instance string) error {
+	s.mu.Lock()
+	hang := s.hang
+	s.mu.Unlock()
+	hang()
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := cache.NewObjectName(id, instance)
