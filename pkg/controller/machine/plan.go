@@ -129,14 +129,13 @@ func planFollowing(seen observation, recalled memory) decision {
 	if seen.notice != nil && seen.notice.State == shard.Deleted {
 		return decision{}
 	}
-	ready := ptr.Deref(seen.machine.Status.Ready, false) && seen.machine.Status.ProviderID != ""
+	ready := ready(seen.machine)
 	if ready && recalled.verified >= seen.session {
 		return decision{}
 	}
 	if wrong := unusable(seen); wrong != nil {
 		if ready {
-			// It was well when it was last heard of.
-			wrong = nil
+			return decision{}
 		}
 		return decision{trouble: wrong}
 	}
@@ -220,6 +219,12 @@ func unusable(seen observation) *trouble {
 // as what.
 func claimed(machine *v1beta1.NstanceMachine) bool {
 	return machine.Status.Shard != "" && machine.Status.RequestID != ""
+}
+
+// ready tells whether the instance ran when it was last heard of. Then it is taken
+// to run until its shard says otherwise.
+func ready(machine *v1beta1.NstanceMachine) bool {
+	return ptr.Deref(machine.Status.Ready, false) && machine.Status.ProviderID != ""
 }
 
 func held(machine *v1beta1.NstanceMachine) bool {

@@ -164,7 +164,11 @@ func (c *Controller) ask(ctx context.Context, seen observation, recalled *memory
 	machine := seen.machine
 	instance, err := c.shards.Instance(ctx, machine.Status.Shard, machine.Status.InstanceID)
 	if err != nil && !shard.IsNotFound(err) {
-		return outcome{err: err, trouble: failed(err, v1beta1.ReasonProvisioning)}
+		done := outcome{err: err}
+		if !ready(machine) {
+			done.trouble = failed(err, v1beta1.ReasonProvisioning)
+		}
+		return done
 	}
 	recalled.verified = seen.session
 	if err != nil {

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machine
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+)
+
+func TestWhatWakesWhichMachines(t *testing.T) {
+	node := func(change func(*corev1.Node)) *corev1.Node {
+		node := newNode("n", "aws:///zone/provider-i-1")
+		change(node)
+		return node
+	}
+	same := func(*corev1.Node) {}
+	cluster := func(change func(*clusterv1.Cluster)) *clusterv1.Cluster {
+		cluster := newCluster()
+		change(cluster)
+		return cluster
+	}
+	// There are: one that has no shard, one that is ordered from shard a, one that
+	// runs on shard a, one of another group on shard b, and one of a pool.
+	newOne, ordered, runs, other, member := newMachine("new"), claiming(newMachine("ordered")), running(newMachine("runs"), "i-1"), having(newMachine("other"), "i-1"), having(newMachine("member"), "i-1")
+	other.Spec.GroupRef.Name, other.Status.Shard = "others", "b"
+	member.Labels = map[string]string{clusterv1.MachinePoolNameLabel: "workers"}
+	all := []string{"new at 0s", "ordered at 0s", "other at 0s", "runs at 0s"}
+
+	for name, test := range map[string]struct {
+		change func(*harness)
+		want   []string
+	}{
+		"a machine": {func(h *harness) { h.controller.machineChanged(nil, newOne) }, []string{"new at 0s"}},
+		"its own status, which the next step comes from": {func(h *harness) { h.controller.machineChanged(newOne, newOne) }, []string{"new at 0s"}},
+		"a machine that went":                            {func(h *harness) { h.controller.machineChanged(newOne, nil) }, []string{"new at 0s"}},
+		"its Machine":                                    {func(h *harness) { h.controller.ownerChanged(nil, newOwner("new")) }, []string{"new at 0s"}},
+		"its Machine that went":                          {func(h *harness) { h.controller.ownerChanged(newOwner("new"), nil) }, []string{"new at 0s"}},
+		"a Machine of another provider": {func(h *harness) {
+			owner := newOwner("new")
+			owner.Spec.InfrastructureRef.Kind = "DockerMachine"
+			h.controller.ownerChanged(nil, owner)
+		}, nil},
+		"a shard that came: its own, and those that look for one": {func(h *harness) { h.controller.ShardChanged("a") },
+			[]string{"new at 0s", "ordered at 0s", "runs at 0s"}},
+		"a shard that went, unless it is back soon": {func(h *harness) {
+			h.shards.byID["b"].reachable = false
+			h.controller.ShardChanged("b")
+		}, []string{"new at 5s", "other at 5s"}},
+		"a group: those that have no instance, with whatever follows": {func(h *harness) {
+			for range 10 {
+				h.controller.GroupChanged("a", "workers")
+			}
+		}, []string{"new at 1s", "ordered at 1s"}},
+		"an instance":           {func(h *harness) { h.controller.InstanceChanged("a", "i-1") }, []string{"runs at 0s"}},
+		"an instance of nobody": {func(h *harness) { h.controller.InstanceChanged("a", "i-2") }, nil},
+		"a Node":                {func(h *harness) { h.controller.nodeChanged(nil, node(same)) }, []string{"runs at 0s"}},
+		"a Node that went":      {func(h *harness) { h.controller.nodeChanged(node(same), nil) }, []string{"runs at 0s"}},
+		"a Node that gets its id": {func(h *harness) {
+			h.controller.nodeChanged(node(func(n *corev1.Node) { n.Spec.ProviderID = "" }), node(same))
+		}, []string{"runs at 0s"}},
+		"a Node with other addresses": {func(h *harness) {
+			h.controller.nodeChanged(node(same), node(func(n *corev1.Node) { n.ResourceVersion, n.Status.Addresses = "2", nil }))
+		}, []string{"runs at 0s"}},
+		"a heartbeat of a Node": {func(h *harness) {
+			h.controller.nodeChanged(node(same), node(func(n *corev1.Node) { n.ResourceVersion = "2" }))
+		}, nil},
+		"the Cluster that came": {func(h *harness) { h.controller.clusterChanged(nil, newCluster()) }, all},
+		"the Cluster that is paused": {func(h *harness) {
+			h.controller.clusterChanged(newCluster(), cluster(func(c *clusterv1.Cluster) { c.Spec.Paused = ptr.To(true) }))
+		}, all},
+		"the Cluster that is provisioned": {func(h *harness) {
+			h.controller.clusterChanged(cluster(func(c *clusterv1.Cluster) { c.Status = clusterv1.ClusterStatus{} }), newCluster())
+		}, all},
+		"the Cluster otherwise": {func(h *harness) {
+			h.controller.clusterChanged(newCluster(), cluster(func(c *clusterv1.Cluster) { c.ResourceVersion = "2" }))
+		}, nil},
+	} {
+		t.Run(name, func(t *testing.T) {
+			var machines []*v1beta1.NstanceMachine
+			for _, machine := range []*v1beta1.NstanceMachine{newOne, ordered, runs, other, member} {
+				machines = append(machines, machine.DeepCopy())
+			}
+			h := newHarness(t, newShards("a", "b"), machines...)
+			synctest.Test(t, func(t *testing.T) {
+				start := time.Now()
+				var woken []string
+				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+					woken = append(woken, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
+					return 0, nil
+				})
+				test.change(h)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+				defer cancel()
+				h.controller.queue.Run(ctx, 1)
+				slices.Sort(woken)
+				// One of a pool that is woken is left alone by its sync.
+				woken = slices.DeleteFunc(woken, func(line string) bool { return line == "member at 0s" })
+				if !slices.Equal(woken, test.want) {
+					t.Errorf("woke %q, want %q", woken, test.want)
+				}
+			})
+		})
+	}
+}
