@@ -5,7 +5,6 @@ package ondemand
 
 import (
 	"context"
-	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -172,24 +171,24 @@ func (c *crowd) measure(sent int) {
 	c.most = max(c.most, heap(false))
 }
 
-// managed stands for the fields that somebody has written.
-var managed = []byte(strings.Repeat("f", 1500))
+// crowdPod is the metadata of a Pod as a Deployment makes it, about 3 kB.
+var crowdPod = metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
+	Namespace: "team", GenerateName: "web-5d8f6c7b9d-", ResourceVersion: "1",
+	Labels:          map[string]string{"app.kubernetes.io/name": "web", "app.kubernetes.io/instance": "web", "pod-template-hash": "5d8f6c7b9d"},
+	Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z", "checksum/config": strings.Repeat("0", 64)},
+	OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d8f6c7b9d", UID: "owner"}},
+	ManagedFields: []metav1.ManagedFieldsEntry{
+		{Manager: "kube-controller-manager", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 1500))},
+		{Manager: "kubelet", FieldsV1: metav1.NewFieldsV1(strings.Repeat("f", 900))},
+	},
+}}
 
-// podOfCrowd is the metadata of a Pod as a Deployment makes it, about 3 kB.
 func podOfCrowd(i int) *metav1.PartialObjectMetadata {
-	pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{
-		Namespace: fmt.Sprintf("team-%d", i%100), Name: fmt.Sprintf("web-5d8f6c7b9d-%06d", i),
-		GenerateName: "web-5d8f6c7b9d-", UID: types.UID(fmt.Sprintf("00000000-0000-4000-8000-%012d", i)), ResourceVersion: "1",
-		Labels:          map[string]string{"app.kubernetes.io/name": "web", "app.kubernetes.io/instance": "web", "pod-template-hash": "5d8f6c7b9d"},
-		Annotations:     map[string]string{"kubectl.kubernetes.io/restartedAt": "2026-01-01T00:00:00Z", "checksum/config": strings.Repeat("0", 64)},
-		OwnerReferences: []metav1.OwnerReference{{APIVersion: "apps/v1", Kind: "ReplicaSet", Name: "web-5d8f6c7b9d", UID: "owner"}},
-		ManagedFields: []metav1.ManagedFieldsEntry{
-			{Manager: "kube-controller-manager", FieldsV1: &metav1.FieldsV1{Raw: managed[:1500]}},
-			{Manager: "kubelet", FieldsV1: &metav1.FieldsV1{Raw: managed[:900]}},
-		},
-	}}
+	pod := crowdPod
+	number := strconv.Itoa(i)
+	pod.Name, pod.UID = crowdPod.GenerateName+number, types.UID("00000000-0000-4000-8000-"+number)
 	if i%(manyPods/manyAsking) == 0 {
-		pod.Annotations[v1beta1.AnnotationOnDemandGroup] = "gpu"
+		pod.Annotations = map[string]string{v1beta1.AnnotationOnDemandGroup: "gpu"}
 	}
-	return pod
+	return &pod
 }
