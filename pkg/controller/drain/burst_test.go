@@ -15,7 +15,7 @@ import (
 
 // The calls of a drain grow with its Pods, and not with other Nodes or with time.
 func TestCallsOfManyDrainsAtOnce(t *testing.T) {
-	const notices, podsEach, agentsEach = 200, 3, 2
+	const notices, podsEach, agentsEach = 100, 2, 1
 	bubble(t, func(t *testing.T) {
 		objects := []runtime.Object{newDaemonSet()}
 		for i := range notices {

@@ -82,7 +82,8 @@ type Notices interface {
 // of an instance.
 type Controller struct {
 	client    kubernetes.Interface
-	nodes     cache.Indexer
+	nodes     *controller.Nodes
+	nodeIndex cache.Indexer
 	volumes   cache.Indexer
 	shards    Shards
 	notices   Notices
@@ -113,9 +114,14 @@ func New(
 	recorder events.EventRecorder,
 	clock clock.PassiveClock,
 ) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
+	byProviderID, err := controller.NewNodes(nodes)
+	if err != nil {
+		return nil, nil, err
+	}
 	c := &Controller{
 		client:    client,
-		nodes:     nodes.GetIndexer(),
+		nodes:     byProviderID,
+		nodeIndex: nodes.GetIndexer(),
 		volumes:   volumeAttachments.GetIndexer(),
 		shards:    shards,
 		notices:   notices,
@@ -164,7 +170,7 @@ func (c *Controller) ShardChanged(shard string) {
 	for _, notice := range c.notices.List(shard) {
 		c.queue.Add(cache.NewObjectName(shard, notice.InstanceID))
 	}
-	for _, node := range controller.Indexed[corev1.Node](c.nodes, byMark, shard) {
+	for _, node := range controller.Indexed[corev1.Node](c.nodeIndex, byMark, shard) {
 		if key, ok := markOf(node); ok {
 			c.queue.Add(key)
 		}
@@ -219,7 +225,7 @@ func (c *Controller) volumeChanged(before, after *storagev1.VolumeAttachment) {
 	if after != nil {
 		return
 	}
-	if object, exists, err := c.nodes.GetByKey(before.Spec.NodeName); err == nil && exists {
+	if object, exists, err := c.nodeIndex.GetByKey(before.Spec.NodeName); err == nil && exists {
 		if node, ok := object.(*corev1.Node); ok {
 			c.wake(node)
 		}

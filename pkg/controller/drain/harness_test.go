@@ -183,10 +183,52 @@ func (w *world) watchPods(action clienttesting.Action) (bool, watch.Interface, e
 	if err != nil {
 		return true, nil, err
 	}
-	return true, watch.Filter(all, func(event watch.Event) (watch.Event, bool) {
-		pod, ok := event.Object.(*corev1.Pod)
-		return event, !ok || pod.Spec.NodeName == node
-	}), nil
+	list, err := w.Tracker().List(pods, corev1.SchemeGroupVersion.WithKind("Pod"), "")
+	if err != nil {
+		return true, nil, err
+	}
+	return true, only(all, node, list.(*corev1.PodList).Items), nil
+}
+
+// only is a watch of the Pods of one Node. It begins with what they are now,
+// because the one in memory leaves out what happened since the list. And it can be
+// stopped in the middle of an event, which that of watch.Filter cannot.
+func only(all watch.Interface, node string, now []corev1.Pod) watch.Interface {
+	events := make(chan watch.Event)
+	proxy := watch.NewProxyWatcher(events)
+	go func() {
+		defer all.Stop()
+		for i := range now {
+			if !send(proxy, events, node, watch.Event{Type: watch.Modified, Object: &now[i]}) {
+				return
+			}
+		}
+		for {
+			select {
+			case event := <-all.ResultChan():
+				if !send(proxy, events, node, event) {
+					return
+				}
+			case <-proxy.StopChan():
+				return
+			}
+		}
+	}()
+	return proxy
+}
+
+// send sends an event if it is about a Pod of the Node, and tells whether the watch
+// goes on.
+func send(proxy *watch.ProxyWatcher, events chan<- watch.Event, node string, event watch.Event) bool {
+	if pod, ok := event.Object.(*corev1.Pod); !ok || pod.Spec.NodeName != node {
+		return true
+	}
+	select {
+	case events <- event:
+		return true
+	case <-proxy.StopChan():
+		return false
+	}
 }
 
 // evict is the API server and the kubelet. A Pod ends when its grace period is

@@ -14,51 +14,26 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/providerid"
 )
 
-const (
-	// byMachine finds Nodes by the key of their provider id.
-	byMachine = "drainProviderID"
-	// byMark finds Nodes by the instance that they are cordoned for, and by its
-	// shard alone.
-	byMark = "cordonedFor"
-)
+// byMark finds Nodes by the instance that they are cordoned for, and by its shard
+// alone.
+const byMark = "cordonedFor"
 
-var nodeIndexers = cache.Indexers{
-	byMachine: func(obj any) ([]string, error) {
-		if node, ok := obj.(*corev1.Node); ok && providerid.Key(node.Spec.ProviderID) != "" {
-			return []string{providerid.Key(node.Spec.ProviderID)}, nil
-		}
+var nodeIndexers = cache.Indexers{byMark: func(obj any) ([]string, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
 		return nil, nil
-	},
-	byMark: func(obj any) ([]string, error) {
-		node, ok := obj.(*corev1.Node)
-		if !ok {
-			return nil, nil
-		}
-		if key, ok := markOf(node); ok {
-			return []string{mark(key), key.Namespace}, nil
-		}
-		return nil, nil
-	},
-}
-
-// nodesOf are the Nodes in the cache whose provider id names the same machine as
-// id.
-func (c *Controller) nodesOf(id string) []*corev1.Node {
-	var nodes []*corev1.Node
-	for _, node := range controller.Indexed[corev1.Node](c.nodes, byMachine, providerid.Key(id)) {
-		if providerid.Match(id, node.Spec.ProviderID) {
-			nodes = append(nodes, node)
-		}
 	}
-	return nodes
-}
+	if key, ok := markOf(node); ok {
+		return []string{mark(key), key.Namespace}, nil
+	}
+	return nil, nil
+}}
 
 // markedFor are the Nodes in the cache that were cordoned for key.
 func (c *Controller) markedFor(key cache.ObjectName) []*corev1.Node {
-	return controller.Indexed[corev1.Node](c.nodes, byMark, mark(key))
+	return controller.Indexed[corev1.Node](c.nodeIndex, byMark, mark(key))
 }
 
 // unreachable tells whether the Node has not been heard of for so long that it

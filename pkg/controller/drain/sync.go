@@ -89,7 +89,7 @@ func (c *Controller) observe(ctx context.Context, key cache.ObjectName, now time
 	}
 	r := c.recordOf(key, seen.notice)
 	seen.acknowledged = r.acknowledgedFor(notice.Announced)
-	seen.nodes = c.nodesOf(notice.ProviderID)
+	seen.nodes = c.nodes.WithProviderID(notice.ProviderID)
 	if len(seen.nodes) == 0 {
 		seen.absent = c.lookups.absent(key)
 	} else {
