@@ -36,6 +36,8 @@ func (c *Controller) call(ctx context.Context, key cache.ObjectName) (time.Durat
 	case ask:
 		return c.ask(ctx, key, seen)
 	default:
+		// Something has changed since the sync that wanted a call.
+		c.queue.Add(key)
 		return 0, nil
 	}
 }
@@ -59,8 +61,6 @@ func (c *Controller) acknowledge(ctx context.Context, key cache.ObjectName, r *r
 	r.setCalling(true)
 	if err := c.shards.AcknowledgeDrained(ctx, key.Namespace, key.Name); err != nil {
 		r.setCalling(false)
-		// What a list said of Nodes is out of date when it is tried again.
-		c.lookups.forget(key)
 		return 0, err
 	}
 	if r.conclude(seen.notice.Announced) {

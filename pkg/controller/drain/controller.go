@@ -135,7 +135,7 @@ func New(
 	c.queue = controller.NewQueue("drain", c.sync)
 	c.calls = controller.NewQueue("drain-calls", c.call)
 	c.evictions = newEvictions(client, clock, c.queue.Add)
-	c.lookups = newLookups(client, c.queue.AddAfter)
+	c.lookups = newLookups(client, clock, c.queue.AddAfter)
 	registrations, err := controller.Watch(
 		controller.Watched{What: "Nodes", Informer: nodes, Indexers: nodeIndexers, Handler: controller.OnChange(c.nodeChanged)},
 		controller.Watched{What: "VolumeAttachments", Informer: volumeAttachments, Indexers: volumeIndexers, Handler: controller.OnChange(c.volumeChanged)},

@@ -149,11 +149,11 @@ func TestShardMayFailAtAnyCall(t *testing.T) {
 func TestDrainsOfOtherShardsGoOnWhileOneHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t)
+		release := make(chan struct{})
+		w.hang = func() { <-release }
 		for i := range 2 * callers {
 			w.tell(fmt.Sprintf("gone-%d", i), time.Now().Add(time.Hour))
 		}
-		release := make(chan struct{})
-		w.hang = func() { <-release }
 		after(time.Second)
 		w.add(newNode("n1"))
 		w.tell("n1", time.Now().Add(time.Hour))

@@ -5,6 +5,7 @@ package drain
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"os"
 	"slices"
@@ -87,6 +88,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 	w.PrependReactor("list", "pods", w.listPods)
 	w.PrependWatchReactor("pods", w.watchPods)
 	w.PrependReactor("create", "pods", w.evict)
+	w.PrependReactor("patch", "nodes", w.patchNode)
 	w.PrependReactor("*", "*", w.called)
 	w.start()
 	t.Cleanup(func() { w.stop() })
@@ -217,10 +219,13 @@ func only(all watch.Interface, node string, now []corev1.Pod) watch.Interface {
 	return proxy
 }
 
+// unseen is the annotation of a Pod that watches do not show yet.
+const unseen = "unseen"
+
 // send sends an event if it is about a Pod of the Node, and tells whether the watch
 // goes on.
 func send(proxy *watch.ProxyWatcher, events chan<- watch.Event, node string, event watch.Event) bool {
-	if pod, ok := event.Object.(*corev1.Pod); !ok || pod.Spec.NodeName != node {
+	if pod, ok := event.Object.(*corev1.Pod); !ok || pod.Spec.NodeName != node || pod.Annotations[unseen] != "" {
 		return true
 	}
 	select {
@@ -271,6 +276,19 @@ func (w *world) evict(action clienttesting.Action) (bool, runtime.Object, error)
 		time.AfterFunc(end, func() { _ = w.Tracker().Delete(pods, pod.Namespace, pod.Name) })
 	}
 	return true, nil, nil
+}
+
+// patchNode refuses an apply that could make a Node, or change its successor.
+func (w *world) patchNode(action clienttesting.Action) (bool, runtime.Object, error) {
+	patch := action.(clienttesting.PatchAction)
+	var applied metav1.PartialObjectMetadata
+	if err := json.Unmarshal(patch.GetPatch(), &applied); err != nil {
+		return true, nil, err
+	}
+	if patch.GetPatchType() != types.ApplyPatchType || applied.UID == "" {
+		w.t.Errorf("Node %s is changed by %s", patch.GetName(), patch.GetPatch())
+	}
+	return false, nil, nil
 }
 
 // node is the Node as the API server has it.

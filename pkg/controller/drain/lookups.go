@@ -16,6 +16,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/pager"
+	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/providerid"
@@ -24,24 +25,30 @@ import (
 // cacheLag is how long the cache has to show a Node that a live list has.
 const cacheLag = time.Second
 
+// absentFor is how long an answer that there is no Node counts. A shard that
+// cannot be reached for longer gets another one.
+const absentFor = time.Minute
+
 // lookups finds out, by listing all Nodes live, that there is none of a provider
 // id. One list answers everybody who asked before it began.
 type lookups struct {
 	client kubernetes.Interface
+	clock  clock.PassiveClock
 	// wake asks for a sync of a key, after a delay.
 	wake  func(cache.ObjectName, time.Duration)
 	queue *controller.Queue[string]
 
 	mu    sync.Mutex
 	asked map[cache.ObjectName]string
-	none  map[cache.ObjectName]bool
+	// none is when it was found that there is no Node.
+	none map[cache.ObjectName]time.Time
 }
 
 // allNodes is the one key of the queue.
 const allNodes = "nodes"
 
-func newLookups(client kubernetes.Interface, wake func(cache.ObjectName, time.Duration)) *lookups {
-	l := &lookups{client: client, wake: wake, asked: map[cache.ObjectName]string{}, none: map[cache.ObjectName]bool{}}
+func newLookups(client kubernetes.Interface, clock clock.PassiveClock, wake func(cache.ObjectName, time.Duration)) *lookups {
+	l := &lookups{client: client, clock: clock, wake: wake, asked: map[cache.ObjectName]string{}, none: map[cache.ObjectName]time.Time{}}
 	l.queue = controller.NewQueue("drain-nodes", l.sync)
 	return l
 }
@@ -55,11 +62,12 @@ func (l *lookups) ask(key cache.ObjectName, providerID string) {
 	l.queue.Add(allNodes)
 }
 
-// absent tells whether the answer was that there is none.
+// absent tells whether the answer was that there is none, not long ago.
 func (l *lookups) absent(key cache.ObjectName) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.none[key]
+	found, ok := l.none[key]
+	return ok && l.clock.Since(found) < absentFor
 }
 
 // forget forgets the answer.
@@ -101,7 +109,7 @@ func (l *lookups) answer(key cache.ObjectName, providerID string, found []string
 			return
 		}
 	}
-	l.none[key] = true
+	l.none[key] = l.clock.Now()
 	l.wake(key, 0)
 }
 

@@ -26,9 +26,9 @@ func TestWhichPodsLeave(t *testing.T) {
 		"ownerless":                 {change: func(p *corev1.Pod) { p.OwnerReferences = nil }, leaves: true, holds: true},
 		"with emptyDir":             {change: withEmptyDir, leaves: true, holds: true},
 		"ownerless with emptyDir":   {change: func(p *corev1.Pod) { p.OwnerReferences = nil; withEmptyDir(p) }, leaves: true, holds: true},
-		"of a DaemonSet":            {change: ownedBy("DaemonSet", "agent")},
-		"of a DaemonSet, emptyDir":  {change: func(p *corev1.Pod) { ownedBy("DaemonSet", "agent")(p); withEmptyDir(p) }},
-		"of a DaemonSet that is no": {change: ownedBy("DaemonSet", "former"), leaves: true, holds: true},
+		"of a DaemonSet":            {change: ofDaemonSet("agent")},
+		"of a DaemonSet, emptyDir":  {change: func(p *corev1.Pod) { ofDaemonSet("agent")(p); withEmptyDir(p) }},
+		"of a DaemonSet that is no": {change: ofDaemonSet("former"), leaves: true, holds: true},
 		"mirror":                    {change: func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} }},
 		"succeeded":                 {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }},
 		"failed":                    {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }},
@@ -37,7 +37,7 @@ func TestWhichPodsLeave(t *testing.T) {
 			p.Status.Phase = corev1.PodSucceeded
 		}},
 		"succeeded, of a DaemonSet": {change: func(p *corev1.Pod) {
-			ownedBy("DaemonSet", "agent")(p)
+			ofDaemonSet("agent")(p)
 			p.Status.Phase = corev1.PodSucceeded
 		}},
 		"being deleted":                         {change: deletedFor(-time.Minute), holds: true},
@@ -77,8 +77,8 @@ func withEmptyDir(pod *corev1.Pod) {
 	pod.Spec.Volumes = []corev1.Volume{{Name: "cache", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
 }
 
-func ownedBy(kind, name string) func(*corev1.Pod) {
-	return func(pod *corev1.Pod) { pod.OwnerReferences[0].Kind, pod.OwnerReferences[0].Name = kind, name }
+func ofDaemonSet(name string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) { pod.OwnerReferences[0].Kind, pod.OwnerReferences[0].Name = "DaemonSet", name }
 }
 
 // deletedFor is a Pod whose grace period has been over for some time.

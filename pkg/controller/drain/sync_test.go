@@ -370,6 +370,49 @@ func TestPodThatComesAfterTheFirstListIsEvictedToo(t *testing.T) {
 	})
 }
 
+// The watch may be behind. What counts is a live list.
+func TestPodThatTheWatchDoesNotShowHoldsUpTheAcknowledgement(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newNode("n1"))
+		w.fail = func(call string) error {
+			if call == "watch pods" {
+				// The watch has begun with a Node without Pods.
+				pod := newPod("web-0", "n1")
+				pod.Annotations = map[string]string{unseen: "yes"}
+				return w.Tracker().Add(pod)
+			}
+			return nil
+		}
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(30 * time.Second)
+		w.want()
+		if n := w.count("list pods"); n < 10 || n > 33 {
+			t.Errorf("%d lists of Pods in 30 s", n)
+		}
+		if err := w.Tracker().Delete(pods, "default", "web-0"); err != nil {
+			t.Fatal(err)
+		}
+		after(2 * time.Second)
+		w.want("i-n1")
+	})
+}
+
+func TestNodeIsLookedUpAgainWhileTheShardIsUnreachable(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t)
+		w.shardIs(errUnreachable)
+		w.reset()
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(10 * time.Minute)
+		if n := w.count("list nodes"); n < 5 || n > 11 {
+			t.Errorf("%d lists of Nodes in 10 min", n)
+		}
+		w.shardIs(nil)
+		after(20 * time.Second)
+		w.want("i-n1")
+	})
+}
+
 func TestPodsOfAnUnreachableNodeHoldItUpUntilTheirGraceIsOver(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		node := newNode("n1")
