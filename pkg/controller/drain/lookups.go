@@ -25,6 +25,10 @@ import (
 // cacheLag is how long the cache has to show a Node that a live list has.
 const cacheLag = time.Second
 
+// batch is how long a list waits for others that want one: notices come in
+// bursts.
+const batch = 50 * time.Millisecond
+
 // absentFor is how long an answer that there is no Node counts. A shard that
 // cannot be reached for longer gets another one.
 const absentFor = time.Minute
@@ -59,7 +63,7 @@ func (l *lookups) ask(key cache.ObjectName, providerID string) {
 	l.mu.Lock()
 	l.asked[key] = providerID
 	l.mu.Unlock()
-	l.queue.Add(allNodes)
+	l.queue.AddAfter(allNodes, batch)
 }
 
 // absent tells whether the answer was that there is none, not long ago.
