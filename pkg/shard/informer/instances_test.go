@@ -218,17 +218,51 @@ func TestSilenceOfAServerThatHangsIsNoNews(t *testing.T) {
 		if _, ok := w.Get("a", "i"); !ok {
 			t.Error("the drain is dropped")
 		}
-		// It answers at last, for a watch that is not open any more.
+		// It answers at last what it has just been asked, for a watch that is not open
+		// any more.
+		for asked := p.asked(); p.asked() == asked; {
+			<-time.After(100 * time.Millisecond)
+		}
 		p.change(func() { p.hang = nil })
 		p.instances <- nil
 		<-time.After(900 * time.Millisecond)
 		p.instances <- drain("other")
-		close(hang)
 		w.expect("opened again", "other pending_deletion")
+		close(hang)
+		w.expect("answered too late")
 		<-time.After(1900 * time.Millisecond)
 		w.expect("before it may settle")
 		<-time.After(200 * time.Millisecond)
 		w.expect("settled", "i gone", "settled true")
+	})
+}
+
+func TestAnswerIsNoProofOfWhatCameAfterTheQuestion(t *testing.T) {
+	p := &peer{}
+	withWatcher(t, p, func(t *testing.T, w *watcher) {
+		first, second, third := make(chan struct{}), make(chan struct{}), make(chan struct{})
+		p.change(func() { p.hang = first })
+		<-time.After(3 * time.Second)
+		p.instances <- drain("i")
+		w.expect("while asking", "i pending_deletion")
+		close(first)
+		w.expect("answered after news")
+		p.change(func() { p.hang = second })
+		<-time.After(1900 * time.Millisecond)
+		w.expect("before another 2 s")
+		<-time.After(200 * time.Millisecond)
+		if got := p.asked(); got != 2 {
+			t.Errorf("asked %d times, want again after 2 s", got)
+		}
+
+		// The watch was opened anew, and has been quiet for long enough.
+		p.change(func() { p.hang = third })
+		p.instances <- nil
+		<-time.After(4 * time.Second)
+		close(second)
+		w.expect("answered for the watch before")
+		close(third)
+		w.expect("answered for this watch", "i gone", "settled true")
 	})
 }
 

@@ -61,6 +61,13 @@ func (p *peer) change(change func()) {
 	change()
 }
 
+// asked is how often the configuration was asked about.
+func (p *peer) asked() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.questions
+}
+
 func (p *peer) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
 	p.mu.Lock()
 	p.lists++
