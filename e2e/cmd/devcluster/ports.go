@@ -4,9 +4,14 @@
 package main
 
 import (
+	"time"
+
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/nstance"
 )
+
+// drainTimeout is how long the operator may take to drain a Node.
+const drainTimeout = 5 * time.Minute
 
 // All ports of the dev cluster. They are fixed, so that a kubeconfig in a
 // user's shell stays right, and below 32768, from where the kernel hands out
@@ -26,14 +31,17 @@ var (
 	shards = []nstance.Shard{
 		{
 			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963,
-			Groups: map[string]nstance.Group{"main": {Size: 2}},
+			Groups:       map[string]nstance.Group{"main": {Size: 2}},
+			DrainTimeout: drainTimeout,
 		},
 		{
 			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964,
-			Groups: map[string]nstance.Group{"main": {Size: 1}},
+			Groups:       map[string]nstance.Group{"main": {Size: 1}},
+			DrainTimeout: drainTimeout,
 		},
 		{
 			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965,
+			DrainTimeout: drainTimeout,
 		},
 	}
 	operator = nstance.Operator{Component: "operator", HTTPPort: 28080}
