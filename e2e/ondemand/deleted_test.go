@@ -19,25 +19,31 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/nstance"
 )
 
 // hook keeps Cluster API from ending a Machine that is being deleted.
 const hook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/test"
 
 // Whatever state a machine is in when its shard ends the instance, nothing is left
-// of it in Kubernetes, and Cluster API has nothing to complain about.
+// of it in Kubernetes, and Cluster API complains of nothing from then on.
 func TestInstanceDeletedOnShard(t *testing.T) {
 	watchOperator(t)
+	gone := map[string]complaints{}
 	for _, tc := range []struct {
 		state        string
 		instanceType string
 		// prepare brings the machine into its state.
 		prepare func(*testing.T, machine)
+		// end ends the instance, if it is not the shard that is asked to.
+		end func(*testing.T, machine)
 		// finish is what has to happen after the instance was ended.
 		finish func(*testing.T, machine)
 	}{
 		{state: "pending", instanceType: unavailable},
 		{state: "running", prepare: untilRunning},
+		// What vanishes at the provider is ended by the shard.
+		{state: "vanished", prepare: untilRunning, end: deleteNode},
 		{
 			state: "deleting",
 			prepare: func(t *testing.T, m machine) {
@@ -75,22 +81,31 @@ func TestInstanceDeletedOnShard(t *testing.T) {
 			if tc.prepare != nil {
 				tc.prepare(t, m)
 			}
-			complaints := newComplaints(t)
-			m.deleteOnShard(t)
+			since := newComplaints(t, m)
+			if tc.end != nil {
+				tc.end(t, m)
+			} else {
+				m.deleteOnShard(t)
+			}
 			if tc.finish != nil {
 				tc.finish(t, m)
 			}
 			untilGone(t, m)
-			// A second machine's way from its beginning to its end is time enough for
-			// what Cluster API might try again.
-			next := tc.state + "-next"
-			createMachine(t, next, "")
-			other := untilOrdered(t, next)
-			untilRunning(t, other)
-			deleteMachine(t, other, metav1.DeletePropagationBackground)
-			untilGone(t, other)
-			complaints.areNone(t)
+			t.Logf("until then Cluster API logged %d errors", len(since.lines(t)))
+			gone[tc.state] = newComplaints(t, m)
 		})
+	}
+	// One more machine's way from its beginning to its end is time enough for what
+	// Cluster API might try again.
+	createMachine(t, "last", "")
+	last := untilOrdered(t, "last")
+	untilRunning(t, last)
+	deleteMachine(t, last, metav1.DeletePropagationBackground)
+	untilGone(t, last)
+	for state, complaints := range gone {
+		if lines := complaints.lines(t); len(lines) > 0 {
+			t.Errorf("%s: Cluster API has logged %d errors after the end:\n%s", state, len(lines), bytes.Join(lines, []byte("\n")))
+		}
 	}
 }
 
@@ -157,15 +172,30 @@ func orphan(t *testing.T, m machine) {
 	}
 }
 
-// complaints are the errors that Cluster API logs from a moment on.
-type complaints struct{ from int }
-
-// errorLine matches an error in a log of klog.
-var errorLine = regexp.MustCompile(`(?m)^E\d{4} .*$`)
-
-func newComplaints(t *testing.T) complaints {
+// deleteNode has an instance vanish at the provider.
+func deleteNode(t *testing.T, m machine) {
 	t.Helper()
-	return complaints{from: len(capiLog(t))}
+	if err := env.kube.CoreV1().Nodes().Delete(t.Context(), m.instance, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// complaints are the errors that Cluster API logs of a machine from a moment on.
+type complaints struct {
+	machine string
+	from    int
+}
+
+func newComplaints(t *testing.T, m machine) complaints {
+	t.Helper()
+	return complaints{machine: m.name, from: len(capiLog(t))}
+}
+
+func (c complaints) lines(t *testing.T) [][]byte {
+	t.Helper()
+	// klog begins an error with the letter and the date.
+	errorLine := regexp.MustCompile(`(?m)^E\d{4} .*"` + nstance.Namespace + `/` + regexp.QuoteMeta(c.machine) + `".*$`)
+	return errorLine.FindAll(capiLog(t)[c.from:], -1)
 }
 
 func capiLog(t *testing.T) []byte {
@@ -175,13 +205,6 @@ func capiLog(t *testing.T) []byte {
 		t.Fatal(err)
 	}
 	return log
-}
-
-func (c complaints) areNone(t *testing.T) {
-	t.Helper()
-	if lines := errorLine.FindAll(capiLog(t)[c.from:], -1); len(lines) > 0 {
-		t.Errorf("Cluster API has logged %d errors:\n%s", len(lines), bytes.Join(lines, []byte("\n")))
-	}
 }
 
 // A Pod whose machine its shard has ended gets another one, as long as it waits
@@ -213,18 +236,4 @@ func TestWaitingPodHasAnotherMachine(t *testing.T) {
 		return second.running(ctx)
 	})
 	eventually(t, time.Minute, "the first instance is gone", first.ended)
-}
-
-// A machine that vanishes at the provider is one that the shard ends.
-func TestNodeVanishes(t *testing.T) {
-	watchOperator(t)
-	createMachine(t, "vanishes", "")
-	m := untilOrdered(t, "vanishes")
-	untilRunning(t, m)
-	complaints := newComplaints(t)
-	if err := env.kube.CoreV1().Nodes().Delete(t.Context(), m.instance, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	untilGone(t, m)
-	complaints.areNone(t)
 }
