@@ -105,3 +105,22 @@ func TestBlockedDrainCostsOnlyTries(t *testing.T) {
 		}
 	})
 }
+
+// Something may make one Pod after the other that tolerates the cordon.
+func TestPodsThatComeOneAfterTheOtherAreNotListedOneByOne(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newNode("n1"), newPod("web-0", "n1"))
+		w.tell("n1", time.Now().Add(time.Hour))
+		for i := range 100 {
+			if err := w.Tracker().Add(newPod(fmt.Sprintf("again-%d", i), "n1")); err != nil {
+				t.Fatal(err)
+			}
+			after(100 * time.Millisecond)
+		}
+		after(10 * time.Second)
+		w.want("i-n1")
+		if n := w.count("list pods"); n > 15 {
+			t.Errorf("%d lists of Pods for 100 Pods in 10 s", n)
+		}
+	})
+}

@@ -14,13 +14,9 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-const (
-	// listPeriod keeps the lists apart that are made before an acknowledgement.
-	listPeriod = time.Second
-	// askPeriod is how often a shard is asked that has withdrawn a notice and says
-	// that the instance is going to be deleted all the same.
-	askPeriod = 10 * time.Second
-)
+// askPeriod is how often a shard is asked that has withdrawn a notice and says
+// that the instance is going to be deleted all the same.
+const askPeriod = 10 * time.Second
 
 // call asks or tells a shard what the next step of a drain needs. Calls have
 // workers of their own: one to a shard that is cut off takes until its deadline.
@@ -46,7 +42,7 @@ func (c *Controller) call(ctx context.Context, key cache.ObjectName) (time.Durat
 // drained Node only when a live list shows no Pod that has to leave.
 func (c *Controller) acknowledge(ctx context.Context, key cache.ObjectName, r *record, seen observation, end outcome) (time.Duration, error) {
 	if end == drained || end == volumesAttached {
-		if early := r.earlyToList(c.clock.Now()); early > 0 {
+		if early := seen.pods.listAfter.Sub(c.clock.Now()); early > 0 {
 			return early, nil
 		}
 		left, err := c.sortPods(ctx, r, seen.nodes[0])
@@ -74,17 +70,6 @@ func (c *Controller) acknowledge(ctx context.Context, key cache.ObjectName, r *r
 	}
 	c.queue.Add(key)
 	return 0, nil
-}
-
-// earlyToList is how long a list has to wait for the last one, 0 for not at all.
-func (r *record) earlyToList(now time.Time) time.Duration {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if now.Before(r.listAfter) {
-		return r.listAfter.Sub(now)
-	}
-	r.listAfter = now.Add(listPeriod)
-	return 0
 }
 
 // ask asks what has become of an instance whose Node is marked and whose shard

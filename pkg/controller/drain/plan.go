@@ -39,8 +39,10 @@ type observation struct {
 type podsSeen struct {
 	// watched: they are being watched. synced: all of them have been seen.
 	watched, synced bool
-	// sorted: of each it is known whether it has to leave.
-	sorted bool
+	// sorted: of each it is known whether it has to leave. Until listAfter nobody
+	// tries to find that out again.
+	sorted    bool
+	listAfter time.Time
 	// remaining are those that have to leave and have not.
 	remaining []*corev1.Pod
 	// attached is how many volumes are attached to the Node for Pods that have
@@ -137,6 +139,8 @@ func planDrain(seen observation, now time.Time) decision {
 		return decision{step: watchPods}
 	case !pods.synced:
 		return decision{step: nothing}
+	case !pods.sorted && now.Before(pods.listAfter):
+		return decision{step: nothing, until: pods.listAfter}
 	case !pods.sorted:
 		return decision{step: sortPods}
 	case len(pods.remaining) > 0:

@@ -58,6 +58,7 @@ func TestPlan(t *testing.T) {
 		"Pods are not watched":                {observation{notice: draining, nodes: one}, decision{step: watchPods, until: deleteAt}},
 		"Pods are not seen yet":               {observation{notice: draining, nodes: one, pods: podsSeen{watched: true}}, decision{step: nothing, until: deleteAt}},
 		"Pods are not sorted":                 {observation{notice: draining, nodes: one, pods: podsSeen{watched: true, synced: true}}, decision{step: sortPods, until: deleteAt}},
+		"Pods are not sorted, just listed":    {observation{notice: draining, nodes: one, pods: podsSeen{watched: true, synced: true, listAfter: now.Add(1)}}, decision{step: nothing, until: now.Add(1)}},
 		"Pods remain":                         {observation{notice: draining, nodes: one, pods: left}, decision{step: evict, until: deleteAt}},
 		"Pods remain, no end":                 {observation{notice: endless, nodes: one, pods: left}, decision{step: evict}},
 		"Pods remain on a silent Node":        {observation{notice: draining, nodes: []*corev1.Node{silent}, pods: left}, decision{step: evict, until: now.Add(20 * time.Second)}},

@@ -17,6 +17,10 @@ import (
 	"k8s.io/kubectl/pkg/drain"
 )
 
+// listPeriod keeps the lists of one drain apart. What the watch shows soon is not
+// worth another, nor is every Pod of something that makes one after the other.
+const listPeriod = time.Second
+
 // evictable lists, live, the Pods of a Node that have to leave it before its
 // machine goes. The package comment says which these are.
 func (c *Controller) evictable(ctx context.Context, node *corev1.Node) ([]corev1.Pod, error) {
@@ -55,7 +59,7 @@ func holds(pod *corev1.Pod, node *corev1.Node, now time.Time) bool {
 // returns how many.
 func (c *Controller) sortPods(ctx context.Context, r *record, node *corev1.Node) (int, error) {
 	// What the watch showed before the list began is in the list or gone.
-	before := r.watched()
+	before := r.beginList(c.clock.Now())
 	pods, err := c.evictable(ctx, node)
 	if err != nil {
 		return 0, err
@@ -78,12 +82,12 @@ func (c *Controller) sortPods(ctx context.Context, r *record, node *corev1.Node)
 // read from the watch, so that the many changes of Pods cost no calls.
 func (c *Controller) observePods(ctx context.Context, r *record, node *corev1.Node, now time.Time) (podsSeen, error) {
 	r.mu.Lock()
-	watch, known, leaving := r.watch, r.known, r.leaving
+	watch, known, leaving, listAfter := r.watch, r.known, r.leaving, r.listAfter
 	r.mu.Unlock()
 	if watch == nil || watch.node != node.Name {
 		return podsSeen{}, nil
 	}
-	seen := podsSeen{watched: true, synced: watch.synced()}
+	seen := podsSeen{watched: true, synced: watch.synced(), listAfter: listAfter}
 	if !seen.synced {
 		return seen, nil
 	}

@@ -5,6 +5,7 @@ package drain
 
 import (
 	"context"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -67,10 +68,11 @@ func (r *record) stopWatching() {
 	r.watch, r.known, r.leaving = nil, nil, nil
 }
 
-// watched are the Pods that the watch shows.
-func (r *record) watched() []*corev1.Pod {
+// beginList notes that a list begins, and returns the Pods that the watch shows.
+func (r *record) beginList(now time.Time) []*corev1.Pod {
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	r.listAfter = now.Add(listPeriod)
 	if r.watch == nil {
 		return nil
 	}

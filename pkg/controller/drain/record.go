@@ -32,7 +32,7 @@ type record struct {
 	known, leaving sets.Set[types.UID]
 	// emptySince is since when none of these was left.
 	emptySince time.Time
-	// listAfter keeps lists apart that the watch has not caught up with.
+	// listAfter is when the Pods may be listed again.
 	listAfter time.Time
 	// acknowledged is the announcement that was last acknowledged, calling tells
 	// that an acknowledgement is under way, concluded that there was one.
