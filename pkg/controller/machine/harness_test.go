@@ -4,6 +4,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"slices"
 	"testing"
@@ -20,6 +21,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
+	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -44,8 +46,12 @@ type harness struct {
 	clusters   *capi.Informer[*clusterv1.Cluster]
 	nodes      cache.SharedIndexInformer
 	shards     *shards
-	clock      *clocktesting.FakePassiveClock
-	recorder   *events.FakeRecorder
+	// groups are what is known of the shards' groups: those of shards, or others.
+	groups Groups
+	clock  *clocktesting.FakePassiveClock
+	// realClock takes the place of clock when it is set.
+	realClock clock.PassiveClock
+	recorder  *events.FakeRecorder
 }
 
 // newHarness makes a controller with these shards that sees machines and the
@@ -72,6 +78,7 @@ func newHarness(t testing.TB, shards *shards, all ...*v1beta1.NstanceMachine) *h
 	for _, machine := range all {
 		h.put(h.owners, newOwner(machine.Name))
 	}
+	h.groups = shards
 	h.informers = h.Informers()
 	h.controller = h.newController(h.shards)
 	h.Show(h.informers)
@@ -82,7 +89,7 @@ func newHarness(t testing.TB, shards *shards, all ...*v1beta1.NstanceMachine) *h
 func (h *harness) newController(shards Shards) *Controller {
 	h.t.Helper()
 	c, _, err := New(namespace, clusterName, h.InfrastructureV1beta1(), h.capi.Client, h.informers.NstanceMachines(),
-		h.owners, h.clusters, h.nodes, shards, h.shards, notices{h.shards}, h.shards, h.recorder, h.clock)
+		h.owners, h.clusters, h.nodes, shards, h.groups, notices{h.shards}, h.shards, h.recorder, cmp.Or[clock.PassiveClock](h.realClock, h.clock))
 	if err != nil {
 		h.t.Fatal(err)
 	}

@@ -116,9 +116,11 @@ func (s *shards) CreateInstance(_ context.Context, id, request string, order sha
 	}
 	instance, ok := s.requested[id+"/"+request]
 	if !ok {
-		instance = fmt.Sprintf("i-%d", len(s.instances)+1)
+		instance = fmt.Sprintf("i-%d", len(s.requested)+1)
 		s.requested[id+"/"+request] = instance
-		s.instances[instance] = &shard.Instance{ID: instance, State: shard.InstancePending}
+		if s.instances[instance] == nil {
+			s.instances[instance] = &shard.Instance{ID: instance, State: shard.InstancePending}
+		}
 	}
 	return shard.Instance{ID: instance, State: shard.InstancePending}, nil
 }
