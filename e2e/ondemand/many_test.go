@@ -20,7 +20,9 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// 500 Pods at once have 500 machines, and not one more.
+// 500 Pods at once have 500 machines, and not one more. Of their instance type
+// there is none, so that nothing but the machines is made: what 500 Nodes cost is
+// Cluster API's affair and the API server's.
 func TestManyPodsAtOnce(t *testing.T) {
 	const namespace, pods = "many", 500
 	// few is by how much a shard may have more than another one.
@@ -29,16 +31,17 @@ func TestManyPodsAtOnce(t *testing.T) {
 	newNamespace(t, namespace)
 	before := newCount(t)
 	begin := time.Now()
-	createPods(t, namespace, pods)
+	createPods(t, namespace, pods, func(pod *corev1.Pod) {
+		pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
+	})
 	t.Logf("%d Pods made in %s", pods, time.Since(begin).Round(time.Second/10))
-	eventuallyEvery(t, 2*time.Second, 5*time.Minute, "all machines are made", func(ctx context.Context) error {
-		return machineCount(ctx, namespace, pods)
+	eventuallyEvery(t, 2*time.Second, 5*time.Minute, "all machines have an instance", func(ctx context.Context) error {
+		return allOrdered(ctx, namespace, pods)
 	})
-	t.Logf("%d machines after %s", pods, time.Since(begin).Round(time.Second/10))
-	eventuallyEvery(t, 2*time.Second, 5*time.Minute, "all Pods run on their machines", func(ctx context.Context) error {
-		return allRun(ctx, namespace, pods)
-	})
-	t.Logf("%d Pods run after %s", pods, time.Since(begin).Round(time.Second/10))
+	t.Logf("%d machines have an instance after %s", pods, time.Since(begin).Round(time.Second/10))
+	if err := machineCount(t.Context(), namespace, pods); err != nil {
+		t.Error(err)
+	}
 
 	ordered := before.oneEach(t, namespace)
 	counts := slices.Collect(maps.Values(ordered))
@@ -49,20 +52,42 @@ func TestManyPodsAtOnce(t *testing.T) {
 }
 
 // createPods makes Pods that ask for machines, several at the same time.
-func createPods(t *testing.T, namespace string, count int) {
+func createPods(t *testing.T, namespace string, count int, change ...func(*corev1.Pod)) {
 	t.Helper()
 	var creating errgroup.Group
 	creating.SetLimit(20)
 	for i := range count {
 		creating.Go(func() error {
-			_, err := env.kube.CoreV1().Pods(namespace).
-				Create(t.Context(), newPod(namespace, fmt.Sprintf("builder-%d", i)), metav1.CreateOptions{})
+			pod := newPod(namespace, fmt.Sprintf("builder-%d", i))
+			for _, change := range change {
+				change(pod)
+			}
+			_, err := env.kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
 			return err
 		})
 	}
 	if err := creating.Wait(); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// allOrdered succeeds when there are so many machines for the Pods of a namespace,
+// and it is on record which instance each has.
+func allOrdered(ctx context.Context, namespace string, count int) error {
+	machines, err := machinesOf(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	ordered := 0
+	for _, m := range machines {
+		if m.Status.InstanceID != "" {
+			ordered++
+		}
+	}
+	if ordered != count || len(machines) != count {
+		return fmt.Errorf("%d of %d machines have an instance, want %d", ordered, len(machines), count)
+	}
+	return nil
 }
 
 // allRun succeeds when every Pod of a namespace runs on the Node that was made
