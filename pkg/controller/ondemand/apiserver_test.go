@@ -37,8 +37,9 @@ type apiServer struct {
 	// whether it is gone.
 	changed func(object *unstructured.Unstructured, gone bool)
 
-	// podFailure answers lists of Pods.
-	podFailure *apierrors.StatusError
+	// podFailure answers lists of Pods. expired answers one that goes on with
+	// another.
+	podFailure, expired *apierrors.StatusError
 	// lists are the queries of the lists of Pods.
 	lists    []string
 	watchers map[*watcher]struct{}

@@ -4,6 +4,7 @@
 package ondemand
 
 import (
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -28,6 +29,7 @@ func TestLimiter(t *testing.T) {
 	claim("pod-a", gpu, true)
 	claim("pod-a", gpu, true)
 	claim("pod-b", gpu, true)
+	claim("pod-a", gpu, true)
 	claim("pod-c", gpu, false)
 	claim("pod-c", cpu, true)
 	claim("pod-d", elsewhere, true)
@@ -107,6 +109,40 @@ func TestAClaimIsGivenUpWithThePod(t *testing.T) {
 	if want := []string{"pod-second at 0s"}; !slices.Equal(woken, want) {
 		t.Errorf("woke %q, want %q", woken, want)
 	}
+	h.expect(second, makesNstanceMachine, makesMachine)
+}
+
+// A machine that was asked for may be there, whatever the answer was and whatever
+// the cache shows.
+func TestAClaimIsKeptUntilTheCacheShowsTheMachine(t *testing.T) {
+	first, second := newPod("first", "gpu"), newPod("second", "gpu")
+	h := newHarness(t, 1, servers{"a": having("gpu")}, first, second)
+	lost, refused := "create nstancemachines on-demand-pod-first", "create machines on-demand-pod-first"
+	h.lost[lost] = apierrors.NewInternalError(http.ErrHandlerTimeout)
+	h.refused[refused] = h.lost[lost]
+	for range 2 {
+		woken := h.wakes(t, func() {
+			if _, _, err := h.sync(first.UID); !apierrors.IsInternalError(err) {
+				t.Errorf("got error %v", err)
+			}
+		})
+		if len(woken) > 0 {
+			t.Errorf("woke %q", woken)
+		}
+		delete(h.lost, lost)
+	}
+
+	// Its Pod goes. The cache of Pods shows that, the one of machines is late.
+	h.noError(h.pods.GetIndexer().Delete(inCache(first)))
+	h.dropPod(first)
+	if writes, requeue, err := h.sync(first.UID); err != nil || len(writes) > 0 || requeue != staleRetry {
+		t.Errorf("wrote %q, requeue %s, error %v", writes, requeue, err)
+	}
+	if writes, _, err := h.sync(second.UID); err != nil || len(writes) > 0 {
+		t.Errorf("wrote %q, error %v", writes, err)
+	}
+	h.expect(first, "delete nstancemachines {}")
+	h.expect(first)
 	h.expect(second, makesNstanceMachine, makesMachine)
 }
 

@@ -52,6 +52,10 @@ func (s *apiServer) listPods(asked *request, selector fields.Selector) any {
 	if s.podFailure != nil {
 		return s.podFailure
 	}
+	if expired := s.expired; expired != nil && asked.URL.Query().Has("continue") {
+		s.expired = nil
+		return expired
+	}
 	list := &metav1.PartialObjectMetadataList{
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
 		ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)},

@@ -158,7 +158,11 @@ func TestSyncTellsThePodWhyItGetsNoMachineOnce(t *testing.T) {
 			pod.Annotations[v1beta1.AnnotationOnDemandGroup] = "cpu"
 			h.putPod(pod)
 			h.expect(pod, makesNstanceMachine, makesMachine)
+			h.expect(pod)
 			h.expectEvents()
+			if left := h.controller.complaints.last; len(left) > 0 {
+				t.Errorf("remembers %v", left)
+			}
 		})
 	}
 }
