@@ -65,7 +65,7 @@ func (j *journal) times() []time.Duration {
 
 // runQueue runs a queue with this sync function for d of the bubble's time,
 // after use has been called, and returns when its workers have stopped.
-func runQueue(t *testing.T, sync SyncFunc, d time.Duration, use func(*Queue)) {
+func runQueue(t *testing.T, sync SyncFunc[cache.ObjectName], d time.Duration, use func(*Queue[cache.ObjectName])) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())), d)
 	defer cancel()
@@ -79,7 +79,7 @@ func TestQueueSchedule(t *testing.T) {
 	const ms = time.Millisecond
 	tests := map[string]struct {
 		answer func(n int) (time.Duration, error)
-		use    func(*Queue)
+		use    func(*Queue[cache.ObjectName])
 		d      time.Duration
 		want   []time.Duration
 	}{
@@ -135,7 +135,7 @@ func TestQueueSchedule(t *testing.T) {
 		},
 		"of several delays the shortest counts, and once": {
 			answer: func(int) (time.Duration, error) { return 0, nil },
-			use: func(q *Queue) {
+			use: func(q *Queue[cache.ObjectName]) {
 				q.AddAfter(workers, 3*time.Second)
 				q.AddAfter(workers, time.Second)
 				q.AddAfter(workers, 2*time.Second)
@@ -150,7 +150,7 @@ func TestQueueSchedule(t *testing.T) {
 				j := &journal{start: time.Now(), answer: test.answer}
 				use := test.use
 				if use == nil {
-					use = func(q *Queue) { q.Add(workers) }
+					use = func(q *Queue[cache.ObjectName]) { q.Add(workers) }
 				}
 				runQueue(t, j.sync, test.d, use)
 				if got := j.times(); !slices.Equal(got, test.want) {
@@ -170,7 +170,7 @@ func TestQueueFailuresOfOneKeyDoNotDelayAnother(t *testing.T) {
 				return 0, errors.New("failed")
 			}
 			return j.sync(ctx, key)
-		}, time.Minute, func(q *Queue) {
+		}, time.Minute, func(q *Queue[cache.ObjectName]) {
 			j.answer = func(n int) (time.Duration, error) {
 				if n == 0 {
 					return 0, errors.New("failed once")

@@ -85,7 +85,7 @@ func TestTheMachineIsToldItsNodeWhenClusterAPIDoesNotFindIt(t *testing.T) {
 	h.after(time.Second)
 	h.expect(linkM)
 
-	t.Run("it has found it", func(t *testing.T) {
+	t.Run("it has found it", func(*testing.T) {
 		owner := newOwner("m")
 		owner.Status.NodeRef = clusterv1.MachineNodeReference{Name: "another"}
 		h.put(h.owners, owner)
@@ -101,7 +101,7 @@ func TestTheMachineIsToldItsNodeWhenClusterAPIDoesNotFindIt(t *testing.T) {
 		}
 		h.capi.Refused = nil
 	})
-	t.Run("the Machine goes", func(t *testing.T) {
+	t.Run("the Machine goes", func(*testing.T) {
 		owner := newOwner("m")
 		owner.DeletionTimestamp = &metav1.Time{Time: h.clock.Now()}
 		h.put(h.owners, owner)

@@ -52,14 +52,13 @@ type drain struct {
 // trouble is why something is not as it should be.
 type trouble struct{ reason, message string }
 
-// step is the one thing that a sync does besides reporting.
+// step is the one thing that a sync does besides reporting. The zero value is
+// none: all is well, or nothing can be done.
 type step int
 
 const (
-	// nothing: all is well, or nothing can be done.
-	nothing step = iota
 	// claim: write down the shard and the request id.
-	claim
+	claim step = iota + 1
 	// order: ask the shard for the instance that was written down.
 	order
 	// ask: ask the shard what the instance does.
