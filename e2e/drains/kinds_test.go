@@ -200,7 +200,7 @@ func template(group, app string) corev1.PodTemplateSpec {
 // that whoever waited for that would wait for ever.
 func finish(t testing.TB, namespace, name string) {
 	t.Helper()
-	patchPod(t, namespace, name, `{"metadata":{"finalizers":["test.nstance.dev/keep"]}}`)
+	patchPod(t, namespace, name, fmt.Sprintf(`{"metadata":{"finalizers":[%q]}}`, keep))
 	patchPod(t, namespace, name, `{"status":{"phase":"Succeeded"}}`, "status")
 }
 

@@ -36,7 +36,7 @@ func TestKilledLeaders(t *testing.T) {
 	for i, node := range nodes {
 		slow := newPod(name, fmt.Sprintf("slow-%d", i), node)
 		// It takes its time to end: until nobody keeps it any more.
-		slow.Finalizers = []string{"test.nstance.dev/keep"}
+		slow.Finalizers = []string{keep}
 		pods = append(pods, newPod(name, fmt.Sprintf("first-%d", i), node), newPod(name, fmt.Sprintf("second-%d", i), node), slow)
 	}
 	createPods(t, pods...)

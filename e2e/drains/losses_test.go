@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 )
 
 // losses are the Pods that ran and were deleted with grace 0: they were not asked
@@ -27,12 +28,18 @@ func watchLosses(ctx context.Context, client kubernetes.Interface) (*losses, err
 	l := &losses{}
 	factory := informers.NewSharedInformerFactory(client, 0)
 	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+		// Its first grace period tells: in the end everybody's is 0.
+		UpdateFunc: func(before, after any) {
+			was, ok := before.(*corev1.Pod)
+			pod, alsoOK := after.(*corev1.Pod)
+			if ok && alsoOK && was.DeletionTimestamp == nil && pod.DeletionTimestamp != nil && ptr.Deref(pod.DeletionGracePeriodSeconds, 0) == 0 {
+				l.add(pod)
+			}
+		},
 		// What was missed while no watch was open is no *corev1.Pod.
 		DeleteFunc: func(obj any) {
-			if pod, ok := obj.(*corev1.Pod); ok && pod.DeletionTimestamp == nil && pod.Status.Phase == corev1.PodRunning {
-				l.mu.Lock()
-				defer l.mu.Unlock()
-				l.lost = append(l.lost, pod)
+			if pod, ok := obj.(*corev1.Pod); ok && pod.DeletionTimestamp == nil {
+				l.add(pod)
 			}
 		},
 	})
@@ -44,6 +51,15 @@ func watchLosses(ctx context.Context, client kubernetes.Interface) (*losses, err
 		return nil, errors.New("the Pods could not be listed")
 	}
 	return l, nil
+}
+
+func (l *losses) add(pod *corev1.Pod) {
+	if pod.Status.Phase != corev1.PodRunning {
+		return
+	}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lost = append(l.lost, pod)
 }
 
 // on returns the names of those that were lost on some Nodes.

@@ -18,6 +18,9 @@ import (
 	"k8s.io/utils/ptr"
 )
 
+// keep is a finalizer that nobody but a test removes.
+const keep = "test.nstance.dev/keep"
+
 // createNamespace makes a namespace in which Pods can be made.
 func createNamespace(t testing.TB, name string) {
 	t.Helper()
