@@ -56,6 +56,8 @@ type blockage struct {
 	message, note string
 	// reason is that of the event.
 	reason string
+	// unnamed: the budgets could not be read.
+	unnamed bool
 }
 
 // newBlockage says that a Pod cannot be evicted, because of budgets as far as they
@@ -92,11 +94,11 @@ func words(err error) string {
 
 // budgets are the names of the PodDisruptionBudgets that cover a Pod, as far as
 // they can be read. A refusal because of more than one names none.
-func (e *evictions) budgets(ctx context.Context, pod *corev1.Pod) []string {
+func (e *evictions) budgets(ctx context.Context, pod *corev1.Pod) ([]string, error) {
 	list, err := e.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		klog.FromContext(ctx).Error(err, "Cannot find out which PodDisruptionBudget covers a Pod", "pod", klog.KObj(pod))
-		return nil
+		return nil, err
 	}
 	var names []string
 	for _, budget := range list.Items {
@@ -107,5 +109,5 @@ func (e *evictions) budgets(ctx context.Context, pod *corev1.Pod) []string {
 		}
 	}
 	slices.Sort(names)
-	return names
+	return names, nil
 }

@@ -61,7 +61,9 @@ type evictions struct {
 
 // eviction is a Pod to be evicted.
 type eviction struct {
-	drain    cache.ObjectName
+	// drains want it: more than one when instances claim the same Node. One that none
+	// wants any more is remembered until it might be tried again.
+	drains   sets.Set[cache.ObjectName]
 	node     string
 	pod      *corev1.Pod
 	deadline time.Time
@@ -71,6 +73,12 @@ type eviction struct {
 	// failing is since when every try has failed, blocked what is told of it.
 	failing time.Time
 	blocked *blockage
+}
+
+func (p *eviction) wake(wake func(drain cache.ObjectName)) {
+	for drain := range p.drains {
+		wake(drain)
+	}
 }
 
 func newEvictions(client kubernetes.Interface, clock clock.PassiveClock, wake func(cache.ObjectName)) *evictions {
@@ -95,14 +103,18 @@ func (e *evictions) want(drain cache.ObjectName, node *corev1.Node, pods []*core
 		wanted.Insert(pod.UID)
 		known, ok := e.pods[pod.UID]
 		if !ok {
-			known = &eviction{}
+			known = &eviction{drains: sets.New[cache.ObjectName]()}
 			e.pods[pod.UID] = known
+		}
+		if known.drains.Len() == 0 || !known.deadline.Equal(deadline) {
+			// It may have been given up at the former deadline.
 			e.queue.Add(pod.UID)
 		}
-		known.drain, known.node, known.pod, known.deadline = drain, node.Name, pod, deadline
+		known.drains.Insert(drain)
+		known.node, known.pod, known.deadline = node.Name, pod, deadline
 	}
 	for uid := range e.byDrain[drain].Difference(wanted) {
-		delete(e.pods, uid)
+		e.release(drain, uid)
 	}
 	e.byDrain[drain] = wanted
 	if len(wanted) == 0 {
@@ -115,9 +127,20 @@ func (e *evictions) drop(drain cache.ObjectName) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	for uid := range e.byDrain[drain] {
-		delete(e.pods, uid)
+		e.release(drain, uid)
 	}
 	delete(e.byDrain, drain)
+}
+
+// release takes a Pod from a drain. It is called with the lock.
+func (e *evictions) release(drain cache.ObjectName, uid types.UID) {
+	pod := e.pods[uid]
+	pod.drains.Delete(drain)
+	if pod.drains.Len() == 0 {
+		e.queue.Add(uid)
+	}
+	// The deadline may have been that of the drain that is over.
+	pod.wake(e.wake)
 }
 
 // blocked are the evictions of a drain that fail, by Pod.
@@ -153,7 +176,10 @@ func (e *evictions) sync(ctx context.Context, uid types.UID) (time.Duration, err
 	}
 	klog.FromContext(ctx).V(2).Info("Eviction tried", "pod", klog.KObj(try.pod), "node", try.node, "answer", answer, "err", err)
 	if e.tried(uid, answer, now) {
-		e.block(uid, newBlockage(try.node, try.pod, e.budgets(ctx, try.pod), err))
+		budgets, failed := e.budgets(ctx, try.pod)
+		blocked := newBlockage(try.node, try.pod, budgets, err)
+		blocked.unnamed = failed != nil
+		e.block(uid, blocked)
 	}
 	return e.pause(uid), nil
 }
@@ -165,16 +191,21 @@ func (e *evictions) due(uid types.UID, now time.Time) (*eviction, time.Duration)
 	defer e.mu.Unlock()
 	pod, ok := e.pods[uid]
 	switch {
-	case !ok, !pod.deadline.IsZero() && !now.Before(pod.deadline):
+	case !ok:
 		return nil, 0
 	case now.Before(pod.next):
 		return nil, pod.next.Sub(now)
+	case pod.drains.Len() == 0:
+		delete(e.pods, uid)
+		return nil, 0
+	case !pod.deadline.IsZero() && !now.Before(pod.deadline):
+		return nil, 0
 	}
 	return new(*pod), 0
 }
 
 // tried notes the answer to a try that began at began, and tells whether the Pod
-// has become blocked by it.
+// is blocked and it is to be found out by what.
 func (e *evictions) tried(uid types.UID, answer answer, began time.Time) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
@@ -189,14 +220,14 @@ func (e *evictions) tried(uid types.UID, answer answer, began time.Time) bool {
 		if pod.failing.IsZero() {
 			pod.failing = began
 		}
-		return pod.blocked == nil && e.clock.Since(pod.failing) >= blockedAfter
+		return (pod.blocked == nil || pod.blocked.unnamed) && e.clock.Since(pod.failing) >= blockedAfter
 	default:
 		// The watch will show it. If it does not, the next try will not come soon.
 		pod.next = began.Add(delay(longest))
 		pod.failing = time.Time{}
 		if pod.blocked != nil {
 			pod.blocked = nil
-			e.wake(pod.drain)
+			pod.wake(e.wake)
 		}
 		return false
 	}
@@ -208,7 +239,7 @@ func (e *evictions) block(uid types.UID, by *blockage) {
 	defer e.mu.Unlock()
 	if pod, ok := e.pods[uid]; ok {
 		pod.blocked = by
-		e.wake(pod.drain)
+		pod.wake(e.wake)
 	}
 }
 

@@ -17,6 +17,7 @@ import (
 	policyv1 "k8s.io/api/policy/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 )
 
@@ -276,4 +277,66 @@ func TestGrace(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestDrainThatIsProlongedAtItsEndGoesOn(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		node, pod := newNode("n1"), newPod("web-0", "n1")
+		w := newWorld(t, node, pod)
+		e := w.controller.evictions
+		w.refuse = func(string) error { return errBudget }
+		key := cache.NewObjectName("a", "i-n1")
+		e.want(key, node, running([]*corev1.Pod{pod}), time.Now().Add(10*time.Second))
+		after(20 * time.Second)
+		before := w.count("create pods/eviction")
+		e.want(key, node, running([]*corev1.Pod{pod}), time.Now().Add(time.Minute))
+		after(20 * time.Second)
+		if w.count("create pods/eviction") == before {
+			t.Error("the Pod is not tried any more")
+		}
+	})
+}
+
+func TestBudgetIsNamedWhenItCanBeRead(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newNode("n1"), newPod("web-0", "n1"), newBudget("web", leaves))
+		w.refuse = func(string) error { return errBudget }
+		w.fail = func(call string) error {
+			if call == "list poddisruptionbudgets" {
+				return errUnreachable
+			}
+			return nil
+		}
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(20 * time.Second)
+		w.mu.Lock()
+		w.fail = func(string) error { return nil }
+		w.mu.Unlock()
+		after(time.Minute)
+		if _, message, _ := w.controller.OfInstance("a", "i-n1"); !strings.Contains(message, "PodDisruptionBudget web") {
+			t.Errorf("blocked by %q", message)
+		}
+		if n := w.count("list poddisruptionbudgets"); n > 5 {
+			t.Errorf("%d lists of budgets", n)
+		}
+	})
+}
+
+func TestNodeThatComesAndGoesHurriesNoTry(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newNode("n1"), newPod("web-0", "n1"))
+		w.refuse = func(string) error { return errBudget }
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(30 * time.Second)
+		for range 10 {
+			other := newNode("n2")
+			other.Spec.ProviderID = "kwok:///n1"
+			w.add(other)
+			after(100 * time.Millisecond)
+			if err := w.CoreV1().Nodes().Delete(t.Context(), "n2", metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			after(100 * time.Millisecond)
+		}
+	})
 }
