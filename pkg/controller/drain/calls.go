@@ -6,11 +6,13 @@ package drain
 import (
 	"context"
 	"errors"
+	"sync"
 	"time"
 
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -18,8 +20,34 @@ import (
 // that the instance is going to be deleted all the same.
 const askPeriod = 10 * time.Second
 
-// call asks or tells a shard what the next step of a drain needs. Calls have
-// workers of their own: one to a shard that is cut off takes until its deadline.
+// calls are what is to be said to shards. Each shard has a queue, so that one that
+// hangs holds up no other.
+type calls struct {
+	sync controller.SyncFunc[cache.ObjectName]
+	// start runs a queue.
+	start func(*controller.Queue[cache.ObjectName])
+
+	mu     sync.Mutex
+	queues map[string]*controller.Queue[cache.ObjectName]
+}
+
+func newCalls(sync controller.SyncFunc[cache.ObjectName]) *calls {
+	return &calls{sync: sync, queues: make(map[string]*controller.Queue[cache.ObjectName])}
+}
+
+func (c *calls) add(key cache.ObjectName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	queue, ok := c.queues[key.Namespace]
+	if !ok {
+		queue = controller.NewQueue("drain-calls", c.sync)
+		c.queues[key.Namespace] = queue
+		c.start(queue)
+	}
+	queue.Add(key)
+}
+
+// call asks or tells a shard what the next step of a drain needs.
 func (c *Controller) call(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	now := c.clock.Now()
 	seen, r, err := c.observe(ctx, key, now)

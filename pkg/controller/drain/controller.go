@@ -54,9 +54,9 @@ import (
 const (
 	// workers sync drains. They wait for nothing but the API server.
 	workers = 32
-	// callers ask and tell shards. A shard that hangs holds up as many of them as
-	// it has drains, each for the deadline of a call.
-	callers = 64
+	// callers ask and tell one shard. Each shard has its own: a call to one that
+	// hangs takes until its deadline.
+	callers = 16
 )
 
 // Shards are the calls to shard servers.
@@ -90,7 +90,7 @@ type Controller struct {
 	recorder  events.EventRecorder
 	clock     clock.PassiveClock
 	queue     *controller.Queue[cache.ObjectName]
-	calls     *controller.Queue[cache.ObjectName]
+	calls     *calls
 	evictions *evictions
 	lookups   *lookups
 	progress  *progress
@@ -133,7 +133,7 @@ func New(
 		byMachine: make(map[string]sets.Set[cache.ObjectName]),
 	}
 	c.queue = controller.NewQueue("drain", c.sync)
-	c.calls = controller.NewQueue("drain-calls", c.call)
+	c.calls = newCalls(c.call)
 	c.evictions = newEvictions(client, clock, c.queue.Add)
 	c.lookups = newLookups(client, clock, c.queue.AddAfter)
 	registrations, err := controller.Watch(
@@ -150,8 +150,10 @@ func New(
 // started has ended.
 func (c *Controller) Run(ctx context.Context) {
 	var queues sync.WaitGroup
+	c.calls.start = func(queue *controller.Queue[cache.ObjectName]) {
+		queues.Go(func() { queue.Run(ctx, callers) })
+	}
 	queues.Go(func() { c.queue.Run(ctx, workers) })
-	queues.Go(func() { c.calls.Run(ctx, callers) })
 	queues.Go(func() { c.evictions.queue.Run(ctx, evictors) })
 	// One at a time, so that whoever asks meanwhile shares the next.
 	queues.Go(func() { c.lookups.queue.Run(ctx, 1) })

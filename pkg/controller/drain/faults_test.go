@@ -150,7 +150,7 @@ func TestDrainsOfOtherShardsGoOnWhileOneHangs(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t)
 		release := make(chan struct{})
-		w.hang = func() { <-release }
+		w.hang = func(string) { <-release }
 		for i := range 2 * callers {
 			w.tell(fmt.Sprintf("gone-%d", i), time.Now().Add(time.Hour))
 		}
@@ -162,6 +162,30 @@ func TestDrainsOfOtherShardsGoOnWhileOneHangs(t *testing.T) {
 		close(release)
 		after(2 * time.Second)
 		if got := len(w.acknowledged()); got != 2*callers+1 {
+			t.Errorf("%d acknowledgements", got)
+		}
+	})
+}
+
+func TestShardThatHangsHoldsUpNoAcknowledgementOfAnother(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t)
+		release := make(chan struct{})
+		w.hang = func(id string) {
+			if id == "a" {
+				<-release
+			}
+		}
+		for i := range 200 {
+			w.tell(fmt.Sprintf("gone-%d", i), time.Now().Add(time.Hour))
+		}
+		after(time.Second)
+		w.tellAlso("b", "n1", time.Now().Add(time.Hour))
+		after(time.Second)
+		w.want("i-n1")
+		close(release)
+		after(5 * time.Second)
+		if got := len(w.acknowledged()); got != 201 {
 			t.Errorf("%d acknowledgements", got)
 		}
 	})

@@ -84,7 +84,7 @@ func newWorld(t *testing.T, objects ...runtime.Object) *world {
 		fail:      func(string) error { return nil },
 	}
 	w.servers = &servers{world: w, notices: map[cache.ObjectName]shard.Notice{}, settled: map[string]bool{"a": true},
-		instances: map[cache.ObjectName]shard.Instance{}, hang: func() {}}
+		instances: map[cache.ObjectName]shard.Instance{}, hang: func(string) {}}
 	w.PrependReactor("list", "pods", w.listPods)
 	w.PrependWatchReactor("pods", w.watchPods)
 	w.PrependReactor("create", "pods", w.evict)
@@ -356,9 +356,9 @@ type servers struct {
 	instances map[cache.ObjectName]shard.Instance
 	acks      []string
 	asked     int
-	// down is what calls fail with. hang is called in each acknowledgement.
+	// down is what calls fail with. hang is called in each acknowledgement of a shard.
 	down error
-	hang func()
+	hang func(shard string)
 }
 
 func (s *servers) all() map[cache.ObjectName]shard.Notice {
@@ -400,7 +400,7 @@ func (s *servers) AcknowledgeDrained(_ context.Context, id, instance string) err
 	s.mu.Lock()
 	hang := s.hang
 	s.mu.Unlock()
-	hang()
+	hang(id)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	key := cache.NewObjectName(id, instance)

@@ -48,7 +48,7 @@ func (c *Controller) take(ctx context.Context, key cache.ObjectName, r *record, 
 		c.forget(key, next.outcome)
 	case ask:
 		c.forget(key, withdrawn)
-		c.calls.Add(key)
+		c.calls.add(key)
 	case lookUp:
 		c.evictions.drop(key)
 		c.lookups.ask(key, seen.notice.ProviderID)
@@ -70,7 +70,7 @@ func (c *Controller) take(ctx context.Context, key cache.ObjectName, r *record, 
 		c.evictions.want(key, seen.nodes[0], running(seen.pods.remaining), seen.notice.DeleteAt)
 	case acknowledge:
 		c.evictions.drop(key)
-		c.calls.Add(key)
+		c.calls.add(key)
 	}
 	return nil
 }
