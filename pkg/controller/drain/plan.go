@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"nstance.dev/operator/pkg/providerid"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -128,7 +129,7 @@ func planDrain(seen observation, now time.Time) decision {
 	switch {
 	case len(seen.nodes) > 1:
 		return decision{step: report}
-	case len(seen.nodes) == 0 && seen.notice.ProviderID == "":
+	case len(seen.nodes) == 0 && providerid.Key(seen.notice.ProviderID) == "":
 		// Nobody can say which Node it is not.
 		return decision{step: nothing}
 	case len(seen.nodes) == 0 && seen.absent:

@@ -453,3 +453,39 @@ func TestHandlersHearOfEveryChangeOfTheSummary(t *testing.T) {
 		}
 	})
 }
+
+func TestIdOfNoMachineIsNotWithoutANode(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newNode("n1"))
+		w.tell("", time.Now().Add(time.Hour))
+		after(time.Minute)
+		w.want()
+	})
+}
+
+func TestNodeThatIsHeardOfAgain(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		node := newNode("n1")
+		node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+		w := newWorld(t, node, newPod("web-0", "n1"), newPod("web-1", "n1"))
+		w.refuse = func(pod string) error {
+			if pod == "web-1" {
+				return errBudget
+			}
+			return nil
+		}
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(30 * time.Second)
+		w.change("n1", func(node *corev1.Node) { node.Status.Conditions[0].Status = corev1.ConditionTrue })
+		w.mu.Lock()
+		w.refuse = func(string) error { return nil }
+		w.mu.Unlock()
+		after(30 * time.Second)
+		w.want()
+		if err := w.Tracker().Delete(pods, "default", "web-0"); err != nil {
+			t.Fatal(err)
+		}
+		after(5 * time.Second)
+		w.want("i-n1")
+	})
+}
