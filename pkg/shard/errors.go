@@ -49,6 +49,19 @@ func IsRejected(err error) bool {
 	return false
 }
 
+// IsDeclined reports whether err, however it is wrapped, is a rejection that comes
+// from the server and from nothing else: InvalidArgument or FailedPrecondition.
+// Then nothing was done. Internal, which IsRejected counts too, is also what
+// becomes of a connection that breaks under a call, and the call may have had its
+// effect.
+func IsDeclined(err error) bool {
+	switch code(err) {
+	case codes.InvalidArgument, codes.FailedPrecondition:
+		return true
+	}
+	return false
+}
+
 // IsNotFound reports whether err, however it is wrapped, is the server's word that
 // it does not know what was asked about.
 func IsNotFound(err error) bool { return code(err) == codes.NotFound }

@@ -59,3 +59,13 @@ func check(t *testing.T, err error, unreachable, rejected bool, message string) 
 		t.Errorf("Message(%v) = %q, want %q", err, got, message)
 	}
 }
+
+// A connection that breaks under a call is Internal, as some refusals are.
+func TestIsDeclined(t *testing.T) {
+	for code := codes.OK; code <= codes.Unauthenticated; code++ {
+		want := code == codes.InvalidArgument || code == codes.FailedPrecondition
+		if got := shard.IsDeclined(fmt.Errorf("ordering: %w", status.Error(code, "text"))); got != want {
+			t.Errorf("IsDeclined of %s is %t, want %t", code, got, want)
+		}
+	}
+}

@@ -103,10 +103,12 @@ func TestDeletionOfWhatTheShardRefuses(t *testing.T) {
 // The shard has not said that the instance is gone, so the machine stays.
 func TestDeletionWithoutAnAnswer(t *testing.T) {
 	const unconfirmed = "False Deleting: the shard has not confirmed that the instance is gone: "
-	calls := map[string]error{
-		"connection refused": unreachable,
-		"not yours":          status.Error(codes.PermissionDenied, "not yours"),
-		"no answer":          status.Error(codes.DeadlineExceeded, "no answer"),
+	calls := []error{
+		unreachable,
+		status.Error(codes.PermissionDenied, "not yours"),
+		// Of a connection that broke under a call which may have had its effect.
+		status.Error(codes.Internal, "stream terminated by RST_STREAM"),
+		status.Error(codes.DeadlineExceeded, "no answer"),
 	}
 	for name, machine := range map[string]func() *v1beta1.NstanceMachine{
 		"of an instance":               func() *v1beta1.NstanceMachine { return deleting(running(newMachine("m"), "i-1")) },
@@ -115,14 +117,14 @@ func TestDeletionWithoutAnAnswer(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, newShards("a"), machine())
-			for message, err := range calls {
-				h.shards.fail["create"], h.shards.fail["delete"] = err, err
+			for _, failure := range calls {
+				h.shards.fail["create"], h.shards.fail["delete"] = failure, failure
 				for range 2 {
 					if _, _, err := h.sync(); err == nil {
-						t.Errorf("%s: got no error, want backoff", message)
+						t.Fatalf("%v: got no error, want backoff", failure)
 					}
 				}
-				h.expectReady(unconfirmed + message)
+				h.expectReady(unconfirmed + shard.Message(failure))
 			}
 			h.shards.byID["a"].reachable, h.shards.byID["a"].lost = false, unreachable
 			h.expect(applyStatusM)

@@ -19,6 +19,9 @@ const (
 	askFactor = 2
 )
 
+// unverified is before every session.
+const unverified = -1
+
 // memory is what is remembered of a machine from one sync to the next. All of it
 // may be lost: then the shard is asked once more. There is one sync of a machine
 // at a time, and nobody else uses it.
@@ -32,7 +35,8 @@ type memory struct {
 	// asking and ending pace the calls while an instance is on its way in or out.
 	asking, ending pace
 	// verified is the session of the shard's watch in which the instance was asked
-	// for last. What happens to it after that is announced.
+	// for last. What happens to it after that is announced. It is unverified when
+	// the instance is to be asked for in any case.
 	verified int64
 	// node is the Node that matches, and since when it does.
 	node  types.UID

@@ -204,3 +204,25 @@ func TestMachinesOfPoolsAreLeftAlone(t *testing.T) {
 	h := newHarness(t, newShards("a"), machine)
 	h.expect()
 }
+
+// A client that replaces the whole object drops what it does not know of.
+func TestTheFinalizerThatSomebodyDroppedComesBack(t *testing.T) {
+	for stage, machine := range map[string]*v1beta1.NstanceMachine{
+		"ordered": having(newMachine("m"), "i-1"),
+		"running": running(newMachine("m"), "i-1"),
+	} {
+		t.Run(stage, func(t *testing.T) {
+			h := newHarness(t, newShards("a"), machine)
+			h.shards.run()
+			h.change(func(m *v1beta1.NstanceMachine) { m.Finalizers = nil })
+			for range 3 {
+				if _, _, err := h.sync(); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if !held(h.machine("m")) {
+				t.Error("nothing holds it, so its instance would outlive it")
+			}
+		})
+	}
+}

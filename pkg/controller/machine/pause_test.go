@@ -7,6 +7,9 @@ import (
 	"testing"
 	"time"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -71,4 +74,59 @@ func TestAMachineGoesOnAfterAPause(t *testing.T) {
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
 	h.expect(applyMachineM, applyStatusM)
 	h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
+}
+
+// The shard tells of an end once, and the cache forgets it after a while.
+func TestAnEndThatWasAnnouncedDuringAPause(t *testing.T) {
+	for name, test := range map[string]struct {
+		announce func(*harness)
+		want     []string
+	}{
+		"and is forgotten": {func(h *harness) {
+			h.shards.notices["i-1"] = shard.Notice{State: shard.Deleted}
+			delete(h.shards.instances, "i-1")
+		}, []string{askA, applyStatusM}},
+		"and nothing else": {func(*harness) {}, []string{askA, applyStatusM}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
+			h.shards.run()
+			h.shards.session = 1
+			h.expect(askA)
+			h.expect()
+
+			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+			h.expect(applyStatusM)
+			test.announce(h)
+			h.expect()
+			delete(h.shards.notices, "i-1")
+			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
+			h.expect(test.want...)
+			h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
+			if got, want := serverDeleted(h.machine("m")), h.shards.instances["i-1"] == nil; got != want {
+				t.Errorf("ended by the server is %t, want %t", got, want)
+			}
+		})
+	}
+}
+
+// Nor can an end be written down while the API server is away.
+func TestAnEndThatCouldNotBeWrittenDown(t *testing.T) {
+	h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
+	h.shards.run()
+	h.shards.session = 1
+	h.expect(askA)
+	h.shards.notices["i-1"] = shard.Notice{State: shard.Deleted}
+	delete(h.shards.instances, "i-1")
+	away := true
+	h.PrependReactor("patch", machines.Resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+		return away, nil, apierrors.NewServiceUnavailable("away")
+	})
+	if _, _, err := h.sync(); err == nil {
+		t.Fatal("got no error")
+	}
+	away = false
+	delete(h.shards.notices, "i-1")
+	h.expect(askA, applyStatusM)
+	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard no longer knows the instance")
 }

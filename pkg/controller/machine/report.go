@@ -35,7 +35,8 @@ func (c *Controller) report(ctx context.Context, seen observation, done outcome,
 	nodes := c.matching(machine, done)
 	if seen.paused == "" && machine.DeletionTimestamp.IsZero() {
 		id := writtenProviderID(machine.Spec.ProviderID, toldProviderID(machine, done), nodes)
-		if done.shard != "" && !held(machine) || id != machine.Spec.ProviderID {
+		needed := done.shard != "" || claimed(machine)
+		if needed && !held(machine) || id != machine.Spec.ProviderID {
 			written, err := c.machines.Apply(ctx, applyMachine(machine, id), controller.Apply)
 			if err != nil {
 				return 0, fmt.Errorf("write finalizer and provider id of machine %s: %w", klog.KObj(machine), err)

@@ -40,6 +40,11 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, err
 	}
 	recalled := c.remember(key, machine.UID)
+	if seen.paused != "" || seen.notice != nil && seen.notice.State == shard.Deleted {
+		// An end is announced once, and the cache forgets it after a while. That may
+		// be before it could be acted on.
+		recalled.verified = unverified
+	}
 	decided := plan(seen, *recalled)
 	done := c.carryOut(ctx, seen, decided, recalled)
 	if ctx.Err() != nil {
@@ -146,10 +151,10 @@ func (c *Controller) order(ctx context.Context, seen observation, recalled *memo
 		klog.FromContext(ctx).Info("Instance ordered", "shard", machine.Status.Shard, "instance", instance.ID)
 		recalled.id = instance.ID
 		return outcome{id: instance.ID}
-	case shard.IsRejected(err) && !machine.DeletionTimestamp.IsZero():
+	case shard.IsDeclined(err) && !machine.DeletionTimestamp.IsZero():
 		// Nothing was made: the shard would have told the id.
 		return outcome{released: true, err: c.release(ctx, machine)}
-	case shard.IsRejected(err):
+	case shard.IsRejected(err) && machine.DeletionTimestamp.IsZero():
 		// A refusal is remembered instead of returned: trying again would change
 		// nothing.
 		recalled.refused = &refusal{etag: seen.etag, until: seen.now.Add(refusedRetry), message: shard.Message(err)}

@@ -56,12 +56,28 @@ func (c *Controller) InstanceChanged(shard, id string) {
 }
 
 // machineChanged wakes a machine on every change: each step writes down what it
-// did, and what it wrote brings about the next.
+// did, and what it wrote brings about the next. Only other words for the same
+// trouble wake nobody: of an error whose text is never twice the same each would
+// bring about the next, without any delay.
 func (c *Controller) machineChanged(before, after *v1beta1.NstanceMachine) {
 	if after == nil {
 		after = before
 	}
+	if before != nil && before.ResourceVersion != after.ResourceVersion &&
+		equality.Semantic.DeepEqual(withoutWords(before), withoutWords(after)) {
+		return
+	}
 	c.queue.Add(cache.MetaObjectToName(after))
+}
+
+// withoutWords is a machine without the messages of its conditions.
+func withoutWords(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	machine = machine.DeepCopy()
+	machine.ResourceVersion = ""
+	for i := range machine.Status.Conditions {
+		machine.Status.Conditions[i].Message = ""
+	}
+	return machine
 }
 
 func (c *Controller) ownerChanged(before, after *clusterv1.Machine) {

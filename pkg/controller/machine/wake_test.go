@@ -12,6 +12,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -27,6 +28,12 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 		return node
 	}
 	same := func(*corev1.Node) {}
+	troubled := func(message, version string) *v1beta1.NstanceMachine {
+		machine := newMachine("new")
+		machine.ResourceVersion = version
+		setCondition(machine, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonProvisioning, message)
+		return machine
+	}
 	cluster := func(change func(*clusterv1.Cluster)) *clusterv1.Cluster {
 		cluster := newCluster()
 		change(cluster)
@@ -46,8 +53,16 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 		"a machine": {func(h *harness) { h.controller.machineChanged(nil, newOne) }, []string{"new at 0s"}},
 		"its own status, which the next step comes from": {func(h *harness) { h.controller.machineChanged(newOne, newOne) }, []string{"new at 0s"}},
 		"a machine that went":                            {func(h *harness) { h.controller.machineChanged(newOne, nil) }, []string{"new at 0s"}},
-		"its Machine":                                    {func(h *harness) { h.controller.ownerChanged(nil, newOwner("new")) }, []string{"new at 0s"}},
-		"its Machine that went":                          {func(h *harness) { h.controller.ownerChanged(newOwner("new"), nil) }, []string{"new at 0s"}},
+		"its own status, when it puts the same trouble in other words": {func(h *harness) {
+			h.controller.machineChanged(troubled("request 1 failed", "1"), troubled("request 2 failed", "2"))
+		}, nil},
+		"its own status, when the trouble is another": {func(h *harness) {
+			after := troubled("request 2 failed", "2")
+			setCondition(after, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonInstanceRefused, "")
+			h.controller.machineChanged(troubled("request 1 failed", "1"), after)
+		}, []string{"new at 0s"}},
+		"its Machine":           {func(h *harness) { h.controller.ownerChanged(nil, newOwner("new")) }, []string{"new at 0s"}},
+		"its Machine that went": {func(h *harness) { h.controller.ownerChanged(newOwner("new"), nil) }, []string{"new at 0s"}},
 		"a Machine of another provider": {func(h *harness) {
 			owner := newOwner("new")
 			owner.Spec.InfrastructureRef.Kind = "DockerMachine"
