@@ -147,3 +147,20 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 	}
 	return calls > at
 }
+
+// Some servers make another instance for each order. What one has answered is not
+// asked again, as long as the process lives.
+func TestAnAnswerIsNotAskedForAgain(t *testing.T) {
+	h := newHarness(t, newShards("a"), claiming(newMachine("m")))
+	h.Fail(applyStatusM, apierrors.NewConflict(machines.GroupResource(), "m", errBroken))
+	for _, want := range [][]string{{createOnA, applyStatusM}, {applyStatusM}, {applyStatusM}} {
+		if did, _, err := h.sync(); !slices.Equal(did, want) || !apierrors.IsConflict(err) {
+			t.Errorf("did %q, error %v, want %q", did, err, want)
+		}
+	}
+	h.Fail(applyStatusM, nil)
+	h.expect(applyStatusM)
+	if got := h.machine("m").Status.InstanceID; got != "i-1" {
+		t.Errorf("the instance is %q", got)
+	}
+}

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -224,5 +225,32 @@ func TestTheFinalizerThatSomebodyDroppedComesBack(t *testing.T) {
 				t.Error("nothing holds it, so its instance would outlive it")
 			}
 		})
+	}
+}
+
+// The cache of a new leader may be from before the order of the former one.
+func TestAStaleCacheErasesNothing(t *testing.T) {
+	for name, change := range map[string]func(*harness){
+		"it would choose again": func(h *harness) { h.shards.byID["a"].hasGroup = false },
+		"it would only report":  func(h *harness) { h.put(h.clusters, &clusterv1.Cluster{ObjectMeta: newCluster().ObjectMeta}) },
+	} {
+		for stage, cached := range map[string]*v1beta1.NstanceMachine{
+			"nothing": newMachine("m"), "the finalizer": holding(newMachine("m")),
+		} {
+			t.Run(name+", and sees "+stage, func(t *testing.T) {
+				h := newHarness(t, newShards("a", "b"), cached.DeepCopy())
+				change(h)
+				h.change(func(m *v1beta1.NstanceMachine) {
+					having(m, "i-1")
+					m.ResourceVersion = "99"
+				})
+				if _, _, err := h.syncStale(); !apierrors.IsConflict(err) {
+					t.Errorf("got error %v, want a conflict", err)
+				}
+				if got := h.machine("m").Status; got.Shard != "a" || got.RequestID == "" || got.InstanceID != "i-1" || len(h.shards.requested) != 0 {
+					t.Errorf("the status is %+v, asked for are %v", got, h.shards.requested)
+				}
+			})
+		}
 	}
 }
