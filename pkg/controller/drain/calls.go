@@ -69,6 +69,9 @@ func (c *Controller) call(ctx context.Context, key cache.ObjectName) (time.Durat
 // acknowledge tells the shard that the instance can be deleted. It does so for a
 // drained Node only when a live list shows no Pod that has to leave.
 func (c *Controller) acknowledge(ctx context.Context, key cache.ObjectName, r *record, seen observation, end outcome) (time.Duration, error) {
+	if early := r.earlyToCall(c.clock.Now()); early > 0 {
+		return early, nil
+	}
 	if end == drained || end == volumesAttached {
 		if early := seen.pods.listAfter.Sub(c.clock.Now()); early > 0 {
 			return early, nil
@@ -82,9 +85,9 @@ func (c *Controller) acknowledge(ctx context.Context, key cache.ObjectName, r *r
 			return 0, nil
 		}
 	}
-	r.setCalling(true)
+	r.setCalling()
 	if err := c.shards.AcknowledgeDrained(ctx, key.Namespace, key.Name); err != nil {
-		r.setCalling(false)
+		r.callFailed(c.clock.Now())
 		return 0, err
 	}
 	if r.conclude(seen.notice.Announced) {

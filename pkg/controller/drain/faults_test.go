@@ -190,3 +190,18 @@ func TestShardThatHangsHoldsUpNoAcknowledgementOfAnother(t *testing.T) {
 		}
 	})
 }
+
+func TestShardThatIsDownCostsFewLists(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newNode("n1"))
+		w.shardIs(errUnreachable)
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(10 * time.Minute)
+		if n := w.count("list pods"); n > 60 {
+			t.Errorf("%d lists of Pods in 10 min", n)
+		}
+		w.shardIs(nil)
+		after(20 * time.Second)
+		w.want("i-n1")
+	})
+}

@@ -39,6 +39,10 @@ type record struct {
 	acknowledged int64
 	calling      bool
 	concluded    bool
+	// failures is how many acknowledgements in a row have failed, callAfter when the
+	// next may be tried: each costs a list of the Pods.
+	failures  int
+	callAfter time.Time
 	// reported: there was an event about what keeps the Node from being drained.
 	reported bool
 }
@@ -111,15 +115,35 @@ func (r *record) conclude(announced int64) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	first := !r.concluded
-	r.concluded, r.calling, r.acknowledged = true, false, announced
+	r.concluded, r.calling, r.acknowledged, r.failures = true, false, announced, 0
 	return first
 }
 
-// setCalling notes whether an acknowledgement is under way.
-func (r *record) setCalling(calling bool) {
+// setCalling notes that an acknowledgement is under way.
+func (r *record) setCalling() {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.calling = calling
+	r.calling = true
+}
+
+// lastCall is the longest time between two tries to acknowledge.
+const lastCall = 16 * time.Second
+
+// callFailed notes that an acknowledgement has failed. The next has to wait longer.
+func (r *record) callFailed(now time.Time) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.calling = false
+	r.callAfter = now.Add(min(time.Second<<min(r.failures, 8), lastCall))
+	r.failures++
+}
+
+// earlyToCall is how long an acknowledgement has to wait, not positive for not at
+// all.
+func (r *record) earlyToCall(now time.Time) time.Duration {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.callAfter.Sub(now)
 }
 
 // ended tells whether the end of the drain is or will be counted by the call that
