@@ -130,3 +130,18 @@ func TestAnEndThatCouldNotBeWrittenDown(t *testing.T) {
 	h.expect(askA, applyStatusM)
 	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard no longer knows the instance")
 }
+
+// The notice of its end is not kept for as long as a pause may last.
+func TestAnInstanceIsVerifiedAfterAPause(t *testing.T) {
+	h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
+	h.shards.session = 1
+	h.shards.run()
+	h.expect(askA)
+	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	h.expect(applyStatusM)
+	delete(h.shards.instances, "i-1")
+	h.expect()
+	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
+	h.expect(askA, applyStatusM)
+	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard no longer knows the instance")
+}

@@ -45,6 +45,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		// be before it could be acted on.
 		recalled.verified = unverified
 	}
+	if seen.paused != "" {
+		// What is announced meanwhile may be forgotten when it goes on.
+		recalled.verified = 0
+	}
 	decided := plan(seen, *recalled)
 	done := c.carryOut(ctx, seen, decided, recalled)
 	if ctx.Err() != nil {
