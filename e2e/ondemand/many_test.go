@@ -35,7 +35,7 @@ func TestManyPodsAtOnce(t *testing.T) {
 		pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
 	})
 	t.Logf("%d Pods made in %s", pods, time.Since(begin).Round(time.Second/10))
-	eventuallyEvery(t, 2*time.Second, 5*time.Minute, "all machines have an instance", func(ctx context.Context) error {
+	eventuallyEvery(t, 2*time.Second, 10*time.Minute, "all machines have an instance", func(ctx context.Context) error {
 		return allOrdered(ctx, namespace, pods)
 	})
 	t.Logf("%d machines have an instance after %s", pods, time.Since(begin).Round(time.Second/10))

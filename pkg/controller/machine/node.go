@@ -80,6 +80,10 @@ func (c *Controller) linkNode(ctx context.Context, seen observation, nodes []*co
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
+	case apierrors.IsConflict(err):
+		// Cluster API is at work on the Machine, if slowly.
+		recalled.since = seen.now
+		return nodeRefGrace, nil
 	case err != nil:
 		return 0, fmt.Errorf("set Node %s of Machine %s: %w", node.Name, klog.KObj(owner), err)
 	}

@@ -96,8 +96,8 @@ func TestTheMachineIsToldItsNodeWhenClusterAPIDoesNotFindIt(t *testing.T) {
 		h.expect()
 		h.after(30 * time.Second)
 		h.capi.Refused = apierrors.NewConflict(schema.GroupResource{}, "m", nil)
-		if _, _, err := h.sync(); !apierrors.IsConflict(err) {
-			t.Errorf("got error %v, want another try with a new cache", err)
+		if _, requeue, err := h.sync(); err != nil || requeue != 30*time.Second {
+			t.Errorf("looks again in %s, error %v; want it to give Cluster API as long again", requeue, err)
 		}
 		h.capi.Refused = nil
 	})

@@ -24,8 +24,9 @@ const (
 	reasonNameTaken = "NameTaken"
 )
 
-// complaint is why a Pod gets no machine.
-type complaint struct{ reason, message string }
+// complaint is why a Pod gets no machine. Two of one reason and subject are the
+// same, whatever else their messages say.
+type complaint struct{ reason, subject, message string }
 
 // complaints are what Pods were told last. The same is told once, however often
 // the Pod is looked at.
@@ -38,7 +39,7 @@ type complaints struct {
 func (c *complaints) isNew(pod types.UID, about complaint) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if c.last[pod] == about {
+	if last := c.last[pod]; last.reason == about.reason && last.subject == about.subject {
 		return false
 	}
 	if c.last == nil {

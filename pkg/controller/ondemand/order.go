@@ -41,7 +41,7 @@ func orderOf(pod *metav1.PartialObjectMetadata) (order, *complaint) {
 }
 
 func invalidAnnotation(name, allowed, value string) *complaint {
-	return &complaint{reasonInvalidAnnotation, fmt.Sprintf("annotation %s must be %s; it is %q", name, allowed, value)}
+	return &complaint{reasonInvalidAnnotation, name + "=" + value, fmt.Sprintf("annotation %s must be %s; it is %q", name, allowed, value)}
 }
 
 func unknownGroup(group string, others []string) *complaint {
@@ -49,16 +49,16 @@ func unknownGroup(group string, others []string) *complaint {
 	if len(others) > 0 {
 		there = "there are: " + strings.Join(others, ", ")
 	}
-	return &complaint{reasonUnknownGroup,
+	return &complaint{reasonUnknownGroup, group,
 		fmt.Sprintf("annotation %s: no shard has a group %q; %s", v1beta1.AnnotationOnDemandGroup, group, there)}
 }
 
 func limitReached(of slot, limit int) *complaint {
-	return &complaint{reasonLimit,
+	return &complaint{reasonLimit, of.String(),
 		fmt.Sprintf("the Pods of namespace %q have as many on-demand machines of group %q as they may: %d", of.namespace, of.group, limit)}
 }
 
 func nameTaken(uid types.UID) *complaint {
-	return &complaint{reasonNameTaken,
+	return &complaint{reasonNameTaken, machineName(uid),
 		fmt.Sprintf("a Machine or NstanceMachine %q is there already, and is not the machine of this Pod", machineName(uid))}
 }
