@@ -30,7 +30,7 @@ import (
 )
 
 // patience is how long anything may take on a busy machine.
-const patience = time.Minute
+const patience = 3 * time.Minute
 
 // servers are real shard servers with the group "workers", and the operator's
 // connections to them.
