@@ -93,8 +93,8 @@ func newEvictions(client kubernetes.Interface, clock clock.PassiveClock, wake fu
 	return e
 }
 
-// want makes pods, and no others, those that are evicted for a drain, until
-// deadline; a zero one is none.
+// want makes pods, and no others, those that are evicted for a drain. They are to
+// end by deadline; a zero one is none.
 func (e *evictions) want(drain cache.ObjectName, node *corev1.Node, pods []*corev1.Pod, deadline time.Time) {
 	e.mu.Lock()
 	defer e.mu.Unlock()

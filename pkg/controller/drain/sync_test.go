@@ -298,6 +298,33 @@ func TestNodeThatIsDeletedInTheMiddleIsAcknowledged(t *testing.T) {
 	})
 }
 
+// What a list said before there was a Node is not the news that it is gone.
+func TestNodeThatComesAndGoesIsLookedUpAnew(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		w := newWorld(t, newPod("web-0", "n1"))
+		w.refuse = func(string) error { return errBudget }
+		w.shardIs(errUnreachable)
+		w.tell("n1", time.Now().Add(time.Hour))
+		after(time.Second)
+		w.add(newNode("n1"))
+		after(5 * time.Second)
+		w.wantCordoned("n1", "ours")
+		w.reset()
+		if err := w.Tracker().Delete(pods, "default", "web-0"); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		w.shardIs(nil)
+		after(5 * time.Second)
+		w.want("i-n1")
+		if n := w.count("list nodes"); n != 1 {
+			t.Errorf("%d lists of Nodes, want 1", n)
+		}
+	})
+}
+
 func TestDrainThatIsNotFinishedInTimeIsAcknowledged(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, newNode("n1"), newPod("web-0", "n1"))
