@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"os"
 	"path"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -46,11 +45,12 @@ const (
 func BenchmarkLargeShard(b *testing.B) {
 	shard := largeShard{id: shardIDs[0], server: env.Component("shard-" + shardIDs[0])}
 	shard.operator = dial(b, shard.id)
-	empty := shard.memory(b, "VmRSS")
+	empty, _ := shard.memory(b)
 	for b.Loop() {
 		fill := shard.fill(b)
 		b.ReportMetric(empty, "MiB-empty")
-		b.ReportMetric(shard.memory(b, "VmHWM"), "MiB-peak")
+		_, peak := shard.memory(b)
+		b.ReportMetric(peak, "MiB-peak")
 		b.ReportMetric(shard.checkMemory(b), "MiB-filled")
 		b.ReportMetric(shard.metric(b, "process_cpu_seconds_total", nil), "fill-cpu-s")
 		bare := makeBare(b, shard.id) * (largeGroups * largeSize / bareInstances)
@@ -213,36 +213,21 @@ func (s *largeShard) metric(b *testing.B, name string, labels map[string]string)
 // when that is too much.
 func (s *largeShard) checkMemory(b *testing.B) float64 {
 	b.Helper()
-	resident := s.memory(b, "VmRSS")
+	resident, _ := s.memory(b)
 	if resident > mostMemory {
 		b.Errorf("%.0f MiB are resident, want at most %d", resident, mostMemory)
 	}
 	return resident
 }
 
-// memory is a field of the server's state in MiB: VmRSS is what is resident, and
-// VmHWM the most that ever was.
-func (s *largeShard) memory(b *testing.B, field string) float64 {
+// memory is what memory is resident, and the most that ever was, in MiB.
+func (s *largeShard) memory(b *testing.B) (resident, peak float64) {
 	b.Helper()
-	pid, running := s.server.PID()
-	if !running {
-		b.Fatal("the server does not run")
-	}
-	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", pid))
+	resident, peak, err := s.server.Memory()
 	if err != nil {
 		b.Fatal(err)
 	}
-	for line := range strings.Lines(string(status)) {
-		if value, found := strings.CutPrefix(line, field+":"); found {
-			kib, err := strconv.Atoi(strings.TrimSuffix(strings.TrimSpace(value), " kB"))
-			if err != nil {
-				b.Fatal(err)
-			}
-			return float64(kib) / 1024
-		}
-	}
-	b.Fatalf("no %s", field)
-	return 0
+	return resident, peak
 }
 
 // idsByKey returns the instances of a group by the keys of their records.

@@ -4,11 +4,8 @@
 package tests
 
 import (
-	"bufio"
 	"context"
 	"fmt"
-	"os"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -59,26 +56,9 @@ func BenchmarkMemory(b *testing.B) {
 // resident is the operator's resident memory in MiB.
 func resident(b *testing.B) float64 {
 	b.Helper()
-	pid, ok := env.cp.Component(env.operator.Component).PID()
-	if !ok {
-		b.Fatal("the operator does not run")
-	}
-	file, err := os.Open(fmt.Sprintf("/proc/%d/status", pid))
+	now, _, err := env.cp.Component(env.operator.Component).Memory()
 	if err != nil {
 		b.Fatal(err)
 	}
-	defer func() { _ = file.Close() }()
-	for lines := bufio.NewScanner(file); lines.Scan(); {
-		value, found := strings.CutPrefix(lines.Text(), "VmRSS:")
-		if !found {
-			continue
-		}
-		kib, err := strconv.Atoi(strings.TrimSpace(strings.TrimSuffix(value, "kB")))
-		if err != nil {
-			b.Fatal(err)
-		}
-		return float64(kib) / 1024
-	}
-	b.Fatal("no VmRSS")
-	return 0
+	return now
 }
