@@ -11,6 +11,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -61,6 +62,9 @@ type world struct {
 	controller *Controller
 	recorder   *events.FakeRecorder
 	stop       func()
+
+	// watching is how many watches of Pods are open.
+	watching atomic.Int32
 
 	mu sync.Mutex
 	// calls are what was asked of the API server by controllers, as verb and
@@ -189,16 +193,18 @@ func (w *world) watchPods(action clienttesting.Action) (bool, watch.Interface, e
 	if err != nil {
 		return true, nil, err
 	}
-	return true, only(all, node, list.(*corev1.PodList).Items), nil
+	w.watching.Add(1)
+	return true, only(all, node, list.(*corev1.PodList).Items, func() { w.watching.Add(-1) }), nil
 }
 
 // only is a watch of the Pods of one Node. It begins with what they are now,
 // because the one in memory leaves out what happened since the list. And it can be
 // stopped in the middle of an event, which that of watch.Filter cannot.
-func only(all watch.Interface, node string, now []corev1.Pod) watch.Interface {
+func only(all watch.Interface, node string, now []corev1.Pod, done func()) watch.Interface {
 	events := make(chan watch.Event)
 	proxy := watch.NewProxyWatcher(events)
 	go func() {
+		defer done()
 		defer all.Stop()
 		for i := range now {
 			if !send(proxy, events, node, watch.Event{Type: watch.Modified, Object: &now[i]}) {

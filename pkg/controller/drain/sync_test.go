@@ -6,6 +6,7 @@ package drain
 import (
 	"context"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -73,6 +74,9 @@ func TestDrainEvictsWaitsAndAcknowledges(t *testing.T) {
 		}
 		if draining, _, _ := w.controller.Summary("a", "workers"); draining != 0 {
 			t.Errorf("%d drains after the acknowledgement", draining)
+		}
+		if n := w.watching.Load(); n != 0 {
+			t.Errorf("%d watches of Pods after the acknowledgement", n)
 		}
 	})
 }
@@ -301,7 +305,10 @@ func TestNodeThatIsDeletedInTheMiddleIsAcknowledged(t *testing.T) {
 // What a list said before there was a Node is not the news that it is gone.
 func TestNodeThatComesAndGoesIsLookedUpAnew(t *testing.T) {
 	bubble(t, func(t *testing.T) {
-		w := newWorld(t, newPod("web-0", "n1"))
+		pod := newPod("web-0", "n1")
+		// It is still there when the Node is not.
+		pod.Labels = nil
+		w := newWorld(t, pod)
 		w.refuse = func(string) error { return errBudget }
 		w.shardIs(errUnreachable)
 		w.tell("n1", time.Now().Add(time.Hour))
@@ -310,9 +317,6 @@ func TestNodeThatComesAndGoesIsLookedUpAnew(t *testing.T) {
 		after(5 * time.Second)
 		w.wantCordoned("n1", "ours")
 		w.reset()
-		if err := w.Tracker().Delete(pods, "default", "web-0"); err != nil {
-			t.Fatal(err)
-		}
 		if err := w.CoreV1().Nodes().Delete(t.Context(), "n1", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -401,8 +405,9 @@ func TestPodThatComesAfterTheFirstListIsEvictedToo(t *testing.T) {
 func TestPodThatTheWatchDoesNotShowHoldsUpTheAcknowledgement(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, newNode("n1"))
+		var lists atomic.Int32
 		w.fail = func(call string) error {
-			if call == "watch pods" {
+			if call == "list pods" && lists.Add(1) == 2 {
 				// The watch has begun with a Node without Pods.
 				pod := newPod("web-0", "n1")
 				pod.Annotations = map[string]string{unseen: "yes"}
