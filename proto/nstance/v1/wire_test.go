@@ -126,6 +126,7 @@ message InstanceStatusResponse
   created_at 4 google.protobuf.Timestamp
   last_seen 5 google.protobuf.Timestamp
   provider_instance_id 6 string
+  delete_at 1000 google.protobuf.Timestamp
 message DrainAckRequest
   instance_id 1 string
 enum GroupEvent.Type
