@@ -6,6 +6,7 @@ package drain
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"slices"
@@ -73,6 +74,8 @@ type world struct {
 	evictions map[string][]time.Time
 	// refuse is what an eviction is refused with, by Pod; nil for not at all.
 	refuse func(pod string) error
+	// beforePatch happens once, right before a Node is patched.
+	beforePatch func()
 	// fail is asked before each call what it fails with.
 	fail func(call string) error
 }
@@ -284,7 +287,8 @@ func (w *world) evict(action clienttesting.Action) (bool, runtime.Object, error)
 	return true, nil, nil
 }
 
-// patchNode refuses an apply that could make a Node, or change its successor.
+// patchNode refuses an apply that could make a Node, or change its successor, or a
+// version that is not the last.
 func (w *world) patchNode(action clienttesting.Action) (bool, runtime.Object, error) {
 	patch := action.(clienttesting.PatchAction)
 	var applied metav1.PartialObjectMetadata
@@ -293,6 +297,13 @@ func (w *world) patchNode(action clienttesting.Action) (bool, runtime.Object, er
 	}
 	if patch.GetPatchType() != types.ApplyPatchType || applied.UID == "" {
 		w.t.Errorf("Node %s is changed by %s", patch.GetName(), patch.GetPatch())
+	}
+	if w.beforePatch != nil {
+		w.beforePatch()
+		w.beforePatch = nil
+	}
+	if applied.ResourceVersion != "" && applied.ResourceVersion != w.node(patch.GetName()).ResourceVersion {
+		return true, nil, apierrors.NewConflict(nodes.GroupResource(), patch.GetName(), errors.New("there is a later version"))
 	}
 	return false, nil, nil
 }

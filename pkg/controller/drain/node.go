@@ -47,11 +47,13 @@ func unreachable(node *corev1.Node) bool {
 	return false
 }
 
-// applyCordon makes a Node unschedulable and marks it. Who cordons it at the same
-// time owns the field, too, and it stays when the operator gives it up.
+// applyCordon makes a Node unschedulable and marks it, as long as it is what the
+// cache shows: one that somebody has cordoned meanwhile gets no mark. Who cordons it
+// later owns the field, too, and it stays when the operator gives it up.
 func (c *Controller) applyCordon(ctx context.Context, node *corev1.Node, mark string) error {
 	return c.apply(ctx, node, corev1ac.Node(node.Name).
 		WithUID(node.UID).
+		WithResourceVersion(node.ResourceVersion).
 		WithAnnotations(map[string]string{v1beta1.AnnotationCordonedFor: mark}).
 		WithSpec(corev1ac.NodeSpec().WithUnschedulable(true)))
 }

@@ -119,6 +119,25 @@ func TestForeignCordonStaysForeign(t *testing.T) {
 	})
 }
 
+func TestCordonThatTheCacheDoesNotShowYetIsNotMarked(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		node := newNode("n1")
+		node.ResourceVersion = "1"
+		w := newWorld(t, node, newPod("web-0", "n1"))
+		w.beforePatch = func() {
+			cordoned := w.node("n1").DeepCopy()
+			cordoned.ResourceVersion, cordoned.Spec.Unschedulable = "2", true
+			if err := w.Tracker().Update(nodes, cordoned, ""); err != nil {
+				t.Error(err)
+			}
+		}
+		w.tell("n1", time.Now().Add(time.Minute))
+		after(5 * time.Second)
+		w.wantCordoned("n1", "foreign")
+		w.want("i-n1")
+	})
+}
+
 func TestWithdrawnDrainEndsAndUncordons(t *testing.T) {
 	bubble(t, func(t *testing.T) {
 		w := newWorld(t, newNode("n1"), newPod("web-0", "n1"))
