@@ -86,6 +86,17 @@ func TestBlockedDrains(t *testing.T) {
 	patchPod(t, name, slow.Name, `{"metadata":{"finalizers":null}}`)
 	untilDrained(t, slow.Spec.NodeName)
 
+	// The condition names one of them; both have to be told of before one may go.
+	for _, pod := range []*corev1.Pod{released, stuck} {
+		eventually(t, "an event says what blocks", func(ctx context.Context) error {
+			told, err := eventsNaming(ctx, pod)
+			if err == nil && told == 0 {
+				err = fmt.Errorf("Pod %s is not named by any", pod.Name)
+			}
+			return err
+		})
+	}
+
 	from = auditEnd(t)
 	unprotect(t, name, released.Name)
 	untilDrained(t, released.Spec.NodeName)
@@ -93,7 +104,13 @@ func TestBlockedDrains(t *testing.T) {
 
 	expectTimedOut(t, stuck)
 	for _, pod := range []*corev1.Pod{released, stuck} {
-		expectOneEvent(t, pod)
+		told, err := eventsNaming(t.Context(), pod)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if told != 1 {
+			t.Errorf("Pod %s and its Node %s and budget are named %d times by events, want once", pod.Name, pod.Spec.NodeName, told)
+		}
 	}
 }
 
@@ -173,25 +190,22 @@ func expectTimedOut(t *testing.T, pod *corev1.Pod) {
 	}
 }
 
-// expectOneEvent expects that one event tells of what kept a Pod's Node.
-func expectOneEvent(t *testing.T, pod *corev1.Pod) {
-	t.Helper()
-	events, err := env.kube.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
+// eventsNaming counts how often events tell of what keeps a Pod on its Node.
+func eventsNaming(ctx context.Context, pod *corev1.Pod) (int32, error) {
+	events, err := env.kube.EventsV1().Events("").List(ctx, metav1.ListOptions{})
 	if err != nil {
-		t.Fatal(err)
+		return 0, err
 	}
-	count := int32(0)
+	var told int32
 	for _, event := range events.Items {
 		if !names(event.Note, pod) {
 			continue
 		}
-		count++
 		if event.Series != nil {
-			count = event.Series.Count
+			told += event.Series.Count
+		} else {
+			told++
 		}
-		t.Logf("event %s on %s %s: %s", event.Reason, event.Regarding.Kind, event.Regarding.Name, event.Note)
 	}
-	if count != 1 {
-		t.Errorf("Pod %s and its Node %s and budget are named %d times by events, want once", pod.Name, pod.Spec.NodeName, count)
-	}
+	return told, nil
 }
