@@ -9,15 +9,14 @@ import (
 	"errors"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strconv"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
-// startCAPI runs the Cluster API core manager with its webhooks.
-//
-// The conversion webhooks are part of the CRDs, which the manager needs in
-// order to start; the admission webhooks are configured once it answers.
+// startCAPI runs the Cluster API core manager with its webhooks. The manager needs
+// the CRDs in order to start; the webhooks are configured once it answers.
 func (cp *ControlPlane) startCAPI(ctx context.Context) error {
 	config := filepath.Join(cp.binaries.CAPIModule, "core", "config")
 	crds, err := cp.capiObjects(filepath.Join(config, "crd"))
@@ -72,9 +71,10 @@ func (cp *ControlPlane) runCAPI(ctx context.Context) error {
 	return err
 }
 
-// capiObjects builds a kustomization of Cluster API and directs every webhook
-// in it to the manager's port on this machine. The Service that stands for
-// the manager inside a cluster is left out.
+// capiObjects builds a kustomization of Cluster API and directs every admission
+// webhook in it to the manager's port on this machine. The Service that stands for
+// the manager inside a cluster is left out, and so are the versions of its kinds
+// that nobody here uses.
 func (cp *ControlPlane) capiObjects(dir string) ([]*unstructured.Unstructured, error) {
 	objects, err := Render(dir)
 	if err != nil {
@@ -82,30 +82,41 @@ func (cp *ControlPlane) capiObjects(dir string) ([]*unstructured.Unstructured, e
 	}
 	var kept []*unstructured.Unstructured
 	for _, object := range objects {
-		if object.GetKind() == "Service" {
+		switch object.GetKind() {
+		case "Service":
 			continue
+		case crdKind:
+			err = keepStoredVersion(object)
+		default:
+			err = cp.redirectWebhooks(object)
 		}
-		if err := cp.redirectWebhooks(object); err != nil {
-			return nil, fmt.Errorf("directing the webhooks of %s %s: %w", object.GetKind(), object.GetName(), err)
+		if err != nil {
+			return nil, fmt.Errorf("adapting %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 		kept = append(kept, object)
 	}
 	return kept, nil
 }
 
-// redirectWebhooks rewrites the client configurations of a CRD's conversion
-// webhook, or of an admission webhook configuration.
-func (cp *ControlPlane) redirectWebhooks(object *unstructured.Unstructured) error {
-	if object.GetKind() == crdKind {
-		conversion, found, err := unstructured.NestedMap(object.Object, "spec", "conversion", "webhook")
-		if err != nil || !found {
-			return err
-		}
-		if err := cp.redirect(conversion); err != nil {
-			return err
-		}
-		return unstructured.SetNestedMap(object.Object, conversion, "spec", "conversion", "webhook")
+// keepStoredVersion leaves a CRD the version that is stored, and so nothing to
+// convert. The API server keeps a cache of each version, and asks the manager to
+// convert every object that changes for it: with hundreds of Machines that is most
+// of what both of them do.
+func keepStoredVersion(crd *unstructured.Unstructured) error {
+	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
+	if err != nil {
+		return err
 	}
+	versions = slices.DeleteFunc(versions, func(version any) bool {
+		fields, _ := version.(map[string]any)
+		return fields["storage"] != true
+	})
+	unstructured.RemoveNestedField(crd.Object, "spec", "conversion")
+	return unstructured.SetNestedSlice(crd.Object, versions, "spec", "versions")
+}
+
+// redirectWebhooks rewrites the client configurations of admission webhooks.
+func (cp *ControlPlane) redirectWebhooks(object *unstructured.Unstructured) error {
 	webhooks, _, err := unstructured.NestedSlice(object.Object, "webhooks")
 	if err != nil {
 		return err
