@@ -45,6 +45,18 @@ type Group struct {
 	// instance is gone. Servers that do not know this extension stop listing a
 	// deleted group at once.
 	Deleting bool
+	// ListsInstances is true when the server tells of every managed instance.
+	// Servers that do not know this extension do not, and choose by themselves
+	// which instance goes.
+	ListsInstances bool
+	// Instances are the managed instances by id: pending ones too, and those that
+	// are ending until they are gone.
+	Instances []Instance
+	// RemoveFirst are the ids that the server was last told to let go first.
+	RemoveFirst []string
+	// Node is what a Node of the group will be like, nil when the server does not
+	// tell.
+	Node *NodeShape
 }
 
 // Equal reports whether both groups say the same. No subnets and empty subnets
@@ -62,7 +74,11 @@ func (g Group) Equal(other Group) bool {
 		g.ETag == other.ETag &&
 		g.ActualSize == other.ActualSize &&
 		slices.Equal(g.ProviderIDs, other.ProviderIDs) &&
-		g.Deleting == other.Deleting
+		g.Deleting == other.Deleting &&
+		g.ListsInstances == other.ListsInstances &&
+		slices.Equal(g.Instances, other.Instances) &&
+		slices.Equal(g.RemoveFirst, other.RemoveFirst) &&
+		g.Node.Equal(other.Node)
 }
 
 // GroupConfig is the whole of what the operator wants of a group on one shard.
@@ -76,4 +92,7 @@ type GroupConfig struct {
 	InstanceType string
 	Subnets      []string
 	Vars         map[string]string
+	// RemoveFirst are ids of managed instances that go first when there are more
+	// than Size. Unlike the rest it always replaces what was sent before.
+	RemoveFirst []string
 }

@@ -27,6 +27,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.GroupReferenceApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("MachineAddress"):
 		return &infrastructurev1beta1.MachineAddressApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("NodeInfo"):
+		return &infrastructurev1beta1.NodeInfoApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceCluster"):
 		return &infrastructurev1beta1.NstanceClusterApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceClusterInitialization"):

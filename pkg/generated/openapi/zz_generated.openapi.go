@@ -9,6 +9,7 @@
 package openapi
 
 import (
+	resource "k8s.io/apimachinery/pkg/api/resource"
 	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtime "k8s.io/apimachinery/pkg/runtime"
 	version "k8s.io/apimachinery/pkg/version"
@@ -18,6 +19,7 @@ import (
 
 func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenAPIDefinition {
 	return map[string]common.OpenAPIDefinition{
+		resource.Quantity{}.OpenAPIModelName():                                                  schema_apimachinery_pkg_api_resource_Quantity(ref),
 		v1.APIGroup{}.OpenAPIModelName():                                                        schema_pkg_apis_meta_v1_APIGroup(ref),
 		v1.APIGroupList{}.OpenAPIModelName():                                                    schema_pkg_apis_meta_v1_APIGroupList(ref),
 		v1.APIResource{}.OpenAPIModelName():                                                     schema_pkg_apis_meta_v1_APIResource(ref),
@@ -76,6 +78,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig":                      schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupReference":                   schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.MachineAddress":                   schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo":                         schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceCluster":                   schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterInitialization":     schema_pkg_apis_infrastructure_v1beta1_NstanceClusterInitialization(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterList":               schema_pkg_apis_infrastructure_v1beta1_NstanceClusterList(ref),
@@ -100,6 +103,54 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus":          schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
+	}
+}
+
+func schema_apimachinery_pkg_api_resource_Quantity(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.EmbedOpenAPIDefinitionIntoV2Extension(common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Quantity is a fixed-point representation of a number. It provides convenient marshaling/unmarshaling in JSON and YAML, in addition to String() and AsInt64() accessors.\n\nThe serialization format is:\n\n``` <quantity>        ::= <signedNumber><suffix>\n\n\t(Note that <suffix> may be empty, from the \"\" case in <decimalSI>.)\n\n<digit>           ::= 0 | 1 | ... | 9 <digits>          ::= <digit> | <digit><digits> <number>          ::= <digits> | <digits>.<digits> | <digits>. | .<digits> <sign>            ::= \"+\" | \"-\" <signedNumber>    ::= <number> | <sign><number> <suffix>          ::= <binarySI> | <decimalExponent> | <decimalSI> <binarySI>        ::= Ki | Mi | Gi | Ti | Pi | Ei\n\n\t(International System of units; See: http://physics.nist.gov/cuu/Units/binary.html)\n\n<decimalSI>       ::= m | \"\" | k | M | G | T | P | E\n\n\t(Note that 1024 = 1Ki but 1000 = 1k; I didn't choose the capitalization.)\n\n<decimalExponent> ::= \"e\" <signedNumber> | \"E\" <signedNumber> ```\n\nNo matter which of the three exponent forms is used, no quantity may represent a number greater than 2^63-1 in magnitude, nor may it have more than 3 decimal places. Numbers larger or more precise will be capped or rounded up. (E.g.: 0.1m will rounded up to 1m.) This may be extended in the future if we require larger or smaller quantities.\n\nWhen a Quantity is parsed from a string, it will remember the type of suffix it had, and will use the same type again when it is serialized.\n\nBefore serializing, Quantity will be put in \"canonical form\". This means that Exponent/suffix will be adjusted up or down (with a corresponding increase or decrease in Mantissa) such that:\n\n- No precision is lost - No fractional digits will be emitted - The exponent (or suffix) is as large as possible.\n\nThe sign will be omitted unless the number is negative.\n\nExamples:\n\n- 1.5 will be serialized as \"1500m\" - 1.5Gi will be serialized as \"1536Mi\"\n\nNote that the quantity will NEVER be internally represented by a floating point number. That is the whole point of this exercise.\n\nNon-canonical values will still parse as long as they are well formed, but will be re-emitted in their canonical form. (So always use canonical form, or don't diff.)\n\nThis format is intended to make it difficult to use these numbers without writing some sort of special handling code in the hopes that that will cause implementors to also use a fixed point implementation.",
+				OneOf:       common.GenerateOpenAPIV3OneOfSchema(resource.Quantity{}.OpenAPIV3OneOfTypes()),
+				Format:      resource.Quantity{}.OpenAPISchemaFormat(),
+			},
+		},
+	}, common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Quantity is a fixed-point representation of a number. It provides convenient marshaling/unmarshaling in JSON and YAML, in addition to String() and AsInt64() accessors.\n\nThe serialization format is:\n\n``` <quantity>        ::= <signedNumber><suffix>\n\n\t(Note that <suffix> may be empty, from the \"\" case in <decimalSI>.)\n\n<digit>           ::= 0 | 1 | ... | 9 <digits>          ::= <digit> | <digit><digits> <number>          ::= <digits> | <digits>.<digits> | <digits>. | .<digits> <sign>            ::= \"+\" | \"-\" <signedNumber>    ::= <number> | <sign><number> <suffix>          ::= <binarySI> | <decimalExponent> | <decimalSI> <binarySI>        ::= Ki | Mi | Gi | Ti | Pi | Ei\n\n\t(International System of units; See: http://physics.nist.gov/cuu/Units/binary.html)\n\n<decimalSI>       ::= m | \"\" | k | M | G | T | P | E\n\n\t(Note that 1024 = 1Ki but 1000 = 1k; I didn't choose the capitalization.)\n\n<decimalExponent> ::= \"e\" <signedNumber> | \"E\" <signedNumber> ```\n\nNo matter which of the three exponent forms is used, no quantity may represent a number greater than 2^63-1 in magnitude, nor may it have more than 3 decimal places. Numbers larger or more precise will be capped or rounded up. (E.g.: 0.1m will rounded up to 1m.) This may be extended in the future if we require larger or smaller quantities.\n\nWhen a Quantity is parsed from a string, it will remember the type of suffix it had, and will use the same type again when it is serialized.\n\nBefore serializing, Quantity will be put in \"canonical form\". This means that Exponent/suffix will be adjusted up or down (with a corresponding increase or decrease in Mantissa) such that:\n\n- No precision is lost - No fractional digits will be emitted - The exponent (or suffix) is as large as possible.\n\nThe sign will be omitted unless the number is negative.\n\nExamples:\n\n- 1.5 will be serialized as \"1500m\" - 1.5Gi will be serialized as \"1536Mi\"\n\nNote that the quantity will NEVER be internally represented by a floating point number. That is the whole point of this exercise.\n\nNon-canonical values will still parse as long as they are well formed, but will be re-emitted in their canonical form. (So always use canonical form, or don't diff.)\n\nThis format is intended to make it difficult to use these numbers without writing some sort of special handling code in the hopes that that will cause implementors to also use a fixed point implementation.",
+				Type:        resource.Quantity{}.OpenAPISchemaType(),
+				Format:      resource.Quantity{}.OpenAPISchemaFormat(),
+			},
+		},
+	})
+}
+
+func schema_apimachinery_pkg_api_resource_int64Amount(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "int64Amount represents a fixed precision numerator and arbitrary scale exponent. It is faster than operations on inf.Dec for values that can be represented as int64.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Default: 0,
+							Type:    []string{"integer"},
+							Format:  "int64",
+						},
+					},
+					"scale": {
+						SchemaProps: spec.SchemaProps{
+							Default: 0,
+							Type:    []string{"integer"},
+							Format:  "int32",
+						},
+					},
+				},
+				Required: []string{"value", "scale"},
+			},
+		},
 	}
 }
 
@@ -2900,6 +2951,33 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "NodeInfo is what the cluster autoscaler reads of a Node that there is not yet.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"architecture": {
+						SchemaProps: spec.SchemaProps{
+							Description: "architecture is as GOARCH names it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"operatingSystem": {
+						SchemaProps: spec.SchemaProps{
+							Description: "operatingSystem is as GOOS names it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3417,6 +3495,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 					},
+					"machines": {
+						SchemaProps: spec.SchemaProps{
+							Description: "machines says whether each instance of the pool gets a Machine, so that single instances can be deleted, be it by the cluster autoscaler or a MachineHealthCheck. Auto means: when the MachinePool has the annotations with which the cluster autoscaler is told its minimum and maximum size.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"providerIDList": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3534,6 +3619,34 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 					},
+					"infrastructureMachineKind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "infrastructureMachineKind is NstanceMachine when the instances of the pool have Machines (CAPI contract), and else left out.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"capacity": {
+						SchemaProps: spec.SchemaProps{
+							Description: "capacity is that of a Node of the pool, as far as the shards know it before there is one. The cluster autoscaler reads it to scale from zero.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Ref: ref(resource.Quantity{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+					"nodeInfo": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeInfo tells what runs on a Node of the pool.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo"),
+						},
+					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
 							Description: "observedGeneration is the generation this status was computed from.",
@@ -3553,7 +3666,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, ShardsReachable, Paused.",
+							Description: "conditions tell the present state: Ready, ShardsReachable, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3569,7 +3682,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 			},
 		},
 		Dependencies: []string{
-			v1.Condition{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolInitialization", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary"},
+			resource.Quantity{}.OpenAPIModelName(), v1.Condition{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolInitialization", "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary"},
 	}
 }
 
@@ -4045,6 +4158,26 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"removeFirst": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "removeFirst are ids of instances that were chosen to go when size became smaller. They go before others, and are not replaced.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
 									SchemaProps: spec.SchemaProps{
 										Default: "",

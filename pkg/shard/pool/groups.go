@@ -32,7 +32,7 @@ var errNotConnected = status.Error(codes.Unavailable, "not connected yet")
 func (p *Pool) UpsertGroup(ctx context.Context, shardID, key string, config shard.GroupConfig) (shard.Group, error) {
 	var group shard.Group
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
-		answer, err := client.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Key: key, Config: wire.Config(config)})
+		answer, err := client.UpsertGroup(ctx, wire.Upsert(key, config))
 		group = wire.Group(answer)
 		return err
 	})

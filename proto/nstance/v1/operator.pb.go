@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -450,7 +450,12 @@ type UpsertGroupRequest struct {
 	// Group id inside the caller's tenant.
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Mandatory.
-	Config        *GroupConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
+	Config *GroupConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
+	// Extension: ids of managed instances that go first when there are more than
+	// the size, and are not replaced then. It replaces what an earlier request
+	// said, and is stored together with the size. Servers that do not know it
+	// choose by themselves.
+	RemoveFirst   []string `protobuf:"bytes,1000,rep,name=remove_first,json=removeFirst,proto3" json:"remove_first,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -495,6 +500,13 @@ func (x *UpsertGroupRequest) GetKey() string {
 func (x *UpsertGroupRequest) GetConfig() *GroupConfig {
 	if x != nil {
 		return x.Config
+	}
+	return nil
+}
+
+func (x *UpsertGroupRequest) GetRemoveFirst() []string {
+	if x != nil {
+		return x.RemoveFirst
 	}
 	return nil
 }
@@ -657,7 +669,14 @@ type GroupStatus struct {
 	ProviderIds []string `protobuf:"bytes,11,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
 	// Extension: the group was deleted and is listed until its last instance is
 	// gone. Servers that do not know it stop listing a deleted group at once.
-	Deleting      bool `protobuf:"varint,1000,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	Deleting bool `protobuf:"varint,1000,opt,name=deleting,proto3" json:"deleting,omitempty"`
+	// Extension: the managed instances. Absent from servers that do not know it.
+	Instances *ManagedInstances `protobuf:"bytes,1001,opt,name=instances,proto3" json:"instances,omitempty"`
+	// Extension: the ids that the last UpsertGroup wants to go first, as sent.
+	RemoveFirst []string `protobuf:"bytes,1002,rep,name=remove_first,json=removeFirst,proto3" json:"remove_first,omitempty"`
+	// Extension: what a Node of the group will be like, as far as that is known
+	// before there is one. Absent from servers that do not know it.
+	Node          *NodeShape `protobuf:"bytes,1003,opt,name=node,proto3" json:"node,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -776,6 +795,284 @@ func (x *GroupStatus) GetDeleting() bool {
 	return false
 }
 
+func (x *GroupStatus) GetInstances() *ManagedInstances {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetRemoveFirst() []string {
+	if x != nil {
+		return x.RemoveFirst
+	}
+	return nil
+}
+
+func (x *GroupStatus) GetNode() *NodeShape {
+	if x != nil {
+		return x.Node
+	}
+	return nil
+}
+
+// ManagedInstances are the managed instances of a group, on-demand ones left
+// out. The message is present even when there are none.
+type ManagedInstances struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// By id: pending ones too, and those that are ending until they are gone.
+	Instances     []*ManagedInstance `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ManagedInstances) Reset() {
+	*x = ManagedInstances{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ManagedInstances) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ManagedInstances) ProtoMessage() {}
+
+func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ManagedInstances.ProtoReflect.Descriptor instead.
+func (*ManagedInstances) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
+}
+
+func (x *ManagedInstances) GetInstances() []*ManagedInstance {
+	if x != nil {
+		return x.Instances
+	}
+	return nil
+}
+
+type ManagedInstance struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
+	// Empty until the provider has given one.
+	ProviderId string `protobuf:"bytes,2,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
+	// In the words of InstanceStatusResponse.
+	Status        string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
+	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *ManagedInstance) Reset() {
+	*x = ManagedInstance{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *ManagedInstance) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*ManagedInstance) ProtoMessage() {}
+
+func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use ManagedInstance.ProtoReflect.Descriptor instead.
+func (*ManagedInstance) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *ManagedInstance) GetId() string {
+	if x != nil {
+		return x.Id
+	}
+	return ""
+}
+
+func (x *ManagedInstance) GetProviderId() string {
+	if x != nil {
+		return x.ProviderId
+	}
+	return ""
+}
+
+func (x *ManagedInstance) GetStatus() string {
+	if x != nil {
+		return x.Status
+	}
+	return ""
+}
+
+func (x *ManagedInstance) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+// NodeShape is what a Node of a group will be like. What is not known is empty.
+type NodeShape struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// As GOARCH and GOOS name them.
+	Architecture    string `protobuf:"bytes,1,opt,name=architecture,proto3" json:"architecture,omitempty"`
+	OperatingSystem string `protobuf:"bytes,2,opt,name=operating_system,json=operatingSystem,proto3" json:"operating_system,omitempty"`
+	// Quantities by resource, such as cpu and memory.
+	Capacity      map[string]string `protobuf:"bytes,3,rep,name=capacity,proto3" json:"capacity,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Labels        map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	Taints        []*NodeTaint      `protobuf:"bytes,5,rep,name=taints,proto3" json:"taints,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeShape) Reset() {
+	*x = NodeShape{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeShape) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeShape) ProtoMessage() {}
+
+func (x *NodeShape) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeShape.ProtoReflect.Descriptor instead.
+func (*NodeShape) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *NodeShape) GetArchitecture() string {
+	if x != nil {
+		return x.Architecture
+	}
+	return ""
+}
+
+func (x *NodeShape) GetOperatingSystem() string {
+	if x != nil {
+		return x.OperatingSystem
+	}
+	return ""
+}
+
+func (x *NodeShape) GetCapacity() map[string]string {
+	if x != nil {
+		return x.Capacity
+	}
+	return nil
+}
+
+func (x *NodeShape) GetLabels() map[string]string {
+	if x != nil {
+		return x.Labels
+	}
+	return nil
+}
+
+func (x *NodeShape) GetTaints() []*NodeTaint {
+	if x != nil {
+		return x.Taints
+	}
+	return nil
+}
+
+type NodeTaint struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	Value string                 `protobuf:"bytes,2,opt,name=value,proto3" json:"value,omitempty"`
+	// NoSchedule, PreferNoSchedule or NoExecute.
+	Effect        string `protobuf:"bytes,3,opt,name=effect,proto3" json:"effect,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *NodeTaint) Reset() {
+	*x = NodeTaint{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *NodeTaint) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*NodeTaint) ProtoMessage() {}
+
+func (x *NodeTaint) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
+func (*NodeTaint) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+}
+
+func (x *NodeTaint) GetKey() string {
+	if x != nil {
+		return x.Key
+	}
+	return ""
+}
+
+func (x *NodeTaint) GetValue() string {
+	if x != nil {
+		return x.Value
+	}
+	return ""
+}
+
+func (x *NodeTaint) GetEffect() string {
+	if x != nil {
+		return x.Effect
+	}
+	return ""
+}
+
 type DeleteGroupRequest struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
@@ -785,7 +1082,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -797,7 +1094,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -810,7 +1107,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -835,7 +1132,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -847,7 +1144,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -860,7 +1157,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -899,7 +1196,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -911,7 +1208,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -924,7 +1221,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -972,7 +1269,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -984,7 +1281,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -997,7 +1294,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -1023,7 +1320,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1035,7 +1332,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1048,7 +1345,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1068,7 +1365,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1080,7 +1377,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1093,7 +1390,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -1112,7 +1409,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1124,7 +1421,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1137,7 +1434,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1167,7 +1464,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1179,7 +1476,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1192,7 +1489,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -1253,7 +1550,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1265,7 +1562,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1278,7 +1575,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -1299,7 +1596,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1311,7 +1608,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1324,7 +1621,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -1362,7 +1659,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1374,7 +1671,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1387,7 +1684,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -1459,7 +1756,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1471,7 +1768,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1484,7 +1781,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -1526,7 +1823,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1538,7 +1835,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1551,7 +1848,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -1586,7 +1883,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1598,7 +1895,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1611,7 +1908,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -1645,7 +1942,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1657,7 +1954,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1670,7 +1967,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -1698,7 +1995,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1710,7 +2007,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1723,7 +2020,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -1756,7 +2053,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +2065,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +2078,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -1802,7 +2099,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1814,7 +2111,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1827,7 +2124,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -1862,7 +2159,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1874,7 +2171,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1887,7 +2184,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -1930,10 +2227,11 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15RefreshConfigResponse\x12\x18\n" +
 	"\aupdated\x18\x01 \x01(\bR\aupdated\x12\x1b\n" +
 	"\tprev_etag\x18\x02 \x01(\tR\bprevEtag\x12\x12\n" +
-	"\x04etag\x18\x03 \x01(\tR\x04etag\"W\n" +
+	"\x04etag\x18\x03 \x01(\tR\x04etag\"{\n" +
 	"\x12UpsertGroupRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
-	"\x06config\x18\x02 \x01(\v2\x17.nstance.v1.GroupConfigR\x06config\"\xdc\x02\n" +
+	"\x06config\x18\x02 \x01(\v2\x17.nstance.v1.GroupConfigR\x06config\x12\"\n" +
+	"\fremove_first\x18\xe8\a \x03(\tR\vremoveFirst\"\xdc\x02\n" +
 	"\vGroupConfig\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12#\n" +
@@ -1948,7 +2246,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xa8\x03\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xb5\x04\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -1963,10 +2261,38 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	" \x01(\x05R\n" +
 	"actualSize\x12!\n" +
 	"\fprovider_ids\x18\v \x03(\tR\vproviderIds\x12\x1b\n" +
-	"\bdeleting\x18\xe8\a \x01(\bR\bdeleting\x1a7\n" +
+	"\bdeleting\x18\xe8\a \x01(\bR\bdeleting\x12;\n" +
+	"\tinstances\x18\xe9\a \x01(\v2\x1c.nstance.v1.ManagedInstancesR\tinstances\x12\"\n" +
+	"\fremove_first\x18\xea\a \x03(\tR\vremoveFirst\x12*\n" +
+	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"&\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
+	"\x10ManagedInstances\x129\n" +
+	"\tinstances\x18\x01 \x03(\v2\x1b.nstance.v1.ManagedInstanceR\tinstances\"\x95\x01\n" +
+	"\x0fManagedInstance\x12\x0e\n" +
+	"\x02id\x18\x01 \x01(\tR\x02id\x12\x1f\n" +
+	"\vprovider_id\x18\x02 \x01(\tR\n" +
+	"providerId\x12\x16\n" +
+	"\x06status\x18\x03 \x01(\tR\x06status\x129\n" +
+	"\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xfd\x02\n" +
+	"\tNodeShape\x12\"\n" +
+	"\farchitecture\x18\x01 \x01(\tR\farchitecture\x12)\n" +
+	"\x10operating_system\x18\x02 \x01(\tR\x0foperatingSystem\x12?\n" +
+	"\bcapacity\x18\x03 \x03(\v2#.nstance.v1.NodeShape.CapacityEntryR\bcapacity\x129\n" +
+	"\x06labels\x18\x04 \x03(\v2!.nstance.v1.NodeShape.LabelsEntryR\x06labels\x12-\n" +
+	"\x06taints\x18\x05 \x03(\v2\x15.nstance.v1.NodeTaintR\x06taints\x1a;\n" +
+	"\rCapacityEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a9\n" +
+	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
+	"\tNodeTaint\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
+	"\x06effect\x18\x03 \x01(\tR\x06effect\"&\n" +
 	"\x12DeleteGroupRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\"\x96\x01\n" +
 	"\x15CreateInstanceRequest\x12\x1f\n" +
@@ -2115,7 +2441,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 31)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -2129,97 +2455,110 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*GroupConfig)(nil),              // 9: nstance.v1.GroupConfig
 	(*ListGroupsResponse)(nil),       // 10: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),              // 11: nstance.v1.GroupStatus
-	(*DeleteGroupRequest)(nil),       // 12: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 13: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 14: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 15: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 16: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 17: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 18: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 19: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 20: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 21: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 22: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 23: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 24: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 25: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 26: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 27: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 28: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 29: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 30: nstance.v1.ListenerActivity
-	nil,                              // 31: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 32: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 33: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 34: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 35: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 36: google.protobuf.Empty
+	(*ManagedInstances)(nil),         // 12: nstance.v1.ManagedInstances
+	(*ManagedInstance)(nil),          // 13: nstance.v1.ManagedInstance
+	(*NodeShape)(nil),                // 14: nstance.v1.NodeShape
+	(*NodeTaint)(nil),                // 15: nstance.v1.NodeTaint
+	(*DeleteGroupRequest)(nil),       // 16: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 17: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 18: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 19: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 20: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 21: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 22: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 23: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 24: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 25: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 26: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 27: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 28: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 29: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 30: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 31: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 32: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 33: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 34: nstance.v1.ListenerActivity
+	nil,                              // 35: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 36: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 37: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 38: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 39: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 40: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 41: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 42: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	35, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	35, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	41, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	41, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	9,  // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
-	31, // 3: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	32, // 4: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	35, // 3: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	36, // 4: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
 	11, // 5: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	33, // 6: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	14, // 7: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	34, // 8: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	35, // 9: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	35, // 10: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	35, // 11: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 12: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	11, // 13: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	35, // 14: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	35, // 15: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	35, // 16: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	35, // 17: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 18: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 19: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	35, // 20: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 21: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 22: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 23: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	35, // 24: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	30, // 25: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	35, // 26: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 27: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	36, // 28: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	36, // 29: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	36, // 30: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 31: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	12, // 32: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	13, // 33: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	16, // 34: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	18, // 35: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	20, // 36: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	24, // 37: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	26, // 38: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	28, // 39: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	36, // 40: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	36, // 41: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	36, // 42: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 43: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 44: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 45: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	10, // 46: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	11, // 47: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	36, // 48: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	15, // 49: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	17, // 50: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	19, // 51: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	36, // 52: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	25, // 53: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	27, // 54: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	29, // 55: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	21, // 56: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	22, // 57: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	23, // 58: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	43, // [43:59] is the sub-list for method output_type
-	27, // [27:43] is the sub-list for method input_type
-	27, // [27:27] is the sub-list for extension type_name
-	27, // [27:27] is the sub-list for extension extendee
-	0,  // [0:27] is the sub-list for field type_name
+	37, // 6: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	12, // 7: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
+	14, // 8: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	13, // 9: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	41, // 10: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	38, // 11: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	39, // 12: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	15, // 13: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	18, // 14: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	40, // 15: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	41, // 16: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	41, // 17: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	41, // 18: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 19: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	11, // 20: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	41, // 21: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	41, // 22: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	41, // 23: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	41, // 24: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 25: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 26: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	41, // 27: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 28: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 29: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 30: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	41, // 31: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	34, // 32: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	41, // 33: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 34: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	42, // 35: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	42, // 36: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	42, // 37: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 38: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	16, // 39: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	17, // 40: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	20, // 41: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	22, // 42: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	24, // 43: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	28, // 44: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	30, // 45: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	32, // 46: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	42, // 47: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	42, // 48: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	42, // 49: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 50: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 51: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 52: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	10, // 53: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	11, // 54: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	42, // 55: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	19, // 56: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	21, // 57: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	23, // 58: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	42, // 59: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	29, // 60: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	31, // 61: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	33, // 62: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	25, // 63: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	26, // 64: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	27, // 65: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	50, // [50:66] is the sub-list for method output_type
+	34, // [34:50] is the sub-list for method input_type
+	34, // [34:34] is the sub-list for extension type_name
+	34, // [34:34] is the sub-list for extension extendee
+	0,  // [0:34] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -2227,19 +2566,19 @@ func file_nstance_v1_operator_proto_init() {
 	if File_nstance_v1_operator_proto != nil {
 		return
 	}
-	file_nstance_v1_operator_proto_msgTypes[20].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[21].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[22].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[23].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[24].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[25].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[26].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[30].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   31,
+			NumMessages:   37,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -76,6 +76,7 @@ message RefreshConfigResponse
 message UpsertGroupRequest
   key 1 string
   config 2 GroupConfig
+  remove_first 1000 repeated string
 message GroupConfig
   template 1 string
   size 2 int32
@@ -98,6 +99,26 @@ message GroupStatus
   actual_size 10 int32
   provider_ids 11 repeated string
   deleting 1000 bool
+  instances 1001 ManagedInstances
+  remove_first 1002 repeated string
+  node 1003 NodeShape
+message ManagedInstances
+  instances 1 repeated ManagedInstance
+message ManagedInstance
+  id 1 string
+  provider_id 2 string
+  status 3 string
+  created_at 4 google.protobuf.Timestamp
+message NodeShape
+  architecture 1 string
+  operating_system 2 string
+  capacity 3 map<string, string>
+  labels 4 map<string, string>
+  taints 5 repeated NodeTaint
+message NodeTaint
+  key 1 string
+  value 2 string
+  effect 3 string
 message DeleteGroupRequest
   key 1 string
 message CreateInstanceRequest

@@ -28,6 +28,9 @@ const (
 	// something keeps a Node from being drained. It is there since the first
 	// drain.
 	ConditionDrainsProgressing = "DrainsProgressing"
+	// ConditionMachinesEnabled, on a pool, is true while each of its instances has
+	// a Machine.
+	ConditionMachinesEnabled = "MachinesEnabled"
 	// ConditionPaused, on a pool and a cluster, is true while it, its Cluster, or
 	// the pool's MachinePool is paused: nothing is written to shards or to specs
 	// (CAPI contract).
@@ -89,6 +92,13 @@ const (
 	ReasonInstanceRefused = "InstanceRefused"
 	// ReasonProvisioning: the instance does not run yet.
 	ReasonProvisioning = "Provisioning"
+	// ReasonMachinesEnabled and ReasonMachinesDisabled: whether the instances of a
+	// pool have Machines, as the pool asks.
+	ReasonMachinesEnabled  = "Enabled"
+	ReasonMachinesDisabled = "Disabled"
+	// ReasonUnsupportedByServer: a shard's server cannot do what is asked for; the
+	// message names the shard.
+	ReasonUnsupportedByServer = "UnsupportedByServer"
 	// ReasonInstanceFailed: the instance has stopped or failed.
 	ReasonInstanceFailed = "InstanceFailed"
 	// ReasonServerDeleted: the shard has ended the instance by itself.

@@ -3,7 +3,10 @@
 
 package v1beta1
 
-import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
 
 // NstanceMachinePool maps one Nstance group to a Cluster API MachinePool of the
 // same name. The MachinePool's replicas are spread over the shards.
@@ -70,6 +73,13 @@ type NstanceMachinePoolSpec struct {
 	// vars are merged over the template's vars.
 	// +optional
 	Vars map[string]string `json:"vars,omitempty"`
+	// machines says whether each instance of the pool gets a Machine, so that
+	// single instances can be deleted, be it by the cluster autoscaler or a
+	// MachineHealthCheck. Auto means: when the MachinePool has the annotations with
+	// which the cluster autoscaler is told its minimum and maximum size.
+	// +optional
+	// +kubebuilder:default=Auto
+	Machines MachinesMode `json:"machines,omitempty"`
 	// providerIDList are the provider ids of the pool's instances, sorted. The
 	// operator writes it; Cluster API reads it.
 	// +optional
@@ -88,6 +98,18 @@ type NstanceMachinePoolSpec struct {
 // +kubebuilder:validation:Pattern=`^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`
 // +kubebuilder:validation:XValidation:rule="!self.contains('--')",message="must not contain consecutive hyphens"
 type Identifier string
+
+// MachinesMode says whether the instances of a pool have Machines.
+//
+// +kubebuilder:validation:Enum=Auto;Always;Never
+type MachinesMode string
+
+// Modes of a pool's Machines.
+const (
+	MachinesAuto   MachinesMode = "Auto"
+	MachinesAlways MachinesMode = "Always"
+	MachinesNever  MachinesMode = "Never"
+)
 
 // NstanceMachinePoolStatus is what the shards of the pool report, added up.
 type NstanceMachinePoolStatus struct {
@@ -125,10 +147,22 @@ type NstanceMachinePoolStatus struct {
 	// +optional
 	// +listType=atomic
 	Subnets []string `json:"subnets,omitempty"`
+	// infrastructureMachineKind is NstanceMachine when the instances of the pool
+	// have Machines (CAPI contract), and else left out.
+	// +optional
+	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
+	// capacity is that of a Node of the pool, as far as the shards know it before
+	// there is one. The cluster autoscaler reads it to scale from zero.
+	// +optional
+	Capacity corev1.ResourceList `json:"capacity,omitempty"`
+	// nodeInfo tells what runs on a Node of the pool.
+	// +optional
+	NodeInfo NodeInfo `json:"nodeInfo,omitempty"`
 	// observedGeneration is the generation this status was computed from.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, ShardsReachable, Paused.
+	// conditions tell the present state: Ready, ShardsReachable, MachinesEnabled,
+	// Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
@@ -142,6 +176,18 @@ type NstanceMachinePoolInitialization struct {
 	// provisioned is true once the pool was ready for the first time.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
+}
+
+// NodeInfo is what the cluster autoscaler reads of a Node that there is not yet.
+type NodeInfo struct {
+	// architecture is as GOARCH names it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	Architecture string `json:"architecture,omitempty"`
+	// operatingSystem is as GOOS names it.
+	// +optional
+	// +kubebuilder:validation:MaxLength=63
+	OperatingSystem string `json:"operatingSystem,omitempty"`
 }
 
 // ShardsSummary counts the shards of a pool.

@@ -66,6 +66,14 @@ type NstanceShardGroupSpec struct {
 	// vars are copied from the pool.
 	// +optional
 	Vars map[string]string `json:"vars,omitempty"`
+	// removeFirst are ids of instances that were chosen to go when size became
+	// smaller. They go before others, and are not replaced.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=10000
+	// +kubebuilder:validation:items:MinLength=1
+	// +kubebuilder:validation:items:MaxLength=63
+	RemoveFirst []string `json:"removeFirst,omitempty"`
 }
 
 // NstanceShardGroupStatus is what the shard reports of the group.

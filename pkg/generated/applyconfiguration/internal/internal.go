@@ -73,6 +73,15 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeInfo
+  map:
+    fields:
+    - name: architecture
+      type:
+        scalar: string
+    - name: operatingSystem
+      type:
+        scalar: string
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceCluster
   map:
     fields:
@@ -192,6 +201,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
+    - name: machines
+      type:
+        scalar: string
     - name: providerIDList
       type:
         list:
@@ -221,6 +233,11 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachinePoolStatus
   map:
     fields:
+    - name: capacity
+      type:
+        map:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
     - name: conditions
       type:
         list:
@@ -238,6 +255,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: drainsBlocked
       type:
         scalar: numeric
+    - name: infrastructureMachineKind
+      type:
+        scalar: string
     - name: initialization
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachinePoolInitialization
@@ -245,6 +265,10 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: isStatic
       type:
         scalar: boolean
+    - name: nodeInfo
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NodeInfo
+      default: {}
     - name: observedGeneration
       type:
         scalar: numeric
@@ -389,6 +413,12 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: instanceType
       type:
         scalar: string
+    - name: removeFirst
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: shard
       type:
         scalar: string
@@ -460,6 +490,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+- name: io.k8s.apimachinery.pkg.api.resource.Quantity
+  scalar: untyped
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
   map:
     fields:

@@ -26,17 +26,57 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		ActualSize:   status.GetActualSize(),
 		ProviderIDs:  status.GetProviderIds(),
 		Deleting:     status.GetDeleting(),
+
+		ListsInstances: status.GetInstances() != nil,
+		Instances:      managed(status.GetInstances().GetInstances()),
+		RemoveFirst:    status.GetRemoveFirst(),
+		Node:           node(status.GetNode()),
 	}
 }
 
-// Config is the wire form of config. Args stays empty: the wire contract has
-// servers drop it from UpsertGroup.
-func Config(config shard.GroupConfig) *nstancev1.GroupConfig {
-	return &nstancev1.GroupConfig{
-		Template:     config.Template,
-		Size:         config.Size,
-		InstanceType: config.InstanceType,
-		Subnets:      config.Subnets,
-		Vars:         config.Vars,
+func managed(told []*nstancev1.ManagedInstance) []shard.Instance {
+	if len(told) == 0 {
+		return nil
+	}
+	instances := make([]shard.Instance, len(told))
+	for n, i := range told {
+		instances[n] = shard.Instance{
+			ID:         i.GetId(),
+			State:      shard.InstanceState(i.GetStatus()),
+			ProviderID: i.GetProviderId(),
+		}
+	}
+	return instances
+}
+
+func node(told *nstancev1.NodeShape) *shard.NodeShape {
+	if told == nil {
+		return nil
+	}
+	shape := &shard.NodeShape{
+		Architecture:    told.GetArchitecture(),
+		OperatingSystem: told.GetOperatingSystem(),
+		Capacity:        told.GetCapacity(),
+		Labels:          told.GetLabels(),
+	}
+	for _, taint := range told.GetTaints() {
+		shape.Taints = append(shape.Taints, shard.Taint{Key: taint.GetKey(), Value: taint.GetValue(), Effect: taint.GetEffect()})
+	}
+	return shape
+}
+
+// Upsert is the request that gives the group with this key the configuration.
+// Args stays empty: the wire contract has servers drop it from UpsertGroup.
+func Upsert(key string, config shard.GroupConfig) *nstancev1.UpsertGroupRequest {
+	return &nstancev1.UpsertGroupRequest{
+		Key: key,
+		Config: &nstancev1.GroupConfig{
+			Template:     config.Template,
+			Size:         config.Size,
+			InstanceType: config.InstanceType,
+			Subnets:      config.Subnets,
+			Vars:         config.Vars,
+		},
+		RemoveFirst: config.RemoveFirst,
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
 
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -18,11 +19,30 @@ func TestGroup(t *testing.T) {
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "small",
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, IsStatic: true, Etag: "e",
 		ActualSize: 2, ProviderIds: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
+		Instances: &nstancev1.ManagedInstances{Instances: []*nstancev1.ManagedInstance{
+			{Id: "knd1", ProviderId: "kwok://a/1", Status: "running", CreatedAt: timestamppb.Now()}, {Id: "knd2", Status: "pending"},
+		}},
+		RemoveFirst: []string{"knd2"},
+		Node: &nstancev1.NodeShape{
+			Architecture: "arm64", OperatingSystem: "linux",
+			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
+			Taints: []*nstancev1.NodeTaint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
+		},
 	})
 	want := shard.Group{
 		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "small",
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, Static: true, ETag: "e",
 		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
+		ListsInstances: true,
+		Instances: []shard.Instance{
+			{ID: "knd1", State: shard.InstanceRunning, ProviderID: "kwok://a/1"}, {ID: "knd2", State: shard.InstancePending},
+		},
+		RemoveFirst: []string{"knd2"},
+		Node: &shard.NodeShape{
+			Architecture: "arm64", OperatingSystem: "linux",
+			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
+			Taints: []shard.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
+		},
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -31,19 +51,28 @@ func TestGroup(t *testing.T) {
 	if got := Group(nil); !got.Equal(shard.Group{}) {
 		t.Errorf("a missing status gives %+v", got)
 	}
+	none := &nstancev1.GroupStatus{Instances: &nstancev1.ManagedInstances{}}
+	if got := Group(none); !got.ListsInstances || got.Instances != nil {
+		t.Errorf("no instances give %+v", got)
+	}
 }
 
-func TestConfig(t *testing.T) {
+func TestUpsert(t *testing.T) {
 	config := shard.GroupConfig{
 		Template: "worker", Size: 3, InstanceType: "small",
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"},
+		RemoveFirst: []string{"knd2", "knd1"},
 	}
 	noZeroField(t, config)
-	want := &nstancev1.GroupConfig{
-		Template: "worker", Size: 3, InstanceType: "small",
-		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"},
+	want := &nstancev1.UpsertGroupRequest{
+		Key: "workers",
+		Config: &nstancev1.GroupConfig{
+			Template: "worker", Size: 3, InstanceType: "small",
+			Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"},
+		},
+		RemoveFirst: []string{"knd2", "knd1"},
 	}
-	if got := Config(config); !proto.Equal(got, want) {
+	if got := Upsert("workers", config); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }

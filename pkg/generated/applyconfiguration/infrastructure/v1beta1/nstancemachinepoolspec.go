@@ -30,6 +30,11 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	InstanceType *string `json:"instanceType,omitempty"`
 	// vars are merged over the template's vars.
 	Vars map[string]string `json:"vars,omitempty"`
+	// machines says whether each instance of the pool gets a Machine, so that
+	// single instances can be deleted, be it by the cluster autoscaler or a
+	// MachineHealthCheck. Auto means: when the MachinePool has the annotations with
+	// which the cluster autoscaler is told its minimum and maximum size.
+	Machines *infrastructurev1beta1.MachinesMode `json:"machines,omitempty"`
 	// providerIDList are the provider ids of the pool's instances, sorted. The
 	// operator writes it; Cluster API reads it.
 	ProviderIDList []string `json:"providerIDList,omitempty"`
@@ -96,6 +101,14 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithVars(entries map[string]s
 	for k, v := range entries {
 		b.Vars[k] = v
 	}
+	return b
+}
+
+// WithMachines sets the Machines field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Machines field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithMachines(value infrastructurev1beta1.MachinesMode) *NstanceMachinePoolSpecApplyConfiguration {
+	b.Machines = &value
 	return b
 }
 

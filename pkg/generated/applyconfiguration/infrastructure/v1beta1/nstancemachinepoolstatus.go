@@ -6,7 +6,8 @@
 package v1beta1
 
 import (
-	v1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	v1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/client-go/applyconfigurations/meta/v1"
 )
 
 // NstanceMachinePoolStatusApplyConfiguration represents a declarative configuration of the NstanceMachinePoolStatus type for use
@@ -37,10 +38,19 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	Template *string `json:"template,omitempty"`
 	// subnets are the subnet pools in force on the shards.
 	Subnets []string `json:"subnets,omitempty"`
+	// infrastructureMachineKind is NstanceMachine when the instances of the pool
+	// have Machines (CAPI contract), and else left out.
+	InfrastructureMachineKind *string `json:"infrastructureMachineKind,omitempty"`
+	// capacity is that of a Node of the pool, as far as the shards know it before
+	// there is one. The cluster autoscaler reads it to scale from zero.
+	Capacity *v1.ResourceList `json:"capacity,omitempty"`
+	// nodeInfo tells what runs on a Node of the pool.
+	NodeInfo *NodeInfoApplyConfiguration `json:"nodeInfo,omitempty"`
 	// observedGeneration is the generation this status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, ShardsReachable, Paused.
-	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
+	// conditions tell the present state: Ready, ShardsReachable, MachinesEnabled,
+	// Paused.
+	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
 // NstanceMachinePoolStatusApplyConfiguration constructs a declarative configuration of the NstanceMachinePoolStatus type for use with
@@ -131,6 +141,30 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithSubnets(values ...strin
 	return b
 }
 
+// WithInfrastructureMachineKind sets the InfrastructureMachineKind field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the InfrastructureMachineKind field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithInfrastructureMachineKind(value string) *NstanceMachinePoolStatusApplyConfiguration {
+	b.InfrastructureMachineKind = &value
+	return b
+}
+
+// WithCapacity sets the Capacity field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Capacity field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithCapacity(value v1.ResourceList) *NstanceMachinePoolStatusApplyConfiguration {
+	b.Capacity = &value
+	return b
+}
+
+// WithNodeInfo sets the NodeInfo field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the NodeInfo field is set to the value of the last call.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithNodeInfo(value *NodeInfoApplyConfiguration) *NstanceMachinePoolStatusApplyConfiguration {
+	b.NodeInfo = value
+	return b
+}
+
 // WithObservedGeneration sets the ObservedGeneration field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the ObservedGeneration field is set to the value of the last call.
@@ -142,7 +176,7 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithObservedGeneration(valu
 // WithConditions adds the given value to the Conditions field in the declarative configuration
 // and returns the receiver, so that objects can be build by chaining "With" function invocations.
 // If called multiple times, values provided by each call will be appended to the Conditions field.
-func (b *NstanceMachinePoolStatusApplyConfiguration) WithConditions(values ...*v1.ConditionApplyConfiguration) *NstanceMachinePoolStatusApplyConfiguration {
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithConditions(values ...*metav1.ConditionApplyConfiguration) *NstanceMachinePoolStatusApplyConfiguration {
 	for i := range values {
 		if values[i] == nil {
 			panic("nil value passed to WithConditions")

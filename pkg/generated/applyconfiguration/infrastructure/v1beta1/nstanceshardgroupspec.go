@@ -28,6 +28,9 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	Subnets []infrastructurev1beta1.Identifier `json:"subnets,omitempty"`
 	// vars are copied from the pool.
 	Vars map[string]string `json:"vars,omitempty"`
+	// removeFirst are ids of instances that were chosen to go when size became
+	// smaller. They go before others, and are not replaced.
+	RemoveFirst []string `json:"removeFirst,omitempty"`
 }
 
 // NstanceShardGroupSpecApplyConfiguration constructs a declarative configuration of the NstanceShardGroupSpec type for use with
@@ -96,6 +99,16 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithVars(entries map[string]st
 	}
 	for k, v := range entries {
 		b.Vars[k] = v
+	}
+	return b
+}
+
+// WithRemoveFirst adds the given value to the RemoveFirst field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the RemoveFirst field.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithRemoveFirst(values ...string) *NstanceShardGroupSpecApplyConfiguration {
+	for i := range values {
+		b.RemoveFirst = append(b.RemoveFirst, values[i])
 	}
 	return b
 }
