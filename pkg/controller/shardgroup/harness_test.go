@@ -63,6 +63,7 @@ func (s *oneShard) Get(_, key string) (shard.Group, bool) {
 func (s *oneShard) Observe(_ string, group shard.Group) {
 	if s.group != nil {
 		group.ActualSize, group.ProviderIDs = s.group.ActualSize, s.group.ProviderIDs
+		group.ListsInstances, group.Instances = s.group.ListsInstances, s.group.Instances
 	}
 	s.group = &group
 }
@@ -81,7 +82,7 @@ func (s *oneShard) DeleteGroup(_ context.Context, id, key string) error {
 // instances.
 func accept(config shard.GroupConfig) (shard.Group, error) {
 	return shard.Group{Key: "workers", Template: config.Template, Size: config.Size, InstanceType: config.InstanceType,
-		Subnets: config.Subnets, Vars: config.Vars, ETag: fmt.Sprintf("etag-of-%d", config.Size)}, nil
+		Subnets: config.Subnets, Vars: config.Vars, RemoveFirst: config.RemoveFirst, ETag: fmt.Sprintf("etag-of-%d", config.Size)}, nil
 }
 
 // refuse is an upsert that fails with err.

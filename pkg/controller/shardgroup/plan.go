@@ -102,9 +102,13 @@ func etag(group *shard.Group) string {
 
 // inOrder tells whether the group that the server reports is what spec asks
 // for. What spec leaves out is the server's to choose, and vars that the server
-// adds by itself do not count.
+// adds by itself do not count. A server that lists no instances knows of none that
+// go first, and telling it again would change nothing.
 func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 	if group.Size != spec.Size || group.Deleting {
+		return false
+	}
+	if group.ListsInstances && !slices.Equal(spec.RemoveFirst, group.RemoveFirst) {
 		return false
 	}
 	if spec.InstanceType != "" && spec.InstanceType != group.InstanceType {
@@ -131,6 +135,7 @@ func wanted(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) shard.Group
 		Size:         spec.Size,
 		InstanceType: spec.InstanceType,
 		Vars:         spec.Vars,
+		RemoveFirst:  spec.RemoveFirst,
 	}
 	if group == nil || !group.Static {
 		config.Template = spec.Template

@@ -98,6 +98,9 @@ func TestInOrder(t *testing.T) {
 		*spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: 3}
 	}
 	same := func(*v1beta1.NstanceShardGroupSpec) {}
+	first := func(ids ...string) func(*v1beta1.NstanceShardGroupSpec) {
+		return func(s *v1beta1.NstanceShardGroupSpec) { s.RemoveFirst = ids }
+	}
 	tests := map[string]struct {
 		spec  func(*v1beta1.NstanceShardGroupSpec)
 		group func(*shard.Group)
@@ -120,6 +123,12 @@ func TestInOrder(t *testing.T) {
 		"a static group has its subnets":    {same, func(g *shard.Group) { g.Static, g.Subnets = true, nil }, true},
 		"a static group gets its size":      {same, func(g *shard.Group) { g.Static, g.Size = true, 1 }, false},
 		"a static group gets its type":      {same, func(g *shard.Group) { g.Static, g.InstanceType = true, "small" }, false},
+		"those that go first differ":        {same, func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd1"} }, false},
+		"the server is to be told of them":  {first("knd1"), func(g *shard.Group) { g.ListsInstances = true }, false},
+		"the server was told of them":       {first("knd1", "knd2"), func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd1", "knd2"} }, true},
+		"the server was told of others":     {first("knd1"), func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd2"} }, false},
+		"a static group is told of them":    {first("knd1"), func(g *shard.Group) { g.Static, g.ListsInstances = true, true }, false},
+		"the server knows of no such thing": {first("knd1"), func(*shard.Group) {}, true},
 		"a static group gets its vars, too": {same, func(g *shard.Group) { g.Static, g.Vars = true, nil }, false},
 	}
 	for name, test := range tests {
@@ -135,7 +144,7 @@ func TestInOrder(t *testing.T) {
 }
 
 func TestWanted(t *testing.T) {
-	whole := shard.GroupConfig{Template: "standard", Size: 3, InstanceType: "large", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}}
+	whole := shard.GroupConfig{Template: "standard", Size: 3, InstanceType: "large", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}, RemoveFirst: []string{"knd1"}}
 	withoutStatics := whole
 	withoutStatics.Template, withoutStatics.Subnets = "", nil
 	for name, test := range map[string]struct {
@@ -146,9 +155,11 @@ func TestWanted(t *testing.T) {
 		"another size":   {changed(reported(), func(g *shard.Group) { g.Size = 1 }), whole},
 		"a static group": {changed(reported(), func(g *shard.Group) { g.Static = true }), withoutStatics},
 	} {
-		got := wanted(&newObject().Spec, test.group)
+		spec := newObject().Spec
+		spec.RemoveFirst = []string{"knd1"}
+		got := wanted(&spec, test.group)
 		if fmt.Sprint(got.Size, got.Template, got.InstanceType) != fmt.Sprint(test.want.Size, test.want.Template, test.want.InstanceType) ||
-			!slices.Equal(got.Subnets, test.want.Subnets) || !maps.Equal(got.Vars, test.want.Vars) {
+			!slices.Equal(got.Subnets, test.want.Subnets) || !slices.Equal(got.RemoveFirst, test.want.RemoveFirst) || !maps.Equal(got.Vars, test.want.Vars) {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
 		}
 	}

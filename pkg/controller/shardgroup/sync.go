@@ -98,7 +98,7 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 	group, err := c.shards.UpsertGroup(ctx, id, string(object.Spec.Group), wanted(&object.Spec, before))
 	switch {
 	case err == nil:
-		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size)
+		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
 		c.groups.Observe(id, group)
 		// The cache knows the instances better than the answer to a change of
 		// configuration.

@@ -117,13 +117,29 @@ func TestObserve(t *testing.T) {
 
 	g.begin("a")
 	g.Observe("a", group("workers", 1))
-	running := shard.Group{Key: "workers", Size: 1, ActualSize: 1, ProviderIDs: []string{"kwok://a/1"}}
+	lists := group("workers", 1)
+	lists.ListsInstances = true
+	g.Observe("a", lists)
+	if got, _ := g.Get("a", "workers"); got.ListsInstances {
+		t.Error("the reply makes it seem that there are no instances, of which nothing was known")
+	}
+	running := shard.Group{Key: "workers", Size: 1, ActualSize: 1, ProviderIDs: []string{"kwok://a/1"},
+		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1", State: shard.InstanceRunning}, {ID: "knd2", State: shard.InstancePending}}}
 	g.update("a", func(c *cache) []string { return c.put(running) })
 	told = nil
-	g.Observe("a", group("workers", 3))
-	got, _ := g.Get("a", "workers")
-	if want := (shard.Group{Key: "workers", Size: 3, ActualSize: 1, ProviderIDs: []string{"kwok://a/1"}}); !got.Equal(want) {
-		t.Errorf("got %+v, want the new size and the instances that are known: %+v", got, want)
+	reply := group("workers", 3)
+	reply.RemoveFirst, reply.Node = []string{"knd1"}, &shard.NodeShape{Architecture: "arm64"}
+	want := running
+	want.Size, want.RemoveFirst, want.Node = reply.Size, reply.RemoveFirst, reply.Node
+	for _, said := range []struct {
+		lists     bool
+		instances []shard.Instance
+	}{{false, nil}, {true, nil}, {true, []shard.Instance{{ID: "knd1", State: shard.InstanceTerminating}}}} {
+		reply.ListsInstances, reply.Instances = said.lists, said.instances
+		g.Observe("a", reply)
+		if got, _ := g.Get("a", "workers"); !got.Equal(want) {
+			t.Errorf("after a reply that says %+v of instances: got %+v, want the new configuration and the instances that are known: %+v", said, got, want)
+		}
 	}
 	if told != nil {
 		t.Errorf("told of %v, want nothing: the caller knows", told)

@@ -133,14 +133,15 @@ func (g *Groups) List(shardID string) []shard.Group {
 
 // Observe puts the reply to UpsertGroup into the cache, so that a sync right
 // after the write sees it and a list that was under way does not undo it. Of a
-// group that is cached, ActualSize and ProviderIDs stay as they are: the reply
-// is about configuration, and an instance must never seem to be gone because a
-// server left it out there. No handler is called: the caller knows. A shard that
-// is not being served is ignored.
+// group that is cached, all that is said of instances stays as it is: the reply is
+// about configuration, and an instance must never seem to be gone because a server
+// left it out there. No handler is called: the caller knows. A shard that is not
+// being served is ignored.
 func (g *Groups) Observe(shardID string, group shard.Group) {
 	g.update(shardID, func(c *cache) []string {
 		if cached, ok := c.groups[group.Key]; ok {
 			group.ActualSize, group.ProviderIDs = cached.ActualSize, cached.ProviderIDs
+			group.ListsInstances, group.Instances = cached.ListsInstances, cached.Instances
 		}
 		c.put(group)
 		return nil
