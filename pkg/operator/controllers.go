@@ -60,7 +60,8 @@ func newControllers(options *Options, clients *clients, informers *informers, p 
 	registered = append(registered, registrations...)
 
 	c.pools, registrations, err = machinepool.New(options.Namespace, options.ClusterName(), client, clients.capi,
-		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools, informers.clusters, informers.nodes,
+		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.nstance.NstanceMachines(),
+		informers.machinePools, informers.clusters, informers.nodes,
 		p.pool, p.groups, recorder)
 	if err != nil {
 		return nil, nil, err
@@ -90,7 +91,9 @@ func newControllers(options *Options, clients *clients, informers *informers, p 
 	registered = append(registered, registrations...)
 
 	c.machines, registrations, err = machine.New(options.Namespace, options.ClusterName(), client, clients.capi,
-		informers.nstance.NstanceMachines(), informers.machines, informers.clusters, informers.nodes,
+		informers.nstance.NstanceMachines(), informers.machines,
+		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.machinePools,
+		informers.clusters, informers.nodes,
 		p.pool, p.groups, p.instances, c.drains, recorder, clock.RealClock{})
 	if err != nil {
 		return nil, nil, err
@@ -139,6 +142,7 @@ func (c *controllers) hear(p *parts) {
 		OnShard: shardChanged,
 		OnGroup: func(id, group string) {
 			c.shardGroups.GroupChanged(id, group)
+			c.pools.GroupChanged(id, group)
 			c.imports.GroupChanged(id, group)
 			c.machines.GroupChanged(id, group)
 			c.pods.GroupChanged(id, group)

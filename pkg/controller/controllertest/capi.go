@@ -18,6 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -50,8 +52,20 @@ func NewCAPI(t testing.TB) *CAPI {
 	return c
 }
 
-// RoundTrip answers requests that get, create, delete or patch one object, and no
-// others. What can be got is what was created.
+// Has makes objects, whose kinds are set, that can be got and listed.
+func (c *CAPI) Has(t testing.TB, objects ...runtime.Object) {
+	t.Helper()
+	for _, object := range objects {
+		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Created = append(c.Created, &unstructured.Unstructured{Object: fields})
+	}
+}
+
+// RoundTrip answers requests that get, create, delete or patch one object or list
+// those of a kind, and no others. What can be got and listed is what was created.
 func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	resource := path.Base(request.URL.Path)
 	group := schema.GroupResource{Group: "cluster.x-k8s.io", Resource: resource}
@@ -85,12 +99,34 @@ func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 
 func (c *CAPI) get(request *http.Request) (*http.Response, error) {
 	name := path.Base(request.URL.Path)
+	if kind, ok := kinds[name]; ok {
+		return c.list(request, kind)
+	}
 	for _, object := range c.Created {
 		if object.GetName() == name {
 			return respond(request, object)
 		}
 	}
 	return respond(request, apierrors.NewNotFound(schema.GroupResource{Group: "cluster.x-k8s.io"}, name))
+}
+
+// kinds are those that can be listed, by resource.
+var kinds = map[string]string{"machines": "Machine", "machinepools": "MachinePool"}
+
+func (c *CAPI) list(request *http.Request, kind string) (*http.Response, error) {
+	selector, err := labels.Parse(request.URL.Query().Get("labelSelector"))
+	if err != nil {
+		return nil, err
+	}
+	list := &unstructured.UnstructuredList{Object: map[string]any{
+		"apiVersion": "cluster.x-k8s.io/v1beta2", "kind": kind + "List", "metadata": map[string]any{"resourceVersion": "1"},
+	}}
+	for _, object := range c.Created {
+		if object.GetKind() == kind && selector.Matches(labels.Set(object.GetLabels())) {
+			list.Items = append(list.Items, *object)
+		}
+	}
+	return respond(request, list)
 }
 
 func (c *CAPI) change(request *http.Request) (*http.Response, error) {

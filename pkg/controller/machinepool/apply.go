@@ -36,7 +36,8 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *app
 			WithShard(spec.Shard).
 			WithSize(spec.Size).
 			WithSubnets(spec.Subnets...).
-			WithVars(spec.Vars))
+			WithVars(spec.Vars).
+			WithRemoveFirst(spec.RemoveFirst...))
 	if spec.Template != "" {
 		applied.Spec.WithTemplate(spec.Template)
 	}
@@ -70,6 +71,7 @@ func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShar
 		group.Spec.Template == want.Template &&
 		group.Spec.InstanceType == want.InstanceType &&
 		slices.Equal(group.Spec.Subnets, want.Subnets) &&
+		slices.Equal(group.Spec.RemoveFirst, want.RemoveFirst) &&
 		maps.Equal(group.Spec.Vars, want.Vars)
 }
 
@@ -119,6 +121,23 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 	}
 	if status.Template != "" {
 		applied.WithTemplate(status.Template)
+	}
+	if status.InfrastructureMachineKind != "" {
+		// Left out it is none. An empty one would be a kind to Cluster API.
+		applied.WithInfrastructureMachineKind(status.InfrastructureMachineKind)
+	}
+	if status.Capacity != nil {
+		applied.WithCapacity(status.Capacity)
+	}
+	if status.NodeInfo != (v1beta1.NodeInfo{}) {
+		info := applyv1beta1.NodeInfo()
+		if status.NodeInfo.Architecture != "" {
+			info.WithArchitecture(status.NodeInfo.Architecture)
+		}
+		if status.NodeInfo.OperatingSystem != "" {
+			info.WithOperatingSystem(status.NodeInfo.OperatingSystem)
+		}
+		applied.WithNodeInfo(info)
 	}
 	return applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).WithStatus(applied)
 }

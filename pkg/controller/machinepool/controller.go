@@ -59,11 +59,15 @@ type Controller struct {
 
 	pools        clientset.NstanceMachinePoolInterface
 	shardGroups  clientset.NstanceShardGroupInterface
+	members      clientset.NstanceMachineInterface
 	capi         *capi.Client
 	machinePools *capi.MachinePoolClient
+	machines     *capi.MachineClient
 
 	poolLister       listers.NstanceMachinePoolNamespaceLister
 	shardGroupLister listers.NstanceShardGroupNamespaceLister
+	memberLister     listers.NstanceMachineNamespaceLister
+	memberIndex      cache.Indexer
 	poolIndex        cache.Indexer
 	shardGroupIndex  cache.Indexer
 	machinePoolIndex cache.Indexer
@@ -75,6 +79,9 @@ type Controller struct {
 	recorder events.EventRecorder
 	queue    *controller.Queue[cache.ObjectName]
 	onPause  func(shardGroup cache.ObjectName)
+	servers  servers
+	// annotations are those of MachinePools that annotate leaves alone.
+	annotations annotationOwners
 
 	poolWrites        *controller.Writes
 	shardGroupWrites  *controller.Writes
@@ -90,6 +97,7 @@ func New(
 	capiClient *capi.Client,
 	pools informers.NstanceMachinePoolInformer,
 	shardGroups informers.NstanceShardGroupInformer,
+	members informers.NstanceMachineInformer,
 	machinePools *capi.Informer[*clusterv1.MachinePool],
 	clusters *capi.Informer[*clusterv1.Cluster],
 	nodes cache.SharedIndexInformer,
@@ -106,10 +114,14 @@ func New(
 		clusterName:       clusterName,
 		pools:             client.NstanceMachinePools(namespace),
 		shardGroups:       client.NstanceShardGroups(namespace),
+		members:           client.NstanceMachines(namespace),
 		capi:              capiClient,
 		machinePools:      capiClient.MachinePools(namespace),
+		machines:          capiClient.Machines(namespace),
 		poolLister:        pools.Lister().NstanceMachinePools(namespace),
 		shardGroupLister:  shardGroups.Lister().NstanceShardGroups(namespace),
+		memberLister:      members.Lister().NstanceMachines(namespace),
+		memberIndex:       members.Informer().GetIndexer(),
 		poolIndex:         pools.Informer().GetIndexer(),
 		shardGroupIndex:   shardGroups.Informer().GetIndexer(),
 		machinePoolIndex:  machinePools.GetIndexer(),
@@ -127,6 +139,7 @@ func New(
 	registrations, err := controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "machines", Informer: members.Informer(), Indexers: memberIndexers, Handler: controller.OnChange(c.memberChanged)},
 		controller.Watched{What: "MachinePools", Informer: machinePools, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: clusters, Handler: controller.OnChange(c.clusterChanged)},
 		controller.Watched{What: "Nodes", Informer: nodes, Handler: controller.OnChange(c.nodeChanged)},
@@ -180,8 +193,8 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 
 // machinePoolChanged wakes the pool that a MachinePool refers to, and the one of
 // its name, which has to make do without while the MachinePool refers elsewhere.
-// Of a MachinePool only its replicas matter, whether it is paused, and whether it
-// goes; its status is Cluster API's.
+// Of a MachinePool only its replicas matter, whether the cluster autoscaler scales
+// it, whether it is paused, and whether it goes; its status is Cluster API's.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	wake := func(pool string) { c.queue.Add(c.key(pool)) }
 	if before != nil && after != nil {
@@ -191,6 +204,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 		case before.ResourceVersion != after.ResourceVersion &&
 			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && capi.ReplicasOwned(before) == capi.ReplicasOwned(after) &&
 			before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() &&
+			autoscaled(before) == autoscaled(after) &&
 			capi.PoolOf(before) == capi.PoolOf(after):
 			return
 		}
@@ -203,6 +217,16 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 		if pool := capi.PoolOf(machinePool); pool != "" {
 			wake(pool)
 		}
+	}
+}
+
+// memberChanged wakes a pool that goes when it may have lost its last instance.
+func (c *Controller) memberChanged(before, after *v1beta1.NstanceMachine) {
+	if after != nil {
+		return
+	}
+	if pool := poolOfMember(before); pool != "" {
+		c.queue.Add(c.key(pool))
 	}
 }
 

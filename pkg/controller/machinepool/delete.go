@@ -25,10 +25,11 @@ import (
 // Cluster API keeps a MachinePool until its pool is gone (CAPI contract).
 func planDeletion(seen observation) decision {
 	d := decision{
-		adopt: slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
-		hold:  &trouble{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
+		machines: machinesMode{on: hasMachines(seen.pool)},
+		adopt:    slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
+		hold:     &trouble{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}
-	d.release = len(seen.owned) == 0 && !d.adopt
+	d.release = len(seen.owned) == 0 && seen.members == 0 && !d.adopt
 	for _, machinePool := range seen.machinePools {
 		if machinePool.DeletionTimestamp.IsZero() {
 			d.removeMachinePools = append(d.removeMachinePools, machinePool)

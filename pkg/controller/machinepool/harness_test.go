@@ -71,7 +71,7 @@ func newHarness(t *testing.T, shards shardSizes, objects ...runtime.Object) *har
 	h.machinePools = capi.NewMachinePoolInformer(h.capi.Client, namespace, 0)
 	h.clusters = capi.NewClusterInformer(h.capi.Client, namespace, 0)
 	c, _, err := New(namespace, "cluster--default", h.InfrastructureV1beta1(), h.capi.Client,
-		h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.machinePools, h.clusters, h.nodes, shards, shards, h.recorder)
+		h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.informers.NstanceMachines(), h.machinePools, h.clusters, h.nodes, shards, shards, h.recorder)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -22,6 +23,9 @@ const (
 	byShard = "shard"
 	// byPool finds shard groups by the pool that owns them.
 	byPool = "pool"
+	// byPoolOfMember finds NstanceMachines by the pool whose instances they stand
+	// for.
+	byPoolOfMember = "poolOfMember"
 	// byProviderID finds shard groups by the keys of their provider ids.
 	byProviderID = "providerID"
 )
@@ -37,6 +41,13 @@ var (
 			shards[i] = string(shard)
 		}
 		return shards, nil
+	}}
+
+	memberIndexers = cache.Indexers{byPoolOfMember: func(obj any) ([]string, error) {
+		if member, ok := obj.(*v1beta1.NstanceMachine); ok {
+			return present(poolOfMember(member)), nil
+		}
+		return nil, nil
 	}}
 
 	shardGroupIndexers = cache.Indexers{
@@ -67,6 +78,18 @@ func poolOf(group *v1beta1.NstanceShardGroup) string {
 		return ""
 	}
 	return owner.Name
+}
+
+// poolOfMember is the name of the pool that an NstanceMachine is of, "" when it is
+// of none.
+func poolOfMember(member *v1beta1.NstanceMachine) string {
+	for _, owner := range member.OwnerReferences {
+		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&
+			version.Group == v1beta1.GroupName && owner.Kind == v1beta1.PoolKind {
+			return owner.Name
+		}
+	}
+	return ""
 }
 
 // shardGroupsOf are the shard groups of a pool, by name. Those of a former pool

@@ -12,24 +12,68 @@ import (
 	"nstance.dev/operator/pkg/distribute"
 )
 
-// spread divides the replicas over the shards of a pool. A group that was there
-// before its pool may be divided in another way than evenly. As long as the
-// pool has as many replicas as were found, over the same shards, every shard
-// keeps what it has: taking a group over ends no instance. kept is then what to
-// note on the shard groups, so that the next sync comes to the same result.
-func spread(seen observation, replicas int32) (sizes []int32, kept string) {
-	sizes = distribute.Even(replicas, len(seen.shards))
+// spreading is how the replicas of a pool are divided over its shards.
+type spreading struct {
+	sizes []int32
+	// chosen are the instances by shard that are to go.
+	chosen [][]string
+	// kept is what to note on a shard group, so that the next sync comes to the
+	// same result.
+	kept func(*shardState) string
+}
+
+// spread divides the replicas over the shards of a pool.
+//
+// A pool with Machines changes as little as it can, because its instances are
+// chosen one by one: it may become uneven, and stays so until it grows. machines
+// tells whether it goes on having them. When it does not, what it has stays.
+//
+// Others are divided evenly. A group that was there before its pool may be divided
+// in another way. As long as the pool has as many replicas as were found, over the
+// same shards, every shard keeps what it has: taking a group over ends no
+// instance.
+func spread(seen observation, replicas int32, machines bool) spreading {
 	present := presentSizes(seen.shards)
+	result := spreading{
+		sizes:  distribute.Even(replicas, len(seen.shards)),
+		chosen: make([][]string, len(seen.shards)),
+		kept:   func(*shardState) string { return "" },
+	}
 	note := keptNote(seen.pool, replicas)
-	if sum(present) != replicas || slices.Equal(present, sizes) {
-		return sizes, ""
+	if hasMachines(seen.pool) {
+		even := result.sizes
+		var victims []distribute.Victim
+		result.sizes, victims = distribute.Change(present, replicas, seen.victims)
+		for _, victim := range victims {
+			result.chosen[victim.Shard] = append(result.chosen[victim.Shard], victim.ID)
+		}
+		switch {
+		case machines:
+			// What was noted before says nothing now, and is not worth a write.
+			result.kept = (*shardState).note
+		case !slices.Equal(result.sizes, even):
+			result.kept = func(*shardState) string { return note }
+		}
+		return result
+	}
+	if sum(present) != replicas || slices.Equal(present, result.sizes) {
+		return result
 	}
 	for _, shard := range seen.shards {
-		if shard.group == nil && !shard.synced || shard.group != nil && shard.group.Annotations[v1beta1.AnnotationKept] != note {
-			return sizes, ""
+		if shard.group == nil && !shard.synced || shard.group != nil && shard.note() != note {
+			return result
 		}
 	}
-	return present, note
+	result.sizes, result.kept = present, func(*shardState) string { return note }
+	return result
+}
+
+// note is what is noted on a shard group, "" when there is none.
+func (s *shardState) note() string {
+	if s.group == nil {
+		return ""
+	}
+	return s.group.Annotations[v1beta1.AnnotationKept]
 }
 
 // keptNote says for which replicas and shards the sizes that were found stay.

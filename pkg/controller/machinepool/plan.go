@@ -10,6 +10,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/distribute"
+	"nstance.dev/operator/pkg/shard"
 )
 
 // observation is what the caches say about a pool at the moment of a sync.
@@ -27,6 +29,10 @@ type observation struct {
 	shards []shardState
 	// owned are the shard groups of the pool, also of shards it no longer names.
 	owned []*v1beta1.NstanceShardGroup
+	// members is how many NstanceMachines stand for instances of the pool.
+	members int
+	// victims were chosen to go before others.
+	victims []distribute.Victim
 }
 
 // shardState is one shard of a pool.
@@ -39,6 +45,8 @@ type shardState struct {
 	// size is the size of the pool's group on the shard, 0 when it has none or
 	// is about to have none.
 	size int32
+	// reported is the pool's group on the shard, nil when it has none.
+	reported *shard.Group
 	// group is the shard group of that name, whoever owns it.
 	group *v1beta1.NstanceShardGroup
 }
@@ -66,6 +74,8 @@ type decision struct {
 	frozen bool
 	// sizes are the wanted sizes by shard, nil while nothing may be spread.
 	sizes []int32
+	// machines is whether the instances have Machines.
+	machines machinesMode
 	// hold is why nothing may be spread.
 	hold *trouble
 }
@@ -89,33 +99,35 @@ type trouble struct{ reason, message string }
 func plan(seen observation) decision {
 	switch {
 	case seen.paused != "":
-		return decision{frozen: true, sizes: presentSizes(seen.shards)}
+		return decision{frozen: true, sizes: presentSizes(seen.shards), machines: machinesMode{on: hasMachines(seen.pool)}}
 	case !seen.pool.DeletionTimestamp.IsZero():
 		return planDeletion(seen)
 	}
+	machines := planMachines(seen)
 	if hold := hindrance(seen); hold != nil {
-		return decision{hold: hold}
+		return decision{hold: hold, machines: machines}
 	}
 	present := sum(presentSizes(seen.shards))
 	if len(seen.machinePools) == 0 {
 		// With the number of what there is, taking a group over changes nothing.
-		return decision{create: &present, hold: &trouble{
+		return decision{create: &present, machines: machines, hold: &trouble{
 			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being made", seen.pool.Name),
 		}}
 	}
 	machinePool := seen.machinePools[0]
 	if !asked(seen, machinePool) && *machinePool.Spec.Replicas < present {
-		return decision{raise: &present, hold: &trouble{
+		return decision{raise: &present, machines: machines, hold: &trouble{
 			v1beta1.ReasonNoMachinePool, fmt.Sprintf("nobody asked for the %d replicas of MachinePool %q and the shards have %d, which it is going to be",
 				*machinePool.Spec.Replicas, machinePool.Name, present),
 		}}
 	}
 
-	d := decision{}
-	var kept string
-	d.sizes, kept = spread(seen, *machinePool.Spec.Replicas)
+	d := decision{machines: machines}
+	divided := spread(seen, *machinePool.Spec.Replicas, machines.on)
+	d.sizes = divided.sizes
 	for i, shard := range seen.shards {
-		want := shardGroupSpec{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: kept}
+		want := shardGroupSpec{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
+		want.spec.RemoveFirst = shard.removeFirst(d.sizes[i], divided.chosen[i])
 		switch {
 		case shard.group == nil:
 			d.apply = append(d.apply, want)

@@ -23,6 +23,13 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 	status := *pool.Status.DeepCopy()
 	status.ObservedGeneration = pool.Generation
 	addUp(&status, seen, decided)
+	status.InfrastructureMachineKind = ""
+	if decided.machines.on {
+		status.InfrastructureMachineKind = memberKind
+	}
+	if shape := shapeOf(seen.shards); shape != nil {
+		status.Capacity, status.NodeInfo = capacityOf(shape), nodeInfoOf(shape)
+	}
 
 	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
 		controller.SetCondition(&status.Conditions, pool.Generation, kind, value, reason, message)
@@ -33,6 +40,10 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
 	} else {
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.paused)
+	}
+
+	if mode := decided.machines; mode.status != "" {
+		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
 
 	wrong := cmp.Or(deletionHeldUp(seen), decided.hold, ambiguous, unready(seen, decided))

@@ -43,6 +43,11 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err != nil {
 		return 0, err
 	}
+	if shrinks(seen) {
+		if current, err := c.look(ctx, &seen); err != nil || !current {
+			return staleRetry, err
+		}
+	}
 	decided := plan(seen)
 	if (!held && !decided.frozen) || decided.adopt {
 		if seen.pool, err = c.hold(ctx, seen); err != nil {
@@ -61,6 +66,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	err = c.carryOut(ctx, seen, decided)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
+	}
+	if err != nil {
+		// What depends on it is not so yet.
+		decided.machines.on = hasMachines(seen.pool)
 	}
 	if err == nil && (decided.release || decided.awaitsNews()) {
 		return 0, nil
@@ -114,6 +123,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		pool:         pool,
 		machinePools: controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
 		owned:        c.shardGroupsOf(pool),
+		members:      len(controller.Indexed[v1beta1.NstanceMachine](c.memberIndex, byPoolOfMember, pool.Name)),
 	}
 	cluster, err := c.cluster()
 	if err != nil {
@@ -133,7 +143,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 			synced:     c.groups.HasSynced(string(id)),
 		}
 		if group, ok := c.groups.Get(string(id), string(pool.Spec.Group)); ok && !group.Deleting {
-			state.size = group.Size
+			state.size, state.reported = group.Size, &group
 		}
 		name := v1beta1.ShardGroupName(string(pool.Spec.Group), string(id))
 		state.group, err = c.shardGroupLister.Get(name)

@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"strings"
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// listed is what a server that lists its instances reports of a group.
+func listed(ids ...string) *shard.Group {
+	group := &shard.Group{Key: "workers", ListsInstances: true, Size: int32(len(ids))}
+	for _, id := range ids {
+		group.Instances = append(group.Instances, shard.Instance{ID: id, State: shard.InstanceRunning})
+	}
+	return group
+}
+
+func TestPlanMachines(t *testing.T) {
+	annotate := func(names ...string) func(*observation) {
+		return func(seen *observation) {
+			seen.machinePools[0].Annotations = map[string]string{}
+			for _, name := range names {
+				seen.machinePools[0].Annotations[name] = "3"
+			}
+		}
+	}
+	mode := func(mode v1beta1.MachinesMode) func(*observation) {
+		return func(seen *observation) { seen.pool.Spec.Machines = mode }
+	}
+	on := func(seen *observation) { seen.pool.Status.InfrastructureMachineKind = memberKind }
+	reported := func(at int, group *shard.Group) func(*observation) {
+		return func(seen *observation) { seen.shards[at].reported = group }
+	}
+	unsynced := func(seen *observation) { seen.shards[1].synced = false }
+
+	for name, test := range map[string]struct {
+		change []func(*observation)
+		on     bool
+		status metav1.ConditionStatus
+		reason string
+		words  string
+	}{
+		"nobody asks for them": {
+			nil, false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "spec.machines is Auto",
+		},
+		"the autoscaler scales the pool": {
+			[]func(*observation){annotate(clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)},
+			true, metav1.ConditionTrue, v1beta1.ReasonMachinesEnabled, "",
+		},
+		"one annotation is not enough": {
+			[]func(*observation){annotate(clusterv1.AutoscalerMaxSizeAnnotation)},
+			false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, clusterv1.AutoscalerMinSizeAnnotation,
+		},
+		"always": {
+			[]func(*observation){mode(v1beta1.MachinesAlways)}, true, metav1.ConditionTrue, v1beta1.ReasonMachinesEnabled, "",
+		},
+		"never, whatever the annotations": {
+			[]func(*observation){mode(v1beta1.MachinesNever), annotate(clusterv1.AutoscalerMinSizeAnnotation, clusterv1.AutoscalerMaxSizeAnnotation)},
+			false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "spec.machines is Never",
+		},
+		"switched off": {
+			[]func(*observation){mode(v1beta1.MachinesNever), on}, false, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled, "",
+		},
+		"a server that lists no instances": {
+			[]func(*observation){mode(v1beta1.MachinesAlways), reported(1, &shard.Group{})},
+			false, metav1.ConditionFalse, v1beta1.ReasonUnsupportedByServer, "shards do not list their instances: a",
+		},
+		"a server that no longer lists instances ends nothing": {
+			[]func(*observation){mode(v1beta1.MachinesAlways), on, reported(1, &shard.Group{})},
+			true, metav1.ConditionFalse, v1beta1.ReasonUnsupportedByServer, "a",
+		},
+		"a shard that has not been read": {
+			[]func(*observation){mode(v1beta1.MachinesAlways), unsynced},
+			false, metav1.ConditionFalse, v1beta1.ReasonNotSynced, "a",
+		},
+		"a shard that does not have the group yet": {
+			[]func(*observation){mode(v1beta1.MachinesAlways), reported(0, nil)},
+			false, metav1.ConditionFalse, v1beta1.ReasonNotSynced, "b",
+		},
+		"a shard that has not been read ends nothing": {
+			[]func(*observation){mode(v1beta1.MachinesAlways), on, unsynced}, true, "", "", "",
+		},
+		"no MachinePool ends nothing": {
+			[]func(*observation){on, func(seen *observation) { seen.machinePools = nil }}, true, "", "", "",
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := observed(newPool("b", "a"), 2)
+			for i := range seen.shards {
+				seen.shards[i].reported = listed()
+			}
+			for _, change := range test.change {
+				change(&seen)
+			}
+			got := planMachines(seen)
+			if got.on != test.on || got.status != test.status || got.reason != test.reason || !strings.Contains(got.message, test.words) {
+				t.Errorf("got %+v, want on %t, %s for %s with %q", got, test.on, test.status, test.reason, test.words)
+			}
+		})
+	}
+}

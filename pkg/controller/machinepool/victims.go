@@ -1,0 +1,184 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/distribute"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// shrinks tells whether instances of a pool with Machines are going to be too
+// many, so that it matters which of them were chosen to go.
+func shrinks(seen observation) bool {
+	if seen.paused != "" || !seen.pool.DeletionTimestamp.IsZero() || !hasMachines(seen.pool) ||
+		len(seen.machinePools) != 1 || hindrance(seen) != nil {
+		return false
+	}
+	return *seen.machinePools[0].Spec.Replicas < sum(presentSizes(seen.shards))
+}
+
+// look asks the API server who was chosen to go, because the caches of MachinePools
+// and Machines may be at different times: whoever chooses annotates the Machine
+// first and then lowers the replicas, so the Machines are read after the replicas.
+// It returns false when the cache of shard groups is behind.
+func (c *Controller) look(ctx context.Context, seen *observation) (current bool, err error) {
+	name := seen.machinePools[0].Name
+	machinePool, err := c.machinePools.Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return false, fmt.Errorf("read MachinePool %s: %w", c.key(name), err)
+	}
+	if machinePool.UID != seen.machinePools[0].UID || machinePool.Spec.Replicas == nil {
+		return false, nil
+	}
+	// What was chosen before is in the shard groups.
+	groups, err := c.shardGroups.List(ctx, metav1.ListOptions{
+		LabelSelector: labels.Set{v1beta1.LabelGroup: string(seen.pool.Spec.Group)}.String(),
+	})
+	if err != nil {
+		return false, fmt.Errorf("list the shard groups of pool %s: %w", klog.KObj(seen.pool), err)
+	}
+	if !sameSpecs(groups.Items, seen.shards) {
+		return false, nil
+	}
+	machines, err := c.machines.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{
+		clusterv1.ClusterNameLabel:     machinePool.Spec.ClusterName,
+		clusterv1.MachinePoolNameLabel: capi.LabelValue(machinePool.Name),
+	}.String()})
+	if err != nil {
+		return false, fmt.Errorf("list the Machines of MachinePool %s: %w", klog.KObj(machinePool), err)
+	}
+	wishes, current, err := c.wishes(ctx, machines.Items)
+	if err != nil || !current {
+		return false, err
+	}
+	seen.machinePools = []*clusterv1.MachinePool{machinePool}
+	seen.victims = choose(wishes, seen.shards)
+	return true, nil
+}
+
+// sameSpecs tells whether the shard groups of the cache have the specs of those of
+// the API server.
+func sameSpecs(groups []v1beta1.NstanceShardGroup, shards []shardState) bool {
+	for _, shard := range shards {
+		at := slices.IndexFunc(groups, func(group v1beta1.NstanceShardGroup) bool { return string(group.Spec.Shard) == shard.id })
+		if (at < 0) != (shard.group == nil) {
+			return false
+		}
+		if at >= 0 && (groups[at].UID != shard.group.UID || groups[at].Generation != shard.group.Generation) {
+			return false
+		}
+	}
+	return true
+}
+
+// wish is that an instance goes.
+type wish struct {
+	id, shard string
+	// deleting: its Machine is being deleted. Else it is annotated, with the time
+	// at.
+	deleting bool
+	at       string
+}
+
+// wishes are those of the Machines. It returns false when the cache does not have
+// what the API server has of one.
+func (c *Controller) wishes(ctx context.Context, machines []clusterv1.Machine) (wishes []wish, current bool, err error) {
+	for _, machine := range machines {
+		at, annotated := machine.Annotations[clusterv1.DeleteMachineAnnotation]
+		deleting := !machine.DeletionTimestamp.IsZero()
+		if !annotated && !deleting || machine.Spec.InfrastructureRef.Kind != memberKind {
+			continue
+		}
+		id := machine.Spec.InfrastructureRef.Name
+		member, err := c.memberLister.Get(id)
+		if apierrors.IsNotFound(err) {
+			_, err = c.members.Get(ctx, id, metav1.GetOptions{})
+			if apierrors.IsNotFound(err) {
+				// Its instance has gone already.
+				continue
+			}
+			if err == nil {
+				return nil, false, nil
+			}
+		}
+		if err != nil {
+			return nil, false, fmt.Errorf("read the NstanceMachine of Machine %s: %w", klog.KObj(&machine), err)
+		}
+		wishes = append(wishes, wish{id, string(member.Spec.Shard), deleting, at})
+	}
+	return wishes, true, nil
+}
+
+// choose returns the instances that are to go before others, in the order in which
+// they are: those whose Machine is being deleted, and then those whose Machine was
+// annotated for that (CAPI contract), the earliest first. Those that were chosen
+// for an earlier decrease are left out, for that is done. So are those that have
+// ended: their place was given to others.
+func choose(wishes []wish, shards []shardState) []distribute.Victim {
+	wishes = slices.Clone(wishes)
+	slices.SortFunc(wishes, func(a, b wish) int {
+		switch {
+		case a.deleting && !b.deleting:
+			return -1
+		case !a.deleting && b.deleting:
+			return 1
+		case a.deleting:
+			return cmp.Compare(a.id, b.id)
+		}
+		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.id, b.id))
+	})
+	var victims []distribute.Victim
+	for _, wish := range wishes {
+		on := slices.IndexFunc(shards, func(shard shardState) bool { return shard.id == wish.shard })
+		if on >= 0 && !shards[on].chosen(wish.id) && !shards[on].ended(wish.id) {
+			victims = append(victims, distribute.Victim{Shard: on, ID: wish.id})
+		}
+	}
+	return victims
+}
+
+// chosen tells whether an instance was chosen to go for an earlier decrease.
+func (s *shardState) chosen(id string) bool {
+	return s.group != nil && slices.Contains(s.group.Spec.RemoveFirst, id)
+}
+
+// ended tells whether the server is known to have ended an instance, or to be about
+// to.
+func (s *shardState) ended(id string) bool {
+	if !s.synced || s.reported == nil || !s.reported.ListsInstances {
+		return false
+	}
+	at := slices.IndexFunc(s.reported.Instances, func(instance shard.Instance) bool { return instance.ID == id })
+	if at < 0 {
+		return true
+	}
+	state := s.reported.Instances[at].State
+	return state == shard.InstanceTerminating || state == shard.InstanceTerminated
+}
+
+// removeFirst are the instances that are to go first on a shard: with another size
+// those newly chosen, and those chosen before that have not gone.
+func (s *shardState) removeFirst(size int32, chosen []string) []string {
+	if s.group == nil {
+		return chosen
+	}
+	before := s.group.Spec.RemoveFirst
+	if s.group.Spec.Size == size {
+		return before
+	}
+	return append(slices.DeleteFunc(slices.Clone(before), s.ended), chosen...)
+}
