@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package poolmachine
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/client-go/tools/cache"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
+)
+
+// kind is that of a member.
+const kind = "NstanceMachine"
+
+// The indexes that the controller looks things up by, so that no news of one
+// object ever walks a whole cache. Other controllers index the same caches under
+// other names.
+const (
+	// byGroup finds pools by group and shard, see groupKey.
+	byGroup = "poolmachine.group"
+	// byPool finds shard groups and members by the uid of the pool that owns them.
+	byPool = "poolmachine.pool"
+	// byPoolName finds Machines by the label that names their MachinePool, and
+	// MachinePools by what that label is for them.
+	byPoolName = "poolmachine.poolName"
+)
+
+// groupKey is unambiguous because identifiers have no slash.
+func groupKey(shard, group string) string { return shard + "/" + group }
+
+var (
+	poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
+		pool, ok := obj.(*v1beta1.NstanceMachinePool)
+		if !ok {
+			return nil, nil
+		}
+		keys := make([]string, len(pool.Spec.Shards))
+		for i, shard := range pool.Spec.Shards {
+			keys[i] = groupKey(string(shard), string(pool.Spec.Group))
+		}
+		return keys, nil
+	}}
+
+	shardGroupIndexers = cache.Indexers{byPool: func(obj any) ([]string, error) {
+		if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
+			if owner := poolOwning(group); owner != nil {
+				return []string{string(owner.UID)}, nil
+			}
+		}
+		return nil, nil
+	}}
+
+	memberIndexers = cache.Indexers{byPool: func(obj any) ([]string, error) {
+		if member, ok := obj.(*v1beta1.NstanceMachine); ok {
+			if owner := poolOf(member); owner != nil {
+				return []string{string(owner.UID)}, nil
+			}
+		}
+		return nil, nil
+	}}
+
+	machineIndexers = cache.Indexers{byPoolName: func(obj any) ([]string, error) {
+		if machine, ok := obj.(*clusterv1.Machine); ok {
+			if name := poolName(machine); name != "" {
+				return []string{name}, nil
+			}
+		}
+		return nil, nil
+	}}
+
+	machinePoolIndexers = cache.Indexers{byPoolName: func(obj any) ([]string, error) {
+		if machinePool, ok := obj.(*clusterv1.MachinePool); ok {
+			return []string{capi.LabelValue(machinePool.Name)}, nil
+		}
+		return nil, nil
+	}}
+)
+
+// poolOwning refers to the pool of a shard group, nil when it has none.
+func poolOwning(group *v1beta1.NstanceShardGroup) *metav1.OwnerReference {
+	owner := metav1.GetControllerOfNoCopy(group)
+	if owner == nil || owner.Kind != v1beta1.PoolKind {
+		return nil
+	}
+	return owner
+}
+
+// poolOf refers to the pool that an NstanceMachine is a member of, nil when it is
+// of none. The Machine that owns a member is its controller.
+func poolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
+	for i, owner := range machine.OwnerReferences {
+		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&
+			version.Group == v1beta1.GroupName && owner.Kind == v1beta1.PoolKind {
+			return &machine.OwnerReferences[i]
+		}
+	}
+	return nil
+}
+
+// poolName is the label that names the MachinePool of a Machine whose
+// infrastructure is ours, "" for any other Machine.
+func poolName(machine *clusterv1.Machine) string {
+	if ref := machine.Spec.InfrastructureRef; ref.Kind != kind || ref.APIGroup != v1beta1.GroupName {
+		return ""
+	}
+	return machine.Labels[clusterv1.MachinePoolNameLabel]
+}
