@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/controller/machine"
 	"nstance.dev/operator/pkg/controller/machinepool"
 	"nstance.dev/operator/pkg/controller/ondemand"
+	"nstance.dev/operator/pkg/controller/poolmachine"
 	"nstance.dev/operator/pkg/controller/shardgroup"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/informer"
@@ -24,20 +25,21 @@ import (
 
 // controllers are those that run on the leader.
 type controllers struct {
-	clusters    *cluster.Controller
-	pools       *machinepool.Controller
-	shardGroups *shardgroup.Controller
-	imports     *importer.Controller
-	machines    *machine.Controller
-	pods        *ondemand.Controller
-	drains      *drain.Controller
+	clusters     *cluster.Controller
+	pools        *machinepool.Controller
+	shardGroups  *shardgroup.Controller
+	imports      *importer.Controller
+	machines     *machine.Controller
+	poolMachines *poolmachine.Controller
+	pods         *ondemand.Controller
+	drains       *drain.Controller
 }
 
 // runner is what every controller is to the process.
 type runner interface{ Run(context.Context) }
 
 func (c *controllers) all() []runner {
-	return []runner{c.clusters, c.pools, c.shardGroups, c.imports, c.machines, c.pods, c.drains}
+	return []runner{c.clusters, c.pools, c.shardGroups, c.imports, c.machines, c.poolMachines, c.pods, c.drains}
 }
 
 // newControllers makes the controllers, and returns the registrations of their
@@ -100,6 +102,15 @@ func newControllers(options *Options, clients *clients, informers *informers, p 
 	}
 	registered = append(registered, registrations...)
 
+	c.poolMachines, registrations, err = poolmachine.New(options.Namespace, options.ClusterName(), client, clients.capi,
+		informers.nstance.NstanceMachinePools(), informers.nstance.NstanceShardGroups(), informers.nstance.NstanceMachines(),
+		informers.machines, informers.machinePools, informers.clusters,
+		p.groups, recorder, clock.RealClock{})
+	if err != nil {
+		return nil, nil, err
+	}
+	registered = append(registered, registrations...)
+
 	c.pods, registrations, err = ondemand.New(options.Namespace, options.ClusterName(), options.OnDemandLimit,
 		clients.metadata, client, clients.capi,
 		informers.pods, informers.nstance.NstanceMachines(), informers.machines, informers.clusters,
@@ -133,6 +144,7 @@ func (c *controllers) hear(p *parts) {
 		c.pools.ShardChanged(id)
 		c.imports.ShardChanged(id)
 		c.machines.ShardChanged(id)
+		c.poolMachines.ShardChanged(id)
 		c.pods.ShardChanged(id)
 		c.drains.ShardChanged(id)
 	}
@@ -145,6 +157,7 @@ func (c *controllers) hear(p *parts) {
 			c.pools.GroupChanged(id, group)
 			c.imports.GroupChanged(id, group)
 			c.machines.GroupChanged(id, group)
+			c.poolMachines.GroupChanged(id, group)
 			c.pods.GroupChanged(id, group)
 		},
 		OnError: func(id string, event shard.ErrorEvent) {
@@ -185,6 +198,7 @@ var (
 	_ machine.Groups     = (*informer.Groups)(nil)
 	_ machine.Notices    = (*informer.Instances)(nil)
 	_ machine.Drains     = (*drain.Controller)(nil)
+	_ poolmachine.Groups = (*informer.Groups)(nil)
 	_ ondemand.Shards    = (*pool.Pool)(nil)
 	_ ondemand.Groups    = (*informer.Groups)(nil)
 )
