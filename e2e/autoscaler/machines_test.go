@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package autoscaler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// Every instance of a pool has a Machine, which Cluster API counts and knows the
+// Node of.
+func TestMachines(t *testing.T) {
+	const name, replicas = "machines", 4
+	watchOperator(t)
+	group := createPool(t, name, replicas, func(machinePool *clusterv1.MachinePool, _ *v1beta1.NstanceMachinePool) {
+		machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation] = strconv.Itoa(replicas)
+		machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation] = strconv.Itoa(replicas)
+	})
+	found := untilRunning(t, name, replicas)
+	expectLikeCAPI(t, name, found)
+	nodes, err := nodesOf(t.Context(), name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, node := range nodes {
+		machine, err := machineOf(t.Context(), &node)
+		if err != nil || machine.GetName() != node.Name || node.Annotations[clusterv1.MachineAnnotation] != node.Name {
+			t.Errorf("Node %s is noted as that of Machine %q, error %v", node.Name, node.Annotations[clusterv1.MachineAnnotation], err)
+		}
+	}
+
+	// Nobody has anything left to do.
+	untilLookedAgain(t)
+	from := auditEnd(t)
+	untilLookedAgain(t)
+	expectNothingWritten(t, from)
+	expectNodeChanges(t, from, 0)
+
+	// The autoscaler itself does not ask for what is outside the limits.
+	if group.deleteNodes(t.Context(), &nodes[0]) == nil || group.increaseSize(t.Context(), 1) == nil {
+		t.Error("a size outside the limits was asked for")
+	}
+	expectInstances(t, name, found)
+}
+
+// A pool that nobody scales by single instances has no Machines, and is scaled
+// like any other.
+func TestNoMachinesUnlessAsked(t *testing.T) {
+	const name = "no-machines"
+	watchOperator(t)
+	group := createPool(t, name, 4, notScaled)
+	untilWithout(t, name, 4, v1beta1.ReasonMachinesDisabled)
+	for _, replicas := range []int{6, 2} {
+		if err := group.setSize(t.Context(), int64(replicas)); err != nil {
+			t.Fatal(err)
+		}
+		untilWithout(t, name, replicas, v1beta1.ReasonMachinesDisabled)
+	}
+	sizes, err := sizesOf(t.Context(), name)
+	if err != nil || fmt.Sprint(sizes) != "[1 1 0]" {
+		t.Errorf("the sizes are %v, want an even split (error %v)", sizes, err)
+	}
+}
+
+// untilWithout waits until a pool has so many instances and no Machines, and says
+// why.
+func untilWithout(t *testing.T, name string, replicas int, reason string) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("%s has %d instances without Machines", name, replicas), func(ctx context.Context) error {
+		found, err := instancesOf(ctx, name)
+		if err != nil {
+			return err
+		}
+		if len(found) != replicas {
+			return fmt.Errorf("%d instances", len(found))
+		}
+		return errors.Join(steady(ctx, name, found), hasMachines(ctx, name, 0), machinesAre(ctx, name, metav1.ConditionFalse, reason))
+	})
+}
+
+// hasMachines succeeds when a pool has so many Machines and as many
+// NstanceMachines.
+func hasMachines(ctx context.Context, name string, count int) error {
+	machines, err := machinesOf(ctx, name)
+	if err != nil {
+		return err
+	}
+	members, err := membersOf(ctx, name)
+	if err == nil && (len(machines) != count || len(members) != count) {
+		err = fmt.Errorf("%d Machines and %d NstanceMachines, want %d", len(machines), len(members), count)
+	}
+	return err
+}
+
+// machinesAre succeeds when a pool says whether its instances have Machines, and
+// why.
+func machinesAre(ctx context.Context, name string, status metav1.ConditionStatus, reason string) error {
+	pool, err := getPool(ctx, name)
+	if err != nil {
+		return err
+	}
+	condition := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled)
+	if condition == nil || condition.Status != status || condition.Reason != reason {
+		return fmt.Errorf("condition %s is %+v, want %s for %s", v1beta1.ConditionMachinesEnabled, condition, status, reason)
+	}
+	if on := pool.Status.InfrastructureMachineKind != ""; on != (status == metav1.ConditionTrue) {
+		return fmt.Errorf("the kind of its machines is %q", pool.Status.InfrastructureMachineKind)
+	}
+	return nil
+}
+
+// Machines come and stay as the pool asks, and no instance notices.
+func TestSwitchingModes(t *testing.T) {
+	const name = "modes"
+	watchOperator(t)
+	group := createPool(t, name, 3, notScaled)
+	untilWithout(t, name, 3, v1beta1.ReasonMachinesDisabled)
+	first, from := getInstances(t, name), auditEnd(t)
+
+	// The autoscaler is told of the pool.
+	annotatePool(t, name, clusterv1.AutoscalerMinSizeAnnotation, `"0"`)
+	annotatePool(t, name, clusterv1.AutoscalerMaxSizeAnnotation, `"10"`)
+	untilRunning(t, name, 3)
+	expectInstances(t, name, first)
+
+	// What has a Machine keeps it, what comes has none.
+	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
+	never := func(ctx context.Context) error {
+		return machinesAre(ctx, name, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled)
+	}
+	eventually(t, "the Machines are switched off", never)
+	untilLookedAgain(t)
+	expectInstances(t, name, first)
+	expectNodeChanges(t, from, 0)
+	if err := hasMachines(t.Context(), name, 3); err != nil {
+		t.Errorf("after switching off: %v", err)
+	}
+	if err := group.increaseSize(t.Context(), 1); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "a fourth instance runs", func(ctx context.Context) error {
+		found, err := instancesOf(ctx, name)
+		if err == nil && len(found) != 4 {
+			err = fmt.Errorf("%d instances", len(found))
+		}
+		return errors.Join(err, steady(ctx, name, found), never(ctx))
+	})
+	untilLookedAgain(t)
+	if err := hasMachines(t.Context(), name, 3); err != nil {
+		t.Errorf("after growing without Machines: %v", err)
+	}
+	second := getInstances(t, name)
+
+	patchPool(t, name, `{"spec":{"machines":"Always"}}`)
+	untilRunning(t, name, 4)
+	expectInstances(t, name, second)
+	expectNodeChanges(t, from, 1)
+
+	// What goes takes its Machine with it, even when they are switched off.
+	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
+	eventually(t, "the Machines are switched off again", never)
+	if err := group.setSize(t.Context(), 2); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "two instances are left, with their Machines", func(ctx context.Context) error {
+		found, err := instancesOf(ctx, name)
+		if err == nil && len(found) != 2 {
+			err = fmt.Errorf("%d instances", len(found))
+		}
+		return errors.Join(err, steady(ctx, name, found), hasMachines(ctx, name, 2))
+	})
+}
