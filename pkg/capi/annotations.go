@@ -10,6 +10,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
@@ -23,16 +24,15 @@ import (
 func (c *Client) ApplyMachinePoolAnnotations(
 	ctx context.Context, machinePool *clusterv1.MachinePool, annotations map[string]string, options metav1.ApplyOptions,
 ) (*clusterv1.MachinePool, error) {
-	// The Go type would claim fields that have no value here.
-	patch, err := json.Marshal(map[string]any{
-		"apiVersion": clusterv1.GroupVersion.String(),
-		"kind":       "MachinePool",
-		"metadata": map[string]any{
-			"name":        machinePool.Name,
-			"namespace":   machinePool.Namespace,
-			"uid":         machinePool.UID,
-			"annotations": annotations,
-		},
+	// The Go type of a MachinePool would claim fields that have no value here.
+	type applied struct {
+		metav1ac.TypeMetaApplyConfiguration `json:",inline"`
+		Metadata                            *metav1ac.ObjectMetaApplyConfiguration `json:"metadata"`
+	}
+	patch, err := json.Marshal(applied{
+		TypeMetaApplyConfiguration: *metav1ac.TypeMeta().WithAPIVersion(clusterv1.GroupVersion.String()).WithKind("MachinePool"),
+		Metadata: metav1ac.ObjectMeta().WithName(machinePool.Name).WithNamespace(machinePool.Namespace).WithUID(machinePool.UID).
+			WithAnnotations(annotations),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("encode the annotations: %w", err)

@@ -5,6 +5,7 @@ package machinepool
 
 import (
 	"slices"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -19,38 +20,45 @@ func TestNodeShape(t *testing.T) {
 	type (
 		shape  = shard.NodeShape
 		values = map[string]string
-		taint  = shard.Taint
 	)
+	taints := func(all ...string) (made []shard.Taint) {
+		for _, each := range all {
+			parts := strings.Split(each, " ")
+			made = append(made, shard.Taint{Key: parts[0], Value: parts[1], Effect: parts[2]})
+		}
+		return made
+	}
 	whole := shape{
 		Architecture: "amd64", OperatingSystem: "linux",
 		Capacity: values{"cpu": "2", "memory": "8Gi"},
 		Labels:   values{"tier": "batch", "zone": ""},
-		Taints:   []taint{{Key: "batch", Value: "yes", Effect: "NoSchedule"}},
+		Taints:   taints("batch yes NoSchedule"),
 	}
 	for name, test := range map[string]struct {
 		shapes []*shape
 		want   *shape
 	}{
-		"no shards":                 {nil, nil},
-		"no shard tells":            {[]*shape{nil, nil}, nil},
-		"one shard":                 {[]*shape{&whole}, &whole},
-		"one that tells, of two":    {[]*shape{nil, &whole}, &whole},
-		"two of a kind":             {[]*shape{&whole, &whole}, &whole},
-		"one that knows nothing":    {[]*shape{{}}, &shape{}},
-		"and one that knows all":    {[]*shape{{}, &whole}, &shape{Taints: whole.Taints}},
-		"another architecture":      {[]*shape{{Architecture: "amd64", OperatingSystem: "linux"}, {Architecture: "arm64", OperatingSystem: "linux"}}, &shape{OperatingSystem: "linux"}},
-		"another system":            {[]*shape{{Architecture: "amd64", OperatingSystem: "linux"}, {Architecture: "amd64", OperatingSystem: "windows"}}, &shape{Architecture: "amd64"}},
-		"the last is another":       {[]*shape{{Architecture: "amd64"}, {Architecture: "amd64"}, {}}, &shape{}},
-		"the smallest of each":      {[]*shape{{Capacity: values{"cpu": "2", "memory": "8Gi"}}, {Capacity: values{"cpu": "1500m", "memory": "9000Mi"}}}, &shape{Capacity: values{"cpu": "1500m", "memory": "8Gi"}}},
-		"quantities, not texts":     {[]*shape{{Capacity: values{"cpu": "10"}}, {Capacity: values{"cpu": "9"}}}, &shape{Capacity: values{"cpu": "9"}}},
-		"one lacks a resource":      {[]*shape{{Capacity: values{"cpu": "2", "nvidia.com/gpu": "1"}}, {Capacity: values{"cpu": "2"}}}, &shape{Capacity: values{"cpu": "2"}}},
-		"the first lacks it":        {[]*shape{{Capacity: values{"cpu": "2"}}, {Capacity: values{"cpu": "2", "nvidia.com/gpu": "1"}}}, &shape{Capacity: values{"cpu": "2"}}},
-		"nothing of it":             {[]*shape{{Capacity: values{"cpu": "2", "memory": "0"}}, {Capacity: values{"cpu": "2", "memory": "1Gi"}}}, &shape{Capacity: values{"cpu": "2", "memory": "0"}}},
-		"no quantity":               {[]*shape{{Capacity: values{"cpu": "2", "memory": "plenty"}}, {Capacity: values{"cpu": "many", "memory": "1Gi"}}}, &shape{}},
-		"a label differs":           {[]*shape{{Labels: values{"tier": "batch", "zone": "a"}}, {Labels: values{"tier": "batch", "zone": "b"}}}, &shape{Labels: values{"tier": "batch"}}},
-		"a label is missing":        {[]*shape{{Labels: values{"tier": "batch", "empty": ""}}, {Labels: values{"tier": "batch"}}}, &shape{Labels: values{"tier": "batch"}}},
-		"the first lacks a label":   {[]*shape{{}, {Labels: values{"empty": ""}}}, &shape{}},
-		"taints of all, by the key": {[]*shape{{Taints: []taint{{"z", "", "NoExecute"}, {"a", "2", "NoSchedule"}}}, {Taints: []taint{{"a", "1", "NoSchedule"}, {"z", "", "NoExecute"}, {"a", "1", "NoExecute"}}}}, &shape{Taints: []taint{{"a", "1", "NoExecute"}, {"a", "1", "NoSchedule"}, {"a", "2", "NoSchedule"}, {"z", "", "NoExecute"}}}},
+		"no shards":               {nil, nil},
+		"no shard tells":          {[]*shape{nil, nil}, nil},
+		"one shard":               {[]*shape{&whole}, &whole},
+		"one that tells, of two":  {[]*shape{nil, &whole}, &whole},
+		"two of a kind":           {[]*shape{&whole, &whole}, &whole},
+		"one that knows nothing":  {[]*shape{{}}, &shape{}},
+		"and one that knows all":  {[]*shape{{}, &whole}, &shape{Taints: whole.Taints}},
+		"another architecture":    {[]*shape{{Architecture: "amd64", OperatingSystem: "linux"}, {Architecture: "arm64", OperatingSystem: "linux"}}, &shape{OperatingSystem: "linux"}},
+		"another system":          {[]*shape{{Architecture: "amd64", OperatingSystem: "linux"}, {Architecture: "amd64", OperatingSystem: "windows"}}, &shape{Architecture: "amd64"}},
+		"the last is another":     {[]*shape{{Architecture: "amd64"}, {Architecture: "amd64"}, {}}, &shape{}},
+		"the smallest of each":    {[]*shape{{Capacity: values{"cpu": "2", "memory": "8Gi"}}, {Capacity: values{"cpu": "1500m", "memory": "9000Mi"}}}, &shape{Capacity: values{"cpu": "1500m", "memory": "8Gi"}}},
+		"quantities, not texts":   {[]*shape{{Capacity: values{"cpu": "10"}}, {Capacity: values{"cpu": "9"}}}, &shape{Capacity: values{"cpu": "9"}}},
+		"one lacks a resource":    {[]*shape{{Capacity: values{"cpu": "2", "nvidia.com/gpu": "1"}}, {Capacity: values{"cpu": "2"}}}, &shape{Capacity: values{"cpu": "2"}}},
+		"the first lacks it":      {[]*shape{{Capacity: values{"cpu": "2"}}, {Capacity: values{"cpu": "2", "nvidia.com/gpu": "1"}}}, &shape{Capacity: values{"cpu": "2"}}},
+		"nothing of it":           {[]*shape{{Capacity: values{"cpu": "2", "memory": "0"}}, {Capacity: values{"cpu": "2", "memory": "1Gi"}}}, &shape{Capacity: values{"cpu": "2", "memory": "0"}}},
+		"no quantity":             {[]*shape{{Capacity: values{"cpu": "2", "memory": "plenty"}}, {Capacity: values{"cpu": "many", "memory": "1Gi"}}}, &shape{}},
+		"a label differs":         {[]*shape{{Labels: values{"tier": "batch", "zone": "a"}}, {Labels: values{"tier": "batch", "zone": "b"}}}, &shape{Labels: values{"tier": "batch"}}},
+		"a label is missing":      {[]*shape{{Labels: values{"tier": "batch", "empty": ""}}, {Labels: values{"tier": "batch"}}}, &shape{Labels: values{"tier": "batch"}}},
+		"the first lacks a label": {[]*shape{{}, {Labels: values{"empty": ""}}}, &shape{}},
+		"taints of all, by key": {[]*shape{{Taints: taints("z  NoExecute", "a 2 NoSchedule")}, {Taints: taints("a 1 NoSchedule", "z  NoExecute", "a 1 NoExecute")}},
+			&shape{Taints: taints("a 1 NoExecute", "a 1 NoSchedule", "a 2 NoSchedule", "z  NoExecute")}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := nodeShape(test.shapes); !got.Equal(test.want) {
