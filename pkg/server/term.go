@@ -201,7 +201,7 @@ func (t *term) begin(ctx context.Context) (err error) {
 	if err := t.cache.SetReign(ctx, t.shard.Reign()); err != nil {
 		klog.FromContext(ctx).Error(err, "The cache will not be believed after the next start")
 	}
-	t.board = api.NewBoard(t.groups, t.instances)
+	t.board = api.NewBoard(t.groups, t.instances, t.provider)
 	t.reconciler = reconciler.New(reconciler.Options{
 		Groups:    t.groups,
 		Instances: t.instances,

@@ -10,9 +10,11 @@ import (
 	"sync"
 
 	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provision"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -26,12 +28,18 @@ type Instances interface {
 	List(instance.GroupKey) []instance.Instance
 }
 
+// Nodes tells what is certain of the Node of an instance before there is one.
+type Nodes interface {
+	ExpectedNode(instance.Spec) *corev1.Node
+}
+
 // Board shows the status of every group to whoever asks or watches: those that
 // are wanted, and those that were deleted but have instances yet. Whoever changes
 // a group or an instance calls Refresh; only a status that differs is shown anew.
 type Board struct {
 	groups    Groups
 	instances Instances
+	nodes     Nodes
 	closed    chan struct{}
 
 	mu sync.Mutex
@@ -41,10 +49,11 @@ type Board struct {
 }
 
 // NewBoard returns a board that is empty until groups are refreshed.
-func NewBoard(groups Groups, instances Instances) *Board {
+func NewBoard(groups Groups, instances Instances, nodes Nodes) *Board {
 	return &Board{
 		groups:    groups,
 		instances: instances,
+		nodes:     nodes,
 		closed:    make(chan struct{}),
 		statuses:  map[instance.GroupKey]*nstancev1.GroupStatus{},
 		watchers:  map[*watcher]struct{}{},
@@ -77,12 +86,17 @@ func (b *Board) Refresh(keys ...instance.GroupKey) {
 func (b *Board) status(key instance.GroupKey) *nstancev1.GroupStatus {
 	instances := managed(b.instances.List(key))
 	if group, found := b.groups.Get(key); found {
-		return newStatus(group, instances)
+		return b.statusOf(group, instances)
 	}
 	if len(instances) == 0 {
 		return nil
 	}
 	return newDeletingStatus(key, b.statuses[key], instances)
+}
+
+// statusOf returns what to show of a group that has these instances.
+func (b *Board) statusOf(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
+	return newStatus(group, instances, b.nodes.ExpectedNode(provision.Common(group)))
 }
 
 // Close ends all watches, present and future.

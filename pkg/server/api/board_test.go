@@ -12,16 +12,19 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// shard is what a board shows: groups by key, each with running instances.
+// shard is what a board shows: groups by key, each with running instances and a
+// Node that they are to have.
 type shard struct {
 	groups  map[instance.GroupKey]*groups.Group
 	running map[instance.GroupKey][]instance.Instance
+	node    *corev1.Node
 }
 
 func (s *shard) Get(key instance.GroupKey) (*groups.Group, bool) {
@@ -31,9 +34,11 @@ func (s *shard) Get(key instance.GroupKey) (*groups.Group, bool) {
 
 func (s *shard) List(key instance.GroupKey) []instance.Instance { return s.running[key] }
 
+func (s *shard) ExpectedNode(instance.Spec) *corev1.Node { return s.node }
+
 func newBoard() (*Board, *shard) {
 	s := &shard{groups: map[instance.GroupKey]*groups.Group{}, running: map[instance.GroupKey][]instance.Instance{}}
-	return NewBoard(s, s), s
+	return NewBoard(s, s, s), s
 }
 
 func key(group string) instance.GroupKey {
@@ -115,7 +120,10 @@ func TestOnlyWhatDiffersIsTold(t *testing.T) {
 		shown("d", instance.Failed), shown("e", instance.Missing), onDemand, nameless,
 	}
 	b.Refresh(key("workers"))
-	expectEvents(t, w)
+	expectEvents(t, w, "TYPE_UPSERT workers 2")
+	if status := b.list("default")[0]; status.ActualSize != 0 || len(status.ProviderIds) != 0 {
+		t.Errorf("the status is %v, and nobody can use any of its instances", status)
+	}
 
 	draining := shown("b", instance.Running)
 	draining.Drain = &instance.Drain{Reason: instance.ReasonExpired}

@@ -92,7 +92,7 @@ func TestAGateOpensAndShuts(t *testing.T) {
 func TestShuttingWaitsForCalls(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		gate := NewGate(func() bool { return true }, func() string { return "" })
-		service := &OperatorService{Board: NewBoard(nil, nil), Errors: NewErrors(), InstanceEvents: NewInstanceEvents()}
+		service := &OperatorService{Board: NewBoard(nil, nil, nil), Errors: NewErrors(), InstanceEvents: NewInstanceEvents()}
 		shut := gate.Open(service)
 		release, answered := make(chan struct{}), make(chan error, 1)
 		var cancelled, isShut atomic.Bool

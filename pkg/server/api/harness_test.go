@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"nstance.dev/operator/pkg/server/cache"
@@ -47,6 +48,8 @@ func (c *cloud) Get(id string) (instance.VM, bool) {
 	vm, known := c.vms[id]
 	return vm, known
 }
+
+func (c *cloud) ExpectedNode(instance.Spec) *corev1.Node { return nil }
 
 // show lets an instance be in a state.
 func (c *cloud) show(id string, state instance.State) {
@@ -120,7 +123,7 @@ func (s *service) start(cachePath string) {
 	s.OperatorService = &OperatorService{
 		Store:          wanted,
 		Instances:      known,
-		Board:          NewBoard(wanted, known),
+		Board:          NewBoard(wanted, known, s.cloud),
 		Errors:         NewErrors(),
 		InstanceEvents: NewInstanceEvents(),
 		Changed: func(key instance.GroupKey) {

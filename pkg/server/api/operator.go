@@ -53,7 +53,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	logger := klog.FromContext(ctx)
 	key := instance.GroupKey{Tenant: clientFrom(ctx).Tenant, Group: request.GetKey()}
 	wanted := request.GetConfig()
-	logger.V(2).Info("Received group", "group", key.Group, "size", wanted.GetSize())
+	logger.V(2).Info("Received group", "group", key.Group, "size", wanted.GetSize(), "removeFirst", len(request.GetRemoveFirst()))
 	if err := groups.ValidateKey(key); err != nil {
 		return nil, toStatus(err)
 	}
@@ -63,6 +63,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	group, changed, err := s.Store.Upsert(ctx, key, groups.Change{
 		Template:     wanted.GetTemplate(),
 		Size:         wanted.GetSize(),
+		RemoveFirst:  request.GetRemoveFirst(),
 		InstanceType: wanted.GetInstanceType(),
 		SubnetPools:  wanted.GetSubnets(),
 		Vars:         wanted.GetVars(),
@@ -75,7 +76,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	if changed {
 		s.Changed(key)
 	}
-	return newStatus(group, managed(s.Instances.List(key))), nil
+	return s.Board.statusOf(group, managed(s.Instances.List(key))), nil
 }
 
 // DeleteGroup removes what operators stored of a group. A group that does not

@@ -21,7 +21,10 @@ type Group struct {
 	// Kind is the template's, the prefix of instance ids.
 	Kind string
 	// Size is how many managed instances are wanted.
-	Size         int32
+	Size int32
+	// RemoveFirst are ids that go first when there are more than Size, as the
+	// operator sent them. Whether there are such instances is not looked at here.
+	RemoveFirst  []string `json:",omitempty"`
 	InstanceType string
 	// SubnetPools are pool ids in the order in which they are tried.
 	SubnetPools []string
@@ -47,7 +50,8 @@ type Group struct {
 	// InfraConfigHash is a digest of what takes another instance to change: Args,
 	// InstanceType, SubnetPools, Userdata, Kind and Arch.
 	InfraConfigHash string
-	// ETag is a digest of the fields above: it differs when one of them does.
+	// ETag is a digest of the fields above: it differs when one of them does, also
+	// when RemoveFirst alone does. Then the group has to be looked at as well.
 	ETag string
 	// Type is what the catalogue says of InstanceType.
 	Type instance.Type `json:"-"`
@@ -55,12 +59,14 @@ type Group struct {
 
 // Change is what an operator asks of a group. Size always replaces: the wire
 // cannot tell a size of 0 from none (wire contract), so a change of anything else
-// has to repeat the size, and one that does not scales to zero. The other fields
-// leave the group as it is when they are empty, and Vars are added key by key.
-// Args are refused, see validate.
+// has to repeat the size, and one that does not scales to zero. RemoveFirst
+// belongs to the size, and so it always replaces too. The other fields leave the
+// group as it is when they are empty, and Vars are added key by key. Args are
+// refused, see validate.
 type Change struct {
 	Template     string
 	Size         int32
+	RemoveFirst  []string
 	InstanceType string
 	SubnetPools  []string
 	Vars         map[string]string

@@ -95,6 +95,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"Template":          {byNone, func(g *Group) { g.Template = "other" }},
 			"Kind":              {byInfra, func(g *Group) { g.Kind = "oth" }},
 			"Size":              {byNone, func(g *Group) { g.Size = 9 }},
+			"RemoveFirst":       {byNone, func(g *Group) { g.RemoveFirst = []string{"a"} }},
 			"InstanceType":      {byInfra, func(g *Group) { g.InstanceType = "other" }},
 			"SubnetPools":       {byInfra, func(g *Group) { g.SubnetPools = []string{"other", "open"} }},
 			"Vars":              {byRuntime, func(g *Group) { g.Vars = map[string]string{"role": "other"} }},

@@ -27,7 +27,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 		}
 	}
 	if override != nil {
-		group.Size = override.Size
+		group.Size, group.RemoveFirst = override.Size, override.RemoveFirst
 		own.InstanceType = either(override.InstanceType, own.InstanceType)
 		own.Vars = union(own.Vars, override.Vars)
 		if !static {

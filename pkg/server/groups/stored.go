@@ -14,10 +14,12 @@ import (
 )
 
 // stored is what is kept of one group in the storage: an operator's changes to
-// it, of which a static group takes size, instance type and vars only.
+// it, of which a static group takes size, what to remove first, instance type and
+// vars only.
 type stored struct {
 	Template     string            `json:"template,omitempty"`
 	Size         int32             `json:"size"`
+	RemoveFirst  []string          `json:"remove_first,omitempty"`
 	InstanceType string            `json:"instance_type,omitempty"`
 	SubnetPools  []string          `json:"subnet_pools,omitempty"`
 	Vars         map[string]string `json:"vars,omitempty"`
@@ -37,7 +39,10 @@ func (s *stored) with(change Change, static bool) *stored {
 	if s != nil {
 		next = *s
 	}
-	next.Size = change.Size
+	next.Size, next.RemoveFirst = change.Size, nil
+	if len(change.RemoveFirst) > 0 {
+		next.RemoveFirst = change.RemoveFirst
+	}
 	next.InstanceType = either(change.InstanceType, next.InstanceType)
 	next.Vars = union(next.Vars, change.Vars)
 	if !static {
@@ -60,6 +65,7 @@ func asDynamic(c *config.Config, group *Group) *stored {
 	dynamic := &stored{
 		Template:     group.Template,
 		Size:         group.Size,
+		RemoveFirst:  group.RemoveFirst,
 		InstanceType: group.InstanceType,
 		SubnetPools:  group.SubnetPools,
 		Vars:         group.Vars,

@@ -16,8 +16,9 @@ import (
 
 // Paths of the request's fields, as its sender knows them.
 var (
-	keyPath    = field.NewPath("key")
-	configPath = field.NewPath("config")
+	keyPath         = field.NewPath("key")
+	configPath      = field.NewPath("config")
+	removeFirstPath = field.NewPath("remove_first")
 )
 
 // ValidateKey returns an InvalidError unless tenant and group are identifiers.
@@ -43,6 +44,7 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 	if change.Size < 0 {
 		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, "must not be negative"))
 	}
+	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)
 	problems = append(problems, validateReferences(c, configPath, after)...)
 	// Arguments are objects, which the wire's map of strings cannot carry.
@@ -95,6 +97,7 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 	if override.Size < 0 {
 		problems = append(problems, field.Invalid(path.Child("size"), override.Size, "must not be negative"))
 	}
+	problems = append(problems, validateRemoveFirst(path.Child("remove_first"), override.RemoveFirst)...)
 	if !group.Static {
 		problems = append(problems, validateStoredDynamic(c, path, override)...)
 	}

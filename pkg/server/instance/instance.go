@@ -10,6 +10,8 @@ import (
 	"context"
 	"strings"
 	"time"
+
+	corev1 "k8s.io/api/core/v1"
 )
 
 // GroupKey names a group of this shard.
@@ -110,6 +112,12 @@ type Provider interface {
 	// Groups returns the groups that instances say they are of, in no particular
 	// order.
 	Groups() []GroupKey
+	// ExpectedNode returns what is certain of the Node of an instance before there
+	// is one: architecture, operating system, capacity, labels and taints. Of the
+	// order are known the group, what its template says, the type, and those
+	// arguments that are the same for all. It answers from memory, and nil when
+	// nothing is certain.
+	ExpectedNode(spec Spec) *corev1.Node
 	// Capacity returns how many more instances a subnet has room for.
 	Capacity(ctx context.Context, subnet string) (int, error)
 	// Create orders an instance. It does not wait until the instance runs. The

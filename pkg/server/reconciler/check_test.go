@@ -18,7 +18,9 @@ type judge struct {
 	byID map[string]*instance.Instance
 	// told are those that have been told to end, gone those that leave too.
 	told, leaves map[string]bool
-	created      int
+	// youngest is true when of those that are well the youngest are to go.
+	youngest bool
+	created  int
 	// rank is that of the last action: it never falls.
 	rank int
 }
@@ -31,6 +33,13 @@ func check(s state, actions []action, now time.Time) error {
 		j.byID[i.ID] = i
 		j.told[i.ID] = i.DeleteReason != "" || i.State == instance.Terminating
 		j.leaves[i.ID] = j.told[i.ID] || i.Drain != nil
+		// What it goes for first counts. One that the plan gives up has no reason yet.
+		why := i.DeleteReason
+		if i.Drain != nil {
+			why = i.Drain.Reason
+		}
+		leaves := j.leaves[i.ID] || j.finishes(i)
+		j.youngest = j.youngest || s.replaced || leaves && !i.OnDemand && s.removeFirst[i.ID] && why != instance.ReasonScaleDown
 	}
 	for _, a := range actions {
 		if err := j.see(a); err != nil {
@@ -167,27 +176,41 @@ func (j *judge) seeOrder(a action, i *instance.Instance) error {
 		if other.OnDemand {
 			continue
 		}
-		if other.Drain != nil && other.Drain.Reason == instance.ReasonUnhealthy || other.DeleteReason == instance.ReasonUnhealthy {
-			replacing = true
-		}
+		unhealthy := other.Drain != nil && other.Drain.Reason == instance.ReasonUnhealthy || other.DeleteReason == instance.ReasonUnhealthy
+		replacing = replacing || unhealthy && !j.removeFirst[other.ID]
 		if j.leaves[other.ID] {
 			continue
 		}
 		pending = pending || other.State == instance.Pending
+		if j.removeFirst[i.ID] {
+			continue
+		}
+		if j.removeFirst[other.ID] && (i.Known || !other.Known) {
+			return fmt.Errorf("goes before %s, which is chosen", other.ID)
+		}
 		if other.Gone() {
 			return fmt.Errorf("goes before %s, on which nothing runs", other.ID)
 		}
 		if a.reason == instance.ReasonScaleDown && i.Known {
-			older := other.CreatedAt.Before(i.CreatedAt) || other.CreatedAt.Equal(i.CreatedAt) && other.ID < i.ID
-			if older || other.InfraConfigHash != j.infraConfigHash && !j.deleted || other.State == instance.Impaired {
+			first := other.CreatedAt.Before(i.CreatedAt) || other.CreatedAt.Equal(i.CreatedAt) && other.ID < i.ID
+			if j.youngest {
+				first = !first && j.troubleless(other)
+			}
+			if first || other.InfraConfigHash != j.infraConfigHash && !j.deleted || other.State == instance.Impaired {
 				return fmt.Errorf("goes before %s", other.ID)
 			}
 		}
 	}
-	if replacing && pending && i.State == instance.Running && i.Known && !j.reached(i, j.expiry.ForcedAge) {
+	if replacing && pending && i.State == instance.Running && i.Known && !j.reached(i, j.expiry.ForcedAge) && !j.removeFirst[i.ID] {
 		return fmt.Errorf("goes before the unhealthy one is replaced")
 	}
 	return nil
+}
+
+// troubleless tells whether nothing is wrong with an instance.
+func (j *judge) troubleless(i *instance.Instance) bool {
+	return !i.Gone() && i.State != instance.Impaired && i.InfraConfigHash == j.infraConfigHash && i.Known &&
+		!j.reached(i, j.expiry.ForcedAge) && !j.reached(i, j.expiry.EligibleAge)
 }
 
 func (j *judge) seeCreate(a action) error {

@@ -12,6 +12,8 @@ import (
 	"sync"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -93,6 +95,8 @@ func (c *cloud) Groups() []instance.GroupKey {
 	}
 	return slices.Collect(maps.Keys(groups))
 }
+
+func (c *cloud) ExpectedNode(instance.Spec) *corev1.Node { return nil }
 
 func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 	c.mu.Lock()

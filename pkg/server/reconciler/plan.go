@@ -19,6 +19,12 @@ type state struct {
 	deleted bool
 	// size is how many managed instances are wanted.
 	size int
+	// removeFirst are the ids of those that go first when there are too many. Ids
+	// of no managed instance mean nothing.
+	removeFirst map[string]bool
+	// replaced is true when one of removeFirst was replaced before it was known
+	// that it goes for good, and is gone.
+	replaced bool
 	// infraConfigHash is that of the group. When it is empty, none has drifted.
 	infraConfigHash string
 	// drainTimeout is how long instances may take to drain. Zero means that they
@@ -112,7 +118,7 @@ type planner struct {
 	// that drain and those created.
 	total int
 	// leaving is how many managed instances are on their way out, and unhealthy
-	// how many of them for being unhealthy.
+	// how many of them are to be replaced for being unhealthy.
 	leaving, unhealthy int
 	// onDemand are the on-demand instances that stay, oldest first.
 	onDemand []*instance.Instance
@@ -136,7 +142,9 @@ func newPlanner(s state, now time.Time) *planner {
 		case i.OnDemand:
 		case leaves:
 			p.leaving++
-			if leavesUnhealthy(i) {
+			if p.removeFirst[i.ID] {
+				p.replaced = p.replaced || isReplaced(i)
+			} else if leavesUnhealthy(i) {
 				p.unhealthy++
 			}
 			// One that ends by itself is as good as gone.
@@ -242,6 +250,16 @@ func unregistered(i *instance.Instance, timeout time.Duration, tried time.Time) 
 // unhealthy.
 func leavesUnhealthy(i *instance.Instance) bool {
 	return i.DeleteReason == instance.ReasonUnhealthy || i.Drain != nil && i.Drain.Reason == instance.ReasonUnhealthy
+}
+
+// isReplaced tells whether an instance that leaves, or is gone, has another one
+// in its place: only those that are too many have none.
+func isReplaced(i *instance.Instance) bool {
+	reason := i.DeleteReason
+	if i.Drain != nil {
+		reason = i.Drain.Reason
+	}
+	return reason != instance.ReasonScaleDown
 }
 
 // oldestFirst orders instances by age, and those of one age by id.

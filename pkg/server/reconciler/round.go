@@ -88,6 +88,7 @@ func (r *round) observe() state {
 	s := state{
 		deleted:             !found,
 		size:                int(group.Size),
+		removeFirst:         map[string]bool{},
 		infraConfigHash:     group.InfraConfigHash,
 		drainTimeout:        group.DrainTimeout,
 		expiry:              r.config.Shard.Expiry,
@@ -95,6 +96,13 @@ func (r *round) observe() state {
 		instances:           r.Instances.List(r.key),
 		tried:               map[string]time.Time{},
 		providerIDs:         map[string]string{},
+	}
+	for _, id := range group.RemoveFirst {
+		s.removeFirst[id] = true
+		i, found := r.Instances.Get(id)
+		if found && !i.DeletedAt.IsZero() && i.Key() == r.key && !i.OnDemand && isReplaced(&i) {
+			s.replaced = true
+		}
 	}
 	for n := range s.instances {
 		switch i := &s.instances[n]; {

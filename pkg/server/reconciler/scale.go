@@ -11,7 +11,12 @@ import (
 )
 
 // scaleDown lets those go that are too many, because fewer are wanted or because
-// they have been replaced: the worst first, and of the same kind the oldest.
+// they have been replaced: the chosen and the worst first, and of the same kind
+// the oldest.
+//
+// Where a chosen one was replaced before it was known that it goes for good, its
+// replacement is one too many and must not cost another one its place. Nothing
+// tells which it is but its age: so of those that are well the youngest go.
 //
 // Fewer instances are drained as everything else that runs is: nothing that runs
 // in a group says whether it may be cut off, and a deleted group is the case of
@@ -21,8 +26,15 @@ func (p *planner) scaleDown() {
 	if surplus <= 0 {
 		return
 	}
-	slices.SortStableFunc(p.staying, func(a, b *instance.Instance) int {
-		return cmp.Compare(p.troubleOf(a), p.troubleOf(b))
+	slices.SortFunc(p.staying, func(a, b *instance.Instance) int {
+		of := p.troubleOfSurplus(a)
+		if byTrouble := cmp.Compare(of, p.troubleOfSurplus(b)); byTrouble != 0 {
+			return byTrouble
+		}
+		if p.replaced && of == noTrouble {
+			return oldestFirst(b, a)
+		}
+		return oldestFirst(a, b)
 	})
 	there := 0
 	for _, i := range p.staying {
@@ -38,7 +50,7 @@ func (p *planner) scaleDown() {
 	waits := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
 	var kept []*instance.Instance
 	for n, i := range p.staying {
-		trouble := p.troubleOf(i)
+		trouble := p.troubleOfSurplus(i)
 		switch {
 		case n >= surplus:
 			kept = append(kept, i)

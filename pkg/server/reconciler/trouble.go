@@ -10,8 +10,11 @@ import "nstance.dev/operator/pkg/server/instance"
 type trouble int
 
 const (
+	// chosen: an operator wants it to go first. That is no trouble as long as
+	// there are not too many.
+	chosen trouble = iota
 	// gone: nothing runs on it.
-	gone trouble = iota
+	gone
 	// overdue: it has reached the forced age.
 	overdue
 	// impaired: it runs, and is not well.
@@ -25,6 +28,15 @@ const (
 	unneeded
 	noTrouble
 )
+
+// troubleOfSurplus is troubleOf for when there are too many instances. Chosen
+// ones go whatever else is wrong with them: nobody takes their place.
+func (p *planner) troubleOfSurplus(i *instance.Instance) trouble {
+	if p.removeFirst[i.ID] {
+		return chosen
+	}
+	return p.troubleOf(i)
+}
 
 // troubleOf returns the worst that is wrong with an instance.
 func (p *planner) troubleOf(i *instance.Instance) trouble {

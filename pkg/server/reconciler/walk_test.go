@@ -5,6 +5,7 @@ package reconciler
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"testing"
@@ -39,6 +40,9 @@ func TestPlansOfARandomWalk(t *testing.T) {
 				w.carryOut(actions, steps)
 				if step%100 == 99 {
 					if err := w.rest(); err != nil {
+						t.Fatalf("step %d: %v", step, err)
+					}
+					if err := w.shrink(); err != nil {
 						t.Fatalf("step %d: %v", step, err)
 					}
 				}
@@ -86,6 +90,41 @@ func (w *world) rest() error {
 	}
 	s := w.observe()
 	return fmt.Errorf("finds no rest: size %d, instances %s", s.size, describe(s.instances))
+}
+
+// shrink lets chosen instances of a group at rest go, while servers die and
+// others take over. Exactly those must go, and none be made.
+func (w *world) shrink() error {
+	w.removeFirst = map[string]bool{}
+	var stay []string
+	for _, id := range slices.Sorted(maps.Keys(w.records)) {
+		w.removeFirst[id] = w.random.IntN(3) == 0
+		switch {
+		case w.records[id].OnDemand || !w.removeFirst[id]:
+			// An on-demand one is not the group's: to name it means nothing.
+			stay = append(stay, id)
+		default:
+			w.size--
+		}
+	}
+	for range 20 {
+		s := w.observe()
+		actions, _ := plan(s, w.now)
+		if err := check(s, actions, w.now); err != nil {
+			return fmt.Errorf("shrinking: %w\nplan %v\nsize %d, instances %s", err, actions, s.size, describe(s.instances))
+		}
+		w.carryOut(actions, w.random.IntN(4))
+		if w.random.IntN(4) == 0 {
+			w.takeOver()
+		}
+	}
+	if err := w.rest(); err != nil {
+		return fmt.Errorf("shrinking: %w", err)
+	}
+	if left := slices.Sorted(maps.Keys(w.records)); !slices.Equal(left, stay) {
+		return fmt.Errorf("%v were chosen, and %v are left, want %v", w.removeFirst, left, stay)
+	}
+	return nil
 }
 
 // settled checks what there is when nothing is left to do.

@@ -23,6 +23,8 @@ type world struct {
 	// records are the durable instances. Drain and DeleteReason are what a
 	// server forgets when another takes over.
 	records map[string]*instance.Instance
+	// gone are the instances that are no more, as far as they are remembered.
+	gone map[string]instance.Instance
 	// vms are what the provider has: a state by instance id.
 	vms map[string]instance.State
 	// refuses is true while the provider takes no orders.
@@ -34,6 +36,7 @@ func newWorld(seed uint64) *world {
 		random:  rand.New(rand.NewPCG(seed, 0)),
 		now:     moment,
 		records: map[string]*instance.Instance{},
+		gone:    map[string]instance.Instance{},
 		vms:     map[string]instance.State{},
 	}
 	w.infraConfigHash, w.tried = "hash 0", map[string]time.Time{}
@@ -44,6 +47,10 @@ func newWorld(seed uint64) *world {
 func (w *world) observe() state {
 	s := w.state
 	s.instances, s.providerIDs = nil, map[string]string{}
+	for id := range s.removeFirst {
+		i, found := w.gone[id]
+		s.replaced = s.replaced || found && !i.OnDemand && isReplaced(&i)
+	}
 	for _, id := range slices.Sorted(maps.Keys(w.records)) {
 		i := *w.records[id]
 		var vm instance.State
@@ -102,6 +109,7 @@ func (w *world) carryOut(actions []action, steps int) {
 			}
 		case forget:
 			if step() {
+				w.gone[a.id] = *i
 				delete(w.records, a.id)
 			}
 		case drain:
@@ -139,7 +147,7 @@ func (w *world) any() (*instance.Instance, bool) {
 // happen lets one thing happen that is not the planner's doing.
 func (w *world) happen() {
 	i, found := w.any()
-	switch event := w.random.IntN(24); {
+	switch event := w.random.IntN(25); {
 	case event == 0:
 		w.size, w.deleted = w.random.IntN(6), false
 	case event == 1 && w.random.IntN(4) == 0:
@@ -159,31 +167,52 @@ func (w *world) happen() {
 	case event == 7:
 		w.add(true)
 	case event == 8:
-		// Another server leads, which knows of no drain and has tried nothing.
-		for _, i := range w.records {
-			i.Drain, i.DeleteReason = nil, ""
-		}
-		clear(w.tried)
-	case event < 12:
+		w.takeOver()
+	case event == 9:
+		w.choose(w.random.IntN(4), w.random.IntN(4) > 0)
+	case event < 13:
 		w.now = w.now.Add(time.Duration(w.random.IntN(600)) * time.Second)
 	case !found:
-	case event == 12:
+	case event == 13:
 		// The operator speaks of any instance, also one that does not drain.
 		if i.Drain == nil {
 			i.Drain = &instance.Drain{Reason: instance.ReasonUnhealthy, DeleteAt: w.now}
 		}
 		i.Drain.Acknowledged = true
-	case event == 13 && i.OnDemand:
-		i.DeleteReason = instance.ReasonRequested
 	case event == 14:
-		delete(w.vms, i.ID)
+		i.DeleteReason = instance.ReasonRequested
 	case event == 15:
-		w.become(i.ID, instance.Impaired, instance.Stopped, instance.Failed, instance.Terminating)
+		delete(w.vms, i.ID)
 	case event == 16:
+		w.become(i.ID, instance.Impaired, instance.Stopped, instance.Failed, instance.Terminating)
+	case event == 17:
 		w.become(i.ID, instance.Running)
 	default:
 		w.settle(i.ID)
 	}
+}
+
+// choose names some instances that go first, whatever they are, or were. With
+// shrink the size becomes smaller by as many.
+func (w *world) choose(count int, shrink bool) {
+	ids := slices.Concat(slices.Sorted(maps.Keys(w.records)), slices.Sorted(maps.Keys(w.gone)))
+	w.removeFirst = map[string]bool{"unknown": true}
+	for range min(count, len(ids)) {
+		w.removeFirst[ids[w.random.IntN(len(ids))]] = true
+	}
+	if shrink {
+		w.size = max(0, w.size-count)
+	}
+}
+
+// takeOver has another server lead, which knows of no drain, remembers none that
+// is gone, and has tried nothing.
+func (w *world) takeOver() {
+	for _, i := range w.records {
+		i.Drain, i.DeleteReason = nil, ""
+	}
+	clear(w.gone)
+	clear(w.tried)
 }
 
 // become changes the state of a VM that is there and not on its way out.

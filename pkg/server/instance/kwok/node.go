@@ -115,6 +115,17 @@ func (p *Provider) newNode(spec instance.Spec) *corev1.Node {
 	}
 }
 
+// ExpectedNode returns the Node that Create would make, without what is of one
+// instance alone: the subnet too, for it is chosen by the room that there is.
+func (p *Provider) ExpectedNode(spec instance.Spec) *corev1.Node {
+	node := p.newNode(spec)
+	for _, label := range []string{LabelInstanceID, LabelSubnet, corev1.LabelHostname} {
+		delete(node.Labels, label)
+	}
+	node.Name, node.Annotations, node.Spec.ProviderID = "", nil, ""
+	return node
+}
+
 // fromNode reads an instance back. A Node that is there runs, whether or not it
 // is ready: its health is another matter.
 func fromNode(node *corev1.Node) instance.VM {
