@@ -4,7 +4,8 @@
 // Package machine makes the instance of each NstanceMachine that a Cluster API
 // Machine owns, follows it until it runs, finds its Node, and ends it with the
 // NstanceMachine. When the shard ends an instance by itself, its Machine is
-// deleted.
+// deleted. The instances of pools, which shards make by themselves, are followed
+// and ended in the same way.
 package machine
 
 import (
@@ -18,7 +19,6 @@ import (
 	"k8s.io/utils/clock"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
@@ -90,14 +90,18 @@ type Controller struct {
 	namespace   string
 	clusterName string
 
-	machines clientset.NstanceMachineInterface
-	owners   *capi.MachineClient
+	machines     clientset.NstanceMachineInterface
+	owners       *capi.MachineClient
+	machinePools *capi.MachinePoolClient
 
-	machineLister listers.NstanceMachineNamespaceLister
-	machineIndex  cache.Indexer
-	ownerLister   indexers.ResourceIndexer[*clusterv1.Machine]
-	clusterLister indexers.ResourceIndexer[*clusterv1.Cluster]
-	nodes         *controller.Nodes
+	machineLister    listers.NstanceMachineNamespaceLister
+	machineIndex     cache.Indexer
+	ownerLister      indexers.ResourceIndexer[*clusterv1.Machine]
+	poolLister       listers.NstanceMachinePoolNamespaceLister
+	shardGroupLister listers.NstanceShardGroupNamespaceLister
+	machinePoolIndex cache.Indexer
+	clusterLister    indexers.ResourceIndexer[*clusterv1.Cluster]
+	nodes            *controller.Nodes
 
 	shards   Shards
 	groups   Groups
@@ -119,13 +123,17 @@ type Controller struct {
 
 // New makes the controller and registers its handlers, whose registrations are
 // returned for waiting until they have seen every object. All machines belong to
-// the Cluster named clusterName; owners are the Machines of Cluster API.
+// the Cluster named clusterName; owners are the Machines of Cluster API. Pools,
+// shardGroups and machinePools are only read.
 func New(
 	namespace, clusterName string,
 	client clientset.InfrastructureV1beta1Interface,
 	capiClient *capi.Client,
 	machines informers.NstanceMachineInformer,
 	owners *capi.Informer[*clusterv1.Machine],
+	pools informers.NstanceMachinePoolInformer,
+	shardGroups informers.NstanceShardGroupInformer,
+	machinePools *capi.Informer[*clusterv1.MachinePool],
 	clusters *capi.Informer[*clusterv1.Cluster],
 	nodes cache.SharedIndexInformer,
 	shards Shards,
@@ -140,24 +148,28 @@ func New(
 		return nil, nil, err
 	}
 	c := &Controller{
-		namespace:     namespace,
-		clusterName:   clusterName,
-		machines:      client.NstanceMachines(namespace),
-		owners:        capiClient.Machines(namespace),
-		machineLister: machines.Lister().NstanceMachines(namespace),
-		machineIndex:  machines.Informer().GetIndexer(),
-		ownerLister:   owners.Lister(),
-		clusterLister: clusters.Lister(),
-		nodes:         nodeIndex,
-		shards:        shards,
-		groups:        groups,
-		notices:       notices,
-		drains:        drains,
-		recorder:      recorder,
-		clock:         clock,
-		writes:        controller.NewWrites(machines.Informer().GetStore()),
-		placements:    make(map[cache.ObjectName]placement),
-		memories:      make(map[cache.ObjectName]*memory),
+		namespace:        namespace,
+		clusterName:      clusterName,
+		machines:         client.NstanceMachines(namespace),
+		owners:           capiClient.Machines(namespace),
+		machinePools:     capiClient.MachinePools(namespace),
+		machineLister:    machines.Lister().NstanceMachines(namespace),
+		machineIndex:     machines.Informer().GetIndexer(),
+		ownerLister:      owners.Lister(),
+		poolLister:       pools.Lister().NstanceMachinePools(namespace),
+		shardGroupLister: shardGroups.Lister().NstanceShardGroups(namespace),
+		machinePoolIndex: machinePools.GetIndexer(),
+		clusterLister:    clusters.Lister(),
+		nodes:            nodeIndex,
+		shards:           shards,
+		groups:           groups,
+		notices:          notices,
+		drains:           drains,
+		recorder:         recorder,
+		clock:            clock,
+		writes:           controller.NewWrites(machines.Informer().GetStore()),
+		placements:       make(map[cache.ObjectName]placement),
+		memories:         make(map[cache.ObjectName]*memory),
 	}
 	c.queue = controller.NewQueue("machine", c.sync)
 
@@ -175,11 +187,4 @@ func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 
 func (c *Controller) key(name string) cache.ObjectName {
 	return cache.NewObjectName(c.namespace, name)
-}
-
-// poolMember tells whether a machine stands for an instance of a pool, which is
-// not made one by one.
-func poolMember(machine *v1beta1.NstanceMachine) bool {
-	_, member := machine.Labels[clusterv1.MachinePoolNameLabel]
-	return member
 }

@@ -38,6 +38,31 @@ func newMachine(name string) *v1beta1.NstanceMachine {
 	}
 }
 
+// newMember stands for an instance of the group "workers" on shard a, which has its
+// name. No Machine owns it yet.
+func newMember(name string) *v1beta1.NstanceMachine {
+	pool := newPool()
+	return &v1beta1.NstanceMachine{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
+			Labels:     map[string]string{clusterv1.MachinePoolNameLabel: "pool"},
+			Finalizers: []string{v1beta1.FinalizerMachine},
+			OwnerReferences: []metav1.OwnerReference{
+				{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: v1beta1.PoolKind, Name: pool.Name, UID: pool.UID},
+			},
+		},
+		Spec: v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: "workers"}, Shard: "a"},
+	}
+}
+
+// newPool has the group "workers" on shards a and b.
+func newPool() *v1beta1.NstanceMachinePool {
+	return &v1beta1.NstanceMachinePool{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pool", UID: "uid-of-pool"},
+		Spec:       v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []v1beta1.Identifier{"a", "b"}},
+	}
+}
+
 // newOwner is a Machine without bootstrap data of its own.
 func newOwner(name string) *clusterv1.Machine {
 	return &clusterv1.Machine{

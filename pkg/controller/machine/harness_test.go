@@ -43,9 +43,11 @@ type harness struct {
 	informers  infrastructure.Interface
 	capi       *controllertest.CAPI
 	owners     *capi.Informer[*clusterv1.Machine]
-	clusters   *capi.Informer[*clusterv1.Cluster]
-	nodes      cache.SharedIndexInformer
-	shards     *shards
+	// machinePools are those that the cache shows.
+	machinePools *capi.Informer[*clusterv1.MachinePool]
+	clusters     *capi.Informer[*clusterv1.Cluster]
+	nodes        cache.SharedIndexInformer
+	shards       *shards
 	// groups are what is known of the shards' groups: those of shards, or others.
 	groups Groups
 	clock  *clocktesting.FakePassiveClock
@@ -72,6 +74,7 @@ func newHarness(t testing.TB, shards *shards, all ...*v1beta1.NstanceMachine) *h
 		recorder: events.NewFakeRecorder(10),
 	}
 	h.owners = capi.NewMachineInformer(h.capi.Client, namespace, 0)
+	h.machinePools = capi.NewMachinePoolInformer(h.capi.Client, namespace, 0)
 	h.clusters = capi.NewClusterInformer(h.capi.Client, namespace, 0)
 	h.nodes = kubeinformers.NewSharedInformerFactory(fake.NewClientset(), 0).Core().V1().Nodes().Informer()
 	h.put(h.clusters, newCluster())
@@ -89,7 +92,7 @@ func newHarness(t testing.TB, shards *shards, all ...*v1beta1.NstanceMachine) *h
 func (h *harness) newController(shards Shards) *Controller {
 	h.t.Helper()
 	c, _, err := New(namespace, clusterName, h.InfrastructureV1beta1(), h.capi.Client, h.informers.NstanceMachines(),
-		h.owners, h.clusters, h.nodes, shards, h.groups, notices{h.shards}, h.shards, h.recorder, cmp.Or[clock.PassiveClock](h.realClock, h.clock))
+		h.owners, h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.machinePools, h.clusters, h.nodes, shards, h.groups, notices{h.shards}, h.shards, h.recorder, cmp.Or[clock.PassiveClock](h.realClock, h.clock))
 	if err != nil {
 		h.t.Fatal(err)
 	}

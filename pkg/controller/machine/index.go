@@ -15,10 +15,14 @@ import (
 const (
 	// byShard has the machines of a shard, and under "" those that have none yet.
 	byShard = "shard"
-	// byGroup has the machines of a group, wherever they are.
+	// byGroup has the machines of a group, wherever they are, members of pools left
+	// out.
 	byGroup = "group"
-	// byPlacement has the machines of a group on a shard, see placementKey.
+	// byPlacement has the machines of a group on a shard, see placementKey, members
+	// of pools left out: those are not placed.
 	byPlacement = "placement"
+	// byMembership has the members of pools by the same key.
+	byMembership = "membership"
 	// byInstance has the machine of an instance, see instanceKey.
 	byInstance = "instance"
 	// byProviderID has machines by the key of the shard's provider id.
@@ -31,28 +35,30 @@ func instanceKey(shard, id string) string     { return shard + "/" + id }
 
 var machineIndexers = cache.Indexers{
 	byShard: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return machine.Status.Shard, true
+		return shardOf(machine), true
 	}),
 	byGroup: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return string(machine.Spec.GroupRef.Name), true
+		return string(machine.Spec.GroupRef.Name), !poolMember(machine)
 	}),
 	byPlacement: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return placementKey(string(machine.Spec.GroupRef.Name), machine.Status.Shard), machine.Status.Shard != ""
+		return placementKey(string(machine.Spec.GroupRef.Name), shardOf(machine)), shardOf(machine) != "" && !poolMember(machine)
+	}),
+	byMembership: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
+		return placementKey(string(machine.Spec.GroupRef.Name), shardOf(machine)), poolMember(machine)
 	}),
 	byInstance: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return instanceKey(machine.Status.Shard, machine.Status.InstanceID), machine.Status.InstanceID != ""
+		return instanceKey(shardOf(machine), instanceOf(machine)), instanceOf(machine) != ""
 	}),
 	byProviderID: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
 		return providerid.Key(machine.Status.ProviderID), machine.Status.ProviderID != ""
 	}),
 }
 
-// indexBy indexes the machines that have a value by it. Those of pools are not
-// this controller's.
+// indexBy indexes the machines that have a value by it.
 func indexBy(value func(*v1beta1.NstanceMachine) (string, bool)) cache.IndexFunc {
 	return func(obj any) ([]string, error) {
 		machine, ok := obj.(*v1beta1.NstanceMachine)
-		if !ok || poolMember(machine) {
+		if !ok {
 			return nil, nil
 		}
 		if value, has := value(machine); has {

@@ -34,6 +34,9 @@ type memory struct {
 	refused *refusal
 	// asking and ending pace the calls while an instance is on its way in or out.
 	asking, ending pace
+	// awaited is since when the end of the instance waits for its pool, zero when it
+	// does not.
+	awaited time.Time
 	// verified is the session of the shard's watch in which the instance was asked
 	// for last. What happens to it after that is announced. It is unverified when
 	// the instance is to be asked for in any case.

@@ -199,13 +199,6 @@ func TestAnOrderToAShardThatIsAway(t *testing.T) {
 	h.expectReady(`False UnknownShard: shard "a" is not configured`)
 }
 
-func TestMachinesOfPoolsAreLeftAlone(t *testing.T) {
-	machine := newMachine("m")
-	machine.Labels = map[string]string{clusterv1.MachinePoolNameLabel: "workers"}
-	h := newHarness(t, newShards("a"), machine)
-	h.expect()
-}
-
 // A client that replaces the whole object drops what it does not know of.
 func TestTheFinalizerThatSomebodyDroppedComesBack(t *testing.T) {
 	for stage, machine := range map[string]*v1beta1.NstanceMachine{

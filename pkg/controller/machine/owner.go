@@ -23,7 +23,7 @@ import (
 // goes its way without.
 func (c *Controller) owner(ctx context.Context, machine *v1beta1.NstanceMachine) (owner *clusterv1.Machine, orphan bool, err error) {
 	ref := metav1.GetControllerOfNoCopy(machine)
-	if ref == nil || ref.Kind != "Machine" || !isCAPI(ref.APIVersion) {
+	if ref == nil || ref.Kind != "Machine" || !ofGroup(ref.APIVersion, clusterv1.GroupVersion.Group) {
 		return nil, false, nil
 	}
 	owner, err = c.ownerLister.Get(ref.Name)
@@ -46,9 +46,9 @@ func (c *Controller) owner(ctx context.Context, machine *v1beta1.NstanceMachine)
 	return owner, false, nil
 }
 
-func isCAPI(apiVersion string) bool {
+func ofGroup(apiVersion, group string) bool {
 	version, err := schema.ParseGroupVersion(apiVersion)
-	return err == nil && version.Group == clusterv1.GroupVersion.Group
+	return err == nil && version.Group == group
 }
 
 // removeOwner deletes the Machine of an instance that is gone. Cluster API then

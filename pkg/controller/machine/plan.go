@@ -28,12 +28,16 @@ type observation struct {
 	// paused is what pauses the machine, "" when nothing does.
 	paused string
 
-	// configured, reachable and lost are about the shard in the status: whether it
+	// configured, reachable and lost are about the shard of the machine: whether it
 	// is in the configuration, is connected, and if not why.
 	configured, reachable bool
 	lost                  error
 	// etag is that of the group on the shard, "" when it has none.
 	etag string
+	// listed is what the shard lists of the instance of a pool, nil for nothing.
+	// missing tells that it would be listed if there were one.
+	listed  *shard.Instance
+	missing bool
 	// session is that of the watch of the shard's instances.
 	session int64
 	// notice is what the shard announced of the instance's end, nil for nothing.
@@ -61,6 +65,8 @@ const (
 	claim step = iota + 1
 	// order: ask the shard for the instance that was written down.
 	order
+	// hear: take what the shard lists of the instance.
+	hear
 	// ask: ask the shard what the instance does.
 	ask
 	// end: have the shard end the instance.
@@ -89,11 +95,13 @@ func plan(seen observation, recalled memory) decision {
 		return decision{trouble: &trouble{v1beta1.ReasonPaused, seen.paused}}
 	case !machine.DeletionTimestamp.IsZero():
 		return planEnd(seen, recalled)
-	case seen.orphan:
+	case seen.orphan && !poolMember(machine):
+		// Cluster API makes the Machine of a pool's instance again, as long as there
+		// is a MachinePool.
 		return decision{step: discard}
 	case serverDeleted(machine):
 		return planServerDeleted(seen)
-	case machine.Status.InstanceID != "":
+	case instanceOf(machine) != "":
 		return planFollowing(seen, recalled)
 	default:
 		return planOrder(seen, recalled)
@@ -123,22 +131,27 @@ func planOrder(seen observation, recalled memory) decision {
 }
 
 // planFollowing asks for an instance until it runs, and once after each time that
-// something may have happened to it unheard.
+// something may have happened to it unheard. What the shard lists it is not asked
+// for; what it should list and does not it is asked for until it is clear why.
 func planFollowing(seen observation, recalled memory) decision {
 	if seen.notice != nil && seen.notice.State == shard.Deleted {
 		return decision{}
 	}
+	wrong := unusable(seen)
+	if seen.listed != nil && (wrong == nil || runs(seen.listed)) {
+		return decision{step: hear}
+	}
 	ready := ready(seen.machine)
-	if ready && recalled.verified >= seen.session {
+	if ready && !seen.missing && recalled.verified >= seen.session {
 		return decision{}
 	}
-	if wrong := unusable(seen); wrong != nil {
+	if wrong != nil {
 		if ready {
 			return decision{}
 		}
 		return decision{trouble: wrong}
 	}
-	if wait := recalled.asking.wait(seen.now); !ready && wait > 0 {
+	if wait := recalled.asking.wait(seen.now); (!ready || seen.missing) && wait > 0 {
 		return decision{wait: wait}
 	}
 	return decision{step: ask}
@@ -165,13 +178,13 @@ func planEnd(seen observation, recalled memory) decision {
 	if !held(machine) {
 		return decision{}
 	}
-	if gone || machine.Status.InstanceID == "" && !claimed(machine) {
+	if gone || shardOf(machine) == "" || instanceOf(machine) == "" && !claimed(machine) {
 		return decision{step: release}
 	}
 	if wrong := unusable(seen); wrong != nil {
 		return decision{trouble: wrong}
 	}
-	if machine.Status.InstanceID == "" {
+	if instanceOf(machine) == "" {
 		// The order may have been taken without an answer. Given again it tells the
 		// id of what is to be ended.
 		return decision{step: order}
@@ -204,7 +217,7 @@ func unready(seen observation) *trouble {
 func unusable(seen observation) *trouble {
 	switch {
 	case !seen.configured:
-		return &trouble{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", seen.machine.Status.Shard)}
+		return &trouble{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", shardOf(seen.machine))}
 	case seen.reachable:
 		return nil
 	case seen.lost != nil:

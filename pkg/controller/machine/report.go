@@ -35,7 +35,7 @@ func (c *Controller) report(ctx context.Context, seen observation, done outcome,
 	nodes := c.matching(machine, done)
 	if seen.paused == "" && machine.DeletionTimestamp.IsZero() {
 		id := writtenProviderID(machine.Spec.ProviderID, toldProviderID(machine, done), nodes)
-		needed := done.shard != "" || claimed(machine)
+		needed := done.shard != "" || shardOf(machine) != ""
 		if needed && !held(machine) || id != machine.Spec.ProviderID {
 			written, err := c.machines.Apply(ctx, applyMachine(machine, id), controller.Apply)
 			if err != nil {

@@ -23,9 +23,10 @@ func newStatus(machine *v1beta1.NstanceMachine, seen observation, done outcome, 
 	status := *machine.Status.DeepCopy()
 	status.ObservedGeneration = machine.Generation
 	if done.shard != "" {
-		status.Shard, status.RequestID = done.shard, string(machine.UID)
+		status.RequestID = string(machine.UID)
 	}
-	status.InstanceID = cmp.Or(done.id, status.InstanceID)
+	status.Shard = cmp.Or(done.shard, shardOf(machine))
+	status.InstanceID = cmp.Or(done.id, instanceOf(machine))
 	status.ProviderID = toldProviderID(machine, done)
 	if len(nodes) == 1 {
 		status.Addresses = addressesOf(nodes[0])
@@ -108,18 +109,29 @@ func readiness(status v1beta1.NstanceMachineStatus, seen observation, done outco
 		return metav1.Condition{}, false
 	case seen.notice != nil && seen.notice.State == shard.Deleting:
 		return not(v1beta1.ReasonServerDeleted, "the shard is ending the instance: %s", seen.notice.Reason)
-	case done.instance != nil && runs(done.instance):
-		return metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady}, true
-	case done.instance != nil && done.instance.State == shard.InstanceRunning:
-		return not(v1beta1.ReasonProvisioning, "instance %s has no provider id", status.InstanceID)
 	case done.instance != nil:
-		return not(idle(done.instance.State), "instance %s is %s", status.InstanceID, done.instance.State)
+		return standing(done.instance), true
 	case done.trouble != nil:
 		return not(done.trouble.reason, "%s", done.trouble.message)
 	case done.id != "":
 		return not(v1beta1.ReasonProvisioning, "instance %s is ordered", status.InstanceID)
 	}
 	return metav1.Condition{}, false
+}
+
+// standing is the condition Ready as far as the instance is concerned.
+func standing(instance *shard.Instance) metav1.Condition {
+	not := func(reason, format string, args ...any) metav1.Condition {
+		return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
+	}
+	switch {
+	case runs(instance):
+		return metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady}
+	case instance.State == shard.InstanceRunning:
+		return not(v1beta1.ReasonProvisioning, "instance %s has no provider id", instance.ID)
+	default:
+		return not(idle(instance.State), "instance %s is %s", instance.ID, instance.State)
+	}
 }
 
 // idle is the reason why an instance in a state does not run.

@@ -28,8 +28,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err != nil {
 		return 0, fmt.Errorf("read machine %s from the cache: %w", key, err)
 	}
-	if poolMember(machine) || !machine.DeletionTimestamp.IsZero() && !held(machine) {
-		// It is somebody else's, or what keeps it is.
+	if !machine.DeletionTimestamp.IsZero() && !held(machine) {
+		// What keeps it is somebody else's.
 		return 0, nil
 	}
 	if !c.writes.Seen(key) {
@@ -50,6 +50,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		recalled.verified = 0
 	}
 	decided := plan(seen, *recalled)
+	if decided.step != end {
+		// Only a wait without an interruption counts.
+		recalled.awaited = time.Time{}
+	}
 	done := c.carryOut(ctx, seen, decided, recalled)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -78,7 +82,7 @@ func (c *Controller) observe(ctx context.Context, machine *v1beta1.NstanceMachin
 	if seen.paused == "" && seen.owner != nil {
 		seen.paused = controller.PausedBy(nil, seen.owner)
 	}
-	id := machine.Status.Shard
+	id := shardOf(machine)
 	if id == "" {
 		return seen, nil
 	}
@@ -90,7 +94,10 @@ func (c *Controller) observe(ctx context.Context, machine *v1beta1.NstanceMachin
 	// The session comes before the notice, and both before the shard is asked: what
 	// is announced in between is seen now or wakes the machine again.
 	seen.session = c.notices.Session(id)
-	if instance := machine.Status.InstanceID; instance != "" {
+	if poolMember(machine) {
+		seen.listed, seen.missing = c.listing(id, string(machine.Spec.GroupRef.Name)).find(machine.Name)
+	}
+	if instance := instanceOf(machine); instance != "" {
 		if notice, ok := c.notices.Get(id, instance); ok {
 			seen.notice = &notice
 		}
@@ -105,7 +112,7 @@ type outcome struct {
 	shard string
 	// id is that of an instance that was ordered now.
 	id string
-	// instance is what the shard told of it, nil when it was not asked.
+	// instance is what the shard told of it, nil for nothing new.
 	instance *shard.Instance
 	// lost: the shard does not know the instance.
 	lost bool
@@ -125,6 +132,9 @@ func (c *Controller) carryOut(ctx context.Context, seen observation, decided dec
 		return outcome{shard: chosen, trouble: wrong}
 	case order:
 		return c.order(ctx, seen, recalled)
+	case hear:
+		recalled.asking = pace{}
+		return outcome{instance: seen.listed}
 	case ask:
 		return c.ask(ctx, seen, recalled)
 	case end:
@@ -171,7 +181,7 @@ func (c *Controller) order(ctx context.Context, seen observation, recalled *memo
 // ask asks the shard what the instance does.
 func (c *Controller) ask(ctx context.Context, seen observation, recalled *memory) outcome {
 	machine := seen.machine
-	instance, err := c.shards.Instance(ctx, machine.Status.Shard, machine.Status.InstanceID)
+	instance, err := c.shards.Instance(ctx, shardOf(machine), instanceOf(machine))
 	if err != nil && !shard.IsNotFound(err) {
 		done := outcome{err: err}
 		if !ready(machine) {
@@ -183,7 +193,7 @@ func (c *Controller) ask(ctx context.Context, seen observation, recalled *memory
 	if err != nil {
 		return outcome{lost: true}
 	}
-	if runs(&instance) {
+	if runs(&instance) && !seen.missing {
 		recalled.asking = pace{}
 		return outcome{instance: &instance}
 	}
@@ -194,12 +204,20 @@ func (c *Controller) ask(ctx context.Context, seen observation, recalled *memory
 // end has the shard end the instance, again and again until it is gone.
 func (c *Controller) end(ctx context.Context, seen observation, recalled *memory) outcome {
 	machine := seen.machine
-	gone, err := c.shards.DeleteInstance(ctx, machine.Status.Shard, machine.Status.InstanceID)
+	pending, err := c.awaitPool(ctx, seen, recalled)
+	if err != nil {
+		return outcome{err: err}
+	}
+	if pending != "" {
+		return outcome{trouble: &trouble{v1beta1.ReasonDeleting, pending}, wait: poolRetry}
+	}
+	recalled.awaited = time.Time{}
+	gone, err := c.shards.DeleteInstance(ctx, shardOf(machine), instanceOf(machine))
 	switch {
 	case err != nil:
 		return outcome{err: err, trouble: failed(err, v1beta1.ReasonDeleting)}
 	case gone:
-		klog.FromContext(ctx).Info("Instance ended", "shard", machine.Status.Shard, "instance", machine.Status.InstanceID)
+		klog.FromContext(ctx).Info("Instance ended", "shard", shardOf(machine), "instance", instanceOf(machine))
 		return outcome{released: true, err: c.release(ctx, machine)}
 	default:
 		recalled.ending.asked(seen.now, lastEnd)

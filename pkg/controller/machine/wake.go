@@ -37,9 +37,16 @@ func (c *Controller) ShardChanged(shard string) {
 	}
 }
 
-// GroupChanged is to be called when the cache of a shard's groups has changed.
-// Only machines without an instance care for their group.
-func (c *Controller) GroupChanged(_, key string) {
+// GroupChanged is to be called when the cache of a shard's groups has changed. Of
+// single machines only those without an instance care for their group, and of the
+// members of a pool those of which the shard has news.
+func (c *Controller) GroupChanged(shard, key string) {
+	listing := c.listing(shard, key)
+	for _, machine := range controller.Indexed[v1beta1.NstanceMachine](c.machineIndex, byMembership, placementKey(key, shard)) {
+		if listed, missing := listing.find(machine.Name); !reports(machine, listed, missing) {
+			c.queue.AddAfter(cache.MetaObjectToName(machine), controller.BatchPeriod)
+		}
+	}
 	for _, machine := range controller.Indexed[v1beta1.NstanceMachine](c.machineIndex, byGroup, key) {
 		if machine.Status.InstanceID == "" {
 			c.queue.AddAfter(cache.MetaObjectToName(machine), controller.BatchPeriod)

@@ -40,11 +40,10 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 		return cluster
 	}
 	// There are: one that has no shard, one that is ordered from shard a, one that
-	// runs on shard a, one of another group on shard b, and one of a pool.
-	newOne, ordered, runs, other, member := newMachine("new"), claiming(newMachine("ordered")), running(newMachine("runs"), "i-1"), having(newMachine("other"), "i-1"), having(newMachine("member"), "i-1")
+	// runs on shard a, one of another group on shard b, and one of a pool on shard a.
+	newOne, ordered, runs, other, member := newMachine("new"), claiming(newMachine("ordered")), running(newMachine("runs"), "i-1"), having(newMachine("other"), "i-1"), newMember("member")
 	other.Spec.GroupRef.Name, other.Status.Shard = "others", "b"
-	member.Labels = map[string]string{clusterv1.MachinePoolNameLabel: "workers"}
-	all := []string{"new at 0s", "ordered at 0s", "other at 0s", "runs at 0s"}
+	all := []string{"member at 0s", "new at 0s", "ordered at 0s", "other at 0s", "runs at 0s"}
 
 	for name, test := range map[string]struct {
 		change func(*harness)
@@ -69,7 +68,7 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 			h.controller.ownerChanged(nil, owner)
 		}, nil},
 		"a shard that came: its own, and those that look for one": {func(h *harness) { h.controller.ShardChanged("a") },
-			[]string{"new at 0s", "ordered at 0s", "runs at 0s"}},
+			[]string{"member at 0s", "new at 0s", "ordered at 0s", "runs at 0s"}},
 		"a shard that went, unless it is back soon": {func(h *harness) {
 			h.shards.byID["b"].reachable = false
 			h.controller.ShardChanged("b")
@@ -79,6 +78,7 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 				h.controller.GroupChanged("a", "workers")
 			}
 		}, []string{"new at 1s", "ordered at 1s"}},
+		"an instance of a pool": {func(h *harness) { h.controller.InstanceChanged("a", "member") }, []string{"member at 0s"}},
 		"an instance":           {func(h *harness) { h.controller.InstanceChanged("a", "i-1") }, []string{"runs at 0s"}},
 		"an instance of nobody": {func(h *harness) { h.controller.InstanceChanged("a", "i-2") }, nil},
 		"a Node":                {func(h *harness) { h.controller.nodeChanged(nil, node(same)) }, []string{"runs at 0s"}},
@@ -121,8 +121,6 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 				defer cancel()
 				h.controller.queue.Run(ctx, 1)
 				slices.Sort(woken)
-				// One of a pool that is woken is left alone by its sync.
-				woken = slices.DeleteFunc(woken, func(line string) bool { return line == "member at 0s" })
 				if !slices.Equal(woken, test.want) {
 					t.Errorf("woke %q, want %q", woken, test.want)
 				}
