@@ -52,6 +52,43 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 	}
 }
 
+func TestManagedInstancesAreListed(t *testing.T) {
+	o := startOperator(t, nil)
+	server := servertest.Start(t, servertest.Options{Authority: o.authority})
+	o.set(map[string]string{shardID: server.Addr})
+	o.untilReachable(t, true)
+	if answer := o.scale(t, 2); !answer.ListsInstances || len(answer.RemoveFirst) > 0 || answer.Node == nil {
+		t.Errorf("the answer is %+v", answer)
+	}
+	var group shard.Group
+	o.until(t, "both instances are listed and run", func() bool {
+		group, _ = o.groups.Get(shardID, "workers")
+		return group.ListsInstances && len(group.Instances) == 2 &&
+			group.Instances[0].State == shard.InstanceRunning && group.Instances[1].State == shard.InstanceRunning
+	})
+	for _, instance := range group.Instances {
+		if instance.ID == "" || !slices.Contains(group.ProviderIDs, instance.ProviderID) {
+			t.Errorf("%+v is none of %q", instance, group.ProviderIDs)
+		}
+	}
+
+	// The answer to a call has the new configuration, and never takes instances away.
+	first := []string{group.Instances[1].ID}
+	answer, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Template: "worker", Size: 1, RemoveFirst: first})
+	if err != nil {
+		t.Fatal(err)
+	}
+	answer.Instances = nil
+	o.groups.Observe(shardID, answer)
+	if got, _ := o.groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, first) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
+		t.Errorf("right after the call the cache has %+v", got)
+	}
+	o.until(t, "the other is the only one", func() bool {
+		got, _ := o.groups.Get(shardID, "workers")
+		return len(got.Instances) == 1 && got.Instances[0].ID == group.Instances[0].ID && got.ActualSize == 1
+	})
+}
+
 func TestRefusalsKeepTheServersWords(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{
