@@ -19,7 +19,6 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/nstance"
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // Whoever deletes a Machine gets another one in the same shard, and the Pods of
@@ -149,7 +148,7 @@ func runPod(t *testing.T, pool, node string) {
 	t.Helper()
 	name, pods := podOn(pool, node), env.kube.CoreV1().Pods(nstance.Namespace)
 	_, err := pods.Create(t.Context(), &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{v1beta1.LabelGroup: pool}},
+		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{
 			NodeName:                     node,
 			AutomountServiceAccountToken: ptr.To(false),

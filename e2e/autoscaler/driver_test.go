@@ -26,39 +26,43 @@ import (
 const mergePatch = types.MergePatchType
 
 // nodeGroup makes for one MachinePool the requests that the cluster autoscaler
-// makes for a node group, in the same order.
+// makes for a node group, in the same order and with no more rights.
 type nodeGroup struct {
 	// name is that of the MachinePool.
 	name string
 }
 
-func clusterAPI(resource string) dynamic.ResourceInterface {
-	return env.dynamic.Resource(clusterv1.GroupVersion.WithResource(resource)).Namespace(nstance.Namespace)
+func (nodeGroup) pools() dynamic.ResourceInterface { return scaledAPI("machinepools") }
+
+func scaledAPI(resource string) dynamic.ResourceInterface {
+	return env.autoscaler.dynamic.Resource(clusterv1.GroupVersion.WithResource(resource)).Namespace(nstance.Namespace)
 }
 
 // instances are the provider ids that the MachinePool lists.
 func (g nodeGroup) instances(ctx context.Context) ([]string, error) {
-	machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, g.name, metav1.GetOptions{})
+	machinePool, err := g.pools().Get(ctx, g.name, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}
-	return machinePool.Spec.ProviderIDList, nil
+	ids, _, err := unstructured.NestedStringSlice(machinePool.Object, "spec", "providerIDList")
+	return ids, err
 }
 
 // limits are the least and the most instances, as the annotations say.
 func (g nodeGroup) limits(ctx context.Context) (least, most int64, err error) {
-	machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, g.name, metav1.GetOptions{})
+	machinePool, err := g.pools().Get(ctx, g.name, metav1.GetOptions{})
 	if err != nil {
 		return 0, 0, err
 	}
-	least, leastErr := strconv.ParseInt(machinePool.Annotations[clusterv1.AutoscalerMinSizeAnnotation], 10, 32)
-	most, mostErr := strconv.ParseInt(machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation], 10, 32)
+	annotations := machinePool.GetAnnotations()
+	least, leastErr := strconv.ParseInt(annotations[clusterv1.AutoscalerMinSizeAnnotation], 10, 32)
+	most, mostErr := strconv.ParseInt(annotations[clusterv1.AutoscalerMaxSizeAnnotation], 10, 32)
 	return least, most, errors.Join(leastErr, mostErr)
 }
 
 // targetSize reads the replicas from the scale subresource.
 func (g nodeGroup) targetSize(ctx context.Context) (int64, error) {
-	scale, err := clusterAPI("machinepools").Get(ctx, g.name, metav1.GetOptions{}, "scale")
+	scale, err := g.pools().Get(ctx, g.name, metav1.GetOptions{}, "scale")
 	if err != nil {
 		return 0, err
 	}
@@ -68,7 +72,7 @@ func (g nodeGroup) targetSize(ctx context.Context) (int64, error) {
 
 func (g nodeGroup) setSize(ctx context.Context, replicas int64) error {
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, replicas)
-	_, err := clusterAPI("machinepools").Patch(ctx, g.name, mergePatch, patch, metav1.PatchOptions{}, "scale")
+	_, err := g.pools().Patch(ctx, g.name, mergePatch, patch, metav1.PatchOptions{}, "scale")
 	return err
 }
 
@@ -124,7 +128,7 @@ func (g nodeGroup) deleteNodes(ctx context.Context, nodes ...*corev1.Node) error
 // annotate marks a Machine as the one to be deleted, or with "" as one like any
 // other, by an update of the whole object.
 func annotate(ctx context.Context, name, value string) error {
-	machines := clusterAPI("machines")
+	machines := scaledAPI("machines")
 	return retry.RetryOnConflict(retry.DefaultBackoff, func() error {
 		machine, err := machines.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -150,7 +154,7 @@ var errUnknownMachine = errors.New("unknown machine for node")
 // machineOf finds the Machine of a Node by its provider id, or else by the name
 // that Cluster API notes on the Node.
 func machineOf(ctx context.Context, node *corev1.Node) (*unstructured.Unstructured, error) {
-	list, err := clusterAPI("machines").List(ctx, metav1.ListOptions{})
+	list, err := scaledAPI("machines").List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}
@@ -194,7 +198,7 @@ func (g nodeGroup) nodes(ctx context.Context) ([]*corev1.Node, error) {
 	if err != nil {
 		return nil, err
 	}
-	list, err := env.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+	list, err := env.autoscaler.kube.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, err
 	}

@@ -13,13 +13,20 @@ package autoscaler
 import (
 	"context"
 	"fmt"
+	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apiserver/pkg/authentication/serviceaccount"
+	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/rest"
 
+	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/nstance"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/capi"
@@ -59,6 +66,11 @@ var env struct {
 	nstance  versioned.Interface
 	capi     *capi.Client
 	operator nstance.Operator
+	// autoscaler has the rights of the cluster autoscaler, as they are shipped.
+	autoscaler struct {
+		kube    kubernetes.Interface
+		dynamic dynamic.Interface
+	}
 	// servers are the shards' by shard id. Nothing is between them and the tests.
 	servers map[string]nstancev1.OperatorServiceClient
 }
@@ -87,6 +99,9 @@ func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
 	if env.capi, err = capi.NewForConfig(cluster.Config()); err != nil {
 		return err
 	}
+	if err := becomeAutoscaler(ctx); err != nil {
+		return err
+	}
 	env.servers = map[string]nstancev1.OperatorServiceClient{}
 	for _, id := range append(shardIDs, oldShard) {
 		connection, err := cluster.Nstance.Dial(id)
@@ -108,5 +123,32 @@ func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
 		Component: "operator",
 		Flags:     []string{"--resync-period", resync.String()},
 	})
+	return err
+}
+
+// becomeAutoscaler grants the cluster autoscaler what it is shipped with, and
+// makes its clients. It does not run.
+func becomeAutoscaler(ctx context.Context) error {
+	root, err := controlplane.FindRoot(".")
+	if err != nil {
+		return err
+	}
+	objects, err := controlplane.Render(filepath.Join(root, "manifests", "cluster-autoscaler"))
+	if err != nil {
+		return err
+	}
+	objects = slices.DeleteFunc(objects, func(o *unstructured.Unstructured) bool { return o.GetKind() == "Deployment" })
+	if err := controlplane.Apply(ctx, env.AdminConfig(), "test", objects); err != nil {
+		return err
+	}
+	config := env.Config()
+	config.Impersonate = rest.ImpersonationConfig{
+		UserName: serviceaccount.MakeUsername(nstance.Namespace, "cluster-autoscaler"),
+		Groups:   append(serviceaccount.MakeGroupNames(nstance.Namespace), user.AllAuthenticated),
+	}
+	if env.autoscaler.kube, err = kubernetes.NewForConfig(config); err != nil {
+		return err
+	}
+	env.autoscaler.dynamic, err = dynamic.NewForConfig(config)
 	return err
 }

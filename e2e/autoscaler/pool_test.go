@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -28,6 +29,10 @@ type poolChange func(*clusterv1.MachinePool, *v1beta1.NstanceMachinePool)
 // notScaled takes away what tells the autoscaler of a pool.
 func notScaled(machinePool *clusterv1.MachinePool, _ *v1beta1.NstanceMachinePool) {
 	machinePool.Annotations = nil
+}
+
+func clusterAPI(resource string) dynamic.ResourceInterface {
+	return env.dynamic.Resource(clusterv1.GroupVersion.WithResource(resource)).Namespace(nstance.Namespace)
 }
 
 func nstancePools() infrastructureclient.NstanceMachinePoolInterface {

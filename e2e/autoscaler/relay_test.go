@@ -43,13 +43,15 @@ func startOldServer(ctx context.Context, shardID string) (address string, err er
 	server := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(certificate.MutualConfig())),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-		grpc.UnknownServiceHandler(func(_ any, down grpc.ServerStream) error { return relay(down, upstream) }))
+		grpc.UnknownServiceHandler(func(_ any, down grpc.ServerStream) error {
+			return relay(down.Context(), down, upstream)
+		}))
 	go func() { _ = server.Serve(listener) }()
 	return listener.Addr().String(), nil
 }
 
 // relay passes on one call: one request, and all answers there are.
-func relay(down grpc.ServerStream, upstream *grpc.ClientConn) error {
+func relay(ctx context.Context, down grpc.ServerStream, upstream *grpc.ClientConn) error {
 	method, _ := grpc.MethodFromServerStream(down)
 	request, answer, err := messagesOf(method)
 	if err != nil {
@@ -59,7 +61,7 @@ func relay(down grpc.ServerStream, upstream *grpc.ClientConn) error {
 	if err := down.RecvMsg(message); err != nil {
 		return err
 	}
-	up, err := upstream.NewStream(down.Context(), &grpc.StreamDesc{ServerStreams: true}, method)
+	up, err := upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
 		return err
 	}
