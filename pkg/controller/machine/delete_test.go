@@ -102,7 +102,6 @@ func TestDeletionOfWhatTheShardRefuses(t *testing.T) {
 
 // The shard has not said that the instance is gone, so the machine stays.
 func TestDeletionWithoutAnAnswer(t *testing.T) {
-	const unconfirmed = "False Deleting: the shard has not confirmed that the instance is gone: "
 	calls := []error{
 		unreachable,
 		status.Error(codes.PermissionDenied, "not yours"),

@@ -55,6 +55,29 @@ func newMember(name string) *v1beta1.NstanceMachine {
 	}
 }
 
+// runningMember is one whose instance runs, as that was reported.
+func runningMember(name string) *v1beta1.NstanceMachine {
+	machine := running(newMember(name), name)
+	machine.Status.RequestID = ""
+	return machine
+}
+
+func withoutShard(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	machine.Spec.Shard = ""
+	return machine
+}
+
+func labelled(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	machine.Labels = newMember(machine.Name).Labels
+	return machine
+}
+
+// owned has the Machine of its name own a machine.
+func owned(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	machine.OwnerReferences = append(machine.OwnerReferences, newMachine(machine.Name).OwnerReferences...)
+	return machine
+}
+
 // newPool has the group "workers" on shards a and b.
 func newPool() *v1beta1.NstanceMachinePool {
 	return &v1beta1.NstanceMachinePool{
@@ -74,6 +97,35 @@ func newOwner(name string) *clusterv1.Machine {
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: v1beta1.GroupName, Kind: kind, Name: name,
 			},
+		},
+	}
+}
+
+// newShardGroup is the part of the pool on a shard.
+func newShardGroup(id string, size int32, removeFirst ...string) *v1beta1.NstanceShardGroup {
+	return &v1beta1.NstanceShardGroup{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: namespace, Name: v1beta1.ShardGroupName("workers", id), UID: types.UID("uid-of-workers-on-" + id),
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(newPool(), v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
+		},
+		Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: v1beta1.Identifier(id), Size: size, RemoveFirst: removeFirst},
+	}
+}
+
+// newMachinePool is the one that refers to the pool.
+func newMachinePool(replicas int32) *clusterv1.MachinePool {
+	return &clusterv1.MachinePool{
+		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machine-pool", UID: "uid-of-machine-pool"},
+		Spec: clusterv1.MachinePoolSpec{
+			ClusterName: clusterName,
+			Replicas:    &replicas,
+			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+				ClusterName: clusterName,
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
+					APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: "pool",
+				},
+			}},
 		},
 	}
 }

@@ -31,7 +31,10 @@ import (
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
 
-var machines = v1beta1.SchemeGroupVersion.WithResource("nstancemachines")
+var (
+	machines    = v1beta1.SchemeGroupVersion.WithResource("nstancemachines")
+	shardGroups = v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
+)
 
 // harness is a controller whose caches show what the test wants.
 type harness struct {
@@ -50,7 +53,9 @@ type harness struct {
 	shards       *shards
 	// groups are what is known of the shards' groups: those of shards, or others.
 	groups Groups
-	clock  *clocktesting.FakePassiveClock
+	// notices are the announcements of shards, or others.
+	notices Notices
+	clock   *clocktesting.FakePassiveClock
 	// realClock takes the place of clock when it is set.
 	realClock clock.PassiveClock
 	recorder  *events.FakeRecorder
@@ -81,7 +86,7 @@ func newHarness(t testing.TB, shards *shards, all ...*v1beta1.NstanceMachine) *h
 	for _, machine := range all {
 		h.put(h.owners, newOwner(machine.Name))
 	}
-	h.groups = shards
+	h.groups, h.notices = shards, notices{shards}
 	h.informers = h.Informers()
 	h.controller = h.newController(h.shards)
 	h.Show(h.informers)
@@ -92,7 +97,7 @@ func newHarness(t testing.TB, shards *shards, all ...*v1beta1.NstanceMachine) *h
 func (h *harness) newController(shards Shards) *Controller {
 	h.t.Helper()
 	c, _, err := New(namespace, clusterName, h.InfrastructureV1beta1(), h.capi.Client, h.informers.NstanceMachines(),
-		h.owners, h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.machinePools, h.clusters, h.nodes, shards, h.groups, notices{h.shards}, h.shards, h.recorder, cmp.Or[clock.PassiveClock](h.realClock, h.clock))
+		h.owners, h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.machinePools, h.clusters, h.nodes, shards, h.groups, h.notices, h.shards, h.recorder, cmp.Or[clock.PassiveClock](h.realClock, h.clock))
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -118,14 +123,44 @@ func (h *harness) put(informer cache.SharedIndexInformer, object any) {
 	}
 }
 
-// live has the API server of Cluster API answer for a Machine.
-func (h *harness) live(owner *clusterv1.Machine) {
+// live has the API server of Cluster API answer for an object.
+func (h *harness) live(object runtime.Object) {
 	h.t.Helper()
-	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(owner)
+	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
 	if err != nil {
 		h.t.Fatal(err)
 	}
 	h.capi.Created = append(h.capi.Created, &unstructured.Unstructured{Object: content})
+}
+
+// addPool adds the pool with these sizes on shards a and b, and a MachinePool with
+// replicas.
+func (h *harness) addPool(replicas, onA, onB int32) {
+	h.t.Helper()
+	for _, object := range []runtime.Object{newPool(), newShardGroup("a", onA), newShardGroup("b", onB)} {
+		if err := h.Tracker().Add(object); err != nil {
+			h.t.Fatal(err)
+		}
+	}
+	h.scale(replicas)
+	h.put(h.machinePools, newMachinePool(replicas))
+}
+
+// scale changes the replicas of the MachinePool, of which the cache shows nothing.
+func (h *harness) scale(replicas int32) {
+	h.t.Helper()
+	h.capi.Created = slices.DeleteFunc(h.capi.Created, func(object *unstructured.Unstructured) bool {
+		return object.GetKind() == "MachinePool"
+	})
+	h.live(newMachinePool(replicas))
+}
+
+// size changes what the pool wants on shard a.
+func (h *harness) size(size int32, removeFirst ...string) {
+	h.t.Helper()
+	if err := h.Tracker().Update(shardGroups, newShardGroup("a", size, removeFirst...), namespace); err != nil {
+		h.t.Fatal(err)
+	}
 }
 
 // hideOwner takes the Machine of a name out of the cache.

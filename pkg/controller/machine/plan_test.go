@@ -49,9 +49,30 @@ func TestPlan(t *testing.T) {
 			recalled: memory{refused: &refusal{etag: "1", until: now}}, want: order},
 		"a refusal of another group": {seen: observed(claiming(newMachine("m"))),
 			recalled: memory{refused: &refusal{etag: "2", until: now.Add(time.Minute)}}, want: order},
-		"a pause":               {seen: bare(), change: func(o *observation) { o.paused = "somebody" }, reason: v1beta1.ReasonPaused},
-		"a pause of a deletion": {seen: observed(deleting(having(newMachine("m"), "i-1"))), change: func(o *observation) { o.paused = "somebody" }, reason: v1beta1.ReasonPaused},
-		"its Machine is gone":   {seen: bare(), change: func(o *observation) { o.owner, o.orphan = nil, true }, want: discard},
+		"of a pool: listed":                    {seen: observed(newMember("m")), change: isListed(shard.InstancePending), want: hear},
+		"of a pool: listed, shard away":        {seen: observed(newMember("m")), change: func(o *observation) { isListed(shard.InstancePending)(o); isAway(o) }, reason: v1beta1.ReasonShardUnreachable},
+		"of a pool: listed as running":         {seen: observed(newMember("m")), recalled: verified, change: isListed(shard.InstanceRunning), want: hear},
+		"of a pool: listed as running, away":   {seen: observed(newMember("m")), change: func(o *observation) { isListed(shard.InstanceRunning)(o); isAway(o) }, want: hear},
+		"of a pool: listed, and gone":          {seen: observed(newMember("m")), change: func(o *observation) { isListed(shard.InstanceRunning)(o); o.notice = gone }},
+		"of a pool: runs, no lists":            {seen: observed(runningMember("m")), recalled: verified},
+		"of a pool: runs, no lists, a restart": {seen: observed(runningMember("m")), want: ask},
+		"of a pool: new, no lists":             {seen: observed(newMember("m")), recalled: verified, want: ask},
+		"of a pool: runs, missing":             {seen: observed(runningMember("m")), recalled: verified, change: isMissing, want: ask},
+		"of a pool: runs, missing, just asked": {seen: observed(runningMember("m")), recalled: memory{asking: pace{next: now.Add(3 * time.Second)}}, change: isMissing, wait: 3 * time.Second},
+		"of a pool: runs, missing, away":       {seen: observed(runningMember("m")), change: func(o *observation) { isMissing(o); isAway(o) }},
+		"of a pool: new, missing, away":        {seen: observed(newMember("m")), change: func(o *observation) { isMissing(o); isAway(o) }, reason: v1beta1.ReasonShardUnreachable},
+		"of a pool: its Machine is gone":       {seen: observed(runningMember("m")), recalled: verified, change: func(o *observation) { o.owner, o.orphan = nil, true }},
+		"of a pool: shard unknown":             {seen: observed(newMember("m")), change: isUnknown, reason: v1beta1.ReasonUnknownShard},
+		"of a pool: to end, never reported":    {seen: observed(deleting(newMember("m"))), want: end},
+		"of a pool: to end, away":              {seen: observed(deleting(runningMember("m"))), change: isAway, reason: v1beta1.ReasonShardUnreachable},
+		"of a pool: to end, gone":              {seen: observed(deleting(newMember("m"))), change: func(o *observation) { o.notice = gone }, want: release},
+		"of a pool: to end, without a shard":   {seen: observed(deleting(withoutShard(newMember("m")))), change: isUnknown, want: release},
+		"of a pool: ended by its shard":        {seen: observed(endedByServer(runningMember("m"))), want: removeOwner},
+		"of a pool: ended, no Machine":         {seen: observed(endedByServer(runningMember("m"))), change: func(o *observation) { o.owner = nil }, want: discard},
+		"labelled like one, and was asked for": {seen: observed(labelled(claiming(newMachine("m")))), want: order},
+		"a pause":                              {seen: bare(), change: func(o *observation) { o.paused = "somebody" }, reason: v1beta1.ReasonPaused},
+		"a pause of a deletion":                {seen: observed(deleting(having(newMachine("m"), "i-1"))), change: func(o *observation) { o.paused = "somebody" }, reason: v1beta1.ReasonPaused},
+		"its Machine is gone":                  {seen: bare(), change: func(o *observation) { o.owner, o.orphan = nil, true }, want: discard},
 		"its Machine is gone, and it goes already": {seen: observed(deleting(having(newMachine("m"), "i-1"))),
 			change: func(o *observation) { o.owner, o.orphan = nil, true }, want: end},
 
@@ -107,5 +128,12 @@ func TestPlan(t *testing.T) {
 	}
 }
 
+func isListed(state shard.InstanceState) func(*observation) {
+	return func(seen *observation) {
+		seen.listed = &shard.Instance{ID: seen.machine.Name, State: state, ProviderID: "provider-m"}
+	}
+}
+
+func isMissing(seen *observation) { seen.missing = true }
 func isAway(seen *observation)    { seen.reachable, seen.lost = false, errors.New("connection refused") }
 func isUnknown(seen *observation) { seen.configured, seen.reachable = false, false }

@@ -49,6 +49,16 @@ type oneShard struct {
 
 	lost error
 	etag string
+
+	// lists: the shard lists the instances of the group, which are listed.
+	lists       bool
+	listed      []shard.Instance
+	removeFirst []string
+}
+
+// list has shard a list these instances and no others.
+func (s *shards) list(instances ...shard.Instance) {
+	s.byID["a"].lists, s.byID["a"].listed = true, instances
 }
 
 // newShards are shards that are connected and have the group.
@@ -90,7 +100,10 @@ func (s *shards) Get(id, key string) (shard.Group, bool) {
 	if !s.Has(id) || !s.byID[id].hasGroup || key != "workers" {
 		return shard.Group{}, false
 	}
-	return shard.Group{Key: key, ETag: s.byID[id].etag}, true
+	return shard.Group{
+		Key: key, ETag: s.byID[id].etag,
+		ListsInstances: s.byID[id].lists, Instances: s.byID[id].listed, RemoveFirst: s.byID[id].removeFirst,
+	}, true
 }
 
 func (n notices) Get(_, instance string) (shard.Notice, bool) {
