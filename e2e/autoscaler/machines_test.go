@@ -27,6 +27,7 @@ func TestMachines(t *testing.T) {
 		machinePool.Annotations[clusterv1.AutoscalerMaxSizeAnnotation] = strconv.Itoa(replicas)
 	})
 	found := untilRunning(t, name, replicas)
+	untilCounted(t, name, replicas)
 	expectLikeCAPI(t, name, found)
 	nodes, err := nodesOf(t.Context(), name)
 	if err != nil {
@@ -51,6 +52,14 @@ func TestMachines(t *testing.T) {
 		t.Error("a size outside the limits was asked for")
 	}
 	expectInstances(t, name, found)
+
+	for _, size := range []int{replicas + 2, replicas - 1} {
+		if err := group.setSize(t.Context(), int64(size)); err != nil {
+			t.Fatal(err)
+		}
+		untilRunning(t, name, size)
+		untilCounted(t, name, int32(size))
+	}
 }
 
 // A pool that nobody scales by single instances has no Machines, and is scaled

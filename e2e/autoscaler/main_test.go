@@ -110,7 +110,7 @@ func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
 		}
 		env.servers[id] = nstancev1.NewOperatorServiceClient(connection)
 	}
-	address, err := startOldServer(ctx, oldShard)
+	address, err := startOldServer(oldShard)
 	if err != nil {
 		return err
 	}

@@ -30,12 +30,12 @@ const firstExtension = 1000
 
 // startOldServer serves at the address it returns what the server of a shard
 // serves, as if neither side knew extensions of the wire.
-func startOldServer(ctx context.Context, shardID string) (address string, err error) {
+func startOldServer(shardID string) (address string, err error) {
 	upstream, err := env.Nstance.Dial(shardID)
 	if err != nil {
 		return "", err
 	}
-	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return "", err
 	}
@@ -43,11 +43,14 @@ func startOldServer(ctx context.Context, shardID string) (address string, err er
 	server := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(certificate.MutualConfig())),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-		grpc.UnknownServiceHandler(func(_ any, down grpc.ServerStream) error {
-			return relay(down.Context(), down, upstream)
-		}))
+		grpc.UnknownServiceHandler(relayTo(upstream)))
 	go func() { _ = server.Serve(listener) }()
 	return listener.Addr().String(), nil
+}
+
+// relayTo passes on calls without what is an extension.
+func relayTo(upstream *grpc.ClientConn) grpc.StreamHandler {
+	return func(_ any, down grpc.ServerStream) error { return relay(down.Context(), down, upstream) }
 }
 
 // relay passes on one call: one request, and all answers there are.

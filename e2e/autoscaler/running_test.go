@@ -56,9 +56,6 @@ func running(ctx context.Context, name string, replicas int) (instances, error) 
 	if err := steady(ctx, name, found); err != nil {
 		return nil, err
 	}
-	if err := allReady(ctx, name, int32(replicas)); err != nil {
-		return nil, err
-	}
 	machines, err := machinesOf(ctx, name)
 	if err != nil {
 		return nil, err
@@ -116,9 +113,19 @@ func steady(ctx context.Context, name string, want instances) error {
 	return nil
 }
 
-// allReady succeeds when Cluster API counts so many replicas of a MachinePool, and
-// in every state that they can be in.
-func allReady(ctx context.Context, name string, replicas int32) error {
+// untilCounted waits until Cluster API counts what there is. It does not look at a
+// MachinePool when one of its Machines changes, but only when a Node does, if no
+// more than by its next heartbeat.
+func untilCounted(t testing.TB, pool string, replicas int32) {
+	t.Helper()
+	eventually(t, fmt.Sprintf("Cluster API counts %d replicas of %s", replicas, pool), func(ctx context.Context) error {
+		return counted(ctx, pool, replicas)
+	})
+}
+
+// counted succeeds when Cluster API counts so many replicas of a MachinePool, and
+// as many in each state that one can be in.
+func counted(ctx context.Context, name string, replicas int32) error {
 	machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
