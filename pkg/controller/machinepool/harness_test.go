@@ -43,6 +43,24 @@ func (s shardSizes) Get(id, key string) (shard.Group, bool) {
 	return shard.Group{Key: key, Size: size}, ok && key == "workers" && size > 0
 }
 
+// shardGroups are what shards report of the group "workers", by id. All are
+// configured and synced.
+type shardGroups map[string]*shard.Group
+
+func (s shardGroups) Has(id string) bool {
+	_, ok := s[id]
+	return ok
+}
+
+func (s shardGroups) HasSynced(id string) bool { return s.Has(id) }
+
+func (s shardGroups) Get(id, _ string) (shard.Group, bool) {
+	if group := s[id]; group != nil {
+		return *group, true
+	}
+	return shard.Group{}, false
+}
+
 // harness is a controller whose caches show what the test wants.
 type harness struct {
 	*controllertest.API
@@ -58,7 +76,10 @@ type harness struct {
 }
 
 // newHarness makes a controller that sees objects in its caches.
-func newHarness(t *testing.T, shards shardSizes, objects ...runtime.Object) *harness {
+func newHarness(t *testing.T, shards interface {
+	Shards
+	Groups
+}, objects ...runtime.Object) *harness {
 	t.Helper()
 	h := &harness{
 		API:      controllertest.NewAPI(t, objects...),

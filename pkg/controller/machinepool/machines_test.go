@@ -4,10 +4,15 @@
 package machinepool
 
 import (
+	"errors"
 	"strings"
 	"testing"
 
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	clienttesting "k8s.io/client-go/testing"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -105,5 +110,83 @@ func TestPlanMachines(t *testing.T) {
 				t.Errorf("got %+v, want on %t, %s for %s with %q", got, test.on, test.status, test.reason, test.words)
 			}
 		})
+	}
+}
+
+// A pool tells what its Nodes will be like, and has Machines as soon as all its
+// servers list their instances; neither is written twice.
+func TestSyncEnablesMachinesAndTellsCapacity(t *testing.T) {
+	pool := newPool("a", "b")
+	shape := &shard.NodeShape{Architecture: "arm64", OperatingSystem: "linux", Capacity: map[string]string{"cpu": "2", "memory": "8Gi"}}
+	shards := shardGroups{"a": listed(), "b": nil}
+	shards["a"].Node = shape
+	h := newHarness(t, shards, pool, ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))
+	h.scale(0)
+	object, _, err := h.machinePools.GetIndexer().GetByKey(namespace + "/workers")
+	if err != nil {
+		t.Fatal(err)
+	}
+	object.(*clusterv1.MachinePool).Annotations = map[string]string{
+		clusterv1.AutoscalerMinSizeAnnotation: "0", clusterv1.AutoscalerMaxSizeAnnotation: "9",
+	}
+	h.expect(poolStatus)
+	h.show()
+	status := h.pool().Status
+	if status.InfrastructureMachineKind != "" || !status.Capacity.Memory().Equal(resource.MustParse("8Gi")) ||
+		status.NodeInfo != (v1beta1.NodeInfo{Architecture: "arm64", OperatingSystem: "linux"}) {
+		t.Errorf("status is %+v", status)
+	}
+	h.expect()
+
+	shards["b"] = listed()
+	h.expect(poolStatus)
+	h.show()
+	if status := h.pool().Status; status.InfrastructureMachineKind != memberKind ||
+		!meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionMachinesEnabled) {
+		t.Errorf("status is %+v", status)
+	}
+	h.expect()
+
+	// What nobody tells any more stays.
+	shards["a"].Node = nil
+	h.expect()
+}
+
+// While a shard group could not be written, its pool goes on having Machines:
+// without the note on every one of them the next sync would move instances.
+func TestFailedWriteDoesNotSwitchMachinesOff(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1", "b2", "b3"}, "c": nil}, nil)
+	pool := h.pool()
+	pool.Spec.Machines = v1beta1.MachinesNever
+	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), pool, namespace); err != nil {
+		t.Fatal(err)
+	}
+	h.show()
+	h.scale(4)
+	refused := true
+	h.PrependReactor("patch", "nstanceshardgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		if refused && action.(clienttesting.PatchAction).GetName() == "workers--b" {
+			return true, nil, errors.New("refused")
+		}
+		return false, nil, nil
+	})
+	if _, _, err := h.sync(); err == nil {
+		t.Error("no error")
+	}
+	h.show()
+	if kind := h.pool().Status.InfrastructureMachineKind; kind != memberKind {
+		t.Errorf("the kind of its Machines became %q", kind)
+	}
+	refused = false
+	for range 3 {
+		if _, _, err := h.sync(); err != nil {
+			t.Fatal(err)
+		}
+		h.show()
+	}
+	for shard, size := range map[string]int32{"a": 1, "b": 3, "c": 0} {
+		if got := h.shardGroup(shard).Spec.Size; got != size {
+			t.Errorf("shard %s has size %d, want %d", shard, got, size)
+		}
 	}
 }

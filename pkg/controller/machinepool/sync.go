@@ -91,6 +91,9 @@ func (c *Controller) carryOut(ctx context.Context, seen observation, decided dec
 	if decided.raise != nil {
 		failed = append(failed, c.raise(ctx, seen.machinePools[0], *decided.raise))
 	}
+	if !decided.frozen && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
+		failed = append(failed, c.annotate(ctx, seen.machinePools[0], shapeOf(seen.shards)))
+	}
 	err := errors.Join(failed...)
 	if decided.release && err == nil {
 		err = c.releasePool(ctx, seen.pool)
