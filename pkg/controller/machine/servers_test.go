@@ -27,6 +27,7 @@ import (
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
 	"nstance.dev/operator/pkg/shard/pool"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // patience is how long anything may take on a busy machine.
@@ -37,9 +38,10 @@ const patience = 3 * time.Minute
 type servers struct {
 	*pool.Pool
 
-	t      testing.TB
-	groups *informer.Groups
-	byID   map[string]*servertest.Server
+	t         testing.TB
+	groups    *informer.Groups
+	instances *informer.Instances
+	byID      map[string]*servertest.Server
 }
 
 func startServers(t testing.TB, ids ...string) *servers {
@@ -48,7 +50,7 @@ func startServers(t testing.TB, ids ...string) *servers {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &servers{t: t, groups: informer.NewGroups(), byID: map[string]*servertest.Server{}}
+	s := &servers{t: t, groups: informer.NewGroups(), instances: informer.NewInstances(), byID: map[string]*servertest.Server{}}
 	endpoints := map[string]shard.Endpoint{}
 	for _, id := range ids {
 		s.byID[id] = servertest.Start(t, servertest.Options{
@@ -62,7 +64,14 @@ func startServers(t testing.TB, ids ...string) *servers {
 	s.Set(endpoints)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
 	var running sync.WaitGroup
-	running.Go(func() { s.Run(ctx, s.groups.Serve) })
+	running.Go(func() {
+		s.Run(ctx, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
+			var caches sync.WaitGroup
+			caches.Go(func() { s.groups.Serve(ctx, shard, client) })
+			caches.Go(func() { s.instances.Serve(ctx, shard, client) })
+			caches.Wait()
+		})
+	})
 	t.Cleanup(func() {
 		cancel()
 		running.Wait()

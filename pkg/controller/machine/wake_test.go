@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
 )
 
 func TestWhatWakesWhichMachines(t *testing.T) {
@@ -78,6 +79,18 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 				h.controller.GroupChanged("a", "workers")
 			}
 		}, []string{"new at 1s", "ordered at 1s"}},
+		"a group that lists a member of a pool": {func(h *harness) {
+			h.shards.list(shard.Instance{ID: "member", State: shard.InstancePending})
+			h.controller.GroupChanged("a", "workers")
+		}, []string{"member at 1s", "new at 1s", "ordered at 1s"}},
+		"a group that does not list it any more": {func(h *harness) {
+			h.shards.list()
+			h.controller.GroupChanged("a", "workers")
+		}, []string{"member at 1s", "new at 1s", "ordered at 1s"}},
+		"a group on another shard": {func(h *harness) {
+			h.shards.list()
+			h.controller.GroupChanged("b", "workers")
+		}, []string{"new at 1s", "ordered at 1s"}},
 		"an instance of a pool": {func(h *harness) { h.controller.InstanceChanged("a", "member") }, []string{"member at 0s"}},
 		"an instance":           {func(h *harness) { h.controller.InstanceChanged("a", "i-1") }, []string{"runs at 0s"}},
 		"an instance of nobody": {func(h *harness) { h.controller.InstanceChanged("a", "i-2") }, nil},
@@ -127,4 +140,35 @@ func TestWhatWakesWhichMachines(t *testing.T) {
 			})
 		})
 	}
+}
+
+func TestAGroupWakesOnlyTheMembersThatItHasNewsOf(t *testing.T) {
+	const members = 500
+	var machines []*v1beta1.NstanceMachine
+	var instances []shard.Instance
+	for i := range members {
+		name := fmt.Sprintf("i-%03d", i)
+		machines = append(machines, runningMember(name))
+		instances = append(instances, shard.Instance{ID: name, State: shard.InstanceRunning, ProviderID: "provider-" + name})
+	}
+	h := newHarness(t, newShards("a"), machines...)
+	synctest.Test(t, func(t *testing.T) {
+		var woken []string
+		h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+			woken = append(woken, key.Name)
+			return 0, nil
+		})
+		h.shards.list(instances...)
+		h.controller.GroupChanged("a", "workers")
+		instances[100].State = shard.InstanceFailed
+		h.shards.list(slices.Delete(instances, 200, 201)...)
+		h.controller.GroupChanged("a", "workers")
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		h.controller.queue.Run(ctx, 1)
+		slices.Sort(woken)
+		if want := []string{"i-100", "i-200"}; !slices.Equal(woken, want) {
+			t.Errorf("woke %q, want %q", woken, want)
+		}
+	})
 }
