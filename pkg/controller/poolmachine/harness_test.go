@@ -5,6 +5,8 @@ package poolmachine
 
 import (
 	"context"
+	"errors"
+	"net/http"
 	"slices"
 	"strconv"
 	"strings"
@@ -16,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
@@ -47,6 +50,9 @@ type harness struct {
 	// and refused the errors that answer that.
 	created []string
 	refused map[string]error
+	crash   crash
+
+	capiClient *capi.Client
 
 	controller       *Controller
 	informers        infrastructure.Interface
@@ -70,23 +76,45 @@ func newHarness(t testing.TB, groups Groups, objects ...runtime.Object) *harness
 		if err := h.refused[created.Name]; err != nil {
 			return true, nil, err
 		}
+		lost, err := h.crash.write()
+		if err != nil && !lost {
+			return true, nil, err
+		}
 		h.version++
 		created.UID, created.ResourceVersion = types.UID("uid-"+created.Name), strconv.Itoa(h.version)
-		return true, created, h.Tracker().Create(action.GetResource(), created, namespace)
+		return true, created, errors.Join(h.Tracker().Create(action.GetResource(), created, namespace), err)
 	})
+	h.PrependReactor("delete", "nstancemachines", func(clienttesting.Action) (bool, runtime.Object, error) {
+		lost, err := h.crash.write()
+		return err != nil && !lost, nil, err
+	})
+	client, err := capi.NewForConfig(&rest.Config{Host: "http://capi.test", QPS: -1, Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodDelete {
+			if lost, err := h.crash.write(); err != nil && !lost {
+				return nil, err
+			}
+		}
+		return h.capi.RoundTrip(r)
+	})})
+	h.noError(err)
+	h.capiClient = client
 	h.restart()
 	h.put(h.machinePoolCache, newMachinePool())
 	return h
 }
 
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
+
 // restart makes the controller anew: of what it knew only the API server is left.
 func (h *harness) restart() {
 	h.t.Helper()
 	h.informers = h.Informers()
-	h.machineCache = capi.NewMachineInformer(h.capi.Client, namespace, 0)
-	machinePools := capi.NewMachinePoolInformer(h.capi.Client, namespace, 0)
-	clusters := capi.NewClusterInformer(h.capi.Client, namespace, 0)
-	c, registrations, err := New(namespace, clusterName, h.InfrastructureV1beta1(), h.capi.Client,
+	h.machineCache = capi.NewMachineInformer(h.capiClient, namespace, 0)
+	machinePools := capi.NewMachinePoolInformer(h.capiClient, namespace, 0)
+	clusters := capi.NewClusterInformer(h.capiClient, namespace, 0)
+	c, registrations, err := New(namespace, clusterName, h.InfrastructureV1beta1(), h.capiClient,
 		h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.informers.NstanceMachines(),
 		h.machineCache, machinePools, clusters, h.groups, h.recorder, h.clock)
 	h.noError(err)

@@ -124,13 +124,11 @@ func poolNames(seen observation) []string {
 	for _, machinePool := range seen.machinePools {
 		names.Insert(capi.LabelValue(machinePool.Name))
 	}
-	for _, member := range seen.members {
-		if name := member.Labels[clusterv1.MachinePoolNameLabel]; name != "" {
-			names.Insert(name)
-		}
+	if len(seen.machinePools) > 0 {
+		return sets.List(names)
 	}
-	if len(names) == 0 {
-		names.Insert(capi.LabelValue(seen.pool.Name))
+	for _, member := range seen.members {
+		names.Insert(member.Labels[clusterv1.MachinePoolNameLabel])
 	}
 	return sets.List(names)
 }

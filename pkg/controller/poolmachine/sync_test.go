@@ -99,9 +99,7 @@ func TestNothingIsWrittenWhilePaused(t *testing.T) {
 	group := newShardGroup(newPool("a"), "a", "i-2")
 	for name, pause := range map[string]func(*harness){
 		"the Cluster": func(h *harness) {
-			cluster := newCluster()
-			cluster.Spec.Paused = new(true)
-			h.put(h.clusterCache, cluster)
+			h.put(h.clusterCache, pausedCluster())
 		},
 		"the pool":        func(h *harness) { h.update("nstancemachinepools", paused(newPool("a"))) },
 		"the MachinePool": func(h *harness) { h.put(h.machinePoolCache, paused(newMachinePool())) },
