@@ -18,6 +18,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
 )
 
 func TestWhatWakesWhichPoolWhen(t *testing.T) {
@@ -82,6 +83,11 @@ func TestWhatWakesWhichPoolWhen(t *testing.T) {
 		"a MachinePool's own status wakes nothing": {func(c *Controller) {
 			c.machinePoolChanged(replicas("1", 3), replicas("2", 3))
 		}, nil},
+		"the cluster autoscaler takes over, at once": {func(c *Controller) {
+			after := replicas("2", 3)
+			after.Annotations = map[string]string{clusterv1.AutoscalerMinSizeAnnotation: "0", clusterv1.AutoscalerMaxSizeAnnotation: "9"}
+			c.machinePoolChanged(replicas("1", 3), after)
+		}, []string{"other at 0s", "workers at 0s"}},
 		"a namesake that refers elsewhere goes": {func(c *Controller) {
 			c.machinePoolChanged(elsewhere("1"), nil)
 		}, []string{"workers at 0s"}},
@@ -103,16 +109,39 @@ func TestWhatWakesWhichPoolWhen(t *testing.T) {
 		"a Node's heartbeat wakes nothing": {func(c *Controller) {
 			c.nodeChanged(node("one", "i-1"), node("one", "i-1"))
 		}, nil},
+		"the last member goes": {func(c *Controller) {
+			gone, _ := member("a1", "a", nil)
+			c.memberChanged(gone, nil)
+		}, []string{"workers at 0s"}},
+		"a member that reports wakes nothing": {func(c *Controller) {
+			before, _ := member("a1", "a", nil)
+			after, _ := member("a1", "a", nil)
+			c.memberChanged(before, after)
+			c.memberChanged(nil, after)
+			c.memberChanged(&v1beta1.NstanceMachine{}, nil)
+		}, nil},
+		"what a server can do, once": {func(c *Controller) {
+			c.groups = shardGroups{"a": listed("a1")}
+			c.GroupChanged("a", "workers")
+			c.groups = shardGroups{"a": listed("a1", "a2")}
+			c.GroupChanged("a", "workers")
+			c.GroupChanged("a", "strangers")
+		}, []string{"workers at 2s"}},
+		"what its Nodes will be like": {func(c *Controller) {
+			c.groups = shardGroups{"a": {Node: &shard.NodeShape{Architecture: "arm64"}}}
+			c.GroupChanged("a", "workers")
+		}, []string{"workers at 2s"}},
 		"a shard of the pool": {func(c *Controller) { c.ShardChanged("b") }, []string{"workers at 0s"}},
 		"another shard wakes nothing": {func(c *Controller) {
 			c.ShardChanged("c")
 		}, nil},
 	}
-	h := newHarness(t, nil, pool.DeepCopy(), group("", nil))
+	h := newHarness(t, shardSizes{}, pool.DeepCopy(), group("", nil))
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				start := time.Now()
+				h.controller.servers = servers{}
 				var woken []string
 				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
 					woken = append(woken, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
