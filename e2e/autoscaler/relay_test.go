@@ -4,7 +4,6 @@
 package autoscaler
 
 import (
-	"context"
 	"errors"
 	"fmt"
 	"io"
@@ -43,18 +42,16 @@ func startOldServer(shardID string) (address string, err error) {
 	server := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(certificate.MutualConfig())),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),
-		grpc.UnknownServiceHandler(relayTo(upstream)))
+		grpc.UnknownServiceHandler(oldServer{upstream}.serve))
 	go func() { _ = server.Serve(listener) }()
 	return listener.Addr().String(), nil
 }
 
-// relayTo passes on calls without what is an extension.
-func relayTo(upstream *grpc.ClientConn) grpc.StreamHandler {
-	return func(_ any, down grpc.ServerStream) error { return relay(down.Context(), down, upstream) }
-}
+// oldServer passes on calls to a server without what is an extension.
+type oldServer struct{ upstream *grpc.ClientConn }
 
-// relay passes on one call: one request, and all answers there are.
-func relay(ctx context.Context, down grpc.ServerStream, upstream *grpc.ClientConn) error {
+// serve passes on one call: one request, and all answers there are.
+func (s oldServer) serve(_ any, down grpc.ServerStream) error {
 	method, _ := grpc.MethodFromServerStream(down)
 	request, answer, err := messagesOf(method)
 	if err != nil {
@@ -64,7 +61,7 @@ func relay(ctx context.Context, down grpc.ServerStream, upstream *grpc.ClientCon
 	if err := down.RecvMsg(message); err != nil {
 		return err
 	}
-	up, err := upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
+	up, err := s.upstream.NewStream(down.Context(), &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
 		return err
 	}

@@ -114,8 +114,8 @@ func steady(ctx context.Context, name string, want instances) error {
 }
 
 // untilCounted waits until Cluster API counts what there is. It does not look at a
-// MachinePool when one of its Machines changes, but only when a Node does, if no
-// more than by its next heartbeat.
+// MachinePool when one of its Machines changes, but when a Node does: at the latest
+// with its next heartbeat.
 func untilCounted(t testing.TB, pool string, replicas int32) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("Cluster API counts %d replicas of %s", replicas, pool), func(ctx context.Context) error {
