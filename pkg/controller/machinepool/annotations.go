@@ -14,7 +14,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -52,23 +51,22 @@ func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.Machin
 			}
 		}
 		written, err := c.capi.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: controller.FieldManager})
-		foreign := conflicting(err, applied)
-		if err != nil && len(foreign) == 0 {
+		if foreign := conflicting(err, applied); len(foreign) > 0 {
+			klog.FromContext(ctx).V(2).Info("MachinePool has annotations of somebody else", "annotations", foreign)
+			c.annotations.leave(machinePool, wanted, foreign)
+			continue
+		}
+		if err != nil {
 			return fmt.Errorf("annotate MachinePool %s: %w", klog.KObj(machinePool), err)
 		}
-		if err == nil {
-			c.machinePoolWrites.Wrote(written)
-			// One that nobody needs any more and that is still there was never ours.
-			foreign = slices.DeleteFunc(ours, func(key string) bool { return wanted[key] != "" || written.Annotations[key] == "" })
-		}
-		for _, key := range foreign {
-			c.annotations.leave(machinePool, key, wanted[key])
-			klog.FromContext(ctx).V(2).Info("Annotation of MachinePool is somebody else's", "annotation", key)
-		}
-		if err == nil {
-			klog.FromContext(ctx).Info("MachinePool annotated for the cluster autoscaler", "annotations", applied)
-			return nil
-		}
+		klog.FromContext(ctx).Info("MachinePool annotated for the cluster autoscaler", "annotations", applied)
+		c.machinePoolWrites.Wrote(written)
+		c.annotations.take(machinePool, ours)
+		// One that is no longer needed and that is still there was never ours.
+		c.annotations.leave(machinePool, wanted, slices.DeleteFunc(ours, func(key string) bool {
+			return wanted[key] != "" || written.Annotations[key] == ""
+		}))
+		return nil
 	}
 }
 
@@ -107,14 +105,14 @@ func conflicting(err error, annotations map[string]string) []string {
 // value is ready for use.
 type annotationOwners struct {
 	mu sync.Mutex
-	// foreign are by name, so that there are never more than names of MachinePools.
-	foreign map[cache.ObjectName]foreignAnnotations
+	// foreign are by name, so that there are never more than MachinePools had names.
+	foreign map[annotationName]refused
 }
 
-// foreignAnnotations are those of one MachinePool.
-type foreignAnnotations struct {
-	uid   types.UID
-	byKey map[string]refused
+// annotationName is an annotation of a MachinePool.
+type annotationName struct {
+	machinePool cache.ObjectName
+	key         string
 }
 
 // refused is what was wanted of an annotation and could not be, and what the
@@ -125,25 +123,29 @@ type refused struct{ wanted, shown string }
 func (a *annotationOwners) ours(machinePool *clusterv1.MachinePool, wanted map[string]string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	known := a.foreign[cache.MetaObjectToName(machinePool)]
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(wanted)), func(key string) bool {
-		left, ok := known.byKey[key]
-		return ok && known.uid == machinePool.UID && left == refused{wanted[key], machinePool.Annotations[key]}
+		left, ok := a.foreign[annotationName{cache.MetaObjectToName(machinePool), key}]
+		return ok && left == refused{wanted[key], machinePool.Annotations[key]}
 	})
 }
 
-// leave has an annotation be somebody else's.
-func (a *annotationOwners) leave(machinePool *clusterv1.MachinePool, key, wanted string) {
+// leave has annotations be somebody else's.
+func (a *annotationOwners) leave(machinePool *clusterv1.MachinePool, wanted map[string]string, keys []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	name := cache.MetaObjectToName(machinePool)
 	if a.foreign == nil {
-		a.foreign = make(map[cache.ObjectName]foreignAnnotations)
+		a.foreign = make(map[annotationName]refused)
 	}
-	known := a.foreign[name]
-	if known.uid != machinePool.UID {
-		known = foreignAnnotations{machinePool.UID, make(map[string]refused)}
-		a.foreign[name] = known
+	for _, key := range keys {
+		a.foreign[annotationName{cache.MetaObjectToName(machinePool), key}] = refused{wanted[key], machinePool.Annotations[key]}
 	}
-	known.byKey[key] = refused{wanted, machinePool.Annotations[key]}
+}
+
+// take has annotations be ours.
+func (a *annotationOwners) take(machinePool *clusterv1.MachinePool, keys []string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, key := range keys {
+		delete(a.foreign, annotationName{cache.MetaObjectToName(machinePool), key})
+	}
 }

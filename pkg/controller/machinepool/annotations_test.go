@@ -258,6 +258,20 @@ func TestAnnotateLeavesWhatSomebodyElseSetsLater(t *testing.T) {
 	a.expect(batch, 0, mine)
 }
 
+// What was somebody else's once is not for ever.
+func TestAnnotateForgetsFormerOwners(t *testing.T) {
+	a := newAnnotated(t)
+	night := map[string]string{annotationLabels: "tier=night"}
+	a.set(night)
+	a.show()
+	a.expect(&shard.NodeShape{Labels: batch.Labels}, 1, night)
+	a.set(map[string]string{annotationLabels: ""})
+	a.show()
+	a.expect(&shard.NodeShape{Labels: map[string]string{"tier": "night"}}, 1, night)
+	a.show()
+	a.expect(batch, 1, batchTold)
+}
+
 // A MachinePool of the same name that was made anew is nobody's.
 func TestAnnotateKnowsMachinePoolsApart(t *testing.T) {
 	a := newAnnotated(t)
