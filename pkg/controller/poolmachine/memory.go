@@ -5,11 +5,14 @@ package poolmachine
 
 import (
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+
+	"nstance.dev/operator/pkg/shard"
 )
 
 // memory is what is remembered of a pool from one sync to the next. All of it may
@@ -58,12 +61,14 @@ func (m *memories) get(pool types.UID) memory {
 	return memory{had: maps.Clone(m.of[pool].had), sighted: m.of[pool].sighted}
 }
 
-// had tells whether an instance has or had a member.
-func (m *memories) had(pool types.UID, id string) bool {
+// lacks tells whether one of instances has never had a member and does not end.
+func (m *memories) lacks(pool types.UID, instances []shard.Instance) bool {
 	m.mu.Lock()
 	defer m.mu.Unlock()
-	_, had := m.of[pool].had[id]
-	return had
+	return slices.ContainsFunc(instances, func(instance shard.Instance) bool {
+		_, had := m.of[pool].had[instance.ID]
+		return !had && !ends(instance)
+	})
 }
 
 // remember notes that an instance of a shard has a member.

@@ -29,16 +29,10 @@ func (c *Controller) ShardChanged(shard string) {
 // wakes the pool of the group for instances that have never had a member; those
 // that run now or are gone are not its business.
 func (c *Controller) GroupChanged(shard, key string) {
+	reported, _ := c.groups.Get(shard, key)
 	for _, pool := range controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byGroup, groupKey(shard, key)) {
-		if pool.Status.InfrastructureMachineKind == "" {
-			continue
-		}
-		reported, _ := c.groups.Get(shard, key)
-		for _, instance := range reported.Instances {
-			if !ends(instance) && !c.memories.had(pool.UID, instance.ID) {
-				c.queue.AddAfter(cache.MetaObjectToName(pool), controller.BatchPeriod)
-				break
-			}
+		if pool.Status.InfrastructureMachineKind != "" && c.memories.lacks(pool.UID, reported.Instances) {
+			c.queue.AddAfter(cache.MetaObjectToName(pool), controller.BatchPeriod)
 		}
 	}
 }
