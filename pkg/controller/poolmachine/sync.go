@@ -108,6 +108,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, remembered memory
 		seen.listed = append(seen.listed, c.listed(pool, group)...)
 	}
 	slices.Sort(seen.chosen)
+	seen.chosen = slices.Compact(seen.chosen)
 	slices.SortFunc(seen.listed, func(a, b instance) int { return cmp.Compare(a.id, b.id) })
 
 	var err error
