@@ -37,15 +37,16 @@ func writesSince(t testing.TB, from controlplane.Position, match func(controlpla
 
 func byOperator(r controlplane.Request) bool { return r.User == nstance.OperatorUser }
 
-// nodeChanges are the names of the Nodes that were made and deleted since from,
-// sorted. They are those of instances.
-func nodeChanges(t testing.TB, from controlplane.Position) (made, deleted []string) {
+// nodeChanges are the names of the Nodes of a group that were made and deleted
+// since from, each once and sorted. They are those of instances.
+func nodeChanges(t testing.TB, from controlplane.Position, group string) (made, deleted []string) {
 	t.Helper()
 	for _, w := range writesSince(t, from, func(w controlplane.Write) bool { return w.Resource == "nodes" && w.Subresource == "" }) {
-		switch w.Verb {
-		case "create":
+		switch {
+		case w.Verb != "create" && w.Verb != "delete" || env.census.groupOf(t, w.Name) != group:
+		case w.Verb == "create":
 			made = append(made, w.Name)
-		case "delete":
+		default:
 			deleted = append(deleted, w.Name)
 		}
 	}
@@ -54,12 +55,12 @@ func nodeChanges(t testing.TB, from controlplane.Position) (made, deleted []stri
 	return made, slices.Compact(deleted)
 }
 
-// expectNodeChanges fails the test unless exactly so many Nodes were made since
-// from, and exactly these were deleted.
-func expectNodeChanges(t testing.TB, from controlplane.Position, made int, deleted ...string) {
+// expectNodeChanges fails the test unless exactly so many Nodes of a group were
+// made since from, and exactly these were deleted.
+func expectNodeChanges(t testing.TB, from controlplane.Position, group string, made int, deleted ...string) {
 	t.Helper()
 	slices.Sort(deleted)
-	nowMade, nowDeleted := nodeChanges(t, from)
+	nowMade, nowDeleted := nodeChanges(t, from, group)
 	if len(nowMade) != made {
 		t.Errorf("%d Nodes were made, want %d: %v", len(nowMade), made, nowMade)
 	}
@@ -68,22 +69,29 @@ func expectNodeChanges(t testing.TB, from controlplane.Position, made int, delet
 	}
 }
 
-// deletedMachines are the Machines that somebody asked to delete since from, each
-// once.
-func deletedMachines(t testing.TB, from controlplane.Position) []string {
+// expectMachinesDeleted fails the test unless somebody asked to delete exactly
+// these Machines of a pool since from.
+func expectMachinesDeleted(t testing.TB, from controlplane.Position, pool string, want ...string) {
 	t.Helper()
-	var names []string
+	var deleted []string
 	for _, w := range writesSince(t, from, func(w controlplane.Write) bool { return w.Verb == "delete" && w.Resource == "machines" }) {
-		names = append(names, w.Name)
+		if env.census.isOf(w.Name, pool) {
+			deleted = append(deleted, w.Name)
+		}
 	}
-	slices.Sort(names)
-	return slices.Compact(names)
+	slices.Sort(deleted)
+	slices.Sort(want)
+	if deleted = slices.Compact(deleted); !slices.Equal(deleted, want) {
+		t.Errorf("Machines %v were deleted, want %v", deleted, want)
+	}
 }
 
-// expectNothingWritten fails the test for what the operator wrote since from.
-func expectNothingWritten(t testing.TB, from controlplane.Position) {
+// expectNothingWritten fails the test for what the operator wrote since from that
+// is of a pool.
+func expectNothingWritten(t testing.TB, from controlplane.Position, pool string) {
 	t.Helper()
-	if writes := writesSince(t, from, byOperator); len(writes) > 0 {
+	writes := writesSince(t, from, func(w controlplane.Write) bool { return byOperator(w) && env.census.isOf(w.Name, pool) })
+	if len(writes) > 0 {
 		t.Errorf("%d writes while nothing happened:%s", len(writes), describe(writes, line))
 	}
 }

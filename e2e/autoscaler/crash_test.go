@@ -81,7 +81,7 @@ func TestKilledWhileShrinking(t *testing.T) {
 	t.Logf("killed after: %v", reached)
 	untilRunning(t, name, rest)
 	expectInstances(t, name, left)
-	expectNodeChanges(t, from, 0, victims...)
+	expectNodeChanges(t, from, name, 0, victims...)
 }
 
 // crashingOperator is an operator that reaches the API server through a proxy, and

@@ -51,10 +51,8 @@ func TestHealthCheck(t *testing.T) {
 	untilLookedAgain(t)
 	expectReplaced(t, before, after, victim)
 	expectInstances(t, name, after)
-	expectNodeChanges(t, from, 1, victim)
-	if deleted := deletedMachines(t, from); !slices.Equal(deleted, []string{victim}) {
-		t.Errorf("Machines %v were deleted, want %s", deleted, victim)
-	}
+	expectNodeChanges(t, from, name, 1, victim)
+	expectMachinesDeleted(t, from, name, victim)
 }
 
 // createHealthCheck has Cluster API look after the Machines of a pool until the

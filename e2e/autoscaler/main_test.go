@@ -6,8 +6,8 @@
 // without instances says what its Nodes will be like. Everything is real but the
 // machines' kubelets and the autoscaler, whose requests the tests make.
 //
-// The tests run one after the other, so that every Node that comes or goes while
-// one runs is its own.
+// Each test has a pool of its own, and nothing is said of others. Those that stop
+// parts that all need run before those that run at the same time.
 package autoscaler
 
 import (
@@ -71,6 +71,7 @@ var env struct {
 		kube    kubernetes.Interface
 		dynamic dynamic.Interface
 	}
+	census *census
 	// servers are the shards' by shard id. Nothing is between them and the tests.
 	servers map[string]nstancev1.OperatorServiceClient
 }
@@ -97,6 +98,9 @@ func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
 		return err
 	}
 	if env.capi, err = capi.NewForConfig(cluster.Config()); err != nil {
+		return err
+	}
+	if env.census, err = takeCensus(ctx, env.kube); err != nil {
 		return err
 	}
 	if err := becomeAutoscaler(ctx); err != nil {

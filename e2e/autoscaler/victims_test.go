@@ -22,6 +22,7 @@ import (
 // Whichever instances the autoscaler chooses, in however quick succession, those
 // go and no others. What is left stays where it is, until the pool grows again.
 func TestVictims(t *testing.T) {
+	t.Parallel()
 	const name, size, rounds, victims = "victims", 60, 2, 50
 	watchOperator(t)
 	random := newRandom(t)
@@ -39,10 +40,10 @@ func TestVictims(t *testing.T) {
 		// Nobody makes anything even.
 		untilLookedAgain(t)
 		expectInstances(t, name, left)
-		expectNodeChanges(t, from, 0, namesOfNodes(chosen)...)
+		expectNodeChanges(t, from, name, 0, namesOfNodes(chosen)...)
 		quiet := auditEnd(t)
 		untilLookedAgain(t)
-		expectNothingWritten(t, quiet)
+		expectNothingWritten(t, quiet, name)
 		expectInstances(t, name, left)
 
 		from = auditEnd(t)
@@ -57,12 +58,13 @@ func TestVictims(t *testing.T) {
 		if lost := left.without(before.ids()...); len(lost) > 0 {
 			t.Errorf("growth has ended instances %v", lost.ids())
 		}
-		expectNodeChanges(t, from, victims)
+		expectNodeChanges(t, from, name, victims)
 	}
 }
 
 // One instance more fills the smallest shard, whichever is listed first.
 func TestSkewIsFilled(t *testing.T) {
+	t.Parallel()
 	const name = "skew"
 	watchOperator(t)
 	group := createPool(t, name, 7)
@@ -84,7 +86,7 @@ func TestSkewIsFilled(t *testing.T) {
 		if got := grown.sizes(); !slices.Equal(got, want) || len(left.without(grown.ids()...)) > 0 {
 			t.Errorf("%v has grown to %v, want %v", left.sizes(), got, want)
 		}
-		expectNodeChanges(t, from, 1)
+		expectNodeChanges(t, from, name, 1)
 		left = grown
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/nstance"
@@ -42,8 +43,8 @@ func eventuallyEvery(t testing.TB, interval, within time.Duration, what string, 
 	}
 }
 
-// untilLookedAgain waits until the operator has looked at everything of the one
-// pool twice, which is time enough for what it might do by itself.
+// untilLookedAgain waits until the operator has looked at as many shard groups as
+// there are, twice: time enough for what it might do by itself.
 func untilLookedAgain(t testing.TB) {
 	t.Helper()
 	looks := func(ctx context.Context) (float64, error) {
@@ -53,7 +54,11 @@ func untilLookedAgain(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := float64(2 * len(shardIDs))
+	groups, err := env.nstance.InfrastructureV1beta1().NstanceShardGroups(nstance.Namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := float64(2 * len(groups.Items))
 	eventually(t, "the operator looks at the shard groups", func(ctx context.Context) error {
 		now, err := looks(ctx)
 		if err == nil && now-start < want {

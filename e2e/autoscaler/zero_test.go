@@ -24,6 +24,7 @@ const annotationLabels = "capacity.cluster-autoscaler.kubernetes.io/labels"
 // A pool without instances tells the autoscaler what a Node would be like, with no
 // help from its user; and that is what the Nodes are like on every shard.
 func TestFromZeroAndBack(t *testing.T) {
+	t.Parallel()
 	const name = "zero"
 	watchOperator(t)
 	group := createPool(t, name, 0)
@@ -55,7 +56,7 @@ func TestFromZeroAndBack(t *testing.T) {
 	untilRunning(t, name, 0)
 	untilLookedAgain(t)
 	expectInstances(t, name, instances{})
-	expectNodeChanges(t, from, 6, found.ids()...)
+	expectNodeChanges(t, from, name, 6, found.ids()...)
 	if _, err := promised(t.Context(), name); err != nil {
 		t.Errorf("at zero again: %v", err)
 	}
@@ -150,6 +151,7 @@ func expectUniqueProviderIDs(t *testing.T, group nodeGroup, found instances) {
 
 // What a user has written himself is not written over, before or after.
 func TestUserLabelsWin(t *testing.T) {
+	t.Parallel()
 	const name, first, second = "zero-of-user", "tier=first", "tier=second"
 	watchOperator(t)
 	createPool(t, name, 0, func(machinePool *clusterv1.MachinePool, _ *v1beta1.NstanceMachinePool) {
