@@ -164,7 +164,7 @@ func TestDeletionFromAStaleCache(t *testing.T) {
 func TestAMachineWhoseMachineIsGone(t *testing.T) {
 	t.Run("is deleted", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
-		h.hideOwner("m")
+		h.hideOwner()
 		h.expect(deleteM)
 		h.expect(deleteOnA, applyStatusM)
 	})
@@ -178,7 +178,7 @@ func TestAMachineWhoseMachineIsGone(t *testing.T) {
 	})
 	t.Run("from the cache only, stays", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), newMachine("m"))
-		h.hideOwner("m")
+		h.hideOwner()
 		h.live(newOwner("m"))
 		h.expect(applyMachineM, applyStatusM)
 		h.expect(createOnA, applyStatusM)

@@ -141,7 +141,7 @@ func TestTheMachineOfAnEndedInstanceMayBeGone(t *testing.T) {
 	})
 	t.Run("long since", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), endedByServer(running(newMachine("m"), "i-1")))
-		h.hideOwner("m")
+		h.hideOwner()
 		h.expect(deleteM)
 		h.expect(patchM)
 		if h.machine("m") != nil {

@@ -163,10 +163,10 @@ func (h *harness) size(size int32, removeFirst ...string) {
 	}
 }
 
-// hideOwner takes the Machine of a name out of the cache.
-func (h *harness) hideOwner(name string) {
+// hideOwner takes the Machine of the machine "m" out of the cache.
+func (h *harness) hideOwner() {
 	h.t.Helper()
-	if err := h.owners.GetIndexer().Delete(newOwner(name)); err != nil {
+	if err := h.owners.GetIndexer().Delete(newOwner("m")); err != nil {
 		h.t.Fatal(err)
 	}
 }

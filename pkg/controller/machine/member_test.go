@@ -140,7 +140,7 @@ func TestAMemberOfAGroupThatIsGone(t *testing.T) {
 func TestAMemberSurvivesItsMachine(t *testing.T) {
 	h := newHarness(t, newShards("a"), owned(runningMember("m")))
 	h.shards.list(listed(shard.InstanceRunning))
-	h.hideOwner("m")
+	h.hideOwner()
 	h.expect()
 }
 
