@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -55,12 +56,31 @@ func (s stream) until(wanted func(*nstancev1.GroupEvent) bool) *nstancev1.GroupE
 	}
 }
 
-// untilSize returns when a group runs as many instances as it is said to have.
+// untilSize returns when a group runs as many instances as it is said to have,
+// and has no other ones.
 func (s stream) untilSize(group string, size int32) *nstancev1.GroupStatus {
 	s.t.Helper()
 	return s.until(func(e *nstancev1.GroupEvent) bool {
-		return e.Group.Key == group && e.Type == nstancev1.GroupEvent_TYPE_UPSERT && e.Group.Size == size && e.Group.ActualSize == size
+		return e.Group.Key == group && e.Type == nstancev1.GroupEvent_TYPE_UPSERT && e.Group.Size == size && e.Group.ActualSize == size &&
+			len(e.Group.Instances.Instances) == int(size)
 	}).Group
+}
+
+// instanceIDs returns the ids of the instances that a group lists.
+func instanceIDs(group *nstancev1.GroupStatus) []string {
+	var ids []string
+	for _, i := range group.GetInstances().GetInstances() {
+		ids = append(ids, i.Id)
+	}
+	return ids
+}
+
+// withoutInstances returns what is told of a group beside its instances, whose
+// states may change at any time.
+func withoutInstances(group *nstancev1.GroupStatus) *nstancev1.GroupStatus {
+	group = proto.CloneOf(group)
+	group.Instances = nil
+	return group
 }
 
 // untilListed returns the groups of an operator when they are those named.

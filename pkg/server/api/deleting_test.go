@@ -18,19 +18,24 @@ func TestADeletedGroupShowsUntilItsLastInstanceIsGone(t *testing.T) {
 	workers := key("workers")
 	s.groups[workers] = &groups.Group{Key: workers, Template: "worker", Size: 2, InstanceType: "m7i.large", ETag: "tag"}
 	first, second := shown("a", instance.Running), shown("b", instance.Running)
-	s.running[workers] = []instance.Instance{second, first}
+	s.running[workers] = []instance.Instance{first, second}
 	b.Refresh(workers)
 	w := b.watch("default")
 	expectEvents(t, w, "TYPE_UPSERT workers 2")
 	expect := func(want *nstancev1.GroupStatus) {
 		t.Helper()
 		b.Refresh(workers)
+		want = proto.CloneOf(want)
+		want.Instances = &nstancev1.ManagedInstances{}
+		for _, i := range managed(s.running[workers]) {
+			want.Instances.Instances = append(want.Instances.Instances, listed(i))
+		}
 		event := w.take()
 		if event.GetType() != nstancev1.GroupEvent_TYPE_UPSERT || !proto.Equal(event.GetGroup(), want) {
 			t.Errorf("got event %v, want one of %v", event, want)
 		}
-		if listed := b.list("default"); len(listed) != 1 || !proto.Equal(listed[0], want) {
-			t.Errorf("listed are %v, want %v", listed, want)
+		if all := b.list("default"); len(all) != 1 || !proto.Equal(all[0], want) {
+			t.Errorf("listed are %v, want %v", all, want)
 		}
 		b.Refresh(workers)
 		expectEvents(t, w)

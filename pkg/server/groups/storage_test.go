@@ -175,6 +175,7 @@ func TestOpenRefuses(t *testing.T) {
 		{"an object with a group that is null", `{"default": {"dynamic": null}}`, `default.dynamic: Required value: must be an object, not null`},
 		{"an object with a dynamic group without a template", `{"default": {"dynamic": {"size": 1}}}`, `default.dynamic.template: Required value: must name a template`},
 		{"an object with a negative size", `{"default": {"dynamic": {"template": "worker", "size": -1}}}`, `default.dynamic.size: Invalid value: -1: must not be negative`},
+		{"an object with an empty id to remove first", `{"default": {"dynamic": {"template": "worker", "size": 1, "remove_first": [""]}}}`, `default.dynamic.remove_first[0]: Required value: must be the id`},
 		{"an object with an ill-formed key", `{"default": {"Dynamic": {"template": "worker", "size": 1}}}`, `default.Dynamic: Invalid value: "Dynamic": "Dynamic" must consist of`},
 		{"an object with an ill-formed tenant", `{"a--b": {"dynamic": {"template": "worker", "size": 1}}}`, `a--b.dynamic: Invalid value: "a--b": "a--b" must not contain`},
 		{"an object with an unknown template", `{"default": {"dynamic": {"template": "gone", "size": 1}}}`, `default.dynamic.template: Invalid value: "gone": unknown template`},

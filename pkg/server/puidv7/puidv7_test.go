@@ -4,7 +4,9 @@
 package puidv7
 
 import (
+	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -60,6 +62,33 @@ func TestNew(t *testing.T) {
 		if id, err := New(prefix); err == nil {
 			t.Errorf("New(%q) = %v, want an error", prefix, id)
 		}
+	}
+}
+
+// TestNoTwoIDsAreTheSame, whatever their prefix and whoever made them at the same
+// time: shards ask nobody for an id.
+func TestNoTwoIDsAreTheSame(t *testing.T) {
+	const makers, each = 4, 20_000
+	made := make([][]ID, makers)
+	var making sync.WaitGroup
+	for maker := range makers {
+		making.Go(func() {
+			for n := range each {
+				id, err := New([]string{"knd", "knc"}[n%2])
+				if err != nil {
+					t.Error(err)
+				}
+				made[maker] = append(made[maker], id)
+			}
+		})
+	}
+	making.Wait()
+	seen := make(map[uuid.UUID]struct{}, makers*each)
+	for _, id := range slices.Concat(made...) {
+		seen[id.UUID] = struct{}{}
+	}
+	if len(seen) != makers*each {
+		t.Errorf("%d ids have %d UUIDs", makers*each, len(seen))
 	}
 }
 

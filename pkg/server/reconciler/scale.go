@@ -26,16 +26,7 @@ func (p *planner) scaleDown() {
 	if surplus <= 0 {
 		return
 	}
-	slices.SortFunc(p.staying, func(a, b *instance.Instance) int {
-		of := p.troubleOfSurplus(a)
-		if byTrouble := cmp.Compare(of, p.troubleOfSurplus(b)); byTrouble != 0 {
-			return byTrouble
-		}
-		if p.replaced && of == noTrouble {
-			return oldestFirst(b, a)
-		}
-		return oldestFirst(a, b)
-	})
+	slices.SortFunc(p.staying, p.compareSurplus)
 	there := 0
 	for _, i := range p.staying {
 		if isThere(i) {
@@ -70,6 +61,22 @@ func (p *planner) scaleDown() {
 	}
 	slices.SortFunc(kept, oldestFirst)
 	p.staying = kept
+}
+
+// compareSurplus orders instances by which goes first when there are too many.
+func (p *planner) compareSurplus(a, b *instance.Instance) int {
+	worst := p.troubleOf(a)
+	byTrouble := cmp.Or(
+		cmp.Compare(p.troubleOfSurplus(a), p.troubleOfSurplus(b)),
+		cmp.Compare(worst, p.troubleOf(b)),
+	)
+	if byTrouble != 0 {
+		return byTrouble
+	}
+	if p.replaced && worst == noTrouble {
+		return oldestFirst(b, a)
+	}
+	return oldestFirst(a, b)
 }
 
 // scaleUp creates what is missing. Instances that drain still have their place,

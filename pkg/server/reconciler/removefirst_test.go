@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// shrink gives a group a smaller size, chooses what goes, and waits until the
+// reconciler has nothing to do.
+func (s *server) shrink(key instance.GroupKey, size int, first ...string) {
+	s.t.Helper()
+	change := sizeOf(size)
+	change.RemoveFirst = first
+	if _, _, err := s.groups.Upsert(s.t.Context(), key, change); err != nil {
+		s.t.Fatal(err)
+	}
+	s.look(key)
+}
+
+// wantLeft compares the instances of a group that are not on their way out.
+func (s *server) wantLeft(key instance.GroupKey, ids ...string) {
+	s.t.Helper()
+	if left := s.cloud.ids(key); !slices.Equal(left, ids) {
+		s.t.Errorf("%s has %q left, want %q", key, left, ids)
+	}
+}
+
+func TestChosenInstancesGoAndNoOthers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		ids, others := s.run(workersKey, 4), s.run(otherKey, 2)
+		single := s.onDemand(workersKey, func(*instance.Record) {})
+		s.settle()
+		s.cloud.takeCalls()
+
+		// Those of another group, of none, and on-demand ones mean nothing.
+		s.shrink(workersKey, 2, ids[3], others[1], "unknown", single, ids[1])
+		s.want("draining "+ids[1]+" scale-down", "draining "+ids[3]+" scale-down")
+		s.wantCalls()
+		s.acknowledge(workersKey, ids[3])
+		s.pass(5 * time.Minute)
+		s.settle()
+		s.wantCalls("delete default/workers", "delete default/workers")
+		s.wantLeft(workersKey, ids[0], ids[2], single)
+		s.wantLeft(otherKey, others...)
+		// What is chosen means nothing any more, also when it is said again.
+		s.shrink(workersKey, 2, ids[3], ids[0])
+		s.pass(24 * time.Hour)
+		s.wantCalls()
+		// None is missed when there are to be more again.
+		s.takeEvents()
+		s.scale(workersKey, 3)
+		s.settle()
+		s.want()
+		s.wantCalls("create default/workers")
+	})
+}
+
+// TestOneThatWasToBeDeletedIsChosenTooLate: its replacement goes, and what ran
+// before stays, wherever the replacement has got to.
+func TestOneThatWasToBeDeletedIsChosenTooLate(t *testing.T) {
+	for _, settled := range []bool{false, true} {
+		t.Run(fmt.Sprint("gone ", settled), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s := start(t, newConfig())
+				ids := s.run(workersKey, 3)
+				s.must(s.instances.RequestDeletion(t.Context(), ids[1]))
+				s.look(workersKey)
+				s.wantCalls("delete default/workers", "create default/workers")
+				if settled {
+					s.settle()
+				}
+				s.shrink(workersKey, 2, ids[1])
+				s.finish()
+				s.wantLeft(workersKey, ids[0], ids[2])
+			})
+		})
+	}
+}
+
+// TestServerMayEndWhileChosenInstancesGo, before its first call to storage or
+// cloud, its second, and so on; another one goes on, with the cache and without.
+func TestServerMayEndWhileChosenInstancesGo(t *testing.T) {
+	for _, key := range []instance.GroupKey{workersKey, hastyKey} {
+		for _, cached := range []bool{true, false} {
+			for step := 1; ; step++ {
+				ended := false
+				t.Run(fmt.Sprintf("%s, cache kept %v, step %d", key.Group, cached, step), func(t *testing.T) {
+					synctest.Test(t, func(t *testing.T) { ended = endShrinking(t, key, step, cached) })
+				})
+				if t.Failed() || !ended {
+					break
+				}
+			}
+		}
+	}
+}
+
+// endShrinking returns false when there were not so many calls.
+func endShrinking(t *testing.T, key instance.GroupKey, step int, cached bool) (ended bool) {
+	s := start(t, newConfig())
+	ids := s.run(key, 4)
+	s.bound = func() {
+		if step--; step == 0 {
+			ended = true
+			s.cancel()
+		}
+	}
+	s.shrink(key, 2, ids[3], ids[1])
+	taken := false
+	for range 12 {
+		s.cloud.settle()
+		synctest.Wait()
+		if ended && !taken {
+			taken = true
+			s.end()
+			if !cached {
+				s.loseCache()
+			}
+			s.lead()
+		}
+		for _, i := range s.instances.Draining("default") {
+			s.acknowledge(key, i.ID)
+		}
+	}
+	s.wantLeft(key, ids[0], ids[2])
+	for _, c := range s.cloud.takeCalls() {
+		if c.operation == "create" || c.id != ids[1] && c.id != ids[3] {
+			t.Errorf("called %v of %s", c, c.id)
+		}
+	}
+	return ended
+}
