@@ -21,6 +21,8 @@ func TestLabelValue(t *testing.T) {
 		strings.Repeat("a", 63):              strings.Repeat("a", 63),
 		strings.Repeat("a", 64):              "hash_2W8PhQ_z",
 		strings.Repeat("workers.", 31) + "x": "hash_bCXvkg_z",
+		"pool-7-":                            "hash_Ayrq_g_z",
+		"pool-24-":                           "hash_q9b-Gw_z",
 		"-workers":                           "hash_q37NHw_z",
 		"workers-":                           "hash_UyOCEw_z",
 		"workers/gpu":                        "hash_ygdTEQ_z",
