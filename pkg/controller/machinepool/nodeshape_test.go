@@ -4,6 +4,7 @@
 package machinepool
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -91,6 +92,24 @@ func TestCapacityAndNodeInfoOfAShape(t *testing.T) {
 	for _, nothing := range []*shard.NodeShape{nil, {}} {
 		if capacity, info := capacityOf(nothing), nodeInfoOf(nothing); capacity != nil || info != (v1beta1.NodeInfo{}) {
 			t.Errorf("of %+v came %v and %+v", nothing, capacity, info)
+		}
+	}
+}
+
+func TestNodeAnnotations(t *testing.T) {
+	for name, test := range map[string]struct {
+		shape          shard.NodeShape
+		labels, taints string
+	}{
+		"nothing": {shard.NodeShape{Architecture: "arm64"}, "", ""},
+		"labels by key": {shard.NodeShape{Labels: map[string]string{"zone": "a", "example.com/tier": "batch", "spot": ""}},
+			"example.com/tier=batch,spot=,zone=a", ""},
+		"taints": {shard.NodeShape{Taints: []shard.Taint{{Key: "a", Value: "1", Effect: "NoSchedule"}, {Key: "b", Effect: "NoExecute"}}},
+			"", "a=1:NoSchedule,b=:NoExecute"},
+	} {
+		got := nodeAnnotations(&test.shape)
+		if want := map[string]string{annotationLabels: test.labels, annotationTaints: test.taints}; !maps.Equal(got, want) {
+			t.Errorf("%s: got %q, want %q", name, got, want)
 		}
 	}
 }
