@@ -61,6 +61,22 @@ func TestChosenInstancesGoAndNoOthers(t *testing.T) {
 		s.settle()
 		s.want()
 		s.wantCalls("create default/workers")
+		// What was too many, or is not the group's, has left no replacement that
+		// would have to go instead of the oldest.
+		for _, id := range []string{single, others[1]} {
+			s.must(s.instances.RequestDeletion(t.Context(), id))
+		}
+		s.look(workersKey)
+		s.look(otherKey)
+		s.settle()
+		s.takeEvents()
+		s.shrink(workersKey, 2, ids[3], single, others[1])
+		s.want("draining " + ids[0] + " scale-down")
+		s.acknowledge(workersKey, ids[0])
+		s.settle()
+		s.takeEvents()
+		s.shrink(workersKey, 1, ids[0])
+		s.want("draining " + ids[2] + " scale-down")
 	})
 }
 
@@ -71,16 +87,16 @@ func TestOneThatWasToBeDeletedIsChosenTooLate(t *testing.T) {
 		t.Run(fmt.Sprint("gone ", settled), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := start(t, newConfig())
-				ids := s.run(workersKey, 3)
+				ids := s.run(workersKey, 4)
 				s.must(s.instances.RequestDeletion(t.Context(), ids[1]))
 				s.look(workersKey)
 				s.wantCalls("delete default/workers", "create default/workers")
 				if settled {
 					s.settle()
 				}
-				s.shrink(workersKey, 2, ids[1])
+				s.shrink(workersKey, 3, ids[1])
 				s.finish()
-				s.wantLeft(workersKey, ids[0], ids[2])
+				s.wantLeft(workersKey, ids[0], ids[2], ids[3])
 			})
 		})
 	}

@@ -16,7 +16,7 @@ import (
 //
 // Where a chosen one was replaced before it was known that it goes for good, its
 // replacement is one too many and must not cost another one its place. Nothing
-// tells which it is but its age: so of those that are well the youngest go.
+// tells which it is but its age: so of the same kind the youngest go then.
 //
 // Fewer instances are drained as everything else that runs is: nothing that runs
 // in a group says whether it may be cut off, and a deleted group is the case of
@@ -65,18 +65,15 @@ func (p *planner) scaleDown() {
 
 // compareSurplus orders instances by which goes first when there are too many.
 func (p *planner) compareSurplus(a, b *instance.Instance) int {
-	worst := p.troubleOf(a)
-	byTrouble := cmp.Or(
+	byAge := oldestFirst(a, b)
+	if p.replaced {
+		byAge = -byAge
+	}
+	return cmp.Or(
 		cmp.Compare(p.troubleOfSurplus(a), p.troubleOfSurplus(b)),
-		cmp.Compare(worst, p.troubleOf(b)),
+		cmp.Compare(p.troubleOf(a), p.troubleOf(b)),
+		byAge,
 	)
-	if byTrouble != 0 {
-		return byTrouble
-	}
-	if p.replaced && worst == noTrouble {
-		return oldestFirst(b, a)
-	}
-	return oldestFirst(a, b)
 }
 
 // scaleUp creates what is missing. Instances that drain still have their place,
