@@ -125,6 +125,8 @@ func TestAMemberThatRunsAndIsNotListedStays(t *testing.T) {
 	h.expect()
 	h.shards.byID["a"].hasGroup, h.shards.byID["a"].synced = false, false
 	h.expect()
+	h.shards.byID["a"].reachable = true
+	h.expect()
 	h.expectReady("True Ready: ")
 }
 
@@ -214,4 +216,22 @@ func TestWhichMembersHaveReported(t *testing.T) {
 			}
 		})
 	}
+}
+
+func TestTheFinalizerOfAMemberComesBack(t *testing.T) {
+	machine := newMember("m")
+	machine.Finalizers = nil
+	h := newHarness(t, newShards("a"), machine)
+	h.shards.list(shard.Instance{ID: "m", State: shard.InstancePending})
+	h.expect(applyMachineM, applyStatusM)
+	if !held(h.machine("m")) {
+		t.Error("nothing keeps it")
+	}
+
+	// One without a shard is nobody's instance.
+	machine = withoutShard(newMember("m"))
+	machine.Finalizers = nil
+	h = newHarness(t, newShards("a"), machine)
+	h.expect(applyStatusM)
+	h.expectReady(`False UnknownShard: shard "" is not configured`)
 }
