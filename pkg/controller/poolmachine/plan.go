@@ -102,7 +102,7 @@ func createsMachines(seen observation) bool {
 }
 
 // planRemoval lets go of instances by deleting their Machines, which Cluster API
-// drains. A member whose Machine is not there yet waits for it, unless nobody is
+// drains: of those that were chosen, and of those that are to be replaced. A member whose Machine is not there yet waits for it, unless nobody is
 // going to make it.
 func planRemoval(seen observation, d *decision) {
 	going := seen.chosen
@@ -118,6 +118,12 @@ func planRemoval(seen observation, d *decision) {
 			}
 		case member != nil && !leaving(member) && abandoned(seen):
 			d.removeMembers = append(d.removeMembers, member)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(seen.machines)) {
+		machine := seen.machines[id]
+		if replaceable(machine) && !slices.Contains(d.removeMachines, machine) {
+			d.removeMachines = append(d.removeMachines, machine)
 		}
 	}
 }

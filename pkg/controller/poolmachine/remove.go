@@ -19,7 +19,11 @@ import (
 // them, and then deletes their NstanceMachines.
 func (c *Controller) removeMachines(ctx context.Context, machines []*clusterv1.Machine) error {
 	return each(ctx, machines, func(machine *clusterv1.Machine) error {
-		return c.deleteMachine(ctx, machine, "its instance is to go")
+		since := "its instance is to go"
+		if unhealthy(machine) {
+			since = "a MachineHealthCheck has found it unhealthy"
+		}
+		return c.deleteMachine(ctx, machine, since)
 	})
 }
 

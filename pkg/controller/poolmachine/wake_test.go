@@ -63,6 +63,9 @@ func TestWhatWakesThePool(t *testing.T) {
 		do   func(*Controller)
 		want []string
 	}{
+		"a Machine becomes unhealthy": {func(c *Controller) {
+			c.machineChanged(machine, newer(machine, func(m *clusterv1.Machine) { marked(m, metav1.ConditionFalse, metav1.ConditionFalse) }))
+		}, later},
 		"the pool comes": {func(c *Controller) { c.poolChanged(nil, pool) }, now},
 		"is seen again":  {func(c *Controller) { c.poolChanged(pool, pool) }, now},
 		"goes": {func(c *Controller) {

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package poolmachine
+
+import (
+	"testing"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// marked is a Machine as a MachineHealthCheck marks it.
+func marked(machine *clusterv1.Machine, healthy, remediated metav1.ConditionStatus) *clusterv1.Machine {
+	machine.Status.Conditions = []metav1.Condition{{Type: clusterv1.MachineHealthCheckSucceededCondition, Status: healthy}}
+	if remediated != "" {
+		machine.Status.Conditions = append(machine.Status.Conditions, metav1.Condition{Type: clusterv1.MachineOwnerRemediatedCondition, Status: remediated})
+	}
+	return machine
+}
+
+// A Machine is deleted when a MachineHealthCheck says so, and only then: one that
+// is merely unhealthy may be remediated by somebody else, or not at all because too
+// many are.
+func TestUnhealthyMachinesAreReplaced(t *testing.T) {
+	const yes, no = metav1.ConditionTrue, metav1.ConditionFalse
+	for name, test := range map[string]struct {
+		machine *clusterv1.Machine
+		change  func(*observation)
+		want    string
+	}{
+		"nobody checks":        {newMachine("i-1"), nil, ""},
+		"healthy":              {marked(newMachine("i-1"), yes, ""), nil, ""},
+		"unhealthy, and left":  {marked(newMachine("i-1"), no, ""), nil, ""},
+		"unhealthy":            {marked(newMachine("i-1"), no, no), nil, "delete Machines i-1"},
+		"unhealthy, and goes":  {deleted(marked(newMachine("i-1"), no, no)), nil, ""},
+		"remediated":           {marked(newMachine("i-1"), no, yes), nil, ""},
+		"well again":           {marked(newMachine("i-1"), yes, no), nil, ""},
+		"itself paused":        {paused(marked(newMachine("i-1"), no, no)), nil, ""},
+		"the pool paused":      {marked(newMachine("i-1"), no, no), isPaused, ""},
+		"chosen as well":       {marked(newMachine("i-1"), no, no), chosen("i-1"), "delete Machines i-1"},
+		"Machines are off":     {marked(newMachine("i-1"), no, no), off, "delete Machines i-1"},
+		"the MachinePool goes": {marked(newMachine("i-1"), no, no), machinePoolGoes, "delete Machines i-1"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			seen := with(observed("i-1"), members(stored("i-1")), machines(test.machine))
+			if test.change != nil {
+				test.change(&seen)
+			}
+			if got := told(plan(seen)); got != test.want {
+				t.Errorf("got %q, want %q", got, test.want)
+			}
+		})
+	}
+}
