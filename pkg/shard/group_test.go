@@ -15,6 +15,7 @@ func TestGroupEqual(t *testing.T) {
 		Key: "workers", Tenant: "default", Template: "worker", Size: 2, InstanceType: "small",
 		Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}, Static: true, ETag: "e",
 		ActualSize: 1, ProviderIDs: []string{"kwok://a/1"}, Deleting: true,
+		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1"}}, RemoveFirst: []string{"knd1"}, Node: &shard.NodeShape{Architecture: "arm64"},
 	}
 	if same := group; !group.Equal(same) {
 		t.Error("a group is not equal to its copy")

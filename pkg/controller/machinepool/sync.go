@@ -71,6 +71,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		// What depends on it is not so yet.
 		decided.machines.on = hasMachines(seen.pool)
 	}
+	if !decided.frozen && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
+		err = errors.Join(err, c.annotate(ctx, seen.machinePools[0], shapeOf(seen.shards)))
+	}
 	if err == nil && (decided.release || decided.awaitsNews()) {
 		return 0, nil
 	}
@@ -90,9 +93,6 @@ func (c *Controller) carryOut(ctx context.Context, seen observation, decided dec
 	}
 	if decided.raise != nil {
 		failed = append(failed, c.raise(ctx, seen.machinePools[0], *decided.raise))
-	}
-	if !decided.frozen && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
-		failed = append(failed, c.annotate(ctx, seen.machinePools[0], shapeOf(seen.shards)))
 	}
 	err := errors.Join(failed...)
 	if decided.release && err == nil {
