@@ -118,6 +118,11 @@ func (s shards) Get(id, key string) (shard.Group, bool) {
 	return group, ok && group.Key == key
 }
 
+// unread are shards of which something is known, and not all.
+type unread struct{ shards }
+
+func (unread) HasSynced(string) bool { return false }
+
 // lists is the group "workers" with instances that run.
 func lists(ids ...string) shard.Group {
 	group := shard.Group{Key: "workers", ListsInstances: true}

@@ -51,6 +51,8 @@ type harness struct {
 	created []string
 	refused map[string]error
 	crash   crash
+	// unreadable has every look for a Machine fail.
+	unreadable bool
 
 	capiClient *capi.Client
 
@@ -93,6 +95,9 @@ func newHarness(t testing.TB, groups Groups, objects ...runtime.Object) *harness
 			if lost, err := h.crash.write(); err != nil && !lost {
 				return nil, err
 			}
+		}
+		if r.Method == http.MethodGet && h.unreadable {
+			return nil, errors.New("out of order")
 		}
 		return h.capi.RoundTrip(r)
 	})})

@@ -6,7 +6,6 @@ package poolmachine
 import (
 	"maps"
 	"slices"
-	"strings"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -139,7 +138,8 @@ func abandoned(seen observation) bool {
 // NstanceMachine is gone.
 func planOrphans(seen observation, d *decision) {
 	d.sighted = map[types.UID]time.Time{}
-	for id, machine := range seen.machines {
+	for _, id := range slices.Sorted(maps.Keys(seen.machines)) {
+		machine := seen.machines[id]
 		if seen.members[id] != nil || seen.strangers.Has(id) || leaving(machine) || slices.Contains(d.removeMachines, machine) {
 			continue
 		}
@@ -157,7 +157,6 @@ func planOrphans(seen observation, d *decision) {
 			d.wait = wait
 		}
 	}
-	slices.SortFunc(d.removeOrphans, func(a, b *clusterv1.Machine) int { return strings.Compare(a.Name, b.Name) })
 }
 
 // leaving tells whether the deletion of an object was asked for.

@@ -155,6 +155,7 @@ func TestPlan(t *testing.T) {
 		"an orphan and paused":           {with(observed(), machines(newMachine("i-1")), sightedBefore("i-1", time.Minute), isPaused), ""},
 		"no orphan: a stranger's":        {with(observed(), machines(newMachine("i-1")), strangerHas("i-1"), sightedBefore("i-1", time.Minute)), ""},
 		"no orphan: a member's":          {with(observed("i-1"), machines(newMachine("i-1")), members(stored("i-1")), sightedBefore("i-1", time.Minute)), ""},
+		"the next of three orphans":      {with(observed(), machines(newMachine("i-1"), newMachine("i-2"), newMachine("i-3")), sightedBefore("i-2", 7*time.Second)), "wait 3s"},
 		"the first of two orphans":       {with(observed(), machines(newMachine("i-1"), newMachine("i-2")), sightedBefore("i-2", 10*time.Second)), "delete orphans i-2; wait 10s"},
 	}
 	for name, test := range tests {

@@ -121,18 +121,41 @@ func TestAMachineWhoseNstanceMachineIsOnTheAPIServerStays(t *testing.T) {
 	}
 }
 
+// A Machine that was made by hand is of no concern.
+func TestAMachineOfAStrangerStays(t *testing.T) {
+	h := newHarness(t, shards{}, newPool("a"), stranger("i-1"))
+	h.addMachines(newMachine("i-1"))
+	h.show()
+	for range 2 {
+		if writes, requeue, err := h.sync(); err != nil || len(writes) > 0 || requeue != 0 {
+			t.Errorf("wrote %q and waits %s, error %v", writes, requeue, err)
+		}
+		h.clock.SetTime(start.Add(orphanGrace))
+	}
+}
+
 // What the API server cannot answer is not gone.
 func TestErrorsOfLooksDeleteNothing(t *testing.T) {
-	pool := newPool("a")
-	h := newHarness(t, shards{"a": lists()}, pool, newShardGroup(pool, "a"))
-	h.addMachines(newMachine("i-1"))
-	h.expect()
-	h.clock.SetTime(start.Add(orphanGrace))
-	h.Fail("get nstancemachines i-1", errors.New("out of order"))
-	writes, _, err := h.sync()
-	if err == nil || !strings.HasPrefix(err.Error(), "look for the NstanceMachine of Machine default/i-1: ") || len(writes) > 0 {
-		t.Errorf("wrote %q, error %v", writes, err)
-	}
+	t.Run("for an NstanceMachine", func(t *testing.T) {
+		h := newHarness(t, shards{}, newPool("a"))
+		h.addMachines(newMachine("i-1"))
+		h.expect()
+		h.clock.SetTime(start.Add(orphanGrace))
+		h.Fail("get nstancemachines i-1", errors.New("out of order"))
+		writes, _, err := h.sync()
+		if err == nil || !strings.HasPrefix(err.Error(), "look for the NstanceMachine of Machine default/i-1: ") || len(writes) > 0 {
+			t.Errorf("wrote %q, error %v", writes, err)
+		}
+	})
+	t.Run("for a Machine", func(t *testing.T) {
+		h := newHarness(t, shards{}, deleted(newPool("a")), stored("i-1"))
+		h.put(h.machinePoolCache, deleted(newMachinePool()))
+		h.unreadable = true
+		writes, _, err := h.sync()
+		if err == nil || !strings.HasPrefix(err.Error(), "look for the Machine of NstanceMachine default/i-1: ") || len(writes) > 0 {
+			t.Errorf("wrote %q, error %v", writes, err)
+		}
+	})
 }
 
 func TestWhatCannotBeDeletedIsTriedAgain(t *testing.T) {

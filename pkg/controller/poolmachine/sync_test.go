@@ -66,7 +66,7 @@ func TestWhichInstancesGetAMember(t *testing.T) {
 	otherPools := newShardGroup(pool, "a")
 	otherPools.OwnerReferences[0].UID = "uid-other"
 	tests := map[string]struct {
-		shards shards
+		shards Groups
 		group  *v1beta1.NstanceShardGroup
 		want   []string
 	}{
@@ -79,7 +79,8 @@ func TestWhichInstancesGetAMember(t *testing.T) {
 		"of a shard group that goes":       {shards{"a": lists("i-1")}, deleted(newShardGroup(pool, "a")), nil},
 		"of another pool":                  {shards{"a": lists("i-1")}, otherPools, nil},
 		"of a shard the pool has left":     {shards{"c": lists("i-1")}, newShardGroup(pool, "c"), nil},
-		"of a shard that is not read":      {shards{}, nil, nil},
+		"of a shard that is not known":     {shards{}, nil, nil},
+		"of a shard being read":            {unread{shards{"a": lists("i-1")}}, nil, nil},
 		"of two shards":                    {shards{"a": lists("i-1"), "b": lists("i-2")}, nil, []string{"create nstancemachines i-1", "create nstancemachines i-2"}},
 	}
 	for name, test := range tests {
@@ -148,11 +149,16 @@ func TestAMemberThatHasGoneIsNotMadeAgain(t *testing.T) {
 	}
 }
 
-// While a shard is not read, or not configured, nothing is known of its instances.
 func TestAMemberThatHasGoneIsForgottenWithItsInstance(t *testing.T) {
 	pool := newPool("a")
 	groups := shards{"a": lists("i-1")}
 	h := newHarness(t, groups, pool, newShardGroup(pool, "a"), stored("i-1"))
+	// A shard that is not configured any more lists nothing. It may come back.
+	delete(groups, "a")
+	h.expect()
+	if got := h.controller.memories.get(poolUID).had; len(got) != 1 {
+		t.Errorf("remembered %v", got)
+	}
 	groups["a"] = lists()
 	h.drop("i-1")
 	h.show()
