@@ -18,7 +18,7 @@ func TestChosenInstancesGoByTheirMachines(t *testing.T) {
 	pool := newPool("a", "b")
 	onB := newMember(pool, newMachinePool(), instance{"i-3", "b"})
 	h := newHarness(t, shards{"a": lists("i-1", "i-2"), "b": lists("i-3")}, pool,
-		newShardGroup(pool, "a", "i-2"), newShardGroup(pool, "b", "i-3"), stored("i-1"), stored("i-2"), onB)
+		newShardGroup(pool, "a", "i-2", "i-2"), newShardGroup(pool, "b", "i-3"), stored("i-1"), stored("i-2"), onB)
 	h.addMachines(newMachine("i-1"), newMachine("i-2"))
 	h.expect("delete machines i-2")
 	// Cluster API drains it.

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -18,6 +19,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 )
@@ -202,6 +204,18 @@ func TestAMachineWakesThePoolOfItsMember(t *testing.T) {
 	h := newHarness(t, shards{}, newPool("a"), stored("i-1"))
 	h.noError(h.machinePoolCache.GetIndexer().Replace(nil, "1"))
 	if got := h.wakes(t, func() { h.controller.machineChanged(newMachine("i-1"), nil) }); len(got) != 1 {
+		t.Errorf("woke %q", got)
+	}
+}
+
+// The label of a Machine names its MachinePool, whatever that is called.
+func TestAMachineWakesThePoolOfItsMachinePool(t *testing.T) {
+	h := newHarness(t, shards{}, newPool("a"))
+	machinePool, machine := newMachinePool(), newMachine("i-1")
+	machinePool.Name = strings.Repeat("long-", 20) + "name"
+	machine.Labels[clusterv1.MachinePoolNameLabel] = capi.LabelValue(machinePool.Name)
+	h.noError(h.machinePoolCache.GetIndexer().Replace([]any{machinePool}, "1"))
+	if got := h.wakes(t, func() { h.controller.machineChanged(nil, machine) }); len(got) != 1 {
 		t.Errorf("woke %q", got)
 	}
 }
