@@ -64,9 +64,9 @@ func stored(id string) *v1beta1.NstanceMachine {
 	return member
 }
 
-// stranger is an NstanceMachine that is of no pool.
-func stranger(name string) *v1beta1.NstanceMachine {
-	return &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-" + name)}}
+// stranger is an NstanceMachine i-1 that is of no pool.
+func stranger() *v1beta1.NstanceMachine {
+	return &v1beta1.NstanceMachine{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "i-1", UID: "uid-stranger"}}
 }
 
 // newMachine is the Machine that Cluster API makes for a member.

@@ -123,7 +123,7 @@ func TestAMachineWhoseNstanceMachineIsOnTheAPIServerStays(t *testing.T) {
 
 // A Machine that was made by hand is of no concern.
 func TestAMachineOfAStrangerStays(t *testing.T) {
-	h := newHarness(t, shards{}, newPool("a"), stranger("i-1"))
+	h := newHarness(t, shards{}, newPool("a"), stranger())
 	h.addMachines(newMachine("i-1"))
 	h.show()
 	for range 2 {

@@ -187,7 +187,7 @@ func TestAStrangerIsToldOfOnceAndNeverTouched(t *testing.T) {
 			pool := newPool("a")
 			objects := []runtime.Object{pool, newShardGroup(pool, "a")}
 			h := newHarness(t, shards{"a": lists("i-1", "i-2")}, objects...)
-			h.noError(h.Tracker().Add(stranger("i-1")))
+			h.noError(h.Tracker().Add(stranger()))
 			before := h.member("i-1")
 			var writes []string
 			if inCache {

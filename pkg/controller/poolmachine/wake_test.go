@@ -107,7 +107,7 @@ func TestWhatWakesThePool(t *testing.T) {
 		"a member goes": {func(c *Controller) {
 			c.memberChanged(member, newer(member, func(m *v1beta1.NstanceMachine) { deleted(m) }))
 		}, nil},
-		"a stranger comes and goes": {func(c *Controller) { c.memberChanged(nil, stranger("i-1")); c.memberChanged(stranger("i-1"), nil) }, nil},
+		"a stranger comes and goes": {func(c *Controller) { c.memberChanged(nil, stranger()); c.memberChanged(stranger(), nil) }, nil},
 
 		"a Machine comes":   {func(c *Controller) { c.machineChanged(nil, machine) }, later},
 		"a Machine is gone": {func(c *Controller) { c.machineChanged(machine, nil) }, later},
