@@ -6,6 +6,9 @@
 package wire
 
 import (
+	"slices"
+	"strings"
+
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 
 	"nstance.dev/operator/pkg/shard"
@@ -34,6 +37,8 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 	}
 }
 
+// managed are the instances by id, in whichever order they are told: one that is
+// looked for where it is not would seem to be gone.
 func managed(told []*nstancev1.ManagedInstance) []shard.Instance {
 	if len(told) == 0 {
 		return nil
@@ -46,6 +51,7 @@ func managed(told []*nstancev1.ManagedInstance) []shard.Instance {
 			ProviderID: i.GetProviderId(),
 		}
 	}
+	slices.SortFunc(instances, func(a, b shard.Instance) int { return strings.Compare(a.ID, b.ID) })
 	return instances
 }
 

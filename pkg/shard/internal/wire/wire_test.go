@@ -20,7 +20,7 @@ func TestGroup(t *testing.T) {
 		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, IsStatic: true, Etag: "e",
 		ActualSize: 2, ProviderIds: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 		Instances: &nstancev1.ManagedInstances{Instances: []*nstancev1.ManagedInstance{
-			{Id: "knd1", ProviderId: "kwok://a/1", Status: "running", CreatedAt: timestamppb.Now()}, {Id: "knd2", Status: "pending"},
+			{Id: "knd2", Status: "pending"}, {Id: "knd1", ProviderId: "kwok://a/1", Status: "running", CreatedAt: timestamppb.Now()},
 		}},
 		RemoveFirst: []string{"knd2"},
 		Node: &nstancev1.NodeShape{
