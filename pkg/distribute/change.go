@@ -13,7 +13,7 @@ import (
 type Victim struct {
 	// Shard is the index of its shard in the order in which shards are listed.
 	Shard int
-	// ID is that of the instance.
+	// ID is that of the instance, "" for one that there is not yet.
 	ID string
 }
 

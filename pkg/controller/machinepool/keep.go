@@ -45,6 +45,10 @@ func spread(seen observation, replicas int32, machines bool) spreading {
 		var victims []distribute.Victim
 		result.sizes, victims = distribute.Change(present, replicas, seen.victims)
 		for _, victim := range victims {
+			if victim.ID == "" {
+				// There is no such instance yet.
+				continue
+			}
 			result.chosen[victim.Shard] = append(result.chosen[victim.Shard], victim.ID)
 		}
 		switch {
