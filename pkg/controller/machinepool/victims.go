@@ -12,6 +12,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -144,18 +145,21 @@ func choose(wishes []wish, shards []shardState) []distribute.Victim {
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.id, b.id))
 	})
 	var victims []distribute.Victim
+	// A server refuses an id that is named twice, as of one with two Machines.
+	wanted := sets.New[string]()
 	for _, wish := range wishes {
 		on := slices.IndexFunc(shards, func(shard shardState) bool { return shard.id == wish.shard })
-		if on >= 0 && !shards[on].chosen(wish.id) && !shards[on].ended(wish.id) {
+		if on >= 0 && !wanted.Has(wish.id) && !shards[on].chosen(wish.id) && !shards[on].ended(wish.id) {
 			victims = append(victims, distribute.Victim{Shard: on, ID: wish.id})
 		}
+		wanted.Insert(wish.id)
 	}
 	var pending []distribute.Victim
 	for i := range shards {
 		untold, ids := shards[i].notThere()
 		victims = append(victims, slices.Repeat([]distribute.Victim{{Shard: i}}, untold)...)
 		for _, id := range ids {
-			if !slices.ContainsFunc(wishes, func(wish wish) bool { return wish.id == id }) {
+			if !wanted.Has(id) {
 				pending = append(pending, distribute.Victim{Shard: i, ID: id})
 			}
 		}
