@@ -39,7 +39,8 @@ func check(s state, actions []action, now time.Time) error {
 			why = i.Drain.Reason
 		}
 		leaves := j.leaves[i.ID] || j.finishes(i)
-		j.youngest = j.youngest || s.replaced || leaves && !i.OnDemand && s.removeFirst[i.ID] && why != instance.ReasonScaleDown
+		replaced := leaves && why != instance.ReasonScaleDown || !leaves && !j.well(i)
+		j.youngest = j.youngest || s.replaced || replaced && !i.OnDemand && s.removeFirst[i.ID]
 	}
 	for _, a := range actions {
 		if err := j.see(a); err != nil {
@@ -207,9 +208,12 @@ func (j *judge) seeOrder(a action, i *instance.Instance) error {
 	return nil
 }
 
-// troubleless tells whether nothing is wrong with an instance.
-func (j *judge) troubleless(i *instance.Instance) bool {
-	return !i.Gone() && i.State != instance.Impaired && i.InfraConfigHash == j.infraConfigHash && i.Known &&
+// troubleless tells whether nothing is wrong with an instance that is there.
+func (j *judge) troubleless(i *instance.Instance) bool { return j.well(i) && i.Known }
+
+// well tells whether an instance needs no other in its place.
+func (j *judge) well(i *instance.Instance) bool {
+	return !i.Gone() && i.State != instance.Impaired && (j.infraConfigHash == "" || i.InfraConfigHash == j.infraConfigHash) &&
 		!j.reached(i, j.expiry.ForcedAge) && !j.reached(i, j.expiry.EligibleAge)
 }
 

@@ -152,6 +152,9 @@ func newPlanner(s state, now time.Time) *planner {
 				p.total++
 			}
 		default:
+			// One that is not well may have its replacement already: what is known
+			// of a drain may be lost, and before it begins there is none.
+			p.replaced = p.replaced || p.removeFirst[i.ID] && p.troubleOf(i) < unneeded
 			p.staying = append(p.staying, i)
 			p.total++
 		}

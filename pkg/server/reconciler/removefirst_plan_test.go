@@ -113,6 +113,16 @@ func TestPlanChosenWhileOthersAreReplaced(t *testing.T) {
 			want:  []string{"drain b for scale-down until +5m0s"},
 		},
 		{
+			name:  "of an unwell one the replacement goes also before the other drains",
+			state: group(2, made("a", 9, impaired), made("b", 3, running), made("c", 2, running), made("d", 1, pending, ordered)).with(first("a")),
+			want:  []string{"drain a for scale-down until +5m0s", "end d for scale-down"},
+		},
+		{
+			name:  "or when nobody knows any more that it drains",
+			state: group(2, made("a", 9, running, old), made("b", 3, running), made("c", 2, running), made("d", 1, running)).with(first("a")),
+			want:  []string{"drain a for scale-down until +5m0s", "drain d for scale-down until +5m0s"},
+		},
+		{
 			name:  "one that has to go anyway goes before the replacement, or rotating would never end",
 			state: group(2, made("b", 3, running, old), made("c", 2, running), made("d", 1, running)).with(first("a"), replaced),
 			want:  []string{"drain b for config-drift until +5m0s"},
