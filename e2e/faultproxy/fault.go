@@ -17,7 +17,8 @@ import (
 type Rule struct {
 	// Verbs are those of RBAC, such as list and watch. None means all.
 	Verbs []string
-	// Resource is plural, such as machinepools. "" means all.
+	// Resource is plural, such as machinepools, or of RBAC's form for a subresource,
+	// such as machinepools/status, which the former does not mean. "" means all.
 	Resource string
 	// Code is the HTTP status of the answer. With zero there is no answer, until
 	// the client gives up or the fault is healed.
@@ -66,8 +67,12 @@ func (p *Proxy) faultFor(info *request.RequestInfo) *Fault {
 }
 
 func (r Rule) applies(info *request.RequestInfo) bool {
+	resource := info.Resource
+	if info.Subresource != "" {
+		resource += "/" + info.Subresource
+	}
 	return (len(r.Verbs) == 0 || slices.Contains(r.Verbs, info.Verb)) &&
-		(r.Resource == "" || r.Resource == info.Resource)
+		(r.Resource == "" || r.Resource == resource)
 }
 
 func (f *Fault) serve(w http.ResponseWriter, r *http.Request) {

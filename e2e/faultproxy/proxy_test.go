@@ -55,13 +55,18 @@ const (
 func TestOnlyMatchingRequestsFail(t *testing.T) {
 	proxy, client := behind(t)
 	fault := proxy.Inject(Rule{Verbs: []string{"list"}, Resource: "nodes", Code: http.StatusForbidden})
+	proxy.Inject(Rule{Verbs: []string{"get"}, Resource: "machinepools", Code: http.StatusForbidden})
+	proxy.Inject(Rule{Verbs: []string{"get"}, Resource: "nodes/status", Code: http.StatusForbidden})
 	for _, c := range []struct {
 		path string
 		code int
 	}{
 		{nodes, http.StatusForbidden},
 		{nodes + "/one", http.StatusOK},
+		{nodes + "/one/status", http.StatusForbidden},
 		{machinePools, http.StatusOK},
+		{machinePools + "/one", http.StatusForbidden},
+		{machinePools + "/one/status", http.StatusOK},
 	} {
 		response, err := get(t, client, proxy.URL+c.path)
 		if err != nil {
