@@ -41,15 +41,19 @@ func spread(seen observation, replicas int32, machines bool) spreading {
 	}
 	note := keptNote(seen.pool, replicas)
 	if hasMachines(seen.pool) {
-		even := result.sizes
+		even, absences := result.sizes, absences(seen.shards, seen.victims)
+		absent := make([]int32, len(absences))
+		for i, absence := range absences {
+			absent[i] = absence.count()
+		}
 		var victims []distribute.Victim
-		result.sizes, victims = distribute.Change(present, replicas, seen.victims)
+		result.sizes, victims = distribute.Change(present, replicas, seen.victims, absent)
 		for _, victim := range victims {
-			if victim.ID == "" {
-				// There is no such instance yet.
-				continue
-			}
 			result.chosen[victim.Shard] = append(result.chosen[victim.Shard], victim.ID)
+		}
+		for i, size := range result.sizes {
+			fewer := present[i] - size - int32(len(result.chosen[i]))
+			result.chosen[i] = append(result.chosen[i], absences[i].first(fewer)...)
 		}
 		switch {
 		case machines:

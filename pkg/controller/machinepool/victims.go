@@ -128,9 +128,7 @@ func (c *Controller) wishes(ctx context.Context, machines []clusterv1.Machine) (
 // they are: those whose Machine is being deleted, and then those whose Machine was
 // annotated for that (CAPI contract), the earliest first. Those that were chosen
 // for an earlier decrease are left out, for that is done. So are those that have
-// ended: their place was given to others. What is not there yet comes last: who
-// takes back what he asked for and did not get, as the autoscaler does, chooses
-// nobody.
+// ended: their place was given to others.
 func choose(wishes []wish, shards []shardState) []distribute.Victim {
 	wishes = slices.Clone(wishes)
 	slices.SortFunc(wishes, func(a, b wish) int {
@@ -154,44 +152,7 @@ func choose(wishes []wish, shards []shardState) []distribute.Victim {
 		}
 		wanted.Insert(wish.id)
 	}
-	var pending []distribute.Victim
-	for i := range shards {
-		untold, ids := shards[i].notThere()
-		victims = append(victims, slices.Repeat([]distribute.Victim{{Shard: i}}, untold)...)
-		for _, id := range ids {
-			if !wanted.Has(id) {
-				pending = append(pending, distribute.Victim{Shard: i, ID: id})
-			}
-		}
-	}
-	slices.SortFunc(pending, func(a, b distribute.Victim) int { return cmp.Compare(b.ID, a.ID) })
-	return append(victims, pending...)
-}
-
-// notThere is what a shard is to have and is known not to have yet: how many
-// instances it was not told of, and the ids of the youngest that are pending.
-func (s *shardState) notThere() (untold int, pending []string) {
-	if s.group == nil || !s.synced || s.reported != nil && !s.reported.ListsInstances {
-		return 0, nil
-	}
-	var told int32
-	missing := int(s.group.Spec.Size)
-	if s.reported != nil {
-		told = s.reported.Size
-		for _, instance := range s.reported.Instances {
-			switch {
-			case ends(instance) || s.chosen(instance.ID):
-			case instance.State == shard.InstancePending:
-				pending = append(pending, instance.ID)
-			default:
-				missing--
-			}
-		}
-	}
-	missing = max(missing, 0)
-	untold = min(missing, max(int(s.group.Spec.Size-told), 0))
-	// One that comes in the place of another is not missed.
-	return untold, pending[max(len(pending)-(missing-untold), 0):]
+	return victims
 }
 
 // chosen tells whether an instance was chosen to go for an earlier decrease.

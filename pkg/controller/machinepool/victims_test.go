@@ -55,22 +55,6 @@ func TestChoose(t *testing.T) {
 		}, "a9@1"},
 		"one with two Machines once":                   {[]wish{annotated("a1", "a", "2"), annotated("b1", "b", "1"), deleting("a1", "a")}, nil, "a1@1 b1@0"},
 		"one of a shard that the pool no longer names": {[]wish{annotated("c1", "c", "")}, nil, ""},
-		"of those that nobody chose what is not there yet, the youngest first": {[]wish{annotated("b1", "b", "")}, func(shards []shardState) {
-			for i := range shards {
-				shards[i].reported.Instances[1].State = shard.InstancePending
-			}
-		}, "b1@0 b2@0 a2@1"},
-		"what its shard was not even told of": {nil, func(shards []shardState) { shards[0].group.Spec.Size = 3 }, "@0"},
-		"also when the group is not there":    {nil, func(shards []shardState) { shards[1].reported = nil }, "@1 @1"},
-		"but not when the shard was not read": {nil, func(shards []shardState) { shards[1].synced, shards[1].reported = false, nil }, ""},
-		"one that is to be there instead of another is none of them": {nil, func(shards []shardState) {
-			shards[1].reported = listed("a1", "a2", "a3")
-			shards[1].reported.Size, shards[1].reported.Instances[2].State = 2, shard.InstancePending
-		}, ""},
-		"one that was chosen and goes is not missed": {nil, func(shards []shardState) {
-			shards[1].group.Spec.Size, shards[1].group.Spec.RemoveFirst = 1, []string{"a1"}
-		}, ""},
-		"once is enough": {[]wish{deleting("a2", "a")}, func(shards []shardState) { shards[1].reported.Instances[1].State = shard.InstancePending }, "a2@1"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			shards := []shardState{state("b", 2, "b1", "b2"), state("a", 2, "a1", "a2")}
@@ -266,34 +250,6 @@ func TestWithoutChoiceTheLargestShardShrinks(t *testing.T) {
 		if got := h.shardGroup(shard).Spec.Size; got != size {
 			t.Errorf("shard %s has size %d, want %d", shard, got, size)
 		}
-	}
-}
-
-// The autoscaler takes back what it asked for and did not get, and chooses nobody
-// for it. That must not cost an instance its place that is there.
-func TestWhatHasNotComeIsTakenBack(t *testing.T) {
-	for name, test := range map[string]struct {
-		reported *shard.Group
-		first    []string
-	}{
-		"its order waits": {&shard.Group{Key: "workers", Size: 1, ListsInstances: true,
-			Instances: []shard.Instance{{ID: "b1", State: shard.InstancePending}}}, []string{"b1"}},
-		"its shard has not heard of it": {&shard.Group{Key: "workers", ListsInstances: true}, nil},
-	} {
-		t.Run(name, func(t *testing.T) {
-			h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}}, nil)
-			h.controller.groups.(shardGroups)["b"] = test.reported
-			h.live(3)
-			if _, _, err := h.sync(); err != nil {
-				t.Fatal(err)
-			}
-			if got := h.shardGroup("a").Spec; got.Size != 2 {
-				t.Errorf("shard a became %+v", got)
-			}
-			if got := h.shardGroup("b").Spec; got.Size != 0 || !slices.Equal(got.RemoveFirst, test.first) {
-				t.Errorf("shard b became %+v", got)
-			}
-		})
 	}
 }
 
