@@ -46,14 +46,10 @@ func (c *Controller) look(ctx context.Context, seen *observation) (current bool,
 		return false, nil
 	}
 	// What was chosen before is in the shard groups.
-	groups, err := c.shardGroups.List(ctx, metav1.ListOptions{
-		LabelSelector: labels.Set{v1beta1.LabelGroup: string(seen.pool.Spec.Group)}.String(),
-	})
-	if err != nil {
-		return false, fmt.Errorf("list the shard groups of pool %s: %w", klog.KObj(seen.pool), err)
-	}
-	if !sameSpecs(groups.Items, seen.shards) {
-		return false, nil
+	for _, shard := range seen.shards {
+		if current, err := c.shows(ctx, seen.pool, shard); err != nil || !current {
+			return false, err
+		}
 	}
 	machines, err := c.machines.List(ctx, metav1.ListOptions{LabelSelector: labels.Set{
 		clusterv1.ClusterNameLabel:     machinePool.Spec.ClusterName,
@@ -71,19 +67,19 @@ func (c *Controller) look(ctx context.Context, seen *observation) (current bool,
 	return true, nil
 }
 
-// sameSpecs tells whether the shard groups of the cache have the specs of those of
-// the API server.
-func sameSpecs(groups []v1beta1.NstanceShardGroup, shards []shardState) bool {
-	for _, shard := range shards {
-		at := slices.IndexFunc(groups, func(group v1beta1.NstanceShardGroup) bool { return string(group.Spec.Shard) == shard.id })
-		if (at < 0) != (shard.group == nil) {
-			return false
-		}
-		if at >= 0 && (groups[at].UID != shard.group.UID || groups[at].Generation != shard.group.Generation) {
-			return false
-		}
+// shows tells whether the cache has the spec that the API server has of a shard
+// group. It is asked for by name: a label that somebody took away is put back by
+// the sync that follows.
+func (c *Controller) shows(ctx context.Context, pool *v1beta1.NstanceMachinePool, shard shardState) (bool, error) {
+	name := v1beta1.ShardGroupName(string(pool.Spec.Group), shard.id)
+	group, err := c.shardGroups.Get(ctx, name, metav1.GetOptions{})
+	switch {
+	case apierrors.IsNotFound(err):
+		return shard.group == nil, nil
+	case err != nil:
+		return false, fmt.Errorf("read shard group %s of pool %s: %w", name, klog.KObj(pool), err)
 	}
-	return true
+	return shard.group != nil && group.UID == shard.group.UID && group.Generation == shard.group.Generation, nil
 }
 
 // wish is that an instance goes.

@@ -290,6 +290,17 @@ func TestSwitchingMachinesOffMovesNothing(t *testing.T) {
 	}
 }
 
+// A shard group without its labels is found all the same, and gets them back.
+func TestShrinkingPutsLabelsRight(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1", "b2"}, "c": {"c1"}},
+		map[string]func(*clusterv1.Machine){"a1": chosenAt("now")})
+	h.report("b", func(group *v1beta1.NstanceShardGroup) { group.Labels = nil })
+	h.live(3)
+	if writes, wait, err := h.sync(); err != nil || wait != 0 || !slices.Contains(writes, groupA) || !slices.Contains(writes, groupB) {
+		t.Errorf("wrote %q and waits %s, error %v", writes, wait, err)
+	}
+}
+
 // A pool that is being deleted waits for the last of its members.
 func TestDeletionWaitsForMembers(t *testing.T) {
 	pool := newPool("a")
