@@ -10,6 +10,7 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/util/sets"
@@ -58,7 +59,7 @@ func (c *Controller) look(ctx context.Context, seen *observation) (current bool,
 	if err != nil {
 		return false, fmt.Errorf("list the Machines of MachinePool %s: %w", klog.KObj(machinePool), err)
 	}
-	wishes, current, err := c.wishes(ctx, machines.Items)
+	wishes, current, err := c.wishes(ctx, seen.pool, machines.Items)
 	if err != nil || !current {
 		return false, err
 	}
@@ -91,9 +92,9 @@ type wish struct {
 	at       string
 }
 
-// wishes are those of the Machines. It returns false when the cache does not have
-// what the API server has of one.
-func (c *Controller) wishes(ctx context.Context, machines []clusterv1.Machine) (wishes []wish, current bool, err error) {
+// wishes are those of the Machines of a pool. It returns false when the cache does
+// not have what the API server has of one.
+func (c *Controller) wishes(ctx context.Context, pool *v1beta1.NstanceMachinePool, machines []clusterv1.Machine) (wishes []wish, current bool, err error) {
 	for _, machine := range machines {
 		at, annotated := machine.Annotations[clusterv1.DeleteMachineAnnotation]
 		deleting := !machine.DeletionTimestamp.IsZero()
@@ -114,6 +115,14 @@ func (c *Controller) wishes(ctx context.Context, machines []clusterv1.Machine) (
 		}
 		if err != nil {
 			return nil, false, fmt.Errorf("read the NstanceMachine of Machine %s: %w", klog.KObj(&machine), err)
+		}
+		if poolOfMember(member) != pool.Name {
+			// Somebody has labelled a Machine that is none of the pool's.
+			continue
+		}
+		if meta.IsStatusConditionTrue(member.Status.Conditions, v1beta1.ConditionServerDeleted) {
+			// Its instance has ended, whether or not its shard can be asked now.
+			continue
 		}
 		wishes = append(wishes, wish{id, string(member.Spec.Shard), deleting, at})
 	}

@@ -301,6 +301,60 @@ func TestShrinkingPutsLabelsRight(t *testing.T) {
 	}
 }
 
+func deletingNow(machine *clusterv1.Machine) {
+	now := metav1.Now()
+	machine.DeletionTimestamp = &now
+	machine.Finalizers = []string{clusterv1.MachineFinalizer}
+}
+
+// An instance that was lost has been replaced, also when its shard was not read
+// since: its NstanceMachine says so.
+func TestLostInstanceIsNoVictim(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
+		map[string]func(*clusterv1.Machine){"a1": deletingNow, "b1": chosenAt("now")})
+	lost, err := h.InfrastructureV1beta1().NstanceMachines(namespace).Get(t.Context(), "a1", metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	controller.SetCondition(&lost.Status.Conditions, 1, v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, "gone")
+	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), lost, namespace); err != nil {
+		t.Fatal(err)
+	}
+	h.show()
+	h.live(3)
+	if _, _, err := h.sync(); err != nil {
+		t.Fatal(err)
+	}
+	for shard, size := range map[string]int32{"a": 2, "b": 0, "c": 1} {
+		if got := h.shardGroup(shard).Spec; got.Size != size {
+			t.Errorf("shard %s has size %d with %q first, want %d", shard, got.Size, got.RemoveFirst, size)
+		}
+	}
+}
+
+// A Machine whose NstanceMachine is not the pool's says nothing about its
+// instances, whatever its labels are.
+func TestStrangerIsNoVictim(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1", "b2", "b3"}, "c": {"c1"}}, nil)
+	stranger, machine := member("pod-xyz", "a", deletingNow)
+	stranger.OwnerReferences = nil
+	if _, err := h.InfrastructureV1beta1().NstanceMachines(namespace).Create(t.Context(), stranger, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	h.Writes()
+	h.capi.Has(t, machine)
+	h.show()
+	h.live(5)
+	if _, _, err := h.sync(); err != nil {
+		t.Fatal(err)
+	}
+	for shard, size := range map[string]int32{"a": 2, "b": 2, "c": 1} {
+		if got := h.shardGroup(shard).Spec; got.Size != size || got.RemoveFirst != nil {
+			t.Errorf("shard %s has size %d with %q first, want %d", shard, got.Size, got.RemoveFirst, size)
+		}
+	}
+}
+
 // A pool that is being deleted waits for the last of its members.
 func TestDeletionWaitsForMembers(t *testing.T) {
 	pool := newPool("a")
