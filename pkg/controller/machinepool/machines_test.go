@@ -152,6 +152,28 @@ func TestSyncEnablesMachinesAndTellsCapacity(t *testing.T) {
 	h.expect()
 }
 
+// What was told of all shards stays while one of them cannot be read: it may be
+// the one that has less.
+func TestCapacityStaysWhileAShardIsAway(t *testing.T) {
+	pool := newPool("a", "b")
+	shards := shardGroups{"a": listed(), "b": listed()}
+	shards["a"].Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "4"}, Labels: map[string]string{"zone": "a"}}
+	shards["b"].Node = &shard.NodeShape{Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"zone": "b"},
+		Taints: []shard.Taint{{Key: "dedicated", Value: "x", Effect: "NoSchedule"}}}
+	h := newHarness(t, shards, pool, ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))
+	h.scale(0)
+	h.expect(poolStatus)
+	h.show()
+	if got := h.pool().Status.Capacity.Cpu().String(); got != "2" {
+		t.Fatalf("cpu is %s", got)
+	}
+	shards["b"] = nil
+	h.expect()
+	if got := h.pool().Status.Capacity.Cpu().String(); got != "2" {
+		t.Errorf("cpu became %s", got)
+	}
+}
+
 // While a shard group could not be written, its pool goes on having Machines:
 // without the note on every one of them the next sync would move instances.
 func TestFailedWriteDoesNotSwitchMachinesOff(t *testing.T) {

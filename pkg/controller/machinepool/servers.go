@@ -57,11 +57,17 @@ func (s *servers) news(of cache.ObjectName, now said) bool {
 	return true
 }
 
-// shapeOf is what a Node of a pool will be like, nil when no shard tells.
-func shapeOf(shards []shardState) *shard.NodeShape {
+// shapeOf is what a Node of a pool will be like, nil when nothing is to be said
+// about it: no shard tells, or not all of them can be asked and something was told
+// before. The one that is missing may have less than the others, or taints.
+func shapeOf(seen observation) *shard.NodeShape {
+	told := seen.pool.Status.Capacity != nil || seen.pool.Status.NodeInfo != v1beta1.NodeInfo{}
 	var shapes []*shard.NodeShape
-	for _, state := range shards {
-		if state.reported != nil && state.reported.Node != nil {
+	for _, state := range seen.shards {
+		if state.reported == nil && told {
+			return nil
+		}
+		if state.reported != nil {
 			shapes = append(shapes, state.reported.Node)
 		}
 	}

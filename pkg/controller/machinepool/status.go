@@ -27,7 +27,7 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 	if decided.machines.on {
 		status.InfrastructureMachineKind = memberKind
 	}
-	if shape := shapeOf(seen.shards); shape != nil {
+	if shape := shapeOf(seen); shape != nil {
 		status.Capacity, status.NodeInfo = capacityOf(shape), nodeInfoOf(shape)
 	}
 

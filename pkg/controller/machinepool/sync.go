@@ -72,7 +72,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		decided.machines.on = hasMachines(seen.pool)
 	}
 	if !decided.frozen && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
-		err = errors.Join(err, c.annotate(ctx, seen.machinePools[0], shapeOf(seen.shards)))
+		err = errors.Join(err, c.annotate(ctx, seen.machinePools[0], shapeOf(seen)))
 	}
 	if err == nil && (decided.release || decided.awaitsNews()) {
 		return 0, nil
