@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/distribute"
 	"nstance.dev/operator/pkg/shard"
 )
@@ -36,14 +37,14 @@ func shrinks(seen observation) bool {
 // look asks the API server who was chosen to go, because the caches of MachinePools
 // and Machines may be at different times: whoever chooses annotates the Machine
 // first and then lowers the replicas, so the Machines are read after the replicas.
-// It returns false when the cache of shard groups is behind.
+// It returns false when a cache is behind in a way that changes more than that.
 func (c *Controller) look(ctx context.Context, seen *observation) (current bool, err error) {
 	name := seen.machinePools[0].Name
 	machinePool, err := c.machinePools.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, fmt.Errorf("read MachinePool %s: %w", c.key(name), err)
 	}
-	if machinePool.UID != seen.machinePools[0].UID || machinePool.Spec.Replicas == nil {
+	if machinePool.UID != seen.machinePools[0].UID || machinePool.Spec.Replicas == nil || controller.PausedBy(nil, machinePool) != "" {
 		return false, nil
 	}
 	// What was chosen before is in the shard groups.

@@ -355,6 +355,20 @@ func TestStrangerIsNoVictim(t *testing.T) {
 	}
 }
 
+// What happened to a pool that is paused is not followed, also when the cache shows
+// neither the pause nor that.
+func TestPausedMeanwhileChoosesNobody(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1"}, "c": {"c1"}}, nil)
+	h.scale(2)
+	paused := machinePool("workers", ptr.To[int32](0))
+	paused.TypeMeta = metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"}
+	paused.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	h.capi.Has(t, paused)
+	if writes, wait, err := h.sync(); err != nil || len(writes) > 0 || wait != staleRetry {
+		t.Errorf("wrote %q and waits %s, error %v", writes, wait, err)
+	}
+}
+
 // A pool that is being deleted waits for the last of its members.
 func TestDeletionWaitsForMembers(t *testing.T) {
 	pool := newPool("a")
