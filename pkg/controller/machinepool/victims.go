@@ -87,10 +87,9 @@ func (c *Controller) shows(ctx context.Context, pool *v1beta1.NstanceMachinePool
 // wish is that an instance goes.
 type wish struct {
 	id, shard string
-	// deleting: its Machine is being deleted. Else it is annotated, with the time
-	// at.
-	deleting bool
-	at       string
+	// annotated: its Machine is, with the time at. Else it is being deleted.
+	annotated bool
+	at        string
 }
 
 // wishes are those of the Machines of a pool. It returns false when the cache does
@@ -125,26 +124,25 @@ func (c *Controller) wishes(ctx context.Context, pool *v1beta1.NstanceMachinePoo
 			// Its instance has ended, whether or not its shard can be asked now.
 			continue
 		}
-		wishes = append(wishes, wish{id, string(member.Spec.Shard), deleting, at})
+		wishes = append(wishes, wish{id, string(member.Spec.Shard), annotated, at})
 	}
 	return wishes, true, nil
 }
 
 // choose returns the instances that are to go before others, in the order in which
-// they are: those whose Machine is being deleted, and then those whose Machine was
-// annotated for that (CAPI contract), the earliest first. Those that were chosen
-// for an earlier decrease are left out, for that is done. So are those that have
-// ended: their place was given to others.
+// they are: those whose Machine was annotated for that (CAPI contract), the earliest
+// first, and then those whose Machine is being deleted. Who annotates has drained
+// the Node and lowers the replicas for it; who deletes a Machine may want another
+// one in its place. Those that were chosen for an earlier decrease are left out, for
+// that is done. So are those that have ended: their place was given to others.
 func choose(wishes []wish, shards []shardState) []distribute.Victim {
 	wishes = slices.Clone(wishes)
 	slices.SortFunc(wishes, func(a, b wish) int {
 		switch {
-		case a.deleting && !b.deleting:
+		case a.annotated && !b.annotated:
 			return -1
-		case !a.deleting && b.deleting:
+		case !a.annotated && b.annotated:
 			return 1
-		case a.deleting:
-			return cmp.Compare(a.id, b.id)
 		}
 		return cmp.Or(cmp.Compare(a.at, b.at), cmp.Compare(a.id, b.id))
 	})

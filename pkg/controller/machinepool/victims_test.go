@@ -27,18 +27,18 @@ func TestChoose(t *testing.T) {
 	state := func(id string, size int32, ids ...string) shardState {
 		return shardState{id: id, configured: true, synced: true, reported: listed(ids...), group: newShardGroup(pool, id, size)}
 	}
-	annotated := func(id, shard, at string) wish { return wish{id: id, shard: shard, at: at} }
-	deleting := func(id, shard string) wish { return wish{id: id, shard: shard, deleting: true} }
+	annotated := func(id, shard, at string) wish { return wish{id: id, shard: shard, annotated: true, at: at} }
+	deleting := func(id, shard string) wish { return wish{id: id, shard: shard} }
 	for name, test := range map[string]struct {
 		wishes []wish
 		change func([]shardState)
 		want   string
 	}{
-		"nobody":                      {nil, nil, ""},
-		"the annotated one":           {[]wish{annotated("a2", "a", "now")}, nil, "a2@1"},
-		"the earliest first":          {[]wish{annotated("a1", "a", "2026-11-21 10:00:02"), annotated("b1", "b", "2026-11-21 10:00:01")}, nil, "b1@0 a1@1"},
-		"at one time by name":         {[]wish{annotated("b2", "b", ""), annotated("a1", "a", ""), annotated("b1", "b", "")}, nil, "a1@1 b1@0 b2@0"},
-		"the deleted ones before all": {[]wish{annotated("a1", "a", ""), deleting("b2", "b"), deleting("b1", "b")}, nil, "b1@0 b2@0 a1@1"},
+		"nobody":                     {nil, nil, ""},
+		"the annotated one":          {[]wish{annotated("a2", "a", "now")}, nil, "a2@1"},
+		"the earliest first":         {[]wish{annotated("a1", "a", "2026-11-21 10:00:02"), annotated("b1", "b", "2026-11-21 10:00:01")}, nil, "b1@0 a1@1"},
+		"at one time by name":        {[]wish{annotated("b2", "b", ""), annotated("a1", "a", ""), annotated("b1", "b", "")}, nil, "a1@1 b1@0 b2@0"},
+		"the deleted ones after all": {[]wish{deleting("b2", "b"), deleting("b1", "b"), annotated("a1", "a", "")}, nil, "a1@1 b1@0 b2@0"},
 		"one that was chosen before is done with": {[]wish{annotated("a1", "a", ""), annotated("a2", "a", "")}, func(shards []shardState) {
 			shards[1].group.Spec.RemoveFirst = []string{"a1"}
 		}, "a2@1"},
@@ -175,6 +175,22 @@ func TestTheChosenInstanceGoesFirst(t *testing.T) {
 	// Uneven as it is, it stays so.
 	h.show()
 	h.expect()
+}
+
+// A Machine that is deleted to be replaced does not take the place of the one whose
+// Node was drained to have one less.
+func TestTheChosenGoesAndTheDeletedIsReplaced(t *testing.T) {
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
+		map[string]func(*clusterv1.Machine){"a1": deletingNow, "b1": chosenAt("now")})
+	h.live(3)
+	if _, _, err := h.sync(); err != nil {
+		t.Fatal(err)
+	}
+	for shard, want := range map[string]v1beta1.NstanceShardGroupSpec{"a": {Size: 2}, "b": {RemoveFirst: []string{"b1"}}, "c": {Size: 1}} {
+		if got := h.shardGroup(shard).Spec; got.Size != want.Size || !slices.Equal(got.RemoveFirst, want.RemoveFirst) {
+			t.Errorf("shard %s became %d with %q first, want %d with %q", shard, got.Size, got.RemoveFirst, want.Size, want.RemoveFirst)
+		}
+	}
 }
 
 // Chosen one after the other, each is taken once, also when the cache of
