@@ -69,35 +69,46 @@ func (s poolScale) pending(shardID, instance string) string {
 }
 
 // awaitPool returns what the end of a member's instance still waits for, "" for
-// nothing. The caches may be behind, so the last look is at the API server.
+// nothing. A look that fails begins the wait anew: what cannot be read here keeps
+// the pool from choosing, too.
 func (c *Controller) awaitPool(ctx context.Context, seen observation, recalled *memory) (string, error) {
 	if !poolMember(seen.machine) || recalled.ending != (pace{}) || ending(seen) {
 		return "", nil
 	}
-	if recalled.awaited.IsZero() {
+	pending, err := c.pending(ctx, seen.machine)
+	switch {
+	case err != nil || pending == "":
+		recalled.awaited = time.Time{}
+		return "", err
+	case recalled.awaited.IsZero():
 		recalled.awaited = seen.now
-	}
-	if seen.now.Sub(recalled.awaited) >= poolGrace {
+	case seen.now.Sub(recalled.awaited) >= poolGrace:
 		klog.FromContext(ctx).Info("The pool has not taken the end of the instance into account in time", "waited", poolGrace)
 		return "", nil
 	}
-	scale, err := c.poolScale(seen.machine)
+	return pending, nil
+}
+
+// pending looks at the pool of a member. The caches may be behind, so the last look
+// is at the API server.
+func (c *Controller) pending(ctx context.Context, machine *v1beta1.NstanceMachine) (string, error) {
+	scale, err := c.poolScale(machine)
 	if err != nil {
 		return "", err
 	}
-	pending := scale.pending(shardOf(seen.machine), instanceOf(seen.machine))
-	if pending == "" && scale.machinePool != nil {
-		name := scale.machinePool.Name
-		scale.machinePool, err = c.machinePools.Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return "", nil
-		}
-		if err != nil {
-			return "", fmt.Errorf("read the replicas of MachinePool %s: %w", c.key(name), err)
-		}
-		pending = scale.pending(shardOf(seen.machine), instanceOf(seen.machine))
+	pending := scale.pending(shardOf(machine), instanceOf(machine))
+	if pending != "" || scale.machinePool == nil {
+		return pending, nil
 	}
-	return pending, nil
+	name := scale.machinePool.Name
+	scale.machinePool, err = c.machinePools.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return "", nil
+	}
+	if err != nil {
+		return "", fmt.Errorf("read the replicas of MachinePool %s: %w", c.key(name), err)
+	}
+	return scale.pending(shardOf(machine), instanceOf(machine)), nil
 }
 
 // ending tells whether the shard says that it ends the instance already. One that

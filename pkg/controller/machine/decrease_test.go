@@ -120,9 +120,17 @@ func TestTheLastLookAtThePoolIsLive(t *testing.T) {
 		h.capi.Created = []*unstructured.Unstructured{{Object: map[string]any{
 			"apiVersion": clusterv1.GroupVersion.String(), "kind": "Unheard", "metadata": map[string]any{"name": "machine-pool"},
 		}}}
-		if did, _, err := h.sync(); err == nil || slices.Contains(did, deleteOfM) {
-			t.Errorf("did %q, error %v", did, err)
+		for _, later := range []time.Duration{0, poolGrace, poolGrace} {
+			h.after(later)
+			if did, _, err := h.sync(); err == nil || slices.Contains(did, deleteOfM) {
+				t.Errorf("did %q, error %v", did, err)
+			}
 		}
+		// There were to be fewer all the time, and now that is known.
+		h.capi.Created = nil
+		h.scale(4)
+		h.expect(applyStatusM)
+		h.expectReady(unconfirmed + choosing)
 	})
 	t.Run("and may find nothing", func(t *testing.T) {
 		h := decreasing(t, 4)

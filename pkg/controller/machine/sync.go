@@ -211,7 +211,6 @@ func (c *Controller) end(ctx context.Context, seen observation, recalled *memory
 	if pending != "" {
 		return outcome{trouble: &trouble{v1beta1.ReasonDeleting, pending}, wait: poolRetry}
 	}
-	recalled.awaited = time.Time{}
 	gone, err := c.shards.DeleteInstance(ctx, shardOf(machine), instanceOf(machine))
 	switch {
 	case err != nil:
