@@ -85,10 +85,10 @@ func (c *Controller) memberChanged(before, after *v1beta1.NstanceMachine) {
 
 // machineChanged wakes the pool of a Machine that came or went, in which case it may
 // be without its NstanceMachine, or the other way round, and of one that has become
-// unhealthy.
+// unhealthy or may be replaced now that it is not paused.
 func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 	if before != nil && after != nil && before.UID == after.UID && poolName(before) == poolName(after) &&
-		unhealthy(before) == unhealthy(after) {
+		unhealthy(before) == unhealthy(after) && !controller.PauseChanged(before, after) {
 		return
 	}
 	if after == nil {

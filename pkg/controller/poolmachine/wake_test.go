@@ -117,6 +117,9 @@ func TestWhatWakesThePool(t *testing.T) {
 		"a Machine goes": {func(c *Controller) {
 			c.machineChanged(machine, newer(machine, func(m *clusterv1.Machine) { deleted(m) }))
 		}, nil},
+		"a Machine is paused no more": {func(c *Controller) {
+			c.machineChanged(paused(newMachine("i-1")), newer(machine))
+		}, later},
 		"another Machine comes, goes": {func(c *Controller) { c.machineChanged(nil, single); c.machineChanged(single, nil) }, nil},
 
 		"the MachinePool comes": {func(c *Controller) { c.machinePoolChanged(nil, machinePool) }, now},
