@@ -182,7 +182,9 @@ func ends(instance shard.Instance) bool {
 }
 
 // removeFirst are the instances that are to go first on a shard: with another size
-// those newly chosen, and those chosen before that have not gone.
+// those newly chosen, and those chosen before that have not gone. A growth takes
+// back the choice of those that are not too many any more. One whose Machine is
+// being deleted all the same counts for the next decrease then.
 func (s *shardState) removeFirst(size int32, chosen []string) []string {
 	if s.group == nil {
 		return chosen
@@ -191,5 +193,23 @@ func (s *shardState) removeFirst(size int32, chosen []string) []string {
 	if s.group.Spec.Size == size {
 		return before
 	}
-	return append(slices.DeleteFunc(slices.Clone(before), s.ended), chosen...)
+	kept := slices.DeleteFunc(slices.Clone(before), s.ended)
+	if surplus, known := s.surplus(size); known && size > s.group.Spec.Size {
+		kept = kept[:min(len(kept), surplus)]
+	}
+	return append(kept, chosen...)
+}
+
+// surplus is how many instances of a shard are too many for a size, if the shard
+// has told which it has.
+func (s *shardState) surplus(size int32) (surplus int, known bool) {
+	if !s.synced || s.reported == nil || !s.reported.ListsInstances {
+		return 0, false
+	}
+	for _, instance := range s.reported.Instances {
+		if !ends(instance) {
+			surplus++
+		}
+	}
+	return max(surplus-int(size), 0), true
 }

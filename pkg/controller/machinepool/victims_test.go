@@ -73,7 +73,7 @@ func TestChoose(t *testing.T) {
 }
 
 // The instances to go are written with the size, stay with it, and are forgotten
-// with a later size when they have gone.
+// with a later size when they have gone, or when that leaves none too many.
 func TestRemoveFirst(t *testing.T) {
 	group := newShardGroup(newPool("a"), "a", 3)
 	group.Spec.RemoveFirst = []string{"a1", "a2"}
@@ -84,8 +84,13 @@ func TestRemoveFirst(t *testing.T) {
 	if got := state.removeFirst(2, []string{"a4"}); !slices.Equal(got, []string{"a2", "a4"}) {
 		t.Errorf("with one less they became %q", got)
 	}
-	if got := state.removeFirst(4, nil); !slices.Equal(got, []string{"a2"}) {
+	if got := state.removeFirst(4, nil); len(got) > 0 {
 		t.Errorf("with one more they became %q", got)
+	}
+	// It is one of two that are too many for a size of 3, and of one for 4.
+	state.reported = listed("a2", "a3", "a4", "a5", "a6")
+	if got := state.removeFirst(4, nil); !slices.Equal(got, []string{"a2"}) {
+		t.Errorf("with one more than that they became %q", got)
 	}
 	state.synced = false
 	if got := state.removeFirst(4, nil); !slices.Equal(got, []string{"a1", "a2"}) {
