@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -189,10 +190,20 @@ func planEnd(seen observation, recalled memory) decision {
 		// id of what is to be ended.
 		return decision{step: order}
 	}
+	if undrained(seen) {
+		return decision{trouble: &trouble{v1beta1.ReasonDeleting, "no Machine owns it, and the shard is draining it"}}
+	}
 	if wait := recalled.ending.wait(seen.now); wait > 0 {
 		return decision{wait: wait}
 	}
 	return decision{step: end}
+}
+
+// undrained tells whether it is only the shard that drains an instance of a pool:
+// there was no Machine for which Cluster API would have. The shard ends it in time.
+func undrained(seen observation) bool {
+	return poolMember(seen.machine) && metav1.GetControllerOfNoCopy(seen.machine) == nil &&
+		seen.notice != nil && seen.notice.State == shard.Draining
 }
 
 // unready is why no instance may be ordered yet, nil when it may (CAPI contract).
