@@ -53,7 +53,7 @@ func TestChoose(t *testing.T) {
 		"nor of a server that lists none": {[]wish{annotated("a9", "a", "")}, func(shards []shardState) {
 			shards[1].reported = &shard.Group{}
 		}, "a9@1"},
-		"one with two Machines once":                   {[]wish{annotated("a1", "a", "2"), annotated("b1", "b", "1"), deleting("a1", "a")}, nil, "a1@1 b1@0"},
+		"one with two Machines once":                   {[]wish{annotated("a1", "a", "2"), annotated("b1", "b", "1"), deleting("a1", "a")}, nil, "b1@0 a1@1"},
 		"one of a shard that the pool no longer names": {[]wish{annotated("c1", "c", "")}, nil, ""},
 	} {
 		t.Run(name, func(t *testing.T) {
