@@ -27,7 +27,7 @@ test-unit: ## Run the tests that need no cluster.
 
 .PHONY: test-e2e
 test-e2e: ## Run the tests against a real control plane.
-	cd e2e && go test -race -p 1 -timeout 40m ./...
+	cd e2e && go test -race -p 2 -parallel 8 -timeout 40m ./tests ./...
 
 .PHONY: bench
 bench: ## Measure the server, and latency, writes and memory against a real control plane.

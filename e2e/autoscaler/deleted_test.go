@@ -39,7 +39,7 @@ func TestMachineIsDeleted(t *testing.T) {
 	expectReplaced(t, before, after, victim)
 	expectInstances(t, name, after)
 	expectNodeChanges(t, from, name, 1, victim)
-	expectDrained(t, from, name, victim, capiUser)
+	expectDrained(t, from, name, victim)
 }
 
 // A pool that is to have fewer at the moment when a Machine is deleted has that
@@ -107,9 +107,7 @@ func TestPoolIsDeleted(t *testing.T) {
 			expectMachinesDeleted(t, from, tc.name, found.ids()...)
 			expectNodeChanges(t, from, tc.name, 0, found.ids()...)
 			for _, id := range found.ids() {
-				// The servers give notice of their instances while Cluster API looks at
-				// the Machines, so either is first.
-				expectDrained(t, from, tc.name, id, capiUser, nstance.OperatorUser)
+				expectDrained(t, from, tc.name, id)
 			}
 		})
 	}
@@ -170,10 +168,9 @@ func runPod(t *testing.T, pool, node string) {
 	})
 }
 
-// expectDrained fails the test unless one of drainers has cordoned a Node and
-// evicted the Pod on it since from, before anybody asked for the Node to be
-// deleted.
-func expectDrained(t *testing.T, from controlplane.Position, pool, node string, drainers ...string) {
+// expectDrained fails the test unless Cluster API has cordoned a Node and evicted
+// the Pod on it since from, before anybody asked for the Node to be deleted.
+func expectDrained(t *testing.T, from controlplane.Position, pool, node string) {
 	t.Helper()
 	// when is the time of the first write that matches.
 	when := func(what string, match func(controlplane.Write) bool) (time.Time, error) {
@@ -184,10 +181,10 @@ func expectDrained(t *testing.T, from controlplane.Position, pool, node string, 
 		return found[0].Time, nil
 	}
 	cordoned, err := when("cordoned it", func(w controlplane.Write) bool {
-		return slices.Contains(drainers, w.User) && w.Verb == "patch" && w.Resource == "nodes" && w.Name == node
+		return w.User == capiUser && w.Verb == "patch" && w.Resource == "nodes" && w.Name == node
 	})
 	evicted, evictErr := when("evicted its Pod", func(w controlplane.Write) bool {
-		return slices.Contains(drainers, w.User) && w.Resource == "pods" && w.Subresource == "eviction" && w.Name == podOn(pool, node) && w.Code == http.StatusCreated
+		return w.User == capiUser && w.Resource == "pods" && w.Subresource == "eviction" && w.Name == podOn(pool, node) && w.Code == http.StatusCreated
 	})
 	deleted, deleteErr := when("deleted it", func(w controlplane.Write) bool {
 		return w.Verb == "delete" && w.Resource == "nodes" && w.Name == node

@@ -45,7 +45,7 @@ const (
 	drainTimeout = 5 * time.Minute
 
 	// resync is short, so that quiet means quiet in spite of it.
-	resync = 10 * time.Second
+	resync = 5 * time.Second
 
 	// patience is how long a test waits for what must come.
 	patience = 3 * time.Minute

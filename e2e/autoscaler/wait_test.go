@@ -44,7 +44,8 @@ func eventuallyEvery(t testing.TB, interval, within time.Duration, what string, 
 }
 
 // untilLookedAgain waits until the operator has looked at as many shard groups as
-// there are, twice: time enough for what it might do by itself.
+// there are, twice, and two resyncs are over: time enough for what it might do by
+// itself. Other tests make it look, too.
 func untilLookedAgain(t testing.TB) {
 	t.Helper()
 	looks := func(ctx context.Context) (float64, error) {
@@ -58,11 +59,11 @@ func untilLookedAgain(t testing.TB) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := float64(2 * len(groups.Items))
+	want, resynced := float64(2*len(groups.Items)), time.Now().Add(2*resync)
 	eventually(t, "the operator looks at the shard groups", func(ctx context.Context) error {
 		now, err := looks(ctx)
-		if err == nil && now-start < want {
-			err = fmt.Errorf("%v of %v looks", now-start, want)
+		if err == nil && (now-start < want || time.Now().Before(resynced)) {
+			err = fmt.Errorf("%v of %v looks, and until %v", now-start, want, resynced)
 		}
 		return err
 	})

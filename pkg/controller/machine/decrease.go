@@ -44,25 +44,33 @@ type poolScale struct {
 }
 
 // pending is what the end of an instance has to wait for, "" for nothing. A pool
-// that goes or is paused does not choose.
+// that is paused does not choose, and one that goes chooses whoever ends.
 func (s poolScale) pending(shardID, instance string) string {
-	switch {
-	case s.pool == nil || s.machinePool == nil || s.machinePool.Spec.Replicas == nil,
-		!s.pool.DeletionTimestamp.IsZero() || !s.machinePool.DeletionTimestamp.IsZero(),
-		controller.PausedBy(nil, s.pool, s.machinePool) != "":
+	if s.pool == nil || controller.PausedBy(nil, s.pool) != "" {
 		return ""
 	}
 	var size int32
-	chosen := false
+	var own *v1beta1.NstanceShardGroup
 	for _, group := range s.groups {
 		size += group.Spec.Size
-		chosen = chosen || string(group.Spec.Shard) == shardID && slices.Contains(group.Spec.RemoveFirst, instance)
+		if string(group.Spec.Shard) == shardID && group.DeletionTimestamp.IsZero() {
+			own = group
+		}
 	}
+	chosen := own != nil && slices.Contains(own.Spec.RemoveFirst, instance)
 	switch {
+	case !s.pool.DeletionTimestamp.IsZero():
+		if own != nil && !chosen && own.Spec.Size > 0 {
+			return fmt.Sprintf("pool %q is being deleted, and its size on shard %q is being lowered", s.pool.Name, shardID)
+		}
+	case s.machinePool == nil || s.machinePool.Spec.Replicas == nil || !s.machinePool.DeletionTimestamp.IsZero(),
+		controller.PausedBy(nil, s.machinePool) != "":
+		return ""
 	case *s.machinePool.Spec.Replicas < size:
 		return fmt.Sprintf("MachinePool %q is to have %d replicas, and it is being chosen which of %d go",
 			s.machinePool.Name, *s.machinePool.Spec.Replicas, size)
-	case chosen && s.reported.ListsInstances && !slices.Contains(s.reported.RemoveFirst, instance):
+	}
+	if chosen && s.reported.ListsInstances && !slices.Contains(s.reported.RemoveFirst, instance) {
 		return fmt.Sprintf("shard %q is being told not to replace the instance", shardID)
 	}
 	return ""

@@ -20,6 +20,7 @@ import (
 const (
 	deleteOfM = "delete m on a"
 	choosing  = `MachinePool "machine-pool" is to have 4 replicas, and it is being chosen which of 5 go`
+	leaving   = `pool "pool" is being deleted, and its size on shard "a" is being lowered`
 	telling   = `shard "a" is being told not to replace the instance`
 )
 
@@ -40,7 +41,16 @@ func TestWhatTheEndOfAMemberWaitsFor(t *testing.T) {
 		"others are chosen":             {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "other") }, ""},
 		"chosen on another shard":       {func(s *poolScale) { s.groups[1] = newShardGroup("b", 2, "m") }, ""},
 		"fewer of a pool that is gone":  {func(s *poolScale) { s.machinePool = newMachinePool(4); s.pool = nil }, ""},
-		"fewer of a pool that goes":     {func(s *poolScale) { s.machinePool = newMachinePool(4); s.pool.DeletionTimestamp = gone }, ""},
+		"a pool that goes":              {func(s *poolScale) { s.pool.DeletionTimestamp = gone }, leaving},
+		"also without a MachinePool":    {func(s *poolScale) { s.pool.DeletionTimestamp, s.machinePool = gone, nil }, leaving},
+		"chosen by a pool that goes":    {func(s *poolScale) { s.pool.DeletionTimestamp, s.groups[0] = gone, newShardGroup("a", 2, "m") }, telling},
+		"its shard has none to replace": {func(s *poolScale) { s.pool.DeletionTimestamp, s.groups[0] = gone, newShardGroup("a", 0) }, ""},
+		"its shard group is gone":       {func(s *poolScale) { s.pool.DeletionTimestamp, s.groups = gone, s.groups[1:] }, ""},
+		"its shard group goes": {func(s *poolScale) {
+			s.pool.DeletionTimestamp, s.groups[0] = gone, newShardGroup("a", 2, "m")
+			s.groups[0].DeletionTimestamp = gone
+		}, ""},
+		"a pool that goes and rests":    {func(s *poolScale) { s.pool.DeletionTimestamp, s.pool.Annotations = gone, paused }, ""},
 		"fewer of a pool that rests":    {func(s *poolScale) { s.machinePool = newMachinePool(4); s.pool.Annotations = paused }, ""},
 		"nobody says how many":          {func(s *poolScale) { s.machinePool = nil }, ""},
 		"nobody says how many yet":      {func(s *poolScale) { s.machinePool.Spec.Replicas = nil }, ""},

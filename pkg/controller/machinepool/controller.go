@@ -220,12 +220,17 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	}
 }
 
-// memberChanged wakes a pool that goes when it may have lost its last instance.
+// memberChanged wakes the pool of an instance that is to end or has ended: it may
+// wait for that to go itself.
 func (c *Controller) memberChanged(before, after *v1beta1.NstanceMachine) {
-	if after != nil {
+	member := after
+	switch {
+	case after == nil:
+		member = before
+	case after.DeletionTimestamp.IsZero(), before != nil && !before.DeletionTimestamp.IsZero():
 		return
 	}
-	if pool := poolOfMember(before); pool != "" {
+	if pool := poolOfMember(member); pool != "" {
 		c.queue.Add(c.key(pool))
 	}
 }

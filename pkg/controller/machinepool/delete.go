@@ -29,7 +29,10 @@ func planDeletion(seen observation) decision {
 		adopt:    slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
 		hold:     &trouble{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}
-	d.release = len(seen.owned) == 0 && seen.members == 0 && !d.adopt
+	if len(seen.members) > 0 {
+		d.hold.message = "the pool is being deleted and waits for the Machines of its instances"
+	}
+	d.release = len(seen.owned) == 0 && len(seen.members) == 0 && !d.adopt
 	for _, machinePool := range seen.machinePools {
 		if machinePool.DeletionTimestamp.IsZero() {
 			d.removeMachinePools = append(d.removeMachinePools, machinePool)
@@ -37,7 +40,7 @@ func planDeletion(seen observation) decision {
 	}
 	for _, group := range seen.owned {
 		if group.DeletionTimestamp.IsZero() {
-			d.remove = append(d.remove, group)
+			planLeaving(seen, group, &d)
 		}
 	}
 	return d

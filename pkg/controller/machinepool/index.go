@@ -101,6 +101,13 @@ func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.
 	return groups
 }
 
+// membersOf are the NstanceMachines of a pool, by name.
+func (c *Controller) membersOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceMachine {
+	members := controller.Indexed[v1beta1.NstanceMachine](c.memberIndex, byPoolOfMember, pool.Name)
+	slices.SortFunc(members, func(a, b *v1beta1.NstanceMachine) int { return strings.Compare(a.Name, b.Name) })
+	return members
+}
+
 // shardGroupsWith are the shard groups that may have an instance of that id.
 func (c *Controller) shardGroupsWith(id string) []*v1beta1.NstanceShardGroup {
 	return controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))

@@ -29,8 +29,8 @@ type observation struct {
 	shards []shardState
 	// owned are the shard groups of the pool, also of shards it no longer names.
 	owned []*v1beta1.NstanceShardGroup
-	// members is how many NstanceMachines stand for instances of the pool.
-	members int
+	// members are the NstanceMachines that stand for instances of the pool.
+	members []*v1beta1.NstanceMachine
 	// victims were chosen to go before others.
 	victims []distribute.Victim
 }

@@ -150,12 +150,15 @@ func unready(seen observation, decided decision) *trouble {
 }
 
 // deletionHeldUp is why a pool that is being deleted is still there: the first of
-// its shard groups that its shard holds up.
+// its shard groups that its shard holds up. Those that wait for Machines do not go
+// yet.
 func deletionHeldUp(seen observation) *trouble {
 	if seen.pool.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	return heldUp(seen.owned)
+	return heldUp(slices.DeleteFunc(slices.Clone(seen.owned), func(group *v1beta1.NstanceShardGroup) bool {
+		return len(membersOn(seen.members, group)) > 0
+	}))
 }
 
 // leaving is why the group of a shard that the pool no longer names is still

@@ -126,7 +126,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		pool:         pool,
 		machinePools: controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
 		owned:        c.shardGroupsOf(pool),
-		members:      len(controller.Indexed[v1beta1.NstanceMachine](c.memberIndex, byPoolOfMember, pool.Name)),
+		members:      c.membersOf(pool),
 	}
 	cluster, err := c.cluster()
 	if err != nil {

@@ -8,7 +8,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -387,20 +386,5 @@ func TestPausedMeanwhileChoosesNobody(t *testing.T) {
 	h.capi.Has(t, paused)
 	if writes, wait, err := h.sync(); err != nil || len(writes) > 0 || wait != staleRetry {
 		t.Errorf("wrote %q and waits %s, error %v", writes, wait, err)
-	}
-}
-
-// A pool that is being deleted waits for the last of its members.
-func TestDeletionWaitsForMembers(t *testing.T) {
-	pool := newPool("a")
-	pool.DeletionTimestamp = ptr.To(metav1.NewTime(time.Unix(1, 0)))
-	seen := observed(pool, 0)
-	seen.machinePools, seen.members = nil, 1
-	if d := plan(seen); d.release {
-		t.Error("it is released while it has a member")
-	}
-	seen.members = 0
-	if d := plan(seen); !d.release {
-		t.Error("it is not released")
 	}
 }
