@@ -212,3 +212,19 @@ func TestFailedWriteDoesNotSwitchMachinesOff(t *testing.T) {
 		}
 	}
 }
+
+// What a shard that was just named has of the group stays, and is not known before
+// the shard was read.
+func TestNewShardThatWasNotReadGetsNoSize(t *testing.T) {
+	pool := newPool("a", "b")
+	pool.Spec.Machines, pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, memberKind
+	seen := observed(pool, 2, newShardGroup(pool, "a", 2))
+	seen.shards[1].synced = false
+	if d := plan(seen); len(d.apply) > 0 {
+		t.Errorf("writes %+v", d.apply)
+	}
+	seen.shards[1].synced, seen.shards[1].size = true, 1
+	if d := plan(seen); len(d.apply) != 2 || d.apply[0].spec.Size != 1 || d.apply[1].spec.Size != 1 {
+		t.Errorf("writes %+v when it is read, want size 1 on both", d.apply)
+	}
+}

@@ -129,6 +129,8 @@ func plan(seen observation) decision {
 		want := shardGroupSpec{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
 		want.spec.RemoveFirst = shard.removeFirst(d.sizes[i], divided.chosen[i])
 		switch {
+		case shard.group == nil && !shard.synced && hasMachines(seen.pool):
+			// Its size is what the server has, which is not known.
 		case shard.group == nil:
 			d.apply = append(d.apply, want)
 		case !shard.group.DeletionTimestamp.IsZero():
