@@ -92,6 +92,23 @@ func (g nodeGroup) increaseSize(ctx context.Context, delta int64) error {
 	return g.setSize(ctx, size+delta)
 }
 
+// decreaseTargetSize takes back so many instances that were asked for and have not
+// come. Nobody is chosen.
+func (g nodeGroup) decreaseTargetSize(ctx context.Context, delta int64) error {
+	size, err := g.targetSize(ctx)
+	if err != nil {
+		return err
+	}
+	listed, err := g.instances(ctx)
+	if err != nil {
+		return err
+	}
+	if size-delta < int64(len(listed)) {
+		return fmt.Errorf("taking back %d of %d of %s: there are %d", delta, size, g.name, len(listed))
+	}
+	return g.setSize(ctx, size-delta)
+}
+
 // deleteNodes has the Nodes go, one after the other and without waiting. Whose
 // Machine is being deleted already is passed over.
 func (g nodeGroup) deleteNodes(ctx context.Context, nodes ...*corev1.Node) error {

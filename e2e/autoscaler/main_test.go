@@ -40,6 +40,9 @@ const (
 	// oldShard has a server that seems to know no extension of the wire.
 	oldShard = "us-west-2d"
 
+	// scarceType is an instance type of which the last shard has one.
+	scarceType = "m7i.xlarge"
+
 	// drainTimeout is more than any drain here takes: whoever has to wait for its
 	// end fails.
 	drainTimeout = 5 * time.Minute
@@ -81,6 +84,7 @@ func TestMain(m *testing.M) {
 	for _, id := range append(shardIDs, oldShard) {
 		options.Shards = append(options.Shards, nstance.Shard{ID: id, DrainTimeout: drainTimeout})
 	}
+	options.Shards[len(shardIDs)-1].Quota = map[string]int{scarceType: 1}
 	testcluster.Main(m, options, prepare)
 }
 
