@@ -45,10 +45,11 @@ func TestShortfallIsTakenBack(t *testing.T) {
 		}
 		return nil
 	})
-	var before instances
-	eventually(t, "the other shards have what they are to", func(ctx context.Context) (err error) {
-		if before, err = instancesOf(ctx, name); err == nil && !slices.Equal(before.sizes(), []int{2, 2, 1}) {
-			err = fmt.Errorf("the shards have %v", before.sizes())
+	var before []string
+	eventually(t, "the other shards have what they are to", func(ctx context.Context) error {
+		nodes, err := group.nodes(ctx)
+		if before = namesOfNodes(nodes); err == nil && len(nodes) != 5 {
+			err = fmt.Errorf("there are %d Nodes", len(nodes))
 		}
 		return err
 	})
@@ -60,8 +61,8 @@ func TestShortfallIsTakenBack(t *testing.T) {
 		t.Fatal(err)
 	}
 	after := untilRunning(t, name, 5)
-	if !slices.Equal(after.ids(), before.ids()) {
-		t.Errorf("of instances %v are left %v", before.ids(), after.ids())
+	if !slices.Equal(after.ids(), before) {
+		t.Errorf("of the Nodes %v are left %v", before, after.ids())
 	}
 	if sizes, err := sizesOf(t.Context(), name); err != nil || fmt.Sprint(sizes) != "[2 2 1]" {
 		t.Errorf("the sizes are %v, want [2 2 1] (error %v)", sizes, err)
