@@ -40,7 +40,7 @@ const (
 	// oldShard has a server that seems to know no extension of the wire.
 	oldShard = "us-west-2d"
 
-	// scarceType is an instance type of which the last shard has one.
+	// scarceType is an instance type of which the first shard has one.
 	scarceType = "m7i.xlarge"
 
 	// drainTimeout is more than any drain here takes: whoever has to wait for its
@@ -84,7 +84,7 @@ func TestMain(m *testing.M) {
 	for _, id := range append(shardIDs, oldShard) {
 		options.Shards = append(options.Shards, nstance.Shard{ID: id, DrainTimeout: drainTimeout})
 	}
-	options.Shards[len(shardIDs)-1].Quota = map[string]int{scarceType: 1}
+	options.Shards[0].Quota = map[string]int{scarceType: 1}
 	testcluster.Main(m, options, prepare)
 }
 
