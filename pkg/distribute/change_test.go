@@ -91,7 +91,7 @@ func TestChangeProperties(t *testing.T) {
 				t.Fatalf("Change(%v, %d, %v) = %v moves an instance without need", sizes, replicas, victims, got)
 			}
 		}
-		left := expectRespected(t, sizes, replicas, victims, got, chosen)
+		left := expectRespected(t, sizes, replicas, victims, chosen)
 		expectAbsentFirst(t, left, absent, got)
 		if replicas > before && spreadOf(got) > max(1, spreadOf(sizes)) {
 			t.Fatalf("Change(%v, %d) = %v is more uneven", sizes, replicas, got)
@@ -101,7 +101,7 @@ func TestChangeProperties(t *testing.T) {
 
 // expectRespected expects that those who go come first, in their order, as far as
 // their shards have them. It returns what they leave.
-func expectRespected(t *testing.T, sizes []int32, replicas int32, victims []Victim, got []int32, chosen []Victim) (left []int32) {
+func expectRespected(t *testing.T, sizes []int32, replicas int32, victims, chosen []Victim) (left []int32) {
 	t.Helper()
 	left = slices.Clone(sizes)
 	surplus := sum(sizes) - replicas
