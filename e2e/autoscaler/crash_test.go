@@ -32,6 +32,10 @@ func (p point) String() string {
 	return fmt.Sprintf("after %d requests", p.after)
 }
 
+// nothingLeft is what the operator is killed after when its scale-down is over
+// before it has made as many requests.
+const nothingLeft = "all"
+
 // points are where the operator is killed: at each of its first requests, and
 // before each write that a scale-down cannot do without.
 func points() []point {
@@ -79,6 +83,9 @@ func TestKilledWhileShrinking(t *testing.T) {
 		}
 	}
 	t.Logf("killed after: %v", reached)
+	if late := reached[nothingLeft]; late > len(where)/4 {
+		t.Errorf("%d of %d times there was nothing left to do when the operator was killed", late, len(where))
+	}
 	untilRunning(t, name, rest)
 	expectInstances(t, name, left)
 	expectNodeChanges(t, from, name, 0, victims...)
@@ -167,7 +174,7 @@ func (o *crashingOperator) untilReached(t *testing.T, at point, from controlplan
 			return nil
 		}
 		if machineGone(ctx, victim) == nil {
-			last = "all"
+			last = nothingLeft
 			return nil
 		}
 		return errors.New("its last request was " + last)
