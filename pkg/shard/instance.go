@@ -20,6 +20,10 @@ const (
 	InstanceTerminated InstanceState = "terminated"
 )
 
+// Ends tells whether an instance is being ended or has ended. One that drains may
+// yet stay.
+func (s InstanceState) Ends() bool { return s == InstanceTerminating || s == InstanceTerminated }
+
 // InstanceOrder is what an on-demand instance is to be made of.
 type InstanceOrder struct {
 	// Group is the key of the group whose template the instance has.

@@ -111,7 +111,7 @@ func (c *Controller) ask(ctx context.Context, key cache.ObjectName, seen observa
 	case errors.Is(err, shard.ErrUnknownShard):
 		// Nobody can say anything about the Node. It stays as it is.
 		return 0, nil
-	case shard.IsNotFound(err), err == nil && (instance.State == shard.InstanceTerminating || instance.State == shard.InstanceTerminated):
+	case shard.IsNotFound(err), err == nil && instance.State.Ends():
 		// The machine goes, and its Node must not get Pods again.
 		return 0, nil
 	case err != nil:

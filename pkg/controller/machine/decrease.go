@@ -11,7 +11,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -123,18 +122,19 @@ func (c *Controller) pending(ctx context.Context, machine *v1beta1.NstanceMachin
 // drains it may still be told not to replace it.
 func ending(seen observation) bool {
 	return seen.notice != nil && seen.notice.State != shard.Draining ||
-		seen.listed != nil && (seen.listed.State == shard.InstanceTerminating || seen.listed.State == shard.InstanceTerminated)
+		seen.listed != nil && seen.listed.State.Ends()
 }
 
 // poolScale reads the caches.
 func (c *Controller) poolScale(machine *v1beta1.NstanceMachine) (poolScale, error) {
 	var scale poolScale
-	name, uid := poolOf(machine)
-	if name == "" {
+	owner := controller.PoolOf(machine)
+	if owner == nil {
 		return scale, nil
 	}
+	name := owner.Name
 	pool, err := c.poolLister.Get(name)
-	if apierrors.IsNotFound(err) || err == nil && pool.UID != uid {
+	if apierrors.IsNotFound(err) || err == nil && pool.UID != owner.UID {
 		return scale, nil
 	}
 	if err != nil {
@@ -157,15 +157,4 @@ func (c *Controller) poolScale(machine *v1beta1.NstanceMachine) (poolScale, erro
 	}
 	scale.reported, _ = c.groups.Get(shardOf(machine), string(machine.Spec.GroupRef.Name))
 	return scale, nil
-}
-
-// poolOf are name and uid of the pool that a machine is a member of, "" when it has
-// none.
-func poolOf(machine *v1beta1.NstanceMachine) (name string, uid types.UID) {
-	for _, owner := range machine.OwnerReferences {
-		if owner.Kind == v1beta1.PoolKind && ofGroup(owner.APIVersion, v1beta1.GroupName) {
-			return owner.Name, owner.UID
-		}
-	}
-	return "", ""
 }

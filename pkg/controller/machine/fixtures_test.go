@@ -95,7 +95,7 @@ func newOwner(name string) *clusterv1.Machine {
 			ClusterName: clusterName,
 			Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-				APIGroup: v1beta1.GroupName, Kind: kind, Name: name,
+				APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: name,
 			},
 		},
 	}

@@ -10,11 +10,11 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 )
 
 // owner is the Machine that owns a machine, nil when none does; orphan tells that
@@ -54,7 +54,7 @@ func ofGroup(apiVersion, group string) bool {
 // removeOwner deletes the Machine of an instance that is gone. Cluster API then
 // deletes the machine.
 func (c *Controller) removeOwner(ctx context.Context, owner *clusterv1.Machine) error {
-	err := c.owners.Delete(ctx, owner.Name, exactly(owner.UID))
+	err := c.owners.Delete(ctx, owner.Name, controller.Exactly(owner))
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -67,7 +67,7 @@ func (c *Controller) removeOwner(ctx context.Context, owner *clusterv1.Machine) 
 
 // discard deletes a machine that nobody owns any more.
 func (c *Controller) discard(ctx context.Context, machine *v1beta1.NstanceMachine) error {
-	err := c.machines.Delete(ctx, machine.Name, exactly(machine.UID))
+	err := c.machines.Delete(ctx, machine.Name, controller.Exactly(machine))
 	switch {
 	case apierrors.IsNotFound(err):
 		return nil
@@ -76,9 +76,4 @@ func (c *Controller) discard(ctx context.Context, machine *v1beta1.NstanceMachin
 	}
 	klog.FromContext(ctx).Info("Deleted, since there is no Machine that owns it")
 	return nil
-}
-
-// exactly keeps a deletion from hitting a newer object of the same name.
-func exactly(uid types.UID) metav1.DeleteOptions {
-	return metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}
 }

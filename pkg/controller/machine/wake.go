@@ -14,12 +14,10 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/providerid"
 )
-
-// kind is how Machines refer to what this controller works on.
-const kind = "NstanceMachine"
 
 // ShardChanged is to be called when a shard was configured or removed, became
 // synced, when its connection came or went, and when the watch of its instances
@@ -91,8 +89,8 @@ func (c *Controller) ownerChanged(before, after *clusterv1.Machine) {
 	if after == nil {
 		after = before
 	}
-	if ref := after.Spec.InfrastructureRef; ref.Kind == kind && ref.APIGroup == v1beta1.GroupName {
-		c.queue.Add(c.key(ref.Name))
+	if name := capi.NstanceMachineOf(after); name != "" {
+		c.queue.Add(c.key(name))
 	}
 }
 

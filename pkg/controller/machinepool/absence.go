@@ -43,7 +43,7 @@ func (s *shardState) absence(victim func(id string) bool) absence {
 		told = s.reported.Size
 		for _, instance := range s.reported.Instances {
 			switch {
-			case ends(instance) || s.chosen(instance.ID):
+			case instance.State.Ends() || s.chosen(instance.ID):
 			case victim(instance.ID), instance.State != shard.InstancePending:
 				missing--
 			default:

@@ -230,8 +230,8 @@ func (c *Controller) memberChanged(before, after *v1beta1.NstanceMachine) {
 	case after.DeletionTimestamp.IsZero(), before != nil && !before.DeletionTimestamp.IsZero():
 		return
 	}
-	if pool := poolOfMember(member); pool != "" {
-		c.queue.Add(c.key(pool))
+	if pool := controller.PoolOf(member); pool != nil {
+		c.queue.Add(c.key(pool.Name))
 	}
 }
 

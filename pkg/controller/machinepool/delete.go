@@ -97,7 +97,7 @@ func (c *Controller) releasePool(ctx context.Context, pool *v1beta1.NstanceMachi
 func (c *Controller) removeShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
 	var failed []error
 	for _, group := range groups {
-		if err := c.shardGroups.Delete(ctx, group.Name, exactly(group.UID)); err != nil && !apierrors.IsNotFound(err) {
+		if err := c.shardGroups.Delete(ctx, group.Name, controller.Exactly(group)); err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete shard group %s: %w", klog.KObj(group), err))
 		}
 	}
@@ -107,14 +107,9 @@ func (c *Controller) removeShardGroups(ctx context.Context, groups []*v1beta1.Ns
 func (c *Controller) removeMachinePools(ctx context.Context, machinePools []*clusterv1.MachinePool) error {
 	var failed []error
 	for _, machinePool := range machinePools {
-		if err := c.machinePools.Delete(ctx, machinePool.Name, exactly(machinePool.UID)); err != nil && !apierrors.IsNotFound(err) {
+		if err := c.machinePools.Delete(ctx, machinePool.Name, controller.Exactly(machinePool)); err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete MachinePool %s: %w", klog.KObj(machinePool), err))
 		}
 	}
 	return errors.Join(failed...)
-}
-
-// exactly keeps a deletion from hitting a newer object of the same name.
-func exactly(uid types.UID) metav1.DeleteOptions {
-	return metav1.DeleteOptions{Preconditions: metav1.NewUIDPreconditions(string(uid))}
 }

@@ -8,7 +8,6 @@ import (
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -23,8 +22,8 @@ const (
 	byShard = "shard"
 	// byPool finds shard groups by the pool that owns them.
 	byPool = "pool"
-	// byPoolOfMember finds NstanceMachines by the pool whose instances they stand
-	// for.
+	// byPoolOfMember finds NstanceMachines by the uid of the pool whose instances
+	// they stand for.
 	byPoolOfMember = "poolOfMember"
 	// byProviderID finds shard groups by the keys of their provider ids.
 	byProviderID = "providerID"
@@ -45,7 +44,9 @@ var (
 
 	memberIndexers = cache.Indexers{byPoolOfMember: func(obj any) ([]string, error) {
 		if member, ok := obj.(*v1beta1.NstanceMachine); ok {
-			return present(poolOfMember(member)), nil
+			if owner := controller.PoolOf(member); owner != nil {
+				return []string{string(owner.UID)}, nil
+			}
 		}
 		return nil, nil
 	}}
@@ -80,18 +81,6 @@ func poolOf(group *v1beta1.NstanceShardGroup) string {
 	return owner.Name
 }
 
-// poolOfMember is the name of the pool that an NstanceMachine is of, "" when it is
-// of none.
-func poolOfMember(member *v1beta1.NstanceMachine) string {
-	for _, owner := range member.OwnerReferences {
-		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&
-			version.Group == v1beta1.GroupName && owner.Kind == v1beta1.PoolKind {
-			return owner.Name
-		}
-	}
-	return ""
-}
-
 // shardGroupsOf are the shard groups of a pool, by name. Those of a former pool
 // with the same name are not its own.
 func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceShardGroup {
@@ -103,7 +92,7 @@ func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.
 
 // membersOf are the NstanceMachines of a pool, by name.
 func (c *Controller) membersOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceMachine {
-	members := controller.Indexed[v1beta1.NstanceMachine](c.memberIndex, byPoolOfMember, pool.Name)
+	members := controller.Indexed[v1beta1.NstanceMachine](c.memberIndex, byPoolOfMember, string(pool.UID))
 	slices.SortFunc(members, func(a, b *v1beta1.NstanceMachine) int { return strings.Compare(a.Name, b.Name) })
 	return members
 }

@@ -123,3 +123,11 @@ func TestDeletionWaitsForMembers(t *testing.T) {
 		t.Error("it is not released")
 	}
 }
+
+// What a former pool of the same name has left is not the pool's.
+func TestDeletionWaitsForNoMembersOfAFormerPool(t *testing.T) {
+	former, _ := member("a1", "a", nil)
+	former.OwnerReferences[0].UID = "uid-of-former"
+	h := newHarness(t, shardSizes{"a": 4}, deletingPool("a"), former)
+	h.expect(releasePool)
+}

@@ -14,9 +14,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// memberKind is the kind of what stands for one instance of a pool.
-const memberKind = "NstanceMachine"
-
 // machinesMode is whether the instances of a pool have Machines from now on, and
 // why. No status of the condition leaves it as it is.
 type machinesMode struct {

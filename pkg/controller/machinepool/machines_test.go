@@ -40,7 +40,7 @@ func TestPlanMachines(t *testing.T) {
 	mode := func(mode v1beta1.MachinesMode) func(*observation) {
 		return func(seen *observation) { seen.pool.Spec.Machines = mode }
 	}
-	on := func(seen *observation) { seen.pool.Status.InfrastructureMachineKind = memberKind }
+	on := func(seen *observation) { seen.pool.Status.InfrastructureMachineKind = v1beta1.MachineKind }
 	reported := func(at int, group *shard.Group) func(*observation) {
 		return func(seen *observation) { seen.shards[at].reported = group }
 	}
@@ -141,7 +141,7 @@ func TestSyncEnablesMachinesAndTellsCapacity(t *testing.T) {
 	shards["b"] = listed()
 	h.expect(poolStatus)
 	h.show()
-	if status := h.pool().Status; status.InfrastructureMachineKind != memberKind ||
+	if status := h.pool().Status; status.InfrastructureMachineKind != v1beta1.MachineKind ||
 		!meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionMachinesEnabled) {
 		t.Errorf("status is %+v", status)
 	}
@@ -196,7 +196,7 @@ func TestFailedWriteDoesNotSwitchMachinesOff(t *testing.T) {
 		t.Error("no error")
 	}
 	h.show()
-	if kind := h.pool().Status.InfrastructureMachineKind; kind != memberKind {
+	if kind := h.pool().Status.InfrastructureMachineKind; kind != v1beta1.MachineKind {
 		t.Errorf("the kind of its Machines became %q", kind)
 	}
 	refused = false
@@ -217,7 +217,7 @@ func TestFailedWriteDoesNotSwitchMachinesOff(t *testing.T) {
 // the shard was read.
 func TestNewShardThatWasNotReadGetsNoSize(t *testing.T) {
 	pool := newPool("a", "b")
-	pool.Spec.Machines, pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, memberKind
+	pool.Spec.Machines, pool.Status.InfrastructureMachineKind = v1beta1.MachinesAlways, v1beta1.MachineKind
 	seen := observed(pool, 2, newShardGroup(pool, "a", 2))
 	seen.shards[1].synced = false
 	if d := plan(seen); len(d.apply) > 0 {

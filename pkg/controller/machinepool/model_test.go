@@ -97,7 +97,7 @@ func (s *model) seen() observation {
 		groups = append(groups, s.groups[id])
 	}
 	seen := observed(s.pool, s.replicas, groups...)
-	seen.pool.Status.InfrastructureMachineKind = memberKind
+	seen.pool.Status.InfrastructureMachineKind = v1beta1.MachineKind
 	for i := range seen.shards {
 		v := s.servers[seen.shards[i].id]
 		seen.shards[i].synced, seen.shards[i].reported = v.synced, nil

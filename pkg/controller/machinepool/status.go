@@ -25,7 +25,7 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 	addUp(&status, seen, decided)
 	status.InfrastructureMachineKind = ""
 	if decided.machines.on {
-		status.InfrastructureMachineKind = memberKind
+		status.InfrastructureMachineKind = v1beta1.MachineKind
 	}
 	if shape := shapeOf(seen); shape != nil {
 		status.Capacity, status.NodeInfo = capacityOf(shape), nodeInfoOf(shape)

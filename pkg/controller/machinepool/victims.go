@@ -96,12 +96,12 @@ type wish struct {
 // not have what the API server has of one.
 func (c *Controller) wishes(ctx context.Context, pool *v1beta1.NstanceMachinePool, machines []clusterv1.Machine) (wishes []wish, current bool, err error) {
 	for _, machine := range machines {
+		id := capi.NstanceMachineOf(&machine)
 		at, annotated := machine.Annotations[clusterv1.DeleteMachineAnnotation]
 		deleting := !machine.DeletionTimestamp.IsZero()
-		if !annotated && !deleting || machine.Spec.InfrastructureRef.Kind != memberKind {
+		if id == "" || !annotated && !deleting {
 			continue
 		}
-		id := machine.Spec.InfrastructureRef.Name
 		member, err := c.memberLister.Get(id)
 		if apierrors.IsNotFound(err) {
 			_, err = c.members.Get(ctx, id, metav1.GetOptions{})
@@ -116,7 +116,7 @@ func (c *Controller) wishes(ctx context.Context, pool *v1beta1.NstanceMachinePoo
 		if err != nil {
 			return nil, false, fmt.Errorf("read the NstanceMachine of Machine %s: %w", klog.KObj(&machine), err)
 		}
-		if poolOfMember(member) != pool.Name {
+		if owner := controller.PoolOf(member); owner == nil || owner.UID != pool.UID {
 			// Somebody has labelled a Machine that is none of the pool's.
 			continue
 		}
@@ -174,11 +174,7 @@ func (s *shardState) ended(id string) bool {
 	if at < 0 {
 		return true
 	}
-	return ends(s.reported.Instances[at])
-}
-
-func ends(instance shard.Instance) bool {
-	return instance.State == shard.InstanceTerminating || instance.State == shard.InstanceTerminated
+	return s.reported.Instances[at].State.Ends()
 }
 
 // removeFirst are the instances that are to go first on a shard: with another size
@@ -207,7 +203,7 @@ func (s *shardState) surplus(size int32) (surplus int, known bool) {
 		return 0, false
 	}
 	for _, instance := range s.reported.Instances {
-		if !ends(instance) {
+		if !instance.State.Ends() {
 			surplus++
 		}
 	}

@@ -108,7 +108,7 @@ func member(id, shard string, change func(*clusterv1.Machine)) (*v1beta1.Nstance
 			clusterv1.ClusterNameLabel: "cluster", clusterv1.MachinePoolNameLabel: "workers",
 		}},
 	}
-	machine.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: memberKind, Name: id}
+	machine.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: id}
 	if change != nil {
 		change(machine)
 	}
@@ -146,7 +146,7 @@ func newPoolWithMachines(t *testing.T, instances map[string][]string, change map
 	h := newHarness(t, groups, objects...)
 	h.capi.Has(t, machines...)
 	// Written as the controller does it, so that it can take it back.
-	pool.Status.InfrastructureMachineKind = memberKind
+	pool.Status.InfrastructureMachineKind = v1beta1.MachineKind
 	if _, err := h.controller.pools.ApplyStatus(t.Context(), applyStatus(pool, pool.Status), controller.Apply); err != nil {
 		t.Fatal(err)
 	}

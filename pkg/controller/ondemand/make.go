@@ -93,7 +93,7 @@ func (c *Controller) makeMachine(ctx context.Context, pod *metav1.PartialObjectM
 			// Cluster API that there is nothing to wait for.
 			Bootstrap: clusterv1.Bootstrap{DataSecretName: ptr.To("")},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-				APIGroup: v1beta1.GroupName, Kind: "NstanceMachine", Name: machineName(pod.UID),
+				APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: machineName(pod.UID),
 			},
 		},
 	}, metav1.CreateOptions{FieldManager: controller.FieldManager})

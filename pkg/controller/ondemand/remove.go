@@ -14,6 +14,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 )
 
 // removePair removes the machine of a Pod that is not in the cache, once the API
@@ -79,7 +80,7 @@ func (c *Controller) liveMachine(ctx context.Context, seen observation) (*cluste
 }
 
 func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine) error {
-	err := c.machines.Delete(ctx, machine.Name, exactly(machine))
+	err := c.machines.Delete(ctx, machine.Name, controller.Exactly(machine))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
@@ -87,16 +88,11 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 }
 
 func (c *Controller) deleteNstanceMachine(ctx context.Context, machine *v1beta1.NstanceMachine) error {
-	err := c.nstanceMachines.Delete(ctx, machine.Name, exactly(machine))
+	err := c.nstanceMachines.Delete(ctx, machine.Name, controller.Exactly(machine))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete NstanceMachine %s: %w", klog.KObj(machine), err)
 	}
 	return nil
-}
-
-// exactly deletes this object, and no other that has got its name.
-func exactly(object metav1.Object) metav1.DeleteOptions {
-	return *metav1.NewPreconditionDeleteOptions(string(object.GetUID()))
 }
 
 // podNamed is the Pod that a machine says it was made for, empty when it does not.

@@ -53,7 +53,6 @@ type Controller struct {
 	machines *capi.MachineClient
 
 	poolLister       listers.NstanceMachinePoolNamespaceLister
-	shardGroupLister listers.NstanceShardGroupNamespaceLister
 	memberLister     listers.NstanceMachineNamespaceLister
 	clusterLister    indexers.ResourceIndexer[*clusterv1.Cluster]
 	poolIndex        cache.Indexer
@@ -93,7 +92,6 @@ func New(
 		members:          client.NstanceMachines(namespace),
 		machines:         capiClient.Machines(namespace),
 		poolLister:       pools.Lister().NstanceMachinePools(namespace),
-		shardGroupLister: shardGroups.Lister().NstanceShardGroups(namespace),
 		memberLister:     members.Lister().NstanceMachines(namespace),
 		clusterLister:    clusters.Lister(),
 		poolIndex:        pools.Informer().GetIndexer(),

@@ -5,16 +5,13 @@ package poolmachine
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
 )
-
-// kind is that of a member.
-const kind = "NstanceMachine"
 
 // The indexes that the controller looks things up by, so that no news of one
 // object ever walks a whole cache. Other controllers index the same caches under
@@ -56,7 +53,7 @@ var (
 
 	memberIndexers = cache.Indexers{byPool: func(obj any) ([]string, error) {
 		if member, ok := obj.(*v1beta1.NstanceMachine); ok {
-			if owner := poolOf(member); owner != nil {
+			if owner := controller.PoolOf(member); owner != nil {
 				return []string{string(owner.UID)}, nil
 			}
 		}
@@ -89,22 +86,10 @@ func poolOwning(group *v1beta1.NstanceShardGroup) *metav1.OwnerReference {
 	return owner
 }
 
-// poolOf refers to the pool that an NstanceMachine is a member of, nil when it is
-// of none. The Machine that owns a member is its controller.
-func poolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
-	for i, owner := range machine.OwnerReferences {
-		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&
-			version.Group == v1beta1.GroupName && owner.Kind == v1beta1.PoolKind {
-			return &machine.OwnerReferences[i]
-		}
-	}
-	return nil
-}
-
 // poolName is the label that names the MachinePool of a Machine whose
 // infrastructure is ours, "" for any other Machine.
 func poolName(machine *clusterv1.Machine) string {
-	if ref := machine.Spec.InfrastructureRef; ref.Kind != kind || ref.APIGroup != v1beta1.GroupName {
+	if capi.NstanceMachineOf(machine) == "" {
 		return ""
 	}
 	return machine.Labels[clusterv1.MachinePoolNameLabel]

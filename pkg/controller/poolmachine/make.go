@@ -59,7 +59,7 @@ func (c *Controller) createMember(ctx context.Context, member *v1beta1.NstanceMa
 	if err != nil {
 		return false, fmt.Errorf("create NstanceMachine %s: %w", klog.KObj(member), err)
 	}
-	if owner := poolOf(made); owner == nil || owner.UID != poolOf(member).UID {
+	if owner := controller.PoolOf(made); owner == nil || owner.UID != controller.PoolOf(member).UID {
 		return true, nil
 	}
 	c.writes.Wrote(made)

@@ -67,7 +67,7 @@ func (m *memories) lacks(pool types.UID, instances []shard.Instance) bool {
 	defer m.mu.Unlock()
 	return slices.ContainsFunc(instances, func(instance shard.Instance) bool {
 		_, had := m.of[pool].had[instance.ID]
-		return !had && !ends(instance)
+		return !had && !instance.State.Ends()
 	})
 }
 

@@ -101,8 +101,8 @@ func createsMachines(seen observation) bool {
 }
 
 // planRemoval lets go of instances by deleting their Machines, which Cluster API
-// drains: of those that were chosen, and of those that are to be replaced. A member whose Machine is not there yet waits for it, unless nobody is
-// going to make it.
+// drains: of those that were chosen, and of those that are to be replaced. A member
+// whose Machine is not there yet waits for it, unless nobody is going to make it.
 func planRemoval(seen observation, d *decision) {
 	going := seen.chosen
 	if leaving(seen.pool) {

@@ -13,6 +13,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 )
 
 // removeMachines deletes Machines whose instances are to go. Cluster API drains
@@ -38,7 +39,7 @@ func (c *Controller) removeMembers(ctx context.Context, members []*v1beta1.Nstan
 		case !apierrors.IsNotFound(err):
 			return fmt.Errorf("look for the Machine of NstanceMachine %s: %w", klog.KObj(member), err)
 		}
-		err = c.members.Delete(ctx, member.Name, exactly(member))
+		err = c.members.Delete(ctx, member.Name, controller.Exactly(member))
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete NstanceMachine %s: %w", klog.KObj(member), err)
 		}
@@ -63,17 +64,12 @@ func (c *Controller) removeOrphans(ctx context.Context, machines []*clusterv1.Ma
 }
 
 func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine, since string) error {
-	err := c.machines.Delete(ctx, machine.Name, exactly(machine))
+	err := c.machines.Delete(ctx, machine.Name, controller.Exactly(machine))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
 	klog.FromContext(ctx).Info("Machine deleted", "machine", klog.KObj(machine), "since", since)
 	return nil
-}
-
-// exactly keeps a deletion from hitting a newer object of the same name.
-func exactly(object metav1.Object) metav1.DeleteOptions {
-	return *metav1.NewPreconditionDeleteOptions(string(object.GetUID()))
 }
 
 // each does something with each of items, whether or not it can be done with the

@@ -21,6 +21,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server/pki"
@@ -196,7 +197,7 @@ func (w *world) sameAsServers(want int) bool {
 	for _, member := range w.list() {
 		if member.Labels[v1beta1.LabelShard] != string(member.Spec.Shard) || member.Labels[v1beta1.LabelGroup] != "workers" ||
 			member.Labels[clusterv1.MachinePoolNameLabel] != "workers" || member.Labels[clusterv1.ClusterNameLabel] != clusterName ||
-			poolOf(&member) == nil || poolOf(&member).UID != poolUID || metav1.GetControllerOf(&member) != nil {
+			controller.PoolOf(&member) == nil || controller.PoolOf(&member).UID != poolUID || metav1.GetControllerOf(&member) != nil {
 			w.t.Errorf("member %+v", member.ObjectMeta)
 		}
 		members = append(members, strings.Join([]string{string(member.Spec.Shard), member.Name}, "/"))

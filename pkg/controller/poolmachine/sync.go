@@ -20,7 +20,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/shard"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -148,15 +147,11 @@ func (c *Controller) listed(pool *v1beta1.NstanceMachinePool, group *v1beta1.Nst
 	}
 	var listed []instance
 	for _, reported := range reported.Instances {
-		if !ends(reported) {
+		if !reported.State.Ends() {
 			listed = append(listed, instance{reported.ID, id})
 		}
 	}
 	return listed
-}
-
-func ends(instance shard.Instance) bool {
-	return instance.State == shard.InstanceTerminating || instance.State == shard.InstanceTerminated
 }
 
 // observeStrangers looks for NstanceMachines that have the name of an instance or

@@ -70,7 +70,7 @@ func (c *Controller) memberChanged(before, after *v1beta1.NstanceMachine) {
 	if after == nil {
 		member = before
 	}
-	pool := poolOf(member)
+	pool := controller.PoolOf(member)
 	if pool == nil || before != nil && after != nil && before.UID == after.UID {
 		return
 	}
@@ -103,8 +103,8 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 			c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
 		}
 	}
-	if member, err := c.memberLister.Get(after.Spec.InfrastructureRef.Name); err == nil && poolOf(member) != nil {
-		c.queue.AddAfter(c.key(poolOf(member).Name), controller.BatchPeriod)
+	if member, err := c.memberLister.Get(after.Spec.InfrastructureRef.Name); err == nil && controller.PoolOf(member) != nil {
+		c.queue.AddAfter(c.key(controller.PoolOf(member).Name), controller.BatchPeriod)
 	}
 }
 

@@ -18,6 +18,9 @@ var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1beta1
 // PoolKind is the kind that MachinePools refer to and shard groups belong to.
 const PoolKind = "NstanceMachinePool"
 
+// MachineKind is the kind that Machines refer to.
+const MachineKind = "NstanceMachine"
+
 // Resource qualifies a resource name with this package's group.
 func Resource(resource string) schema.GroupResource {
 	return SchemeGroupVersion.WithResource(resource).GroupResource()

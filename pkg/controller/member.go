@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controller
+
+import (
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// PoolOf refers to the pool that an NstanceMachine is a member of, nil when it is
+// of none. The pool is an owner; the controller is the Machine (CAPI contract).
+func PoolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
+	for i, owner := range machine.OwnerReferences {
+		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&
+			version.Group == v1beta1.GroupName && owner.Kind == v1beta1.PoolKind {
+			return &machine.OwnerReferences[i]
+		}
+	}
+	return nil
+}
