@@ -11,7 +11,9 @@ help: ## Show this list.
 .PHONY: run
 run: ## Start a whole cluster with Nstance, until Ctrl-C.
 	@echo "building devcluster (the first time takes some minutes)"
-	@cd e2e && go build -o ../.dev/bin/devcluster ./cmd/devcluster
+	@cd e2e && total=$$(go list -deps ./cmd/devcluster | wc -l) && \
+		go build -v -o ../.dev/bin/devcluster ./cmd/devcluster 2>&1 | \
+		awk -v total="$$total" '!/^[^ ]+$$/ {print; next} ++n % 50 == 0 {print "building devcluster: package " n " of at most " total; fflush()}'
 	@exec .dev/bin/devcluster up
 
 .PHONY: build
@@ -29,7 +31,7 @@ test-unit: ## Run the tests that need no cluster.
 test-e2e: ## Run the tests against a real control plane.
 	@# Two clusters at a time, the longest test first, but each of these alone: they
 	@# keep the whole machine busy.
-	cd e2e && all=$$(go list ./...) && go test -race -p 2 -parallel 8 -timeout 40m ./tests $$(grep -vE '/(ondemand|scale)$$' <<<"$$all")
+	cd e2e && all=$$(go list ./...) && go test -race -p 2 -parallel 8 -timeout 40m ./operator $$(grep -vE '/(ondemand|scale)$$' <<<"$$all")
 	cd e2e && go test -race -p 1 -timeout 40m ./ondemand ./scale
 
 .PHONY: bench
@@ -42,7 +44,7 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-modules verify-imports verify-format lint ## Check everything that is not a test.
+verify: verify-generated verify-modules verify-imports verify-citations verify-format lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.
@@ -56,8 +58,12 @@ verify-modules: ## Check that go.mod files list what is used.
 	cd hack/versitygw && go mod tidy -diff
 
 .PHONY: verify-imports
-verify-imports: ## Check who imports whom.
+verify-imports: ## Check the directions of imports.
 	hack/verify-imports.sh
+
+.PHONY: verify-citations
+verify-citations: ## Check that documents that are cited exist.
+	hack/verify-citations.sh
 
 .PHONY: verify-format
 verify-format: ## Check formatting and license headers.

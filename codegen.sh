@@ -3,8 +3,8 @@
 # Copyright The Nstance Authors.
 
 # Writes everything that is generated: protobuf code, deepcopy functions,
-# OpenAPI definitions, apply configurations, clientset, listers, informers and
-# CRDs. Every generator is a tool of go.mod or hack/tools/go.mod.
+# OpenAPI definitions, apply configurations, clientset, listers, informers, CRDs
+# and their reference in docs. Every generator is a tool of go.mod or hack/tools/go.mod.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -39,3 +39,4 @@ go tool informer-gen --go-header-file $header \
 	--output-dir $out/informers --output-pkg $module/$out/informers $api
 
 go tool -modfile=$tools controller-gen crd paths=./pkg/apis/... output:crd:dir=manifests/crd
+go run ./hack/apireference manifests/crd/infrastructure.cluster.x-k8s.io_*.yaml >docs/api.md

@@ -11,9 +11,13 @@ module=nstance.dev/operator
 failed=0
 
 # never FROM PATTERN: no package of FROM depends on one that matches PATTERN.
+# Packages for tests, whose names end in "test", may depend on anything.
 never() {
-	local found
-	found=$(go list -f '{{join .Deps "\n"}}' "$1" | sort -u | grep -E "$2" || true)
+	local packages found
+	packages=$(go list "$1" | grep -v 'test$' || true)
+	[[ -n "$packages" ]] || return 0
+	# shellcheck disable=SC2086 # one argument a package
+	found=$(go list -f '{{join .Deps "\n"}}' $packages | sort -u | grep -E "$2" || true)
 	if [[ -n "$found" ]]; then
 		echo "$1 must not depend on:" >&2
 		sed 's/^/  /' <<<"$found" >&2
@@ -24,24 +28,38 @@ never() {
 # The operator is written with plain client-go.
 never ./cmd/nstance-operator '^sigs\.k8s\.io/controller-runtime(/|$)'
 never ./cmd/nstance-operator "^$module/pkg/server(/|\$)"
-# The server knows nothing of the operator or of its kinds.
+# The server does not depend on the operator or on its kinds.
 never ./cmd/nstance-server "^$module/pkg/(operator|controller|shard|capi|apis|generated)(/|\$)"
-# Pure rules import nothing of ours.
+# Packages of pure functions import nothing of this module.
 never ./pkg/distribute "^$module/"
 never ./pkg/providerid "^$module/"
 never ./pkg/identifier "^$module/"
 never ./pkg/apis/... "^$module/pkg/(generated|capi|controller|operator|shard|server)(/|\$)"
 never ./pkg/generated/... "^$module/pkg/(capi|controller|operator|shard|server)(/|\$)"
 never ./pkg/capi "^$module/pkg/(controller|operator|shard|server)(/|\$)"
-# The shard room speaks gRPC and knows no Kubernetes objects.
+# The shard packages use gRPC and no Kubernetes objects.
 never ./pkg/shard/... "^$module/pkg/(apis|generated|capi|controller|operator|server)(/|\$)"
 never ./pkg/shard/... '^k8s\.io/(api|client-go)(/|$)'
 # The webhook decides from caches of Kubernetes alone.
 never ./pkg/admission/... "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
-# Controllers see the shards through interfaces of their own, and never each
-# other.
+# Controllers use the shards through interfaces, and never import each other.
 never ./pkg/controller/... "^$module/pkg/(operator|server|shard/.*)(/|\$)"
 for controller in pkg/controller/*/; do
 	never "./$controller" "^$module/pkg/controller/"
+done
+# An instance provider reads its options and does not import the configuration.
+# Only the registry imports providers. Test packages may use their test helpers.
+for provider in pkg/server/provider/*/; do
+	name=$(basename "$provider")
+	[[ $name == registry || $name == providertest ]] && continue
+	never "./$provider" "^$module/pkg/server/(config|groups|provision|reconciler|provider/registry)$"
+	found=$(go list -f '{{$path := .ImportPath}}{{range .Imports}}{{$path}} {{.}}{{"\n"}}{{end}}' ./... |
+		grep -E " $module/pkg/server/provider/$name(/|\$)" |
+		grep -vE "^$module/pkg/server/(provider/$name(/[a-z0-9]+)?|provider/registry|servertest) " || true)
+	if [[ -n "$found" ]]; then
+		echo "only pkg/server/provider/registry may import provider $name:" >&2
+		sed 's/^/  /' <<<"$found" >&2
+		failed=1
+	fi
 done
 exit $failed

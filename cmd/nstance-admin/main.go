@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command nstance-admin is for the people who run shard servers: it makes the
-// nonces that operators register with, and looks at and scales groups.
+// Command nstance-admin is for administrators of shard servers: it creates the
+// nonces that operators register with, and lists and scales groups.
 package main
 
 import (

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command nstance-operator is a Cluster API infrastructure provider that makes
-// Nodes with Nstance shard servers.
+// Command nstance-operator is a Cluster API infrastructure provider that creates
+// instances through Nstance shard servers.
 package main
 
 import (

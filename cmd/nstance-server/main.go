@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Command nstance-server is the server of one shard: it keeps the groups of the
-// shard at their size and answers to operators.
+// shard at their size and serves operators.
 package main
 
 import (
@@ -31,8 +31,8 @@ func main() {
 
 func newCommand() *cobra.Command {
 	var options server.Options
-	// validate is the value of the flag, which is optional; only the storage's
-	// configuration is meant when there is none.
+	// validate is the value of the flag. Without a value the configuration in the
+	// storage is validated.
 	var validate string
 	const ofStorage = "-"
 	logging := logsapi.NewLoggingConfiguration()
@@ -51,7 +51,7 @@ it changes.`,
 		SilenceErrors: true,
 		PreRunE: func(command *cobra.Command, _ []string) error {
 			if validate != "" && validate != ofStorage {
-				return nil // offline
+				return nil // no storage needed
 			}
 			needed := []string{"shard", "storage", "bucket"}
 			if validate == "" {

@@ -4,78 +4,62 @@
 package autoscaler
 
 import (
-	"fmt"
 	"net/http"
 	"slices"
 	"testing"
-	"time"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/testcluster"
 )
 
-func auditEnd(t testing.TB) controlplane.Position {
+// changesSince returns the successful writes since from that match, other than to
+// leases.
+func changesSince(t testing.TB, from controlplane.Position, match testcluster.Match) []controlplane.Write {
 	t.Helper()
-	end, err := env.AuditLog().End()
-	if err != nil {
-		t.Fatal(err)
-	}
-	return end
-}
-
-// writesSince are the writes since from that changed something and match.
-func writesSince(t testing.TB, from controlplane.Position, match func(controlplane.Write) bool) []controlplane.Write {
-	t.Helper()
-	writes, err := env.AuditLog().Writes(from, func(w controlplane.Write) bool {
-		return w.Code < http.StatusMultipleChoices && w.Resource != "leases" && match(w)
+	return env.Writes(t, from, match, func(w controlplane.Write) bool {
+		return w.Code < http.StatusMultipleChoices && w.Resource != "leases"
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return writes
 }
 
-func byOperator(r controlplane.Request) bool { return r.User == nstance.OperatorUser }
-
-// nodeChanges are the names of the Nodes of a group that were made and deleted
+// nodeChanges returns the names of the Nodes of a group that were created and deleted
 // since from, each once and sorted. They are those of instances.
-func nodeChanges(t testing.TB, from controlplane.Position, group string) (made, deleted []string) {
+func nodeChanges(t testing.TB, from controlplane.Position, group string) (created, deleted []string) {
 	t.Helper()
-	for _, w := range writesSince(t, from, func(w controlplane.Write) bool { return w.Resource == "nodes" && w.Subresource == "" }) {
+	for _, w := range changesSince(t, from, func(w controlplane.Write) bool { return w.Resource == "nodes" && w.Subresource == "" }) {
 		switch {
-		case w.Verb != "create" && w.Verb != "delete" || env.census.groupOf(t, w.Name) != group:
+		case w.Verb != "create" && w.Verb != "delete" || env.nodeLog.groupOf(t, w.Name) != group:
 		case w.Verb == "create":
-			made = append(made, w.Name)
+			created = append(created, w.Name)
 		default:
 			deleted = append(deleted, w.Name)
 		}
 	}
-	slices.Sort(made)
+	slices.Sort(created)
 	slices.Sort(deleted)
-	return made, slices.Compact(deleted)
+	return created, slices.Compact(deleted)
 }
 
 // expectNodeChanges fails the test unless exactly so many Nodes of a group were
-// made since from, and exactly these were deleted.
-func expectNodeChanges(t testing.TB, from controlplane.Position, group string, made int, deleted ...string) {
+// created since from, and exactly these were deleted.
+func expectNodeChanges(t testing.TB, from controlplane.Position, group string, created int, deleted ...string) {
 	t.Helper()
 	slices.Sort(deleted)
-	nowMade, nowDeleted := nodeChanges(t, from, group)
-	if len(nowMade) != made {
-		t.Errorf("%d Nodes were made, want %d: %v", len(nowMade), made, nowMade)
+	gotCreated, gotDeleted := nodeChanges(t, from, group)
+	if len(gotCreated) != created {
+		t.Errorf("%d Nodes were created, want %d: %v", len(gotCreated), created, gotCreated)
 	}
-	if !slices.Equal(nowDeleted, deleted) {
-		t.Errorf("Nodes %v were deleted, want %v", nowDeleted, deleted)
+	if !slices.Equal(gotDeleted, deleted) {
+		t.Errorf("Nodes %v were deleted, want %v", gotDeleted, deleted)
 	}
 }
 
-// expectMachinesDeleted fails the test unless somebody asked to delete exactly
-// these Machines of a pool since from.
+// expectMachinesDeleted fails the test unless exactly these Machines of a pool were
+// deleted since from.
 func expectMachinesDeleted(t testing.TB, from controlplane.Position, pool string, want ...string) {
 	t.Helper()
 	var deleted []string
-	for _, w := range writesSince(t, from, func(w controlplane.Write) bool { return w.Verb == "delete" && w.Resource == "machines" }) {
-		if env.census.isOf(w.Name, pool) {
+	for _, w := range changesSince(t, from, func(w controlplane.Write) bool { return w.Verb == "delete" && w.Resource == "machines" }) {
+		if env.nodeLog.isOf(w.Name, pool) {
 			deleted = append(deleted, w.Name)
 		}
 	}
@@ -86,34 +70,27 @@ func expectMachinesDeleted(t testing.TB, from controlplane.Position, pool string
 	}
 }
 
-// expectNothingWritten fails the test for what the operator wrote since from that
-// is of a pool.
+// expectNothingWritten fails the test for the operator's writes since from to objects
+// of a pool.
 func expectNothingWritten(t testing.TB, from controlplane.Position, pool string) {
 	t.Helper()
-	writes := writesSince(t, from, func(w controlplane.Write) bool { return byOperator(w) && env.census.isOf(w.Name, pool) })
+	writes := changesSince(t, from, func(w controlplane.Write) bool { return testcluster.ByOperator(w) && env.nodeLog.isOf(w.Name, pool) })
 	if len(writes) > 0 {
-		t.Errorf("%d writes while nothing happened:%s", len(writes), describe(writes, line))
+		t.Errorf("%d writes while nothing changed:%s", len(writes), testcluster.Describe(writes))
 	}
 }
 
-// watchOperator fails the test at its end when the operator asked for what the
-// shipped roles do not grant, or wrote how many replicas there are to be.
+// watchOperator fails the test at its end when the operator made requests that the
+// shipped roles do not grant, or scaled a MachinePool.
 func watchOperator(t testing.TB) {
 	t.Helper()
-	from := auditEnd(t)
+	from := env.AuditEnd(t)
 	t.Cleanup(func() {
-		bad, err := env.AuditLog().Requests(from, func(r controlplane.Request) bool {
-			return byOperator(r) && (r.Code == http.StatusForbidden || r.Verb == "patch" && r.Resource == "machinepools" && r.Subresource == "scale")
+		bad := env.Requests(t, from, testcluster.ByOperator, func(r controlplane.Request) bool {
+			return r.Code == http.StatusForbidden || r.Action() == "patch machinepools/scale"
 		})
-		if err != nil {
-			t.Error(err)
-		}
 		if len(bad) > 0 {
-			t.Errorf("the operator should not have made %d requests:%s", len(bad), describe(bad, line))
+			t.Errorf("the operator should not have made %d requests:%s", len(bad), testcluster.Describe(bad))
 		}
 	})
-}
-
-func line(r controlplane.Request) string {
-	return fmt.Sprintf("%s %s %s/%s %s/%s: %d", r.Time.Format(time.TimeOnly), r.Verb, r.Resource, r.Subresource, r.Namespace, r.Name, r.Code)
 }

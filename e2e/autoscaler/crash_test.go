@@ -11,11 +11,9 @@ import (
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/faultproxy"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/testcluster"
 )
 
 // point is where in a scale-down the operator is killed: before a request of its
@@ -32,12 +30,12 @@ func (p point) String() string {
 	return fmt.Sprintf("after %d requests", p.after)
 }
 
-// nothingLeft is what the operator is killed after when its scale-down is over
-// before it has made as many requests.
-const nothingLeft = "all"
+// afterAll is where the operator is killed when its scale-down is complete before it
+// has made as many requests.
+const afterAll = "all"
 
-// points are where the operator is killed: at each of its first requests, and
-// before each write that a scale-down cannot do without.
+// points are where the operator is killed: at each of its first requests, and before
+// each write that a scale-down needs.
 func points() []point {
 	var all []point
 	for after := range 14 {
@@ -53,152 +51,94 @@ func points() []point {
 	return all
 }
 
-// Wherever the operator is killed on the way, the instance that was chosen goes,
-// and only that one.
-func TestKilledWhileShrinking(t *testing.T) {
+// Wherever in a scale-down the operator is killed, the selected instance is deleted,
+// and no other.
+func TestOperatorKilledDuringScaleDown(t *testing.T) {
 	const name, rest = "killed", 4
 	watchOperator(t)
 	random := newRandom(t)
 	where := points()
-	o := startCrashingOperator(t)
+	operator := crashingOperator{env.ReplaceOperator(t)}
 	group := createPool(t, name, int32(len(where)+rest))
 	left := untilRunning(t, name, len(where)+rest)
-	from := auditEnd(t)
-	var victims []string
+	from := env.AuditEnd(t)
+	var deleted []string
 	reached := map[string]int{}
 	for _, i := range random.Perm(len(where)) {
-		victim := chooseNodes(t, group, random, 1)[0]
-		victims = append(victims, victim.Name)
-		begin, held := auditEnd(t), o.hold(where[i])
-		if err := group.deleteNodes(t.Context(), victim); err != nil {
+		node := selectNodes(t, group, random, 1)[0]
+		deleted = append(deleted, node.Name)
+		begin, fault := env.AuditEnd(t), operator.block(where[i])
+		if err := group.deleteNodes(t.Context(), node); err != nil {
 			t.Fatal(err)
 		}
-		reached[o.untilReached(t, where[i], begin, held, victim.Name)]++
-		o.crash(t)
-		untilMachinesGone(t, victim.Name)
-		left = left.without(victim.Name)
+		reached[operator.untilReached(t, where[i], begin, fault, node.Name)]++
+		operator.crash(t)
+		untilMachinesDeleted(t, node.Name)
+		left = left.without(node.Name)
 		if got := getInstances(t, name); !maps.Equal(got, left) {
 			t.Fatalf("killed %s: besides %s, %v are lost and %v are new",
-				where[i], victim.Name, left.without(got.ids()...).ids(), got.without(left.ids()...).ids())
+				where[i], node.Name, left.without(got.ids()...).ids(), got.without(left.ids()...).ids())
 		}
 	}
 	t.Logf("killed after: %v", reached)
-	if late := reached[nothingLeft]; late > len(where)/4 {
-		t.Errorf("%d of %d times there was nothing left to do when the operator was killed", late, len(where))
+	if late := reached[afterAll]; late > len(where)/4 {
+		t.Errorf("%d of %d times the scale-down was complete when the operator was killed", late, len(where))
 	}
 	untilRunning(t, name, rest)
 	expectInstances(t, name, left)
-	expectNodeChanges(t, from, name, 0, victims...)
+	expectNodeChanges(t, from, name, 0, deleted...)
 }
 
-// crashingOperator is an operator that reaches the API server through a proxy, and
-// that is the only one that runs.
-type crashingOperator struct {
-	*controlplane.Component
-	proxy *faultproxy.Proxy
-}
+// crashingOperator is an operator that is killed at a point of a scale-down.
+type crashingOperator struct{ *testcluster.ProxiedOperator }
 
-func startCrashingOperator(t *testing.T) *crashingOperator {
-	t.Helper()
-	usual := env.Component(env.operator.Component)
-	if err := usual.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		if err := usual.Start(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
-	certificate, err := env.ServingCertificate("proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
-	proxy, err := faultproxy.Start(env.AdminConfig(), certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() { _ = proxy.Close() })
-	operator, err := env.Nstance.StartOperator(t.Context(), nstance.Operator{
-		Component: "operator-that-crashes",
-		Server:    proxy.URL,
-		// The API server goes on asking at the same place.
-		WebhookPort: env.operator.WebhookPort,
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	o := &crashingOperator{env.Component(operator.Component), proxy}
-	t.Cleanup(func() {
-		if err := o.Stop(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
-	})
-	return o
-}
-
-// hold keeps the request from arriving that the operator is to be killed before.
-func (o *crashingOperator) hold(at point) *faultproxy.Fault {
+// block blocks the request before which the operator is to be killed, if any.
+func (o crashingOperator) block(at point) *faultproxy.Fault {
 	if at.before == nil {
 		return nil
 	}
-	return o.proxy.Inject(*at.before)
+	return o.Proxy.Inject(*at.before)
 }
 
-// untilReached returns when the operator is where it is to be killed, or when
-// there is nothing left for it to do. It says what its last request was.
-func (o *crashingOperator) untilReached(t *testing.T, at point, from controlplane.Position, held *faultproxy.Fault, victim string) (last string) {
+// untilReached returns when the operator is where it is to be killed, or when the
+// scale-down is complete. It returns what the last request was.
+func (o crashingOperator) untilReached(t *testing.T, at point, from controlplane.Position, fault *faultproxy.Fault, machine string) (last string) {
 	t.Helper()
-	eventuallyEvery(t, 5*time.Millisecond, patience, "the operator is "+at.String(), func(ctx context.Context) error {
-		requests, err := env.AuditLog().Requests(from, func(r controlplane.Request) bool {
-			return byOperator(r) && r.Verb != "watch" && r.Resource != "leases"
-		})
-		if err != nil {
-			return err
-		}
+	testcluster.EventuallyEvery(t, 5*time.Millisecond, timeout, "the operator is "+at.String(), func(ctx context.Context) error {
+		requests := env.OperatorRequests(t, from)
 		last = "the request of the autoscaler"
-		if held == nil {
+		if fault == nil {
 			requests = requests[:min(len(requests), at.after)]
 		}
 		if len(requests) > 0 {
-			r := requests[len(requests)-1]
-			last = r.Verb + " " + r.Resource
-			if r.Subresource != "" {
-				last += "/" + r.Subresource
-			}
+			last = requests[len(requests)-1].Action()
 		}
-		if held != nil && held.Met() > 0 {
+		if fault != nil && fault.Met() > 0 {
 			last = at.String()
 			return nil
 		}
-		if held == nil && len(requests) == at.after {
+		if fault == nil && len(requests) == at.after {
 			return nil
 		}
-		if machineGone(ctx, victim) == nil {
-			last = nothingLeft
+		if machineDeleted(ctx, machine) == nil {
+			last = afterAll
 			return nil
 		}
 		return errors.New("its last request was " + last)
 	})
-	if held != nil && held.Met() == 0 {
-		t.Errorf("the operator needed no request %s", at)
+	if fault != nil && fault.Met() == 0 {
+		t.Errorf("the operator made no request %s", at)
 	}
 	return last
 }
 
-// crash kills the operator and starts another one. How long that would wait for
-// the lease of one that was killed is not what is shown here.
-func (o *crashingOperator) crash(t *testing.T) {
+// crash kills the operator and starts another one.
+func (o crashingOperator) crash(t *testing.T) {
 	t.Helper()
-	if err := o.Kill(t.Context()); err != nil {
+	if err := o.Process.Kill(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	o.proxy.Heal()
-	_, err := env.kube.CoordinationV1().Leases(nstance.Namespace).Patch(t.Context(), "nstance-operator-leader-election",
-		mergePatch, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := o.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	o.Proxy.Heal()
+	env.ReleaseLease(t)
+	testcluster.Start(t, o.Process)
 }

@@ -19,51 +19,53 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/capi"
 )
 
-// A Node that is not ready any more is replaced, when there is a health check of
-// its pool: that one and in the same shard.
+// With a health check of its pool, only a Node that is not ready any more is replaced,
+// in the same shard.
 func TestHealthCheck(t *testing.T) {
 	const name, replicas = "checked", 3
 	watchOperator(t)
 	createPool(t, name, replicas)
 	before := untilRunning(t, name, replicas)
 	createHealthCheck(t, name)
-	eventually(t, "all Machines are healthy", func(ctx context.Context) error { return healthy(ctx, name, replicas) })
-	victim := before.on(shardIDs[1])[0]
-	from := auditEnd(t)
-	thaw := freezeKubelets(t)
-	setNotReady(t, victim)
-	eventually(t, "the Machine is being deleted", func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "all Machines are healthy", func(ctx context.Context) error { return healthy(ctx, name, replicas) })
+	machine := before.on(shardIDs[1])[0]
+	from := env.AuditEnd(t)
+	thaw := testcluster.Freeze(t, env.Component(controlplane.KWOK)) // no kubelet reports
+	setNotReady(t, machine)
+	testcluster.Eventually(t, timeout, "the Machine is being deleted", func(ctx context.Context) error {
 		machines, err := machinesOf(ctx, name)
-		for _, machine := range machines {
-			if machine.Name == victim && machine.DeletionTimestamp == nil {
-				err = fmt.Errorf("it is not, its conditions are %+v", machine.Status.Conditions)
+		for _, m := range machines {
+			if m.Name == machine && m.DeletionTimestamp == nil {
+				err = fmt.Errorf("it is not, its conditions are %+v", m.Status.Conditions)
 			}
 		}
 		return err
 	})
 	thaw()
-	untilMachinesGone(t, victim)
+	untilMachinesDeleted(t, machine)
 	after := untilRunning(t, name, replicas)
-	eventually(t, "all Machines are healthy again", func(ctx context.Context) error { return healthy(ctx, name, replicas) })
-	untilLookedAgain(t)
-	expectReplaced(t, before, after, victim)
+	testcluster.Eventually(t, timeout, "all Machines are healthy again", func(ctx context.Context) error { return healthy(ctx, name, replicas) })
+	untilResynced(t)
+	expectReplaced(t, before, after, machine)
 	expectInstances(t, name, after)
-	expectNodeChanges(t, from, name, 1, victim)
-	expectMachinesDeleted(t, from, name, victim)
+	expectNodeChanges(t, from, name, 1, machine)
+	expectMachinesDeleted(t, from, name, machine)
 }
 
-// createHealthCheck has Cluster API look after the Machines of a pool until the
-// test ends. One that is unhealthy is remedied at once.
+// createHealthCheck creates a MachineHealthCheck of a pool until the end of the test.
+// An unhealthy Machine is replaced at once.
 func createHealthCheck(t *testing.T, pool string) {
 	t.Helper()
 	check := &clusterv1.MachineHealthCheck{
 		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachineHealthCheck"},
 		ObjectMeta: metav1.ObjectMeta{Name: pool},
 		Spec: clusterv1.MachineHealthCheckSpec{
-			ClusterName: clusterName,
+			ClusterName: installation.ClusterName,
 			Selector:    metav1.LabelSelector{MatchLabels: map[string]string{clusterv1.MachinePoolNameLabel: capi.LabelValue(pool)}},
 			Checks: clusterv1.MachineHealthCheckChecks{
 				UnhealthyNodeConditions: []clusterv1.UnhealthyNodeCondition{
@@ -76,7 +78,7 @@ func createHealthCheck(t *testing.T, pool string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	checks := clusterAPI("machinehealthchecks")
+	checks := env.ClusterAPI("machinehealthchecks")
 	if _, err := checks.Create(t.Context(), &unstructured.Unstructured{Object: content}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
@@ -87,10 +89,10 @@ func createHealthCheck(t *testing.T, pool string) {
 	})
 }
 
-// healthy succeeds when the health check of a pool finds so many Machines, and
-// nothing the matter with them.
+// healthy succeeds when the health check of a pool counts so many Machines, all of
+// them healthy.
 func healthy(ctx context.Context, pool string, machines int32) error {
-	found, err := clusterAPI("machinehealthchecks").Get(ctx, pool, metav1.GetOptions{})
+	found, err := env.ClusterAPI("machinehealthchecks").Get(ctx, pool, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -104,43 +106,22 @@ func healthy(ctx context.Context, pool string, machines int32) error {
 	return nil
 }
 
-// freezeKubelets has no kubelet report anything until thaw, or until the test
-// ends.
-func freezeKubelets(t *testing.T) (thaw func()) {
-	t.Helper()
-	kubelets, frozen := env.Component(controlplane.KWOK), true
-	if err := kubelets.Freeze(); err != nil {
-		t.Fatal(err)
-	}
-	thaw = func() {
-		if !frozen {
-			return
-		}
-		frozen = false
-		if err := kubelets.Thaw(); err != nil {
-			t.Error(err)
-		}
-	}
-	t.Cleanup(thaw)
-	return thaw
-}
-
-// setNotReady has a kubelet say that its Node is not ready.
+// setNotReady reports a Node as not ready, as its kubelet would.
 func setNotReady(t *testing.T, node string) {
 	t.Helper()
-	nodes := env.kube.CoreV1().Nodes()
-	eventually(t, "Node "+node+" is not ready", func(ctx context.Context) error {
+	nodes := env.Kube.CoreV1().Nodes()
+	testcluster.Eventually(t, timeout, "Node "+node+" is not ready", func(ctx context.Context) error {
 		found, err := nodes.Get(ctx, node, metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
 		i := slices.IndexFunc(found.Status.Conditions, func(c corev1.NodeCondition) bool { return c.Type == corev1.NodeReady })
 		if i < 0 {
-			return errors.New("it does not say")
+			return errors.New("it has no such condition")
 		}
 		now := metav1.NewTime(time.Now())
 		found.Status.Conditions[i] = corev1.NodeCondition{
-			Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "made ill by a test",
+			Type: corev1.NodeReady, Status: corev1.ConditionFalse, Reason: "KubeletNotReady", Message: "set by a test",
 			LastHeartbeatTime: now, LastTransitionTime: now,
 		}
 		_, err = nodes.UpdateStatus(ctx, found, metav1.UpdateOptions{})

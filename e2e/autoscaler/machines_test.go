@@ -14,11 +14,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// Every instance of a pool has a Machine, which Cluster API counts and knows the
-// Node of.
+// Every instance of a pool has a Machine, which Cluster API counts and matches with
+// its Node.
 func TestMachines(t *testing.T) {
 	t.Parallel()
 	const name, replicas = "machines", 4
@@ -29,21 +30,21 @@ func TestMachines(t *testing.T) {
 	})
 	found := untilRunning(t, name, replicas)
 	untilCounted(t, name, replicas)
-	expectLikeCAPI(t, name, found)
-	nodes, err := nodesOf(t.Context(), name)
+	expectContract(t, name, found)
+	nodes, err := env.Nodes(t.Context(), name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, node := range nodes {
 		machine, err := machineOf(t.Context(), &node)
 		if err != nil || machine.GetName() != node.Name || node.Annotations[clusterv1.MachineAnnotation] != node.Name {
-			t.Errorf("Node %s is noted as that of Machine %q, error %v", node.Name, node.Annotations[clusterv1.MachineAnnotation], err)
+			t.Errorf("Node %s is annotated with Machine %q, error %v", node.Name, node.Annotations[clusterv1.MachineAnnotation], err)
 		}
 	}
 
-	// The autoscaler itself does not ask for what is outside the limits.
+	// The autoscaler itself requests no size outside the limits.
 	if group.deleteNodes(t.Context(), &nodes[0]) == nil || group.increaseSize(t.Context(), 1) == nil {
-		t.Error("a size outside the limits was asked for")
+		t.Error("a size outside the limits was requested")
 	}
 	expectInstances(t, name, found)
 
@@ -56,19 +57,19 @@ func TestMachines(t *testing.T) {
 	}
 }
 
-// A pool that nobody scales by single instances has no Machines, and is scaled
-// like any other.
-func TestNoMachinesUnlessAsked(t *testing.T) {
+// A pool that the autoscaler does not scale has no Machines, and is scaled like any
+// other.
+func TestNoMachinesByDefault(t *testing.T) {
 	t.Parallel()
 	const name = "no-machines"
 	watchOperator(t)
 	group := createPool(t, name, 4, notScaled)
-	untilWithout(t, name, 4, v1beta1.ReasonMachinesDisabled)
+	untilWithoutMachines(t, name, 4, v1beta1.ReasonMachinesDisabled)
 	for _, replicas := range []int{6, 2} {
 		if err := group.setSize(t.Context(), int64(replicas)); err != nil {
 			t.Fatal(err)
 		}
-		untilWithout(t, name, replicas, v1beta1.ReasonMachinesDisabled)
+		untilWithoutMachines(t, name, replicas, v1beta1.ReasonMachinesDisabled)
 	}
 	sizes, err := sizesOf(t.Context(), name)
 	if err != nil || fmt.Sprint(sizes) != "[1 1 0]" {
@@ -76,11 +77,11 @@ func TestNoMachinesUnlessAsked(t *testing.T) {
 	}
 }
 
-// untilWithout waits until a pool has so many instances and no Machines, and says
-// why.
-func untilWithout(t *testing.T, name string, replicas int, reason string) {
+// untilWithoutMachines waits until a pool has so many instances and no Machines, and
+// reports the reason.
+func untilWithoutMachines(t *testing.T, name string, replicas int, reason string) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("%s has %d instances without Machines", name, replicas), func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, fmt.Sprintf("%s has %d instances without Machines", name, replicas), func(ctx context.Context) error {
 		found, err := instancesOf(ctx, name)
 		if err != nil {
 			return err
@@ -88,7 +89,7 @@ func untilWithout(t *testing.T, name string, replicas int, reason string) {
 		if len(found) != replicas {
 			return fmt.Errorf("%d instances", len(found))
 		}
-		return errors.Join(steady(ctx, name, found), hasMachines(ctx, name, 0), machinesAre(ctx, name, metav1.ConditionFalse, reason))
+		return errors.Join(stable(ctx, name, found), hasMachines(ctx, name, 0), machinesAre(ctx, name, metav1.ConditionFalse, reason))
 	})
 }
 
@@ -99,17 +100,17 @@ func hasMachines(ctx context.Context, name string, count int) error {
 	if err != nil {
 		return err
 	}
-	members, err := membersOf(ctx, name)
-	if err == nil && (len(machines) != count || len(members) != count) {
-		err = fmt.Errorf("%d Machines and %d NstanceMachines, want %d", len(machines), len(members), count)
+	nstanceMachines, err := nstanceMachinesOf(ctx, name)
+	if err == nil && (len(machines) != count || len(nstanceMachines) != count) {
+		err = fmt.Errorf("%d Machines and %d NstanceMachines, want %d", len(machines), len(nstanceMachines), count)
 	}
 	return err
 }
 
-// machinesAre succeeds when a pool says whether its instances have Machines, and
-// why.
+// machinesAre succeeds when a pool reports whether its instances have Machines, with
+// this reason.
 func machinesAre(ctx context.Context, name string, status metav1.ConditionStatus, reason string) error {
-	pool, err := getPool(ctx, name)
+	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
 		return err
 	}
@@ -123,28 +124,28 @@ func machinesAre(ctx context.Context, name string, status metav1.ConditionStatus
 	return nil
 }
 
-// Machines come and stay as the pool asks, and no instance notices.
+// Machines are created as the pool requests, and no instance is affected.
 func TestSwitchingModes(t *testing.T) {
 	t.Parallel()
 	const name = "modes"
 	watchOperator(t)
 	group := createPool(t, name, 3, notScaled)
-	untilWithout(t, name, 3, v1beta1.ReasonMachinesDisabled)
-	first, from := getInstances(t, name), auditEnd(t)
+	untilWithoutMachines(t, name, 3, v1beta1.ReasonMachinesDisabled)
+	first, from := getInstances(t, name), env.AuditEnd(t)
 
-	// The autoscaler is told of the pool.
+	// The pool becomes a node group of the autoscaler.
 	annotatePool(t, name, clusterv1.AutoscalerMinSizeAnnotation, `"0"`)
 	annotatePool(t, name, clusterv1.AutoscalerMaxSizeAnnotation, `"10"`)
 	untilRunning(t, name, 3)
 	expectInstances(t, name, first)
 
-	// What has a Machine keeps it, what comes has none.
+	// Instances with a Machine keep it, new ones get none.
 	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
 	never := func(ctx context.Context) error {
 		return machinesAre(ctx, name, metav1.ConditionFalse, v1beta1.ReasonMachinesDisabled)
 	}
-	eventually(t, "the Machines are switched off", never)
-	untilLookedAgain(t)
+	testcluster.Eventually(t, timeout, "the Machines are switched off", never)
+	untilResynced(t)
 	expectInstances(t, name, first)
 	expectNodeChanges(t, from, name, 0)
 	if err := hasMachines(t.Context(), name, 3); err != nil {
@@ -153,14 +154,14 @@ func TestSwitchingModes(t *testing.T) {
 	if err := group.increaseSize(t.Context(), 1); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "a fourth instance runs", func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "a fourth instance runs", func(ctx context.Context) error {
 		found, err := instancesOf(ctx, name)
 		if err == nil && len(found) != 4 {
 			err = fmt.Errorf("%d instances", len(found))
 		}
-		return errors.Join(err, steady(ctx, name, found), never(ctx))
+		return errors.Join(err, stable(ctx, name, found), never(ctx))
 	})
-	untilLookedAgain(t)
+	untilResynced(t)
 	if err := hasMachines(t.Context(), name, 3); err != nil {
 		t.Errorf("after growing without Machines: %v", err)
 	}
@@ -171,17 +172,17 @@ func TestSwitchingModes(t *testing.T) {
 	expectInstances(t, name, second)
 	expectNodeChanges(t, from, name, 1)
 
-	// What goes takes its Machine with it, even when they are switched off.
+	// Machines are deleted with their instances, even when they are switched off.
 	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
-	eventually(t, "the Machines are switched off again", never)
+	testcluster.Eventually(t, timeout, "the Machines are switched off again", never)
 	if err := group.setSize(t.Context(), 2); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "two instances are left, with their Machines", func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "two instances are left, with their Machines", func(ctx context.Context) error {
 		found, err := instancesOf(ctx, name)
 		if err == nil && len(found) != 2 {
 			err = fmt.Errorf("%d instances", len(found))
 		}
-		return errors.Join(err, steady(ctx, name, found), hasMachines(ctx, name, 2))
+		return errors.Join(err, stable(ctx, name, found), hasMachines(ctx, name, 2))
 	})
 }

@@ -1,25 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package autoscaler shows that the cluster autoscaler can rely on pools: the
-// instance that it chose goes and no other, whatever fails meanwhile, and a pool
-// without instances says what its Nodes will be like. Everything is real but the
-// machines' kubelets and the autoscaler, whose requests the tests make.
+// Package autoscaler shows that the cluster autoscaler can rely on pools: only the
+// instance that it selected is deleted, also when something fails meanwhile, and a pool without
+// instances reports what its Nodes will be like. Everything is real but the machines'
+// kubelets and the autoscaler, whose requests the tests make.
 //
-// Each test has a pool of its own, and nothing is said of others. Those that stop
-// parts that all need run before those that run at the same time.
+// Each test has a pool of its own, and expects nothing of others. Tests that stop
+// shared components run before the parallel ones.
 package autoscaler
 
 import (
 	"context"
-	"fmt"
 	"path/filepath"
 	"slices"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apiserver/pkg/authentication/serviceaccount"
 	"k8s.io/apiserver/pkg/authentication/user"
 	"k8s.io/client-go/dynamic"
@@ -27,35 +26,32 @@ import (
 	"k8s.io/client-go/rest"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/generated/clientset/versioned"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const (
-	clusterName = nstance.ClusterID + "--" + nstance.Tenant
-
-	// oldShard has a server that seems to know no extension of the wire.
+	// oldShard has a server that seems to know no extension of the protocol.
 	oldShard = "us-west-2d"
 
 	// scarceType is an instance type of which the first shard has one.
 	scarceType = "m7i.xlarge"
 
-	// drainTimeout is more than any drain here takes: whoever has to wait for its
-	// end fails.
+	// drainTimeout is longer than the tests wait: a test whose drain times out fails.
 	drainTimeout = 5 * time.Minute
 
-	// resync is short, so that quiet means quiet in spite of it.
+	// resync is short, so that resyncs happen while a test expects no writes.
 	resync = 5 * time.Second
 
-	// patience is how long a test waits for what must come.
-	patience = 3 * time.Minute
+	// timeout is how long a test waits for what must happen.
+	timeout = 3 * time.Minute
 
 	// capiUser is Cluster API in the audit log when it works on Nodes and their
 	// Pods.
-	capiUser = "system:serviceaccount:" + nstance.Namespace + ":nstance-capi-workload"
+	capiUser = "system:serviceaccount:" + installation.Namespace + ":nstance-capi-workload"
+
+	mergePatch = types.MergePatchType
 )
 
 // shardIDs are the shards of most pools, in the order that the pools list them.
@@ -64,79 +60,52 @@ var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 // env is the cluster that all tests of this package share.
 var env struct {
 	*testcluster.Cluster
-	kube     kubernetes.Interface
-	dynamic  dynamic.Interface
-	nstance  versioned.Interface
-	capi     *capi.Client
-	operator nstance.Operator
 	// autoscaler has the rights of the cluster autoscaler, as they are shipped.
 	autoscaler struct {
 		kube    kubernetes.Interface
 		dynamic dynamic.Interface
 	}
-	census *census
-	// servers are the shards' by shard id. Nothing is between them and the tests.
+	nodeLog *nodeLog
+	// servers are the clients of the shards' servers by shard id, without a relay.
 	servers map[string]nstancev1.OperatorServiceClient
 }
 
 func TestMain(m *testing.M) {
-	options := testcluster.Options{AuditReads: []string{nstance.OperatorUser}}
+	options := testcluster.Options{AuditReads: []string{installation.OperatorUser}}
 	for _, id := range append(shardIDs, oldShard) {
-		options.Shards = append(options.Shards, nstance.Shard{ID: id, DrainTimeout: drainTimeout})
+		options.Shards = append(options.Shards, installation.Shard{ID: id, DrainTimeout: drainTimeout})
 	}
 	options.Shards[0].Quota = map[string]int{scarceType: 1}
 	testcluster.Main(m, options, prepare)
 }
 
-// prepare makes the clients and starts an operator that reaches the old shard
+// prepare creates the clients and starts an operator that reaches the old shard
 // through a relay.
 func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
 	env.Cluster = cluster
-	if env.kube, err = kubernetes.NewForConfig(cluster.Config()); err != nil {
+	if env.nodeLog, err = watchNodes(ctx, env.Kube); err != nil {
 		return err
 	}
-	if env.dynamic, err = dynamic.NewForConfig(cluster.Config()); err != nil {
-		return err
-	}
-	if env.nstance, err = versioned.NewForConfig(cluster.Config()); err != nil {
-		return err
-	}
-	if env.capi, err = capi.NewForConfig(cluster.Config()); err != nil {
-		return err
-	}
-	if env.census, err = takeCensus(ctx, env.kube); err != nil {
-		return err
-	}
-	if err := becomeAutoscaler(ctx); err != nil {
+	if err := createAutoscalerClients(ctx); err != nil {
 		return err
 	}
 	env.servers = map[string]nstancev1.OperatorServiceClient{}
 	for _, id := range append(shardIDs, oldShard) {
-		connection, err := cluster.Nstance.Dial(id)
+		connection, err := cluster.Installation.Dial(id)
 		if err != nil {
 			return err
 		}
 		env.servers[id] = nstancev1.NewOperatorServiceClient(connection)
 	}
-	address, err := startOldServer(oldShard)
-	if err != nil {
+	if err := startOldServer(ctx, oldShard); err != nil {
 		return err
 	}
-	patch := fmt.Appendf(nil, `{"data":{%q:%q}}`, oldShard, address)
-	_, err = env.kube.CoreV1().ConfigMaps(nstance.Namespace).Patch(ctx, "nstance-shards", mergePatch, patch, metav1.PatchOptions{})
-	if err != nil {
-		return err
-	}
-	env.operator, err = cluster.Nstance.StartOperator(ctx, nstance.Operator{
-		Component: "operator",
-		Flags:     []string{"--resync-period", resync.String()},
-	})
-	return err
+	return env.StartOperator(ctx, "--resync-period", resync.String())
 }
 
-// becomeAutoscaler grants the cluster autoscaler what it is shipped with, and
-// makes its clients. It does not run.
-func becomeAutoscaler(ctx context.Context) error {
+// createAutoscalerClients applies the shipped manifests of the cluster autoscaler but
+// its Deployment, and creates clients with its rights.
+func createAutoscalerClients(ctx context.Context) error {
 	root, err := controlplane.FindRoot(".")
 	if err != nil {
 		return err
@@ -149,10 +118,10 @@ func becomeAutoscaler(ctx context.Context) error {
 	if err := controlplane.Apply(ctx, env.AdminConfig(), "test", objects); err != nil {
 		return err
 	}
-	config := env.Config()
+	config := env.AdminConfig()
 	config.Impersonate = rest.ImpersonationConfig{
-		UserName: serviceaccount.MakeUsername(nstance.Namespace, "cluster-autoscaler"),
-		Groups:   append(serviceaccount.MakeGroupNames(nstance.Namespace), user.AllAuthenticated),
+		UserName: serviceaccount.MakeUsername(installation.Namespace, "cluster-autoscaler"),
+		Groups:   append(serviceaccount.MakeGroupNames(installation.Namespace), user.AllAuthenticated),
 	}
 	if env.autoscaler.kube, err = kubernetes.NewForConfig(config); err != nil {
 		return err

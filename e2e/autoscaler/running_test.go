@@ -11,13 +11,12 @@ import (
 	"testing"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
@@ -26,7 +25,7 @@ import (
 func untilRunning(t testing.TB, pool string, replicas int) instances {
 	t.Helper()
 	var found instances
-	eventuallyEvery(t, 250*time.Millisecond, patience, fmt.Sprintf("%s runs with %d Machines", pool, replicas),
+	testcluster.EventuallyEvery(t, 250*time.Millisecond, timeout, fmt.Sprintf("%s runs with %d Machines", pool, replicas),
 		func(ctx context.Context) (err error) {
 			found, err = running(ctx, pool, replicas)
 			return err
@@ -34,9 +33,9 @@ func untilRunning(t testing.TB, pool string, replicas int) instances {
 	return found
 }
 
-// running succeeds when everybody agrees that a pool has so many instances, and
-// that each is a Node that is ready and a Machine that is Running: the shards, our
-// pool, Cluster API and the Nodes. It returns the instances.
+// running succeeds when the shards, the pool, Cluster API and the Nodes agree that a
+// pool has so many instances, and each has a ready Node and a Machine that is Running.
+// It returns the instances.
 func running(ctx context.Context, name string, replicas int) (instances, error) {
 	found, err := instancesOf(ctx, name)
 	if err != nil {
@@ -45,7 +44,7 @@ func running(ctx context.Context, name string, replicas int) (instances, error) 
 	if len(found) != replicas {
 		return nil, fmt.Errorf("the shards have %d instances, want %d", len(found), replicas)
 	}
-	pool, err := getPool(ctx, name)
+	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
 		return nil, err
 	}
@@ -53,7 +52,7 @@ func running(ctx context.Context, name string, replicas int) (instances, error) 
 		!meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled) {
 		return nil, fmt.Errorf("its instances have no Machines: kind %q, %+v", pool.Status.InfrastructureMachineKind, pool.Status.Conditions)
 	}
-	if err := steady(ctx, name, found); err != nil {
+	if err := stable(ctx, name, found); err != nil {
 		return nil, err
 	}
 	machines, err := machinesOf(ctx, name)
@@ -63,12 +62,12 @@ func running(ctx context.Context, name string, replicas int) (instances, error) 
 	if names := namesOf(machines); !slices.Equal(names, found.ids()) {
 		return nil, fmt.Errorf("Machines %v, instances %v", names, found.ids())
 	}
-	members, err := membersOf(ctx, name)
+	nstanceMachines, err := nstanceMachinesOf(ctx, name)
 	if err != nil {
 		return nil, err
 	}
-	if len(members) != replicas {
-		return nil, fmt.Errorf("%d NstanceMachines", len(members))
+	if len(nstanceMachines) != replicas {
+		return nil, fmt.Errorf("%d NstanceMachines", len(nstanceMachines))
 	}
 	for _, machine := range machines {
 		if machine.Status.Phase != string(clusterv1.MachinePhaseRunning) || machine.Status.NodeRef.Name != machine.Name {
@@ -78,23 +77,23 @@ func running(ctx context.Context, name string, replicas int) (instances, error) 
 	return found, nil
 }
 
-// steady succeeds when a pool is ready and lists, as do the Nodes, exactly these
-// instances. Whether they have Machines is another matter.
-func steady(ctx context.Context, name string, want instances) error {
-	pool, err := getPool(ctx, name)
+// stable succeeds when a pool is ready, and the pool and the Nodes are exactly these
+// instances. It does not check Machines.
+func stable(ctx context.Context, name string, want instances) error {
+	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
 		return err
 	}
 	if !meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) || ptr.Deref(pool.Status.Replicas, -1) != int32(len(want)) {
 		return fmt.Errorf("the pool has %d replicas: %+v", ptr.Deref(pool.Status.Replicas, -1), pool.Status.Conditions)
 	}
-	nodes, err := nodesOf(ctx, name)
+	nodes, err := env.Nodes(ctx, name)
 	if err != nil {
 		return err
 	}
 	var names, providerIDs []string
 	for _, node := range nodes {
-		if nodeIs(node, corev1.NodeReady) {
+		if testcluster.IsReady(node) {
 			names, providerIDs = append(names, node.Name), append(providerIDs, node.Spec.ProviderID)
 		}
 	}
@@ -113,20 +112,20 @@ func steady(ctx context.Context, name string, want instances) error {
 	return nil
 }
 
-// untilCounted waits until Cluster API counts what there is. It does not look at a
+// untilCounted waits until Cluster API counts so many replicas. It does not reconcile a
 // MachinePool when one of its Machines changes, but when a Node does: at the latest
 // with its next heartbeat.
 func untilCounted(t testing.TB, pool string, replicas int32) {
 	t.Helper()
-	eventually(t, fmt.Sprintf("Cluster API counts %d replicas of %s", replicas, pool), func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, fmt.Sprintf("Cluster API counts %d replicas of %s", replicas, pool), func(ctx context.Context) error {
 		return counted(ctx, pool, replicas)
 	})
 }
 
-// counted succeeds when Cluster API counts so many replicas of a MachinePool, and
-// as many in each state that one can be in.
+// counted succeeds when Cluster API counts so many replicas of a MachinePool, and as
+// many in each state.
 func counted(ctx context.Context, name string, replicas int32) error {
-	machinePool, err := env.capi.MachinePools(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+	machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
@@ -147,13 +146,7 @@ func counted(ctx context.Context, name string, replicas int32) error {
 	return errors.Join(errs...)
 }
 
-func nodeIs(node corev1.Node, condition corev1.NodeConditionType) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
-		return c.Type == condition && c.Status == corev1.ConditionTrue
-	})
-}
-
-// namesOf are the names of Machines, sorted.
+// namesOf returns the names of Machines, sorted.
 func namesOf(machines []clusterv1.Machine) []string {
 	var names []string
 	for _, machine := range machines {
@@ -163,25 +156,25 @@ func namesOf(machines []clusterv1.Machine) []string {
 	return names
 }
 
-// expectLikeCAPI fails the test unless the Machines of a pool, and what stands for
-// them with us, refer to each other as Cluster API's contract asks.
-func expectLikeCAPI(t *testing.T, pool string, found instances) {
+// expectContract fails the test unless the Machines of a pool and their
+// NstanceMachines refer to each other as docs/capi.md describes.
+func expectContract(t *testing.T, pool string, found instances) {
 	t.Helper()
 	machines, err := machinesOf(t.Context(), pool)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, machine := range machines {
-		member, err := nstanceMachines().Get(t.Context(), machine.Name, metav1.GetOptions{})
+		nstanceMachine, err := env.NstanceMachines().Get(t.Context(), machine.Name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		node, err := env.kube.CoreV1().Nodes().Get(t.Context(), machine.Name, metav1.GetOptions{})
+		node, err := env.Kube.CoreV1().Nodes().Get(t.Context(), machine.Name, metav1.GetOptions{})
 		if err != nil {
 			t.Fatal(err)
 		}
-		if machine.Spec.ProviderID != node.Spec.ProviderID || member.Spec.ProviderID != node.Spec.ProviderID {
-			t.Errorf("provider ids: Node %q, Machine %q, NstanceMachine %q", node.Spec.ProviderID, machine.Spec.ProviderID, member.Spec.ProviderID)
+		if machine.Spec.ProviderID != node.Spec.ProviderID || nstanceMachine.Spec.ProviderID != node.Spec.ProviderID {
+			t.Errorf("provider ids: Node %q, Machine %q, NstanceMachine %q", node.Spec.ProviderID, machine.Spec.ProviderID, nstanceMachine.Spec.ProviderID)
 		}
 		if ref := machine.Spec.InfrastructureRef; ref.Kind != "NstanceMachine" || ref.Name != machine.Name {
 			t.Errorf("Machine %s refers to %s %s", machine.Name, ref.Kind, ref.Name)
@@ -189,16 +182,35 @@ func expectLikeCAPI(t *testing.T, pool string, found instances) {
 		if owner := metav1.GetControllerOf(&machine); owner == nil || owner.Kind != "MachinePool" || owner.Name != pool {
 			t.Errorf("Machine %s is controlled by %v, want MachinePool %s", machine.Name, owner, pool)
 		}
-		if owner := metav1.GetControllerOf(member); owner == nil || owner.UID != machine.UID {
+		if owner := metav1.GetControllerOf(nstanceMachine); owner == nil || owner.UID != machine.UID {
 			t.Errorf("NstanceMachine %s is controlled by %v, want its Machine", machine.Name, owner)
 		}
-		if !slices.ContainsFunc(member.OwnerReferences, func(o metav1.OwnerReference) bool {
+		if !slices.ContainsFunc(nstanceMachine.OwnerReferences, func(o metav1.OwnerReference) bool {
 			return o.Kind == v1beta1.PoolKind && o.Name == pool && !ptr.Deref(o.Controller, false)
 		}) {
-			t.Errorf("NstanceMachine %s belongs to %v, want the pool among them", machine.Name, member.OwnerReferences)
+			t.Errorf("NstanceMachine %s has owners %v, want the pool among them", machine.Name, nstanceMachine.OwnerReferences)
 		}
-		if member.Status.InstanceID != machine.Name || member.Status.Shard != found[machine.Name] {
-			t.Errorf("NstanceMachine %s is instance %s on shard %s, want shard %s", machine.Name, member.Status.InstanceID, member.Status.Shard, found[machine.Name])
+		if nstanceMachine.Status.InstanceID != machine.Name || nstanceMachine.Status.Shard != found[machine.Name] {
+			t.Errorf("NstanceMachine %s is instance %s on shard %s, want shard %s", machine.Name, nstanceMachine.Status.InstanceID, nstanceMachine.Status.Shard, found[machine.Name])
 		}
 	}
+}
+
+// untilResynced waits until the operator has synced as many shard groups as exist,
+// twice, and two resync periods are over: time enough for all that it does without a
+// change. Other tests trigger syncs, too.
+func untilResynced(t testing.TB) {
+	t.Helper()
+	groups, err := env.NstanceShardGroups().List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	resynced := time.Now().Add(2 * resync)
+	env.UntilQueued(t, timeout, "shardgroup", 2*len(groups.Items))
+	testcluster.Eventually(t, timeout, "two resync periods are over", func(context.Context) error {
+		if left := time.Until(resynced); left > 0 {
+			return fmt.Errorf("%s are left", left)
+		}
+		return nil
+	})
 }

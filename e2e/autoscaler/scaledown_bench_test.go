@@ -10,11 +10,12 @@ import (
 	"time"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
 )
 
-// BenchmarkScaleDown500 has the autoscaler take one instance after the other from
-// a pool of 50 and from one of 500, and counts what the operator writes for each:
-// that it must not be more in the larger pool. It leaves its pools behind.
+// BenchmarkScaleDown500 deletes one instance after the other from a pool of 50 and from
+// one of 500, as the autoscaler does, and counts the operator's writes for each, which
+// must not be more in the larger pool. It does not delete its pools.
 func BenchmarkScaleDown500(b *testing.B) {
 	const downs = 5
 	writesPerDown := map[int]float64{}
@@ -26,21 +27,21 @@ func BenchmarkScaleDown500(b *testing.B) {
 				var writes []controlplane.Write
 				var took time.Duration
 				for range downs {
-					victim := chooseNodes(b, group, random, 1)[0]
-					untilOperatorQuiet(b)
-					from, begin := auditEnd(b), time.Now()
-					if err := group.deleteNodes(b.Context(), victim); err != nil {
+					node := selectNodes(b, group, random, 1)[0]
+					untilOperatorIdle(b)
+					from, begin := env.AuditEnd(b), time.Now()
+					if err := group.deleteNodes(b.Context(), node); err != nil {
 						b.Fatal(err)
 					}
-					untilMachinesGone(b, victim.Name)
+					untilMachinesDeleted(b, node.Name)
 					took += time.Since(begin)
-					untilOperatorQuiet(b)
-					writes = append(writes, writesSince(b, from, byOperator)...)
+					untilOperatorIdle(b)
+					writes = append(writes, changesSince(b, from, testcluster.ByOperator)...)
 				}
 				writesPerDown[size] = float64(len(writes)) / downs
 				b.ReportMetric(writesPerDown[size], "writes/op")
-				b.ReportMetric(took.Seconds()*1000/downs, "ms-until-gone")
-				reportWrites(b, writes, downs)
+				b.ReportMetric(took.Seconds()*1000/downs, "ms-until-deleted")
+				testcluster.ReportPerUnit(b, writes, downs, "op")
 			}
 		})
 	}
@@ -51,11 +52,11 @@ func BenchmarkScaleDown500(b *testing.B) {
 	}
 }
 
-// grow has a pool grow to a size in steps: of many Nodes that come at once Cluster
-// API's attempts at the MachinePool fail for each other's sake.
+// grow scales a pool up in steps: when many Nodes register at once, Cluster API's
+// writes to the MachinePool conflict.
 func grow(b *testing.B, group nodeGroup, size int) {
 	b.Helper()
-	const step, within = 50, 10 * time.Minute
+	const step, timeout = 50, 10 * time.Minute
 	present, err := group.targetSize(b.Context())
 	if err != nil {
 		b.Fatal(err)
@@ -67,7 +68,7 @@ func grow(b *testing.B, group nodeGroup, size int) {
 			b.Fatal(err)
 		}
 		at += delta
-		eventuallyEvery(b, 2*time.Second, within, fmt.Sprintf("%d instances have Machines that run", at), func(ctx context.Context) error {
+		testcluster.EventuallyEvery(b, 2*time.Second, timeout, fmt.Sprintf("%d instances have Machines that run", at), func(ctx context.Context) error {
 			_, err := running(ctx, group.name, at)
 			return err
 		})
@@ -75,35 +76,18 @@ func grow(b *testing.B, group nodeGroup, size int) {
 	}
 }
 
-// untilOperatorQuiet waits until the operator has written nothing for twenty
-// looks.
-func untilOperatorQuiet(b *testing.B) {
+// untilOperatorIdle waits until the operator has written nothing in twenty checks.
+func untilOperatorIdle(b *testing.B) {
 	b.Helper()
-	from, quiet := auditEnd(b), 0
-	eventually(b, "the operator writes nothing", func(context.Context) error {
-		writes := writesSince(b, from, byOperator)
-		if quiet++; len(writes) > 0 {
-			from, quiet = auditEnd(b), 0
+	from, idle := env.AuditEnd(b), 0
+	testcluster.Eventually(b, timeout, "the operator writes nothing", func(context.Context) error {
+		writes := changesSince(b, from, testcluster.ByOperator)
+		if idle++; len(writes) > 0 {
+			from, idle = env.AuditEnd(b), 0
 		}
-		if quiet < 20 {
-			return fmt.Errorf("%d looks without a write, the last were%s", quiet, describe(writes, line))
+		if idle < 20 {
+			return fmt.Errorf("%d checks without a write, the last were%s", idle, testcluster.Describe(writes))
 		}
 		return nil
 	})
-}
-
-// reportWrites reports what a scale-down costs by kind of write.
-func reportWrites(b *testing.B, writes []controlplane.Write, downs int) {
-	b.Helper()
-	counts := map[string]int{}
-	for _, w := range writes {
-		kind := w.Verb + "-" + w.Resource
-		if w.Subresource != "" {
-			kind += "." + w.Subresource
-		}
-		counts[kind]++
-	}
-	for kind, count := range counts {
-		b.ReportMetric(float64(count)/float64(downs), kind+"/op")
-	}
 }

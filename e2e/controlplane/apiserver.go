@@ -14,10 +14,9 @@ import (
 	auditv1 "k8s.io/apiserver/pkg/apis/audit/v1"
 )
 
-// auditPolicy records who asked for what, without the objects themselves: every
-// write, and the reads of the given users alone, for they are many. A watch of
-// such a user is recorded when it begins as well as when it ends, which may be
-// after everybody stopped looking.
+// auditPolicy records the metadata of requests: of every write, and of the reads of the
+// given users only, because there are many. A watch of such a user is recorded both
+// when it begins and when it is closed, which may be after the test.
 func auditPolicy(readers []string) ([]byte, error) {
 	policy := auditv1.Policy{
 		TypeMeta:   metav1.TypeMeta{APIVersion: auditv1.SchemeGroupVersion.String(), Kind: "Policy"},
@@ -63,8 +62,8 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 			"--tls-cert-file=" + filepath.Join(certs, "tls.crt"),
 			"--tls-private-key-file=" + filepath.Join(certs, "tls.key"),
 			"--client-ca-file=" + cp.authority.caFile(),
-			// Nobody speaks for others; the controller manager and the scheduler
-			// complain for ever when the API server does not say who might.
+			// There is no authenticating proxy, but the controller manager and the
+			// scheduler log errors when this certificate authority is not published.
 			"--requestheader-client-ca-file=" + cp.authority.caFile(),
 			"--requestheader-allowed-names=front-proxy",
 			"--requestheader-username-headers=X-Remote-User",
@@ -81,12 +80,12 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 			"--endpoint-reconciler-type=none",
 			"--audit-policy-file=" + policy,
 			"--audit-log-path=" + string(cp.AuditLog()),
-			// The record is written before the client has its answer.
+			// The record is written before the client gets the response.
 			"--audit-log-mode=blocking",
 			// MiB; never rotated in practice, for a reader keeps its offset.
 			"--audit-log-maxsize=4096",
 		},
-		// Collecting garbage is a third of its work, and there is memory.
+		// Garbage collection is a third of its work, and there is memory.
 		Env:   []string{"GOGC=400"},
 		Ports: []int{cp.ports.APIServer},
 		Ready: Probe{URL: cp.Server() + "/readyz", CAFile: cp.authority.caFile()},

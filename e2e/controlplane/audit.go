@@ -18,16 +18,16 @@ import (
 )
 
 // AuditLog is the path of the API server's audit log: one line of JSON for
-// every request that asked for a write, and for every read of some users, in
-// the order they were answered.
+// every request for a change, and for every read of some users, in the order of the
+// responses.
 type AuditLog string
 
 // Request is one request to the API server.
 type Request struct {
 	Time time.Time // when the request was received
 	User string
-	// Credential tells the tokens of one user apart: "JTI=" and the id of the
-	// token. It is "" for other ways to log in.
+	// Credential identifies the token: "JTI=" and the id of the token. It is "" for
+	// other kinds of credentials.
 	Credential string
 	// Verb is get, list, watch, create, update, patch, delete or
 	// deletecollection; server-side apply is a patch.
@@ -43,23 +43,32 @@ type Request struct {
 	UserAgent   string
 }
 
-// Write is a request to change something.
+// Write is a request for a change.
 type Write = Request
+
+// Action is the verb and the resource, such as "patch nodes/status".
+func (r Request) Action() string {
+	action := r.Verb + " " + r.Resource
+	if r.Subresource != "" {
+		action += "/" + r.Subresource
+	}
+	return action
+}
 
 var readVerbs = []string{"get", "list", "watch"}
 
-// Position is a place in an audit log.
+// Position is an offset in an audit log.
 type Position int64
 
-// End returns the present end of the log. Everything that was answered before
-// the call lies before it.
+// End returns the present end of the log. All requests that were answered before the
+// call are before it.
 func (l AuditLog) End() (Position, error) {
 	info, err := os.Stat(string(l))
 	if errors.Is(err, os.ErrNotExist) {
-		return 0, nil // made with the first write
+		return 0, nil // created with the first write
 	}
 	if err != nil {
-		return 0, fmt.Errorf("finding the end of the audit log: %w", err)
+		return 0, fmt.Errorf("find the end of the audit log: %w", err)
 	}
 	return Position(info.Size()), nil
 }
@@ -73,30 +82,30 @@ func (l AuditLog) Writes(from Position, match func(Write) bool) ([]Write, error)
 }
 
 // Requests returns the requests that were recorded from the given position on
-// and that match, which may be nil for all of them. A watch that has ended is
+// and that match, which may be nil for all of them. A watch that was closed is
 // there twice.
 func (l AuditLog) Requests(from Position, match func(Request) bool) ([]Request, error) {
 	file, err := os.Open(string(l))
 	if err != nil {
-		return nil, fmt.Errorf("reading the audit log: %w", err)
+		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
 	defer file.Close()
 	if _, err := file.Seek(int64(from), io.SeekStart); err != nil {
-		return nil, fmt.Errorf("reading the audit log: %w", err)
+		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
 	var requests []Request
 	lines := bufio.NewReader(file)
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
-			return requests, nil // a last line without its end is being written
+			return requests, nil // an incomplete last line is being written
 		}
 		if err != nil {
-			return nil, fmt.Errorf("reading the audit log: %w", err)
+			return nil, fmt.Errorf("read the audit log: %w", err)
 		}
 		var event auditv1.Event
 		if err := json.Unmarshal(line, &event); err != nil {
-			return nil, fmt.Errorf("reading the audit log: %w", err)
+			return nil, fmt.Errorf("read the audit log: %w", err)
 		}
 		if request := requestOf(&event); match == nil || match(request) {
 			requests = append(requests, request)

@@ -11,7 +11,7 @@ import (
 )
 
 func TestAuditLogLeavesOutAHalfWrittenLine(t *testing.T) {
-	const whole = `{"verb":"patch","user":{"username":"somebody"},"objectRef":{"resource":"nodes","subresource":"status","name":"n"},"responseStatus":{"code":200}}` + "\n"
+	const whole = `{"verb":"patch","user":{"username":"alice"},"objectRef":{"resource":"nodes","subresource":"status","name":"n"},"responseStatus":{"code":200}}` + "\n"
 	log := AuditLog(filepath.Join(t.TempDir(), "audit.log"))
 	if err := os.WriteFile(string(log), []byte(whole+whole+`{"verb":"pa`), 0o600); err != nil {
 		t.Fatal(err)
@@ -20,13 +20,13 @@ func TestAuditLogLeavesOutAHalfWrittenLine(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := Write{User: "somebody", Verb: "patch", Resource: "nodes", Subresource: "status", Name: "n", Code: 200}
+	want := Write{User: "alice", Verb: "patch", Resource: "nodes", Subresource: "status", Name: "n", Code: 200}
 	if len(writes) != 1 || writes[0] != want {
 		t.Errorf("read %+v, want only %+v", writes, want)
 	}
 }
 
-func TestAuditLogTellsReadsFromWrites(t *testing.T) {
+func TestAuditLogDistinguishesReadsFromWrites(t *testing.T) {
 	const lines = `{"verb":"get","user":{"username":"reader","extra":{"authentication.kubernetes.io/credential-id":["JTI=1"]}},"requestURI":"/?timeout=5s",` +
 		`"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed"}}` + "\n" +
 		`{"verb":"list","user":{"username":"reader"},"requestURI":"/api/v1/pods","objectRef":{"resource":"pods"},"responseStatus":{"code":403}}` + "\n" +
@@ -53,7 +53,7 @@ func TestAuditLogTellsReadsFromWrites(t *testing.T) {
 	}
 }
 
-func TestAuditLogThatIsNotThereYetIsEmpty(t *testing.T) {
+func TestMissingAuditLogIsEmpty(t *testing.T) {
 	end, err := AuditLog(filepath.Join(t.TempDir(), "audit.log")).End()
 	if end != 0 || err != nil {
 		t.Errorf("its end is %d (%v), want 0", end, err)

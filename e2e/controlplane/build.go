@@ -39,18 +39,18 @@ type Binaries struct {
 type Builder struct {
 	Root     string    // the repository
 	CacheDir string    // "" is e2e/.cache in the repository
-	Progress io.Writer // told what is being built and for how long
+	Progress io.Writer // gets lines on what is being built and how far it is
 }
 
-// stamp is what the third-party programs were built from, and for.
+// stamp records what the third-party programs were built from.
 type stamp struct {
 	Inputs   string   `json:"inputs"`
 	Binaries Binaries `json:"binaries"`
 }
 
 // ControlPlane builds the third-party programs. It takes minutes the first
-// time and nothing when none of their inputs has changed since. Builds that
-// run side by side wait for one another.
+// time and nothing when none of their inputs has changed since. Concurrent
+// builds wait for one another.
 func (b Builder) ControlPlane(ctx context.Context) (Binaries, error) {
 	unlock, err := b.lock()
 	if err != nil {
@@ -89,16 +89,16 @@ func (b Builder) buildControlPlane(ctx context.Context) (Binaries, error) {
 		KWOKModule: modules[kwokModule].Dir,
 	}
 	version := modules[kubernetesModule].Version
-	for _, program := range []program{
-		{name: "kube", source: ".", target: built.Kube, variables: versionVariables(version)},
-		{name: "capi", source: "sigs.k8s.io/cluster-api/core", target: built.CAPI},
-		{name: "kwok", source: "sigs.k8s.io/kwok/cmd/kwok", target: built.KWOK},
-	} {
-		if err := b.build(ctx, b.kubeModule(), program); err != nil {
-			return Binaries{}, err
-		}
+	programs := []program{
+		{name: "kube", source: "nstance.dev/operator/e2e/cmd/kube", variables: versionVariables(version)},
+		{name: "capi", source: "sigs.k8s.io/cluster-api/core"},
+		{name: "kwok", source: "sigs.k8s.io/kwok/cmd/kwok"},
 	}
-	return built, nil
+	outdated, err := b.outdated(ctx, b.kubeModule(), programs...)
+	if err != nil {
+		return Binaries{}, err
+	}
+	return built, b.build(ctx, b.kubeModule(), outdated, programs...)
 }
 
 // Product builds nstance-operator and nstance-server from the repository and
@@ -109,17 +109,10 @@ func (b Builder) Product(ctx context.Context) (operator, server string, err erro
 		return "", "", err
 	}
 	defer unlock()
-	operator = filepath.Join(b.cache(), "nstance-operator")
-	server = filepath.Join(b.cache(), "nstance-server")
-	for _, program := range []program{
-		{name: "nstance-operator", source: "./cmd/nstance-operator", target: operator},
-		{name: "nstance-server", source: "./cmd/nstance-server", target: server},
-	} {
-		if err := b.build(ctx, b.Root, program); err != nil {
-			return "", "", err
-		}
-	}
-	return operator, server, nil
+	err = b.build(ctx, b.Root, 0,
+		program{name: "nstance-operator", source: "nstance.dev/operator/cmd/nstance-operator"},
+		program{name: "nstance-server", source: "nstance.dev/operator/cmd/nstance-server"})
+	return filepath.Join(b.cache(), "nstance-operator"), filepath.Join(b.cache(), "nstance-server"), err
 }
 
 func (b Builder) cache() string {
@@ -168,7 +161,7 @@ func (b Builder) inputs() (string, error) {
 	for _, path := range paths {
 		data, err := os.ReadFile(path)
 		if err != nil {
-			return "", fmt.Errorf("deciding whether to build: %w", err)
+			return "", fmt.Errorf("decide whether to build: %w", err)
 		}
 		fmt.Fprintln(digest, filepath.Base(path), len(data))
 		digest.Write(data)
@@ -176,7 +169,7 @@ func (b Builder) inputs() (string, error) {
 	return fmt.Sprintf("%x", digest.Sum(nil)), nil
 }
 
-// lock makes builds into one cache take turns.
+// lock serializes builds into one cache.
 func (b Builder) lock() (unlock func(), err error) {
 	if err := os.MkdirAll(b.cache(), 0o755); err != nil {
 		return nil, err
@@ -192,7 +185,7 @@ func (b Builder) lock() (unlock func(), err error) {
 	}
 	if err != nil {
 		_ = file.Close()
-		return nil, fmt.Errorf("locking %s: %w", file.Name(), err)
+		return nil, fmt.Errorf("lock %s: %w", file.Name(), err)
 	}
 	return func() { _ = file.Close() }, nil
 }

@@ -58,8 +58,8 @@ func (cp *ControlPlane) runCAPI(ctx context.Context) error {
 			"--diagnostics-address=" + address(cp.ports.CAPIDiagnostics),
 			"--insecure-diagnostics",
 		},
-		// The manager asks whether it runs on the cluster it manages by
-		// looking for the Pod of this name. There is none.
+		// By the Pod of this name the manager determines whether it runs on the
+		// cluster that it manages. There is none.
 		Env: []string{
 			"POD_NAMESPACE=capi-system",
 			"POD_NAME=capi-controller-manager",
@@ -72,9 +72,8 @@ func (cp *ControlPlane) runCAPI(ctx context.Context) error {
 }
 
 // capiObjects builds a kustomization of Cluster API and directs every admission
-// webhook in it to the manager's port on this machine. The Service that stands for
-// the manager inside a cluster is left out, and so are the versions of its kinds
-// that nobody here uses.
+// webhook in it to the manager's port on this machine. The manager's Service is left
+// out, and so are unused versions of its kinds.
 func (cp *ControlPlane) capiObjects(dir string) ([]*unstructured.Unstructured, error) {
 	objects, err := Render(dir)
 	if err != nil {
@@ -98,10 +97,9 @@ func (cp *ControlPlane) capiObjects(dir string) ([]*unstructured.Unstructured, e
 	return kept, nil
 }
 
-// keepStoredVersion leaves a CRD the version that is stored, and so nothing to
-// convert. The API server keeps a cache of each version, and asks the manager to
-// convert every object that changes for it: with hundreds of Machines that is most
-// of what both of them do.
+// keepStoredVersion removes all versions of a CRD but the stored one, so that nothing is
+// converted. The API server has a cache of each version, for which the manager converts
+// every changed object: with hundreds of Machines that is most of the work of both.
 func keepStoredVersion(crd *unstructured.Unstructured) error {
 	versions, _, err := unstructured.NestedSlice(crd.Object, "spec", "versions")
 	if err != nil {

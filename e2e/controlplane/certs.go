@@ -29,7 +29,7 @@ type authority struct {
 	key         crypto.Signer
 }
 
-// newAuthority makes a certificate authority whose files go below dir.
+// newAuthority creates a certificate authority with its files below dir.
 func newAuthority(dir string) (*authority, error) {
 	key, err := newKey()
 	if err != nil {
@@ -78,7 +78,7 @@ func (a *authority) serving(name string) (string, error) {
 	return folder, replaceFile(filepath.Join(folder, "tls.key"), keyPEM)
 }
 
-// client issues a certificate that the API server takes for the user and groups.
+// client issues a certificate by which the API server authenticates the user and groups.
 func (a *authority) client(user string, groups ...string) (certPEM, keyPEM []byte, err error) {
 	certPEM, keyPEM, err = a.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: user, Organization: groups},

@@ -18,36 +18,35 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// How long a component may take to become ready, and to end after SIGTERM
-// before it is killed. Both are generous: the machine may be small and busy.
+// How long a component may take to become ready, and to exit after SIGTERM before it
+// is killed. Both are generous: the machine may be small and busy.
 const (
 	startTimeout = 2 * time.Minute
 	stopTimeout  = 15 * time.Second
 )
 
-// Spec says how a component is run.
+// Spec is how a component is run.
 type Spec struct {
 	Name string   `json:"name"`
 	Argv []string `json:"argv"`
-	// Env is added to the environment of whoever starts the component.
+	// Env is added to the environment of the process that starts the component.
 	Env []string `json:"env,omitempty"`
 	// Ports are those that the component listens on, the main one first.
 	Ports []int `json:"ports,omitempty"`
 	Ready Probe `json:"ready"`
 }
 
-// Component is one process of the control plane or beside it. What is known
-// of it is kept on disk (see record), so that another program can tell its
-// state, end it and start it again.
+// Component is one process of the control plane or beside it. Its state is on disk (see
+// record), so that another program can show it, stop it and start it again.
 type Component struct {
 	Spec
 	dir      string
 	sequence int
-	// exited is told how a process ended that was started by Start and not
-	// asked to end by Stop or Kill. May be nil.
-	exited func(how string)
-	// ending is the id of the process that Stop or Kill last ended.
-	ending atomic.Int64
+	// exited is called with the state of a process that was started by Start and
+	// exited without Stop or Kill. May be nil.
+	exited func(state string)
+	// stopping is the id of the process that was last stopped or killed.
+	stopping atomic.Int64
 }
 
 // LogPath is the file that collects the component's output.
@@ -63,11 +62,11 @@ func (c *Component) PID() (int, bool) {
 }
 
 // Start runs the component as a child that does not outlive this program, and
-// returns once it is ready. A component that is running already is refused.
+// returns once it is ready. It is an error if the component runs already.
 func (c *Component) Start(ctx context.Context) error {
-	// The kernel sends the signal when the parent ends, in whatever way. More
-	// exactly when the thread ends that started the child; a Go program ends
-	// threads early only for goroutines that return while locked to theirs.
+	// The kernel sends the signal when the parent exits. More exactly when the thread
+	// exits that started the child; in a Go program threads exit early only for
+	// goroutines that return while locked to theirs.
 	return c.start(ctx, &syscall.SysProcAttr{Setpgid: true, Pdeathsig: syscall.SIGKILL})
 }
 
@@ -85,12 +84,12 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 	}
 	log, err := openLog(c.LogPath())
 	if err != nil {
-		return fmt.Errorf("starting %s: %w", c.Name, err)
+		return fmt.Errorf("start %s: %w", c.Name, err)
 	}
 	defer log.Close()
 	begin, err := log.Seek(0, io.SeekEnd)
 	if err != nil {
-		return fmt.Errorf("starting %s: %w", c.Name, err)
+		return fmt.Errorf("start %s: %w", c.Name, err)
 	}
 	cmd := exec.Command(c.Argv[0], c.Argv[1:]...)
 	cmd.Env = append(os.Environ(), c.Env...)
@@ -98,17 +97,17 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 	cmd.SysProcAttr = attributes
 	child, err := launch(cmd)
 	if err != nil {
-		return fmt.Errorf("starting %s: %w", c.Name, err)
+		return fmt.Errorf("start %s: %w", c.Name, err)
 	}
 	if err := c.settle(ctx, child); err != nil {
 		child.kill()
-		return fmt.Errorf("starting %s: %w\n%s", c.Name, err, logTail(c.LogPath(), begin))
+		return fmt.Errorf("start %s: %w\n%s", c.Name, err, logTail(c.LogPath(), begin))
 	}
 	go c.report(child)
 	return nil
 }
 
-// settle puts a new process on record and waits until it is ready.
+// settle records a new process and waits until it is ready.
 func (c *Component) settle(ctx context.Context, child *child) error {
 	id, _, err := identify(child.pid())
 	if err != nil {
@@ -127,46 +126,46 @@ func (c *Component) settle(ctx context.Context, child *child) error {
 			return fmt.Errorf("it did not become ready: %w", err)
 		}
 		return nil
-	case <-child.ended:
-		return fmt.Errorf("it ended before it was ready: %s", child.how())
+	case <-child.exited:
+		return fmt.Errorf("it exited before it was ready: %s", child.state())
 	}
 }
 
-// report waits for the end of a process and tells of one that nobody asked for.
+// report waits until a process exits, and reports it unless it was stopped or killed.
 func (c *Component) report(child *child) {
-	<-child.ended
-	if c.exited != nil && c.ending.Load() != int64(child.pid()) {
-		c.exited(child.how())
+	<-child.exited
+	if c.exited != nil && c.stopping.Load() != int64(child.pid()) {
+		c.exited(child.state())
 	}
 }
 
-// Stop ends the component with SIGTERM, and with SIGKILL when it has not
-// ended after a while. It works on whatever process is on record, its own
-// child or one that another program has started again since.
+// Stop terminates the component with SIGTERM, and with SIGKILL when it has not exited
+// after a while. It stops the recorded process, its own child or one that another
+// program has started again since.
 func (c *Component) Stop(ctx context.Context) error {
-	return c.end(ctx, func(p *process) error {
+	return c.stop(ctx, func(p *process) error {
 		if err := p.signal(unix.SIGTERM); err != nil {
 			return err
 		}
-		patience, cancel := context.WithTimeout(ctx, stopTimeout)
+		graceful, cancel := context.WithTimeout(ctx, stopTimeout)
 		defer cancel()
-		if err := p.wait(patience); err == nil {
+		if err := p.wait(graceful); err == nil {
 			return nil
 		}
 		return p.signal(unix.SIGKILL)
 	})
 }
 
-// Kill ends the component with SIGKILL, like a crash.
+// Kill kills the component with SIGKILL, like a crash.
 func (c *Component) Kill(ctx context.Context) error {
-	return c.end(ctx, func(p *process) error { return p.signal(unix.SIGKILL) })
+	return c.stop(ctx, func(p *process) error { return p.signal(unix.SIGKILL) })
 }
 
-// Freeze keeps the component's process from running until Thaw, like a machine
-// that hangs: its connections stay open and nobody answers on them.
+// Freeze suspends the component's process until Thaw, like a machine that hangs: its
+// connections stay open and get no responses.
 func (c *Component) Freeze() error { return c.signal(unix.SIGSTOP) }
 
-// Thaw lets a frozen component run on.
+// Thaw resumes a frozen component.
 func (c *Component) Thaw() error { return c.signal(unix.SIGCONT) }
 
 func (c *Component) signal(signal unix.Signal) error {
@@ -176,13 +175,13 @@ func (c *Component) signal(signal unix.Signal) error {
 	}
 	p, err := r.Process.open()
 	if err != nil {
-		return fmt.Errorf("sending %s to %s: %w", signal, c.Name, err)
+		return fmt.Errorf("send %s to %s: %w", signal, c.Name, err)
 	}
 	defer p.close()
 	return p.signal(signal)
 }
 
-func (c *Component) end(ctx context.Context, how func(*process) error) error {
+func (c *Component) stop(ctx context.Context, signal func(*process) error) error {
 	r, err := readRecord(c.dir, c.Name)
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // never started
@@ -190,19 +189,19 @@ func (c *Component) end(ctx context.Context, how func(*process) error) error {
 	if err != nil {
 		return err
 	}
-	c.ending.Store(int64(r.Process.PID))
+	c.stopping.Store(int64(r.Process.PID))
 	p, err := r.Process.open()
 	if err == nil {
 		defer p.close()
-		err = how(p)
+		err = signal(p)
 		if err == nil {
-			// A killed process is gone in no time; only a kernel that cannot
-			// end it makes this wait, and then the context's end is no help.
+			// A killed process exits at once, unless the kernel cannot kill it. Then
+			// cancelling the context would not help.
 			err = p.wait(context.WithoutCancel(ctx))
 		}
 	}
 	if err != nil && !errors.Is(err, errNotRunning) {
-		return fmt.Errorf("stopping %s: %w", c.Name, err)
+		return fmt.Errorf("stop %s: %w", c.Name, err)
 	}
 	return removePID(c.dir, c.Name)
 }

@@ -20,10 +20,10 @@ func TestProcessIDIsNotFooledByReuse(t *testing.T) {
 	}
 	reused := processID{PID: own.PID, StartTicks: own.StartTicks - 1}
 	if reused.running() {
-		t.Error("a process that started at another time is taken for the one on record")
+		t.Error("a process that started at another time is considered the recorded one")
 	}
 	if _, err := reused.open(); !errors.Is(err, errNotRunning) {
-		t.Errorf("opening a process that started at another time: %v, want %v", err, errNotRunning)
+		t.Errorf("open a process that started at another time: %v, want %v", err, errNotRunning)
 	}
 }
 
@@ -35,7 +35,7 @@ func TestFailedStartShowsTheLog(t *testing.T) {
 	}}
 	err := c.Start(t.Context())
 	if err == nil {
-		t.Fatal("a component that ends at once is taken for started")
+		t.Fatal("a component that exits at once is considered started")
 	}
 	for _, part := range []string{"broken", "exit status 3", "no such flag", c.LogPath()} {
 		if !strings.Contains(err.Error(), part) {

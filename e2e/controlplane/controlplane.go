@@ -29,7 +29,7 @@ const (
 
 // Options of a control plane.
 type Options struct {
-	// Dir holds all state. What an earlier control plane left there is removed.
+	// Dir is the folder of all state. The state of an earlier control plane is removed.
 	Dir string
 	// Binaries are the result of Builder.ControlPlane.
 	Binaries Binaries
@@ -40,14 +40,14 @@ type Options struct {
 	// Namespace is the one that the administrator's kubeconfig names; "" is
 	// "default".
 	Namespace string
-	// AuditReads are the users whose reads the audit log holds too.
+	// AuditReads are the users whose reads the audit log contains too.
 	AuditReads []string
-	// Progress is told of every component that has started. Optional.
+	// Progress gets a line for every component that has started. Optional.
 	Progress io.Writer
-	// Exited is told when a component ends that nobody in this program asked
-	// to end, and how ("signal: killed"). It is called from a goroutine of its
-	// own. Optional.
-	Exited func(component *Component, how string)
+	// Exited is called, in a goroutine of its own, when a component exits that this
+	// program has not stopped, with the state of its process ("signal: killed").
+	// Optional.
+	Exited func(component *Component, state string)
 }
 
 // ControlPlane is a running control plane.
@@ -126,8 +126,8 @@ func (cp *ControlPlane) start(ctx context.Context, o Options) error {
 	return nil
 }
 
-// prepare clears the directory and makes the certificates and the
-// administrator's access.
+// prepare clears the directory and creates the certificates and the administrator's
+// kubeconfig.
 func (cp *ControlPlane) prepare(namespace string) error {
 	if err := removeState(cp.dir); err != nil {
 		return err
@@ -141,15 +141,15 @@ func (cp *ControlPlane) prepare(namespace string) error {
 	}
 	cp.config, err = clientcmd.BuildConfigFromFlags("", cp.KubeconfigPath())
 	if err != nil {
-		return fmt.Errorf("reading back the administrator's kubeconfig: %w", err)
+		return fmt.Errorf("read the administrator's kubeconfig: %w", err)
 	}
 	cp.config.QPS = -1 // the API server's priority and fairness decides
 	return nil
 }
 
-// removeState removes what an earlier control plane left below dir. Without
-// the record of a component none was there, and what lies in the directory is
-// somebody else's.
+// removeState removes the state of an earlier control plane below dir. Without the
+// record of a component, no control plane has used the directory, and its files must
+// not be removed.
 func removeState(dir string) error {
 	components, err := Components(dir)
 	if err != nil || len(components) == 0 {
@@ -164,14 +164,14 @@ func removeState(dir string) error {
 		"audit.log", "components", "config", "etcd", "kubeconfig", "kubeconfigs", "logs", "pids", "pki",
 	} {
 		if err := os.RemoveAll(filepath.Join(dir, name)); err != nil {
-			return fmt.Errorf("removing old state: %w", err)
+			return fmt.Errorf("remove old state: %w", err)
 		}
 	}
 	return nil
 }
 
 // Run starts one more component, after all others, and returns when it is
-// ready. Stop ends it first.
+// ready. Stop stops it first.
 func (cp *ControlPlane) Run(ctx context.Context, spec Spec) (*Component, error) {
 	c := &Component{Spec: spec, dir: cp.dir, sequence: len(cp.components)}
 	c.exited = func(how string) {
@@ -188,8 +188,8 @@ func (cp *ControlPlane) Run(ctx context.Context, spec Spec) (*Component, error) 
 	return c, nil
 }
 
-// Stop ends all components, the last started first, and returns when all
-// processes are gone.
+// Stop stops all components, the last started first, and returns when all processes
+// have exited.
 func (cp *ControlPlane) Stop(ctx context.Context) error {
 	var failed []error
 	for _, c := range slices.Backward(cp.components) {

@@ -31,8 +31,8 @@ func TestControlPlane(t *testing.T) {
 	cp := startWhole(t)
 	client := kubernetes.NewForConfigOrDie(cp.AdminConfig())
 	t.Run("audit log counts writes", func(t *testing.T) { testAudit(t, cp, client) })
-	t.Run("Cluster API refuses a bad Cluster", func(t *testing.T) { testCAPIWebhook(t, cp) })
-	t.Run("kwok makes a Node Ready and lets it go", func(t *testing.T) { testNode(t, client) })
+	t.Run("Cluster API rejects an invalid Cluster", func(t *testing.T) { testCAPIWebhook(t, cp) })
+	t.Run("kwok makes a Node Ready until it is deleted", func(t *testing.T) { testNode(t, client) })
 	t.Run("a token of a ServiceAccount is its own user", func(t *testing.T) { testServiceAccount(t, cp, client) })
 	t.Run("a killed component starts again", func(t *testing.T) { testRestart(t, cp) })
 	t.Run("stop leaves no process", func(t *testing.T) { testStop(t, cp) })
@@ -52,8 +52,8 @@ func startWhole(t *testing.T) *ControlPlane {
 	cp, err := Start(t.Context(), Options{
 		Dir:      t.TempDir(),
 		Binaries: binaries,
-		Exited: func(c *Component, how string) {
-			t.Errorf("%s ended by itself: %s\n%s", c.Name, how, logTail(c.LogPath(), 0))
+		Exited: func(c *Component, state string) {
+			t.Errorf("%s exited by itself: %s\n%s", c.Name, state, logTail(c.LogPath(), 0))
 		},
 	})
 	if err != nil {
@@ -115,7 +115,7 @@ func testCAPIWebhook(t *testing.T, cp *ControlPlane) {
 		"spec":       map[string]any{"paused": false},
 	}}, metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
-		t.Fatalf("creating a Cluster without references: %v, want a refusal", err)
+		t.Fatalf("creating a Cluster without references: %v, want it forbidden", err)
 	}
 	if !strings.Contains(err.Error(), "infrastructureRef") {
 		t.Errorf("the refusal does not name the missing field: %v", err)
@@ -167,7 +167,7 @@ func testNode(t *testing.T, client kubernetes.Interface) {
 func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interface) {
 	accounts := client.CoreV1().ServiceAccounts(metav1.NamespaceDefault)
 	account, err := accounts.Create(t.Context(), &corev1.ServiceAccount{
-		ObjectMeta: metav1.ObjectMeta{Name: "somebody"},
+		ObjectMeta: metav1.ObjectMeta{Name: "alice"},
 	}, metav1.CreateOptions{})
 	if err != nil {
 		t.Fatal(err)
@@ -176,7 +176,7 @@ func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interf
 	if err != nil {
 		t.Fatal(err)
 	}
-	path, err := cp.KubeconfigWithToken("somebody", request.Status.Token)
+	path, err := cp.KubeconfigWithToken("alice", request.Status.Token)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,16 +191,16 @@ func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interf
 	_, err = kubernetes.NewForConfigOrDie(config).CoreV1().ConfigMaps(metav1.NamespaceDefault).
 		Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "forbidden"}}, metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) {
-		t.Errorf("a ServiceAccount without rights creates a config map: %v, want a refusal", err)
+		t.Errorf("a ServiceAccount without rights creates a config map: %v, want it forbidden", err)
 	}
 	writes, err := cp.AuditLog().Writes(from, func(w Write) bool {
-		return w.User == "system:serviceaccount:default:somebody"
+		return w.User == "system:serviceaccount:default:alice"
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	if len(writes) != 1 || writes[0].Code != http.StatusForbidden {
-		t.Errorf("the audit log has %+v, want the one refused create", writes)
+		t.Errorf("the audit log has %+v, want the one forbidden create", writes)
 	}
 }
 
@@ -267,7 +267,7 @@ func eventually(t *testing.T, what string, condition wait.ConditionWithContextFu
 	}
 }
 
-func TestBusyPortIsRefused(t *testing.T) {
+func TestBusyPortIsRejected(t *testing.T) {
 	listener, err := listen(0)
 	if err != nil {
 		t.Fatal(err)
@@ -282,13 +282,13 @@ func TestBusyPortIsRefused(t *testing.T) {
 		t.Errorf("starting with a busy port: %v, want %q", err, want)
 	}
 	if entries, err := os.ReadDir(dir); err != nil || len(entries) != 0 {
-		t.Errorf("a refused start left %v (%v)", entries, err)
+		t.Errorf("a rejected start left %v (%v)", entries, err)
 	}
 }
 
-func TestLeavingOutEtcdIsRefused(t *testing.T) {
+func TestLeavingOutEtcdIsRejected(t *testing.T) {
 	_, err := Start(t.Context(), Options{Dir: t.TempDir(), Without: []string{Etcd}})
 	if err == nil || !strings.Contains(err.Error(), `"etcd"`) {
-		t.Errorf("starting without etcd: %v, want a refusal that names it", err)
+		t.Errorf("starting without etcd: %v, want an error that names it", err)
 	}
 }

@@ -4,10 +4,10 @@
 // Package controlplane runs a real Kubernetes control plane on one small
 // machine, without containers: etcd, kube-apiserver, kube-controller-manager,
 // kube-scheduler, the Cluster API core manager with its webhooks, and kwok,
-// which plays the kubelets. Each is a child process that listens on 127.0.0.1
+// which simulates the kubelets. Each is a child process that listens on 127.0.0.1
 // only.
 //
-// Everything a running control plane keeps lies below one directory:
+// All state of a running control plane is below one directory:
 //
 //	kubeconfig            administrator access
 //	audit.log             every write that reached the API server
@@ -18,5 +18,5 @@
 //	config/               files that components are configured by
 //	etcd/                 the data
 //
-// Processes are followed through /proc and pidfds: the package needs Linux.
+// Processes are identified through /proc and pidfds: the package needs Linux.
 package controlplane

@@ -9,8 +9,8 @@ import (
 )
 
 // startEtcd runs a single etcd member. It does not sync its files to disk:
-// the data is worth nothing after a crash of the machine, and fsync is what
-// a small machine is slowest at.
+// the data is worthless after a crash of the machine, and fsync is slow on a small
+// machine.
 func (cp *ControlPlane) startEtcd(ctx context.Context) error {
 	peer := "http://" + address(cp.ports.EtcdPeer)
 	_, err := cp.Run(ctx, Spec{

@@ -16,7 +16,7 @@ import (
 const mastersGroup = "system:masters"
 
 // Kubeconfig writes a kubeconfig file for a user with administrator rights
-// and returns its path. The name tells the user apart in the audit log.
+// and returns its path. The name identifies the user in the audit log.
 func (cp *ControlPlane) Kubeconfig(user string) (string, error) {
 	return cp.kubeconfigFor(user, mastersGroup)
 }
@@ -27,9 +27,8 @@ func (cp *ControlPlane) KubeconfigWithToken(name, token string) (string, error) 
 	return cp.KubeconfigThrough(cp.Server(), name, token)
 }
 
-// KubeconfigThrough is KubeconfigWithToken for somebody who reaches the API
-// server at another URL. Whoever serves there needs a certificate of
-// ServingCertificate.
+// KubeconfigThrough is KubeconfigWithToken with another URL of the API server. The
+// server at that URL needs a certificate of ServingCertificate.
 func (cp *ControlPlane) KubeconfigThrough(server, name, token string) (string, error) {
 	return cp.writeKubeconfig(cp.kubeconfigFile(name), server, name, "", &clientcmdapi.AuthInfo{Token: token})
 }

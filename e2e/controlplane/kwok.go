@@ -10,15 +10,15 @@ import (
 	"path/filepath"
 )
 
-// kwokStages are the rules of kwok's own module that are used: Nodes become
-// Ready and report their status again and again, Pods start at once, end when
-// their Job says so, and go when they are deleted.
+// kwokStages are the stages of kwok's own module that are used: Nodes become Ready and
+// report their status periodically, Pods start at once, complete as their Job requires,
+// and terminate when they are deleted.
 //
 // Nodes report by status, not by Lease: with Leases, Nodes that were created
 // together were seen to stay without conditions.
 var kwokStages = []string{"node/fast", "node/heartbeat", "pod/fast"}
 
-// startKWOK runs kwok, which plays the kubelet of every Node.
+// startKWOK runs kwok, which simulates the kubelet of every Node.
 func (cp *ControlPlane) startKWOK(ctx context.Context) error {
 	stages, err := cp.writeKWOKStages()
 	if err != nil {

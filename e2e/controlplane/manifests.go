@@ -57,8 +57,8 @@ func build(dir string) (resmap.ResMap, error) {
 }
 
 // Apply applies objects server side in the name of the given field manager.
-// Namespaces and custom resource definitions go first, and the latter are
-// waited for, so that the objects may be of the kinds they define.
+// Namespaces and custom resource definitions are applied first; it waits for the latter,
+// so that the objects may be of the kinds that they define.
 func Apply(ctx context.Context, config *rest.Config, manager string, objects []*unstructured.Unstructured) error {
 	a, err := newApplier(config, manager)
 	if err != nil {
@@ -152,7 +152,7 @@ func waitEstablished(ctx context.Context, crds dynamic.ResourceInterface, name s
 	return nil
 }
 
-// ignoreUnavailable drops errors that a busy API server gets over.
+// ignoreUnavailable drops errors of an API server that is busy for a while.
 func ignoreUnavailable(err error) error {
 	if apierrors.IsServerTimeout(err) || apierrors.IsTooManyRequests(err) || errors.Is(err, context.DeadlineExceeded) {
 		return nil

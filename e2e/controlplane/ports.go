@@ -24,7 +24,7 @@ type Ports struct {
 	KWOK              int
 }
 
-// PortUse is a port and the name of the component that wants it.
+// PortUse is a port and the name of the component that uses it.
 type PortUse struct {
 	Port      int
 	Component string
@@ -90,7 +90,7 @@ func CheckPorts(uses []PortUse) error {
 	return errors.Join(busy...)
 }
 
-// FreePorts returns n different ports that nobody listens on. They lie below
+// FreePorts returns n different ports on which no process listens. They are below
 // the range from which the kernel takes the ports of outgoing connections
 // (from 32768), so that none is taken before its server has started.
 func FreePorts(n int) ([]int, error) {
@@ -105,7 +105,7 @@ func FreePorts(n int) ([]int, error) {
 		if err != nil {
 			continue
 		}
-		defer listener.Close() // held until all are chosen, so that they differ
+		defer listener.Close() // open until all are chosen, so that they differ
 		ports = append(ports, port)
 	}
 	return nil, fmt.Errorf("found %d of %d free ports between %d and %d", len(ports), n, lowest, highest)

@@ -15,14 +15,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// Probe tells when a component is ready: a GET of URL answers 200.
+// Probe checks whether a component is ready: a GET of URL returns 200.
 type Probe struct {
 	URL string `json:"url,omitempty"`
 	// CAFile verifies the server of an https URL.
 	CAFile string `json:"caFile,omitempty"`
 }
 
-// wait returns nil once the probe succeeded, or what it saw last when ctx ends.
+// wait returns nil once the probe succeeded, or its last error when ctx is done.
 func (p Probe) wait(ctx context.Context) error {
 	client, err := p.client()
 	if err != nil {

@@ -17,8 +17,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// errNotRunning says that a recorded process has ended, also when its id
-// belongs to some other process by now.
+// errNotRunning is the error for a recorded process that has exited, also when its id
+// belongs to another process by now.
 var errNotRunning = errors.New("not running")
 
 // processID names one process for ever. A process id alone is reused by the
@@ -31,8 +31,8 @@ type processID struct {
 }
 
 // identify returns the identity of the process that has pid now, and whether
-// it still runs or is only waiting for its parent to take notice. With no such
-// process the error is errNotRunning.
+// it still runs or only waits for its parent to read its state. Without such a process
+// the error is errNotRunning.
 func identify(pid int) (id processID, running bool, err error) {
 	stat, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/stat")
 	if errors.Is(err, os.ErrNotExist) || errors.Is(err, syscall.ESRCH) {
@@ -41,8 +41,8 @@ func identify(pid int) (id processID, running bool, err error) {
 	if err != nil {
 		return processID{}, false, fmt.Errorf("reading the state of process %d: %w", pid, err)
 	}
-	// The second field is the command in parentheses and may itself hold
-	// spaces and parentheses; the fields are counted from behind it.
+	// The second field is the command in parentheses and may itself contain spaces
+	// and parentheses; the fields are counted from behind it.
 	fields := strings.Fields(string(stat[bytes.LastIndexByte(stat, ')')+1:]))
 	if len(fields) < 20 {
 		return processID{}, false, fmt.Errorf("the state of process %d has an unknown form: %q", pid, stat)
@@ -69,9 +69,9 @@ func (id processID) open() (*process, error) {
 		return nil, fmt.Errorf("opening process %d: %w", id.PID, err)
 	}
 	p := &process{fd: fd}
-	// Compared after opening: from here on the handle cannot change hands.
-	// Whether it runs does not matter: a handle of what has ended waits for
-	// nothing, and a first thread that has ended may have left others.
+	// Compared after opening: the handle is of the same process from here on. Whether
+	// it runs does not matter: waiting for an exited process returns at once, and the
+	// first thread may have exited before others.
 	if now, _, err := identify(id.PID); err != nil || now != id {
 		p.close()
 		return nil, errNotRunning
@@ -86,7 +86,7 @@ func (id processID) running() bool {
 
 func (p *process) close() { _ = unix.Close(p.fd) }
 
-// signal sends sig; a process that has ended already is no error.
+// signal sends sig; it is no error if the process has exited already.
 func (p *process) signal(sig unix.Signal) error {
 	err := unix.PidfdSendSignal(p.fd, sig, nil, 0)
 	if errors.Is(err, unix.ESRCH) {
@@ -95,7 +95,7 @@ func (p *process) signal(sig unix.Signal) error {
 	return err
 }
 
-// wait returns when the process has ended, or with the context's error.
+// wait returns when the process has exited, or with the context's error.
 func (p *process) wait(ctx context.Context) error {
 	const slice = 100 * time.Millisecond // how late a cancelled context may be noticed
 	fds := []unix.PollFd{{Fd: int32(p.fd), Events: unix.POLLIN}}

@@ -16,8 +16,8 @@ import (
 	"strings"
 )
 
-// record is what components/NAME.json keeps of a component: how it is run and
-// the process that was last started so.
+// record is the content of components/NAME.json: how a component is run, and the process
+// that was started last.
 type record struct {
 	Spec
 	// Sequence is the component's place in the order of starting.
@@ -26,7 +26,7 @@ type record struct {
 }
 
 // Components returns the components on record below dir in the order they
-// were started in. They may belong to another program or have ended.
+// were started in. They may belong to another program or have exited.
 func Components(dir string) ([]*Component, error) {
 	paths, err := filepath.Glob(recordPath(dir, "*"))
 	if err != nil {
@@ -53,10 +53,10 @@ func readRecord(dir, name string) (record, error) {
 	var r record
 	data, err := os.ReadFile(recordPath(dir, name))
 	if err != nil {
-		return r, fmt.Errorf("reading the record of %s: %w", name, err)
+		return r, fmt.Errorf("read the record of %s: %w", name, err)
 	}
 	if err := json.Unmarshal(data, &r); err != nil {
-		return r, fmt.Errorf("reading the record of %s: %w", name, err)
+		return r, fmt.Errorf("read the record of %s: %w", name, err)
 	}
 	return r, nil
 }
@@ -68,10 +68,10 @@ func (r record) write(dir string) error {
 		return err
 	}
 	if err := replaceFile(recordPath(dir, r.Name), append(data, '\n')); err != nil {
-		return fmt.Errorf("recording %s: %w", r.Name, err)
+		return fmt.Errorf("record %s: %w", r.Name, err)
 	}
 	if err := replaceFile(pidPath(dir, r.Name), []byte(strconv.Itoa(r.Process.PID)+"\n")); err != nil {
-		return fmt.Errorf("recording %s: %w", r.Name, err)
+		return fmt.Errorf("record %s: %w", r.Name, err)
 	}
 	return nil
 }

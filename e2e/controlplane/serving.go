@@ -9,8 +9,8 @@ import (
 	"path/filepath"
 )
 
-// ServingCertificate issues a certificate for a server on this machine that
-// everybody trusts who has one of the cluster's kubeconfig files.
+// ServingCertificate issues a certificate for a server on this machine. Every client
+// with one of the cluster's kubeconfig files trusts it.
 func (cp *ControlPlane) ServingCertificate(name string) (tls.Certificate, error) {
 	dir, err := cp.authority.serving(name)
 	if err != nil {

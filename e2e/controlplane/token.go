@@ -13,14 +13,14 @@ import (
 	"k8s.io/apimachinery/pkg/util/uuid"
 )
 
-// serviceAccountIssuer is whose tokens the API server takes, and for whom they
-// are.
+// serviceAccountIssuer is the issuer and the audience of the tokens that the API server
+// accepts.
 const serviceAccountIssuer = "https://kubernetes.default.svc"
 
-// MintToken signs a token of a ServiceAccount as the API server would, for any
-// life: the API server grants no less than ten minutes. It takes the token for
-// a minute, and what it remembers for some seconds, longer than that.
-func (cp *ControlPlane) MintToken(account *corev1.ServiceAccount, life time.Duration) (string, error) {
+// MintToken signs a token of a ServiceAccount as the API server does, with any
+// lifetime: the API server grants no less than ten minutes. It accepts the token for a
+// minute longer, and for some seconds more while it is cached.
+func (cp *ControlPlane) MintToken(account *corev1.ServiceAccount, lifetime time.Duration) (string, error) {
 	pem, err := os.ReadFile(cp.authority.serviceAccountKeyFile())
 	if err != nil {
 		return "", fmt.Errorf("reading the key for tokens: %w", err)
@@ -36,7 +36,7 @@ func (cp *ControlPlane) MintToken(account *corev1.ServiceAccount, life time.Dura
 		"sub": "system:serviceaccount:" + account.Namespace + ":" + account.Name,
 		"iat": now.Unix(),
 		"nbf": now.Unix(),
-		"exp": now.Add(life).Unix(),
+		"exp": now.Add(lifetime).Unix(),
 		"jti": string(uuid.NewUUID()),
 		"kubernetes.io": map[string]any{
 			"namespace":      account.Namespace,

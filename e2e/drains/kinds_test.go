@@ -17,18 +17,18 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
-	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/server/instance/kwok"
+	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
-// Which Pods leave a Node whose machine is impaired, and by what means, depends on
-// what they are. The machine is not acknowledged before they have left.
+// Which Pods are evicted from a Node whose instance is impaired depends on their
+// kind. The drain is not acknowledged before the evicted ones have left.
 func TestPodKinds(t *testing.T) {
 	t.Parallel()
 	const name = "kinds"
 	node := createGroup(t, steadyShard, name, 1)[0]
-	createNamespace(t, name)
+	env.CreateNamespace(t, name)
 
 	createDaemonSet(t, name, "daemon")
 	createDeployment(t, name, "web", 3)
@@ -57,67 +57,61 @@ func TestPodKinds(t *testing.T) {
 	}
 	daemons, web := owned("daemon"), owned("web")
 
-	from := auditEnd(t)
+	from := env.AuditEnd(t)
 	setProviderStatus(t, node, kwok.StatusImpaired)
 	d := untilDrained(t, node)
 
 	for _, tc := range []struct {
-		kind   string
-		pods   []string
-		count  int
-		leaves bool
+		kind    string
+		pods    []string
+		count   int
+		evicted bool
 	}{
-		{"of a DaemonSet", daemons, 1, false},
-		{"mirror", []string{"mirror"}, 1, false},
-		{"finished", []string{"finished"}, 1, false},
-		{"of a Deployment with a budget", web, 3, true},
-		{"that nothing will replace", []string{"ownerless"}, 1, true},
-		{"with an emptyDir", []string{"empty-dir"}, 1, true},
+		{kind: "of a DaemonSet", pods: daemons, count: 1, evicted: false},
+		{kind: "mirror", pods: []string{"mirror"}, count: 1, evicted: false},
+		{kind: "finished", pods: []string{"finished"}, count: 1, evicted: false},
+		{kind: "of a Deployment with a budget", pods: web, count: 3, evicted: true},
+		{kind: "without a controller", pods: []string{"ownerless"}, count: 1, evicted: true},
+		{kind: "with an emptyDir", pods: []string{"empty-dir"}, count: 1, evicted: true},
 	} {
 		t.Run(tc.kind, func(t *testing.T) {
 			if len(tc.pods) != tc.count {
 				t.Fatalf("there were Pods %v, want %d", tc.pods, tc.count)
 			}
 			for _, pod := range tc.pods {
-				there := slices.ContainsFunc(d.Acknowledged[0].Pods, func(p corev1.Pod) bool { return p.Name == pod })
-				tries := evictions(t, from, name, pod)
-				if there == tc.leaves || len(tries) > 0 != tc.leaves {
-					t.Errorf("Pod %s: on the Node %t, %d tries to evict it; want it to leave: %t", pod, there, len(tries), tc.leaves)
+				present := slices.ContainsFunc(d.Acknowledged[0].Pods, func(p corev1.Pod) bool { return p.Name == pod })
+				attempts := evictions(t, from, name, pod)
+				if present == tc.evicted || len(attempts) > 0 != tc.evicted {
+					t.Errorf("Pod %s: on the Node %t, %d attempts to evict it; want it evicted: %t", pod, present, len(attempts), tc.evicted)
 				}
 			}
 		})
 	}
-	deletions := operatorRequests(t, from, func(r controlplane.Request) bool {
-		return r.Verb == "delete" && r.Resource == "pods"
-	})
-	if len(deletions) > 0 {
-		t.Errorf("the operator deleted Pods without asking budgets: %v", deletions)
-	}
-	if lost := env.losses.on(node); len(lost) > 0 {
-		t.Errorf("Pods were cut off: %v", lost)
-	}
+	expectNoPodDeletions(t, from)
+	env.forcedDeletions.expectNone(t, node)
 }
 
-// When a group gets smaller, what ran on the machines that go runs on the others.
+// When a group is scaled down, the Pods on the deleted instances move to the
+// others.
 func TestScaleDown(t *testing.T) {
 	t.Parallel()
 	const name = "smaller"
 	nodes := createGroup(t, steadyShard, name, 4)
-	createNamespace(t, name)
+	env.CreateNamespace(t, name)
 	createDeployment(t, name, "web", 8)
 	createBudget(t, name, "web", policyv1.PodDisruptionBudgetSpec{
 		MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: selector("web"),
 	}, 1)
-	scale(t, name, 2)
-	// The oldest go.
+	env.Scale(t, name, 2)
+	// The oldest are deleted.
 	for _, node := range nodes[:2] {
 		untilDrained(t, node)
 	}
 	if left := readyNodes(t, name, 2); !slices.Equal(left, nodes[2:]) {
 		t.Errorf("Nodes %v are left, want %v", left, nodes[2:])
 	}
-	eventually(t, "all Pods run on what is left", func(ctx context.Context) error {
-		pods, err := env.kube.CoreV1().Pods(name).List(ctx, metav1.ListOptions{})
+	testcluster.Eventually(t, timeout, "all Pods run on the remaining Nodes", func(ctx context.Context) error {
+		pods, err := env.Kube.CoreV1().Pods(name).List(ctx, metav1.ListOptions{})
 		if err != nil {
 			return err
 		}
@@ -132,10 +126,8 @@ func TestScaleDown(t *testing.T) {
 		}
 		return nil
 	})
-	if lost := env.losses.on(nodes...); len(lost) > 0 {
-		t.Errorf("Pods were cut off: %v", lost)
-	}
-	eventually(t, "no drain goes on", func(ctx context.Context) error {
+	env.forcedDeletions.expectNone(t, nodes...)
+	testcluster.Eventually(t, timeout, "no drain is left", func(ctx context.Context) error {
 		condition, err := progress(ctx, steadyShard, name)
 		if err == nil && (condition.Status != metav1.ConditionTrue || condition.Reason != v1beta1.ReasonNoDrains) {
 			err = fmt.Errorf("condition %+v", condition)
@@ -144,11 +136,11 @@ func TestScaleDown(t *testing.T) {
 	})
 }
 
-// createDaemonSet makes a DaemonSet for the Nodes of the group that has the name
+// createDaemonSet creates a DaemonSet for the Nodes of the group that has the name
 // of the namespace, and returns when its Pods run on all of them.
 func createDaemonSet(t testing.TB, namespace, name string) {
 	t.Helper()
-	sets := env.kube.AppsV1().DaemonSets(namespace)
+	sets := env.Kube.AppsV1().DaemonSets(namespace)
 	_, err := sets.Create(t.Context(), &appsv1.DaemonSet{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       appsv1.DaemonSetSpec{Selector: selector(name), Template: template(namespace, name)},
@@ -156,7 +148,7 @@ func createDaemonSet(t testing.TB, namespace, name string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "DaemonSet "+name+" runs", func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "DaemonSet "+name+" runs", func(ctx context.Context) error {
 		set, err := sets.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && (set.Status.DesiredNumberScheduled == 0 || set.Status.NumberReady < set.Status.DesiredNumberScheduled) {
 			err = fmt.Errorf("status %+v", set.Status)
@@ -165,11 +157,11 @@ func createDaemonSet(t testing.TB, namespace, name string) {
 	})
 }
 
-// createDeployment makes a Deployment for the Nodes of the group that has the name
+// createDeployment creates a Deployment for the Nodes of the group that has the name
 // of the namespace, and returns when its Pods run.
 func createDeployment(t testing.TB, namespace, name string, replicas int32) {
 	t.Helper()
-	deployments := env.kube.AppsV1().Deployments(namespace)
+	deployments := env.Kube.AppsV1().Deployments(namespace)
 	_, err := deployments.Create(t.Context(), &appsv1.Deployment{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector(name), Template: template(namespace, name)},
@@ -177,7 +169,7 @@ func createDeployment(t testing.TB, namespace, name string, replicas int32) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "Deployment "+name+" runs", func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "Deployment "+name+" runs", func(ctx context.Context) error {
 		deployment, err := deployments.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && deployment.Status.AvailableReplicas != replicas {
 			err = fmt.Errorf("status %+v", deployment.Status)
@@ -196,17 +188,17 @@ func template(group, app string) corev1.PodTemplateSpec {
 	return corev1.PodTemplateSpec{ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{"app": app}}, Spec: spec}
 }
 
-// finish lets a Pod have done its work. Something keeps it from being deleted, so
-// that whoever waited for that would wait for ever.
+// finish completes a Pod. A finalizer keeps it from being deleted, so that waiting
+// for its deletion would never return.
 func finish(t testing.TB, namespace, name string) {
 	t.Helper()
-	patchPod(t, namespace, name, fmt.Sprintf(`{"metadata":{"finalizers":[%q]}}`, keep))
+	patchPod(t, namespace, name, fmt.Sprintf(`{"metadata":{"finalizers":[%q]}}`, testFinalizer))
 	patchPod(t, namespace, name, `{"status":{"phase":"Succeeded"}}`, "status")
 }
 
 func patchPod(t testing.TB, namespace, name, patch string, subresources ...string) {
 	t.Helper()
-	_, err := env.kube.CoreV1().Pods(namespace).
+	_, err := env.Kube.CoreV1().Pods(namespace).
 		Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
 	if err != nil {
 		t.Fatal(err)

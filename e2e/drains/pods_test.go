@@ -16,26 +16,15 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/testcluster"
 )
 
-// keep is a finalizer that nobody but a test removes.
-const keep = "test.nstance.dev/keep"
+// testFinalizer is a finalizer that only a test removes.
+const testFinalizer = "test.nstance.dev/keep"
 
-// createNamespace makes a namespace in which Pods can be made.
-func createNamespace(t testing.TB, name string) {
-	t.Helper()
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := env.kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	eventually(t, "namespace "+name+" has a ServiceAccount", func(ctx context.Context) error {
-		_, err := env.kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
-		return err
-	})
-}
-
-// newPod is a Pod that is on a Node from the beginning and that nobody makes
-// anew. It has its own name as its label "app".
+// newPod returns a Pod that is bound to a Node and that no controller replaces. Its
+// label "app" is its name.
 func newPod(namespace, name, node string) *corev1.Pod {
 	return &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, Labels: map[string]string{"app": name}},
@@ -43,7 +32,7 @@ func newPod(namespace, name, node string) *corev1.Pod {
 	}
 }
 
-// podSpec is that of a Pod that is on a Node, or with "" has to be scheduled.
+// podSpec is that of a Pod that is bound to a Node, or with "" has to be scheduled.
 func podSpec(node string) corev1.PodSpec {
 	return corev1.PodSpec{
 		NodeName:                     node,
@@ -52,7 +41,7 @@ func podSpec(node string) corev1.PodSpec {
 	}
 }
 
-// createPods makes Pods and returns when they all run.
+// createPods creates Pods and returns when they all run.
 func createPods(t testing.TB, pods ...*corev1.Pod) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
@@ -61,7 +50,7 @@ func createPods(t testing.TB, pods ...*corev1.Pod) {
 	for _, pod := range pods {
 		namespaces[pod.Namespace]++
 		group.Go(func() error {
-			_, err := env.kube.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
+			_, err := env.Kube.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 			return err
 		})
 	}
@@ -69,8 +58,8 @@ func createPods(t testing.TB, pods ...*corev1.Pod) {
 		t.Fatal(err)
 	}
 	for namespace, count := range namespaces {
-		eventually(t, "the Pods run", func(ctx context.Context) error {
-			list, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+		testcluster.Eventually(t, timeout, "the Pods run", func(ctx context.Context) error {
+			list, err := env.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 			if err != nil {
 				return err
 			}
@@ -91,7 +80,7 @@ func createPods(t testing.TB, pods ...*corev1.Pod) {
 // budgetOf is the name of the budget of one Pod.
 func budgetOf(pod string) string { return "keep-" + pod }
 
-// protect makes a budget that allows no eviction of the Pod of that name, and
+// protect creates a budget that allows no eviction of the Pod of that name, and
 // returns when it is in force.
 func protect(t testing.TB, namespace, pod string) {
 	t.Helper()
@@ -103,12 +92,12 @@ func protect(t testing.TB, namespace, pod string) {
 // createBudget returns when a budget of that name allows so many disruptions.
 func createBudget(t testing.TB, namespace, name string, spec policyv1.PodDisruptionBudgetSpec, allowed int32) {
 	t.Helper()
-	budgets := env.kube.PolicyV1().PodDisruptionBudgets(namespace)
+	budgets := env.Kube.PolicyV1().PodDisruptionBudgets(namespace)
 	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
 	if _, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "budget "+name+" is in force", func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "budget "+name+" is in force", func(ctx context.Context) error {
 		found, err := budgets.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
 			return err
@@ -124,16 +113,16 @@ func createBudget(t testing.TB, namespace, name string, spec policyv1.PodDisrupt
 // unprotect changes the budget of a Pod so that it may be evicted.
 func unprotect(t testing.TB, namespace, pod string) {
 	t.Helper()
-	_, err := env.kube.PolicyV1().PodDisruptionBudgets(namespace).
+	_, err := env.Kube.PolicyV1().PodDisruptionBudgets(namespace).
 		Patch(t.Context(), budgetOf(pod), types.MergePatchType, []byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{})
 	if err != nil {
 		t.Fatal(err)
 	}
 }
 
-// podsOn asks the API server for the Pods of a Node.
+// podsOn lists the Pods of a Node.
 func podsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
-	list, err := env.kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
+	list, err := env.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{
 		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node).String(),
 	})
 	if err != nil {
@@ -142,8 +131,8 @@ func podsOn(ctx context.Context, node string) ([]corev1.Pod, error) {
 	return list.Items, nil
 }
 
-// evictable tells whether a drain has to wait until a Pod is gone. It has not for
-// those that belong to the Node, and for those that have done their work.
+// evictable reports whether a drain has to wait until a Pod is deleted. It does not
+// wait for Pods that belong to the Node, and for completed Pods.
 func evictable(pod *corev1.Pod) bool {
 	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror {
 		return false

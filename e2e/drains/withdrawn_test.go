@@ -15,21 +15,21 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/server/instance/kwok"
+	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
-// When a shard withdraws a deletion, the Node that was cordoned for it gets Pods
-// again, but not the one that an administrator had cordoned before.
+// When a shard withdraws a deletion, the Node that the operator cordoned for it is
+// uncordoned, but not the Node that an administrator had cordoned before.
 func TestWithdrawnDrains(t *testing.T) {
 	t.Parallel()
 	const ours, admins = "ours", "admins"
 	old, replacements := map[string]string{}, map[string]string{}
-	from := auditEnd(t)
+	from := env.AuditEnd(t)
 	for _, name := range []string{ours, admins} {
 		old[name] = createGroup(t, restartedShard, name, 1)[0]
-		createNamespace(t, name)
+		env.CreateNamespace(t, name)
 		createPods(t, newPod(name, "stuck", old[name]))
 		protect(t, name, "stuck")
 	}
@@ -40,11 +40,11 @@ func TestWithdrawnDrains(t *testing.T) {
 	for _, name := range []string{ours, admins} {
 		nodes := readyNodes(t, name, 2)
 		replacements[name] = nodes[slices.IndexFunc(nodes, func(node string) bool { return node != old[name] })]
-		eventually(t, "the Pod was asked to leave", func(context.Context) error {
+		testcluster.Eventually(t, timeout, "the eviction of the Pod was rejected", func(context.Context) error {
 			if !slices.ContainsFunc(evictions(t, from, name, "stuck"), func(r controlplane.Request) bool {
 				return r.Code == http.StatusTooManyRequests
 			}) {
-				return errors.New("no refused eviction")
+				return errors.New("no rejected eviction")
 			}
 			return nil
 		})
@@ -52,25 +52,21 @@ func TestWithdrawnDrains(t *testing.T) {
 	expectCordoned(t, old[ours], restartedShard+"/"+old[ours])
 	expectCordoned(t, old[admins], "")
 
-	// Which instances drain only the server's cache knows.
-	shard := env.Component(nstance.Shard{ID: restartedShard}.Component())
-	if err := shard.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.RemoveAll(env.Nstance.CacheDir(shard.Name)); err != nil {
+	// Only the server's cache records which instances drain.
+	shard := env.ShardServer(restartedShard)
+	testcluster.Stop(t, shard)
+	if err := os.RemoveAll(env.Installation.CacheDir(shard.Name)); err != nil {
 		t.Fatal(err)
 	}
 	for _, name := range []string{ours, admins} {
 		setProviderStatus(t, old[name], "")
-		// One of the two has to go.
+		// One of the two is deleted.
 		setProviderStatus(t, replacements[name], kwok.StatusFailed)
 	}
-	if err := shard.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	testcluster.Start(t, shard)
 
-	eventually(t, "our cordon is lifted", func(ctx context.Context) error {
-		node, err := env.kube.CoreV1().Nodes().Get(ctx, old[ours], metav1.GetOptions{})
+	testcluster.Eventually(t, timeout, "our Node is uncordoned", func(ctx context.Context) error {
+		node, err := env.Kube.CoreV1().Nodes().Get(ctx, old[ours], metav1.GetOptions{})
 		if err != nil {
 			return err
 		}
@@ -80,18 +76,18 @@ func TestWithdrawnDrains(t *testing.T) {
 		return nil
 	})
 	for _, name := range []string{ours, admins} {
-		eventually(t, "the shard group has no drains", func(ctx context.Context) error {
+		testcluster.Eventually(t, timeout, "the shard group has no drains", func(ctx context.Context) error {
 			condition, err := progress(ctx, restartedShard, name)
 			if err == nil && condition.Reason != v1beta1.ReasonNoDrains {
 				err = fmt.Errorf("condition %+v", condition)
 			}
 			return err
 		})
-		if d, _ := env.relays[restartedShard].drain(of(old[name])); len(d.Acknowledged) > 0 || !d.Ended.IsZero() {
-			t.Errorf("the instance that was to stay: %+v", d)
+		if d, _ := env.drains[restartedShard].ofInstance(old[name]); len(d.Acknowledged) > 0 || !d.Deleted.IsZero() {
+			t.Errorf("the instance that is not deleted any more: %+v", d)
 		}
-		if _, err := env.kube.CoreV1().Pods(name).Get(t.Context(), "stuck", metav1.GetOptions{}); err != nil {
-			t.Errorf("the Pod that was to stay: %v", err)
+		if _, err := env.Kube.CoreV1().Pods(name).Get(t.Context(), "stuck", metav1.GetOptions{}); err != nil {
+			t.Errorf("the Pod that is not evicted any more: %v", err)
 		}
 	}
 	expectCordoned(t, old[admins], "")

@@ -13,14 +13,14 @@ import (
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
-// Rule says what is done to which requests.
+// Rule is what is done to which requests.
 type Rule struct {
 	// Verbs are those of RBAC, such as list and watch. None means all.
 	Verbs []string
 	// Resource is plural, such as machinepools, or of RBAC's form for a subresource,
 	// such as machinepools/status, which the former does not mean. "" means all.
 	Resource string
-	// Code is the HTTP status of the answer. With zero there is no answer, until
+	// Code is the HTTP status of the response. With zero there is no response, until
 	// the client gives up or the fault is healed.
 	Code int
 }
@@ -32,7 +32,7 @@ type Fault struct {
 	healed chan struct{}
 }
 
-// Met is how many requests the fault has been done to.
+// Met returns to how many requests the fault was applied.
 func (f *Fault) Met() int { return int(f.met.Load()) }
 
 // Inject puts a rule in force for all requests that arrive from now on.
@@ -44,7 +44,7 @@ func (p *Proxy) Inject(rule Rule) *Fault {
 	return fault
 }
 
-// Heal ends all faults. Requests that still have no answer are aborted.
+// Heal removes all faults. Requests that still have no response are aborted.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -88,7 +88,7 @@ func (f *Fault) serve(w http.ResponseWriter, r *http.Request) {
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
 		Status:   metav1.StatusFailure,
 		Code:     int32(f.rule.Code),
-		Message:  "made to fail by a test",
+		Message:  "injected by a test",
 	}
 	switch f.rule.Code {
 	case http.StatusForbidden:

@@ -24,8 +24,8 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// Proxy passes requests on as they are, the client's bearer token included,
-// other than those that a fault applies to.
+// Proxy forwards requests unchanged, the client's bearer token included, except those
+// that a fault applies to.
 type Proxy struct {
 	// URL is where clients reach the proxy.
 	URL string
@@ -39,7 +39,7 @@ type Proxy struct {
 	watches map[*watching]struct{}
 }
 
-// watching is a watch that is being passed on.
+// watching is a watch that is being forwarded.
 type watching struct {
 	resource string
 	cut      context.CancelFunc
@@ -84,8 +84,8 @@ func Start(config *rest.Config, certificate tls.Certificate) (*Proxy, error) {
 	return p, nil
 }
 
-// badGateway answers when the API server itself does not, and says nothing of
-// it: whoever made it fail knows.
+// badGateway answers when the API server itself does not. It logs nothing, because the
+// tests make that happen.
 func badGateway(w http.ResponseWriter, _ *http.Request, err error) {
 	if errors.Is(err, context.Canceled) {
 		panic(http.ErrAbortHandler)
@@ -93,7 +93,7 @@ func badGateway(w http.ResponseWriter, _ *http.Request, err error) {
 	w.WriteHeader(http.StatusBadGateway)
 }
 
-// Close ends all requests.
+// Close aborts all requests.
 func (p *Proxy) Close() error {
 	p.Heal()
 	return p.server.Close()

@@ -94,16 +94,16 @@ func TestOnlyMatchingRequestsFail(t *testing.T) {
 	}
 }
 
-func TestHangingRequestEndsWhenHealed(t *testing.T) {
+func TestHangingRequestIsAbortedWhenHealed(t *testing.T) {
 	proxy, client := behind(t)
 	fault := proxy.Inject(Rule{Resource: "machinepools"})
-	ended := make(chan error, 1)
+	done := make(chan error, 1)
 	go func() {
 		response, err := get(t, client, proxy.URL+machinePools)
 		if err == nil {
 			_ = response.Body.Close()
 		}
-		ended <- err
+		done <- err
 	}()
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true,
 		func(context.Context) (bool, error) { return fault.Met() > 0, nil })
@@ -111,12 +111,12 @@ func TestHangingRequestEndsWhenHealed(t *testing.T) {
 		t.Fatal("the request did not arrive")
 	}
 	select {
-	case err := <-ended:
-		t.Fatalf("the request ended: %v", err)
+	case err := <-done:
+		t.Fatalf("the request returned: %v", err)
 	default:
 	}
 	proxy.Heal()
-	if err := <-ended; err == nil {
+	if err := <-done; err == nil {
 		t.Error("the request was answered, want a broken connection")
 	}
 }
@@ -138,6 +138,6 @@ func TestWatchesAreCut(t *testing.T) {
 		t.Errorf("%d watches were cut, want 1", n)
 	}
 	if _, err := io.ReadAll(response.Body); err == nil {
-		t.Error("the watch ended in order, want a broken connection")
+		t.Error("the watch was closed regularly, want a broken connection")
 	}
 }

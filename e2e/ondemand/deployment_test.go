@@ -5,7 +5,6 @@ package ondemand
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -14,16 +13,17 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// Cluster API can make machines of a template, and as many as a MachineDeployment
-// says.
+// Cluster API can create machines from a template, as many as a MachineDeployment
+// requests.
 func TestMachineDeployment(t *testing.T) {
 	watchOperator(t)
 	const name = "trio"
-	templates := env.nstance.InfrastructureV1beta1().NstanceMachineTemplates(nstance.Namespace)
+	templates := env.NstanceMachineTemplates()
 	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	template.Spec.Template.Spec.GroupRef.Name = group
 	if _, err := templates.Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
@@ -31,19 +31,19 @@ func TestMachineDeployment(t *testing.T) {
 	}
 	_, err := templates.Patch(t.Context(), name, mergePatch,
 		[]byte(`{"spec":{"template":{"spec":{"instanceType":"c7i.large"}}}}`), metav1.PatchOptions{})
-	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "template is immutable") {
-		t.Errorf("changing the template: %v, want it to be refused as immutable", err)
+	if !apierrors.IsInvalid(err) || !strings.Contains(err.Error(), "immutable") {
+		t.Errorf("changing the template: %v, want it to be rejected as immutable", err)
 	}
 
 	labels := object{"deployment": name}
 	create(t, "machinedeployments", "MachineDeployment", name, object{
-		"clusterName": clusterName,
+		"clusterName": installation.ClusterName,
 		"replicas":    int64(3),
 		"selector":    object{"matchLabels": labels},
 		"template": object{
 			"metadata": object{"labels": labels},
 			"spec": object{
-				"clusterName": clusterName,
+				"clusterName": installation.ClusterName,
 				"bootstrap":   object{"dataSecretName": ""},
 				"infrastructureRef": object{
 					"apiGroup": v1beta1.GroupName, "kind": "NstanceMachineTemplate", "name": name,
@@ -53,7 +53,7 @@ func TestMachineDeployment(t *testing.T) {
 	})
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		err := clusterAPI("machinedeployments").Delete(ctx, name, metav1.DeleteOptions{})
+		err := env.ClusterAPI("machinedeployments").Delete(ctx, name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
@@ -62,7 +62,7 @@ func TestMachineDeployment(t *testing.T) {
 		}
 	})
 	three := untilDeployed(t, name, 3)
-	_, err = clusterAPI("machinedeployments").
+	_, err = env.ClusterAPI("machinedeployments").
 		Patch(t.Context(), name, mergePatch, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}, "scale")
 	if err != nil {
 		t.Fatal(err)
@@ -70,19 +70,16 @@ func TestMachineDeployment(t *testing.T) {
 	one := untilDeployed(t, name, 1)[0]
 	for _, m := range three {
 		if m != one {
-			untilGone(t, m)
+			untilDeleted(t, m)
 		}
 	}
-	if err := clusterAPI("machinedeployments").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+	if err := env.ClusterAPI("machinedeployments").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	untilGone(t, one)
-	eventually(t, time.Minute, "the MachineDeployment is gone", func(ctx context.Context) error {
-		_, err := clusterAPI("machinedeployments").Get(ctx, name, metav1.GetOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return errors.Join(errors.New("it is there"), err)
+	untilDeleted(t, one)
+	testcluster.Eventually(t, time.Minute, "the MachineDeployment is deleted", func(ctx context.Context) error {
+		_, err := env.ClusterAPI("machinedeployments").Get(ctx, name, metav1.GetOptions{})
+		return testcluster.NotFound("the MachineDeployment", err)
 	})
 }
 
@@ -91,8 +88,8 @@ func TestMachineDeployment(t *testing.T) {
 func untilDeployed(t *testing.T, name string, count int) []machine {
 	t.Helper()
 	var machines []machine
-	eventually(t, 2*time.Minute, fmt.Sprintf("%s has %d machines", name, count), func(ctx context.Context) error {
-		list, err := env.capi.Machines(nstance.Namespace).List(ctx, metav1.ListOptions{LabelSelector: "deployment=" + name})
+	testcluster.Eventually(t, 2*time.Minute, fmt.Sprintf("%s has %d machines", name, count), func(ctx context.Context) error {
+		list, err := env.Machines().List(ctx, metav1.ListOptions{LabelSelector: "deployment=" + name})
 		if err != nil {
 			return err
 		}

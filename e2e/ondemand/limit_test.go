@@ -16,11 +16,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// However many Pods ask at once, there are never more machines than allowed, and
-// who is refused is told so, once. A machine that goes makes room.
+// However many Pods request machines at once, there are never more machines than
+// allowed, and each rejected Pod has one event. A deleted machine makes room.
 func TestLimit(t *testing.T) {
 	const (
 		namespace   = "limited"
@@ -30,14 +31,14 @@ func TestLimit(t *testing.T) {
 	watchOperator(t)
 	restartOperator(t, fmt.Sprintf("--on-demand-limit=%d", limit))
 	newNamespace(t, namespace)
-	from := auditEnd(t)
-	made := func() int {
-		return len(requests(t, from, func(r controlplane.Request) bool {
+	from := env.AuditEnd(t)
+	created := func() int {
+		return len(env.OperatorRequests(t, from, func(r controlplane.Request) bool {
 			return r.Resource == "nstancemachines" && r.Subresource == "" && r.Code == http.StatusCreated
 		}))
 	}
 	createPods(t, namespace, pods)
-	refusedOnce := func(ctx context.Context) error {
+	rejectedOnce := func(ctx context.Context) error {
 		events, err := podEvents(ctx, namespace, reason)
 		if err != nil {
 			return err
@@ -53,15 +54,15 @@ func TestLimit(t *testing.T) {
 			}
 		}
 		if len(events) != pods-limit {
-			return fmt.Errorf("%d Pods were told, want %d", len(events), pods-limit)
+			return fmt.Errorf("%d Pods have events, want %d", len(events), pods-limit)
 		}
 		return nil
 	}
-	eventually(t, 2*time.Minute, "the limit is reached and everybody else was told", func(ctx context.Context) error {
-		return errors.Join(machineCount(ctx, namespace, limit), refusedOnce(ctx))
+	testcluster.Eventually(t, 2*time.Minute, "the limit is reached and every other Pod has an event", func(ctx context.Context) error {
+		return errors.Join(machineCount(ctx, namespace, limit), rejectedOnce(ctx))
 	})
-	if count := made(); count != limit {
-		t.Errorf("%d NstanceMachines were made, want %d", count, limit)
+	if count := created(); count != limit {
+		t.Errorf("%d NstanceMachines were created, want %d", count, limit)
 	}
 
 	list, err := machinesOf(t.Context(), namespace)
@@ -72,9 +73,9 @@ func TestLimit(t *testing.T) {
 	for _, m := range list {
 		first[m.Name] = true
 	}
-	leaving := list[0].Annotations[v1beta1.AnnotationPodName]
-	deletePod(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: leaving}})
-	eventually(t, 2*time.Minute, "another Pod has the place of "+leaving, func(ctx context.Context) error {
+	deleted := list[0].Annotations[v1beta1.AnnotationPodName]
+	deletePod(t, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: deleted}})
+	testcluster.Eventually(t, 2*time.Minute, "another Pod gets a machine in place of "+deleted, func(ctx context.Context) error {
 		now, err := machinesOf(ctx, namespace)
 		if err != nil {
 			return err
@@ -90,10 +91,10 @@ func TestLimit(t *testing.T) {
 		}
 		return machineCount(ctx, namespace, limit)
 	})
-	if err := refusedOnce(t.Context()); err != nil {
+	if err := rejectedOnce(t.Context()); err != nil {
 		t.Error(err)
 	}
-	if count := made(); count != limit+1 {
-		t.Errorf("%d NstanceMachines were made, want %d", count, limit+1)
+	if count := created(); count != limit+1 {
+		t.Errorf("%d NstanceMachines were created, want %d", count, limit+1)
 	}
 }

@@ -5,7 +5,6 @@ package ondemand
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"testing"
 
@@ -16,43 +15,31 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
-	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/dynamic"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	infrastructureclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
-
-const mergePatch = types.MergePatchType
 
 // object is a JSON object.
 type object = map[string]any
 
-// machine is one machine in all the places where there is something of it. What
-// is not known is empty.
+// machine is one machine: its objects, its instance and its Node. What is not known
+// is empty.
 type machine struct {
 	// name is that of the Machine and of the NstanceMachine.
 	name string
-	// shard and instance are where and what the shard's server made.
+	// shard and instance identify what the shard's server created.
 	shard, instance string
 	node            string
 }
 
-func nstanceMachines() infrastructureclient.NstanceMachineInterface {
-	return env.nstance.InfrastructureV1beta1().NstanceMachines(nstance.Namespace)
-}
-
-func clusterAPI(resource string) dynamic.ResourceInterface {
-	return env.dynamic.Resource(clusterv1.GroupVersion.WithResource(resource)).Namespace(nstance.Namespace)
-}
-
-// machinesOf lists the machines that were made for the Pods of a namespace.
+// machinesOf lists the NstanceMachines of the Pods of a namespace.
 func machinesOf(ctx context.Context, namespace string) ([]v1beta1.NstanceMachine, error) {
-	list, err := nstanceMachines().List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID})
+	list, err := env.NstanceMachines().List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID})
 	if err != nil {
 		return nil, err
 	}
@@ -65,32 +52,32 @@ func machinesOf(ctx context.Context, namespace string) ([]v1beta1.NstanceMachine
 	return machines, nil
 }
 
-// machineCount succeeds when so many NstanceMachines, and so many Machines, are
-// there for the Pods of a namespace.
+// machineCount succeeds when the Pods of a namespace have so many NstanceMachines,
+// and as many Machines.
 func machineCount(ctx context.Context, namespace string, want int) error {
-	ours, err := machinesOf(ctx, namespace)
+	nstanceMachines, err := machinesOf(ctx, namespace)
 	if err != nil {
 		return err
 	}
-	list, err := env.capi.Machines(nstance.Namespace).List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID})
+	list, err := env.Machines().List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID})
 	if err != nil {
 		return err
 	}
-	theirs := 0
+	machines := 0
 	for _, m := range list.Items {
 		if m.Annotations[v1beta1.AnnotationPodNamespace] == namespace {
-			theirs++
+			machines++
 		}
 	}
-	if len(ours) != want || theirs != want {
-		return fmt.Errorf("%d NstanceMachines and %d Machines, want %d", len(ours), theirs, want)
+	if len(nstanceMachines) != want || machines != want {
+		return fmt.Errorf("%d NstanceMachines and %d Machines, want %d", len(nstanceMachines), machines, want)
 	}
 	return nil
 }
 
-// machineOf is the machine of a Pod, as far as it is known.
+// machineOf returns the machine of a Pod, as far as it is known.
 func machineOf(ctx context.Context, pod *corev1.Pod) (machine, error) {
-	list, err := nstanceMachines().List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID + "=" + string(pod.UID)})
+	list, err := env.NstanceMachines().List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID + "=" + string(pod.UID)})
 	if err != nil {
 		return machine{}, err
 	}
@@ -100,49 +87,49 @@ func machineOf(ctx context.Context, pod *corev1.Pod) (machine, error) {
 	return getMachine(ctx, list.Items[0].Name)
 }
 
-// getMachine looks up what is known of a machine.
+// getMachine returns what is known of a machine.
 func getMachine(ctx context.Context, name string) (machine, error) {
-	ours, err := nstanceMachines().Get(ctx, name, metav1.GetOptions{})
+	nstanceMachine, err := env.NstanceMachines().Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return machine{}, err
 	}
-	m := machine{name: name, shard: ours.Status.Shard, instance: ours.Status.InstanceID}
-	theirs, err := env.capi.Machines(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+	m := machine{name: name, shard: nstanceMachine.Status.Shard, instance: nstanceMachine.Status.InstanceID}
+	capiMachine, err := env.Machines().Get(ctx, name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return m, nil
 	}
 	if err != nil {
 		return machine{}, err
 	}
-	m.node = theirs.Status.NodeRef.Name
+	m.node = capiMachine.Status.NodeRef.Name
 	return m, nil
 }
 
-// running succeeds when everybody agrees that a machine runs: our object, Cluster
-// API's, and the shard.
+// running succeeds when a machine runs according to its NstanceMachine, its Machine
+// and the shard.
 func (m machine) running(ctx context.Context) error {
-	ours, err := nstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
+	nstanceMachine, err := env.NstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if !meta.IsStatusConditionTrue(ours.Status.Conditions, v1beta1.ConditionReady) ||
-		!ptr.Deref(ours.Status.Ready, false) || !ptr.Deref(ours.Status.Initialization.Provisioned, false) {
-		return fmt.Errorf("the NstanceMachine is not ready: %+v", ours.Status)
+	if !meta.IsStatusConditionTrue(nstanceMachine.Status.Conditions, v1beta1.ConditionReady) ||
+		!ptr.Deref(nstanceMachine.Status.Ready, false) || !ptr.Deref(nstanceMachine.Status.Initialization.Provisioned, false) {
+		return fmt.Errorf("the NstanceMachine is not ready: %+v", nstanceMachine.Status)
 	}
-	theirs, err := env.capi.Machines(nstance.Namespace).Get(ctx, m.name, metav1.GetOptions{})
+	capiMachine, err := env.Machines().Get(ctx, m.name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if theirs.Status.Phase != string(clusterv1.MachinePhaseRunning) || !theirs.Status.NodeRef.IsDefined() {
-		return fmt.Errorf("the Machine is %s with Node %q", theirs.Status.Phase, theirs.Status.NodeRef.Name)
+	if capiMachine.Status.Phase != string(clusterv1.MachinePhaseRunning) || !capiMachine.Status.NodeRef.IsDefined() {
+		return fmt.Errorf("the Machine is %s with Node %q", capiMachine.Status.Phase, capiMachine.Status.NodeRef.Name)
 	}
-	node, err := env.kube.CoreV1().Nodes().Get(ctx, theirs.Status.NodeRef.Name, metav1.GetOptions{})
+	node, err := env.Kube.CoreV1().Nodes().Get(ctx, capiMachine.Status.NodeRef.Name, metav1.GetOptions{})
 	if err != nil {
 		return err
 	}
-	if node.Spec.ProviderID != ours.Spec.ProviderID || theirs.Spec.ProviderID != ours.Spec.ProviderID {
+	if node.Spec.ProviderID != nstanceMachine.Spec.ProviderID || capiMachine.Spec.ProviderID != nstanceMachine.Spec.ProviderID {
 		return fmt.Errorf("provider ids: Node %q, Machine %q, NstanceMachine %q",
-			node.Spec.ProviderID, theirs.Spec.ProviderID, ours.Spec.ProviderID)
+			node.Spec.ProviderID, capiMachine.Spec.ProviderID, nstanceMachine.Spec.ProviderID)
 	}
 	state, err := m.state(ctx)
 	if err == nil && state != "running" {
@@ -151,37 +138,37 @@ func (m machine) running(ctx context.Context) error {
 	return err
 }
 
-// state is what the shard's server says of the instance; "terminated" is also
-// what it does not remember any more.
+// state returns what the shard's server reports of the instance: "terminated" also
+// when it has no record of it any more.
 func (m machine) state(ctx context.Context) (string, error) {
-	connection, err := env.n.Dial(m.shard)
+	connection, err := env.Installation.Dial(m.shard)
 	if err != nil {
 		return "", err
 	}
 	defer connection.Close()
-	answer, err := nstancev1.NewOperatorServiceClient(connection).
+	response, err := nstancev1.NewOperatorServiceClient(connection).
 		GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: m.instance})
 	if status.Code(err) == codes.NotFound {
 		return "terminated", nil
 	}
-	return answer.GetStatus(), err
+	return response.GetStatus(), err
 }
 
-// gone succeeds when nothing of a machine that had a shard is left anywhere.
-func (m machine) gone(ctx context.Context) error {
-	_, err := env.capi.Machines(nstance.Namespace).Get(ctx, m.name, metav1.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		return errors.Join(errors.New("the Machine is there"), err)
+// deleted succeeds when nothing of a machine that had a shard is left.
+func (m machine) deleted(ctx context.Context) error {
+	_, err := env.Machines().Get(ctx, m.name, metav1.GetOptions{})
+	if err := testcluster.NotFound("the Machine", err); err != nil {
+		return err
 	}
-	_, err = nstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		return errors.Join(errors.New("the NstanceMachine is there"), err)
+	_, err = env.NstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
+	if err := testcluster.NotFound("the NstanceMachine", err); err != nil {
+		return err
 	}
-	return m.ended(ctx)
+	return m.instanceDeleted(ctx)
 }
 
-// ended succeeds when the instance of a machine and its Node are gone.
-func (m machine) ended(ctx context.Context) error {
+// instanceDeleted succeeds when the instance of a machine and its Node are deleted.
+func (m machine) instanceDeleted(ctx context.Context) error {
 	state, err := m.state(ctx)
 	if err != nil {
 		return err
@@ -190,17 +177,14 @@ func (m machine) ended(ctx context.Context) error {
 		return fmt.Errorf("instance %s is %s", m.instance, state)
 	}
 	// A Node of this installation has the name of its instance.
-	_, err = env.kube.CoreV1().Nodes().Get(ctx, m.instance, metav1.GetOptions{})
-	if !apierrors.IsNotFound(err) {
-		return errors.Join(errors.New("the Node is there"), err)
-	}
-	return nil
+	_, err = env.Kube.CoreV1().Nodes().Get(ctx, m.instance, metav1.GetOptions{})
+	return testcluster.NotFound("the Node", err)
 }
 
-// deleteOnShard ends the instance behind the operator's back.
+// deleteOnShard deletes the instance without the operator.
 func (m machine) deleteOnShard(t *testing.T) {
 	t.Helper()
-	connection, err := env.n.Dial(m.shard)
+	connection, err := env.Installation.Dial(m.shard)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -212,11 +196,11 @@ func (m machine) deleteOnShard(t *testing.T) {
 	}
 }
 
-// createMachine makes a Machine and its NstanceMachine, as a user would who wants
-// one instance of the group. Empty means the group's instance type.
+// createMachine creates a Machine and its NstanceMachine, as a user does who wants
+// one instance of the group. An empty instance type is the group's.
 func createMachine(t *testing.T, name, instanceType string) {
 	t.Helper()
-	_, err := nstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
+	_, err := env.NstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group}, InstanceType: instanceType},
 	}, metav1.CreateOptions{})
@@ -224,30 +208,30 @@ func createMachine(t *testing.T, name, instanceType string) {
 		t.Fatal(err)
 	}
 	create(t, "machines", "Machine", name, object{
-		"clusterName": clusterName,
+		"clusterName": installation.ClusterName,
 		"bootstrap":   object{"dataSecretName": ""},
 		"infrastructureRef": object{
 			"apiGroup": v1beta1.GroupName, "kind": "NstanceMachine", "name": name,
 		},
 	})
 	t.Cleanup(func() {
-		err := clusterAPI("machines").Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{})
+		err := env.ClusterAPI("machines").Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
 			t.Error(err)
 		}
 	})
 }
 
-// create makes an object of Cluster API.
+// create creates an object of Cluster API.
 func create(t *testing.T, resource, kind, name string, spec object) {
 	t.Helper()
-	made := &unstructured.Unstructured{Object: object{
+	object := &unstructured.Unstructured{Object: map[string]any{
 		"apiVersion": clusterv1.GroupVersion.String(),
 		"kind":       kind,
-		"metadata":   object{"name": name},
+		"metadata":   map[string]any{"name": name},
 		"spec":       spec,
 	}}
-	if _, err := clusterAPI(resource).Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
+	if _, err := env.ClusterAPI(resource).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 }

@@ -18,7 +18,7 @@ import (
 	"k8s.io/client-go/dynamic"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
@@ -39,12 +39,12 @@ var (
 
 // BenchmarkImport counts the writes that an import costs, and compares its time
 // with that of a plain client that makes the same writes of the same objects and
-// does nothing else. Cluster API takes care of the MachinePools of both.
+// does nothing else. Cluster API reconciles the MachinePools of both.
 func BenchmarkImport(b *testing.B) {
 	for b.Loop() {
 		result := mustImport(b)
 		templates := readTemplates(b)
-		makeBareCluster(b)
+		createBareCluster(b)
 		begin := time.Now()
 		var writers errgroup.Group
 		writers.SetLimit(bareWriters)
@@ -88,11 +88,10 @@ func readTemplates(b *testing.B) templates {
 	return t
 }
 
-// readBare returns an object of the operator's as it is to be in the other
-// namespace.
+// readBare returns a copy of an object of the operator for the other namespace.
 func readBare(b *testing.B, resource schema.GroupVersionResource, name string) *unstructured.Unstructured {
 	b.Helper()
-	object, err := env.dynamic.Resource(resource).Namespace(nstance.Namespace).Get(b.Context(), name, metav1.GetOptions{})
+	object, err := env.Dynamic.Resource(resource).Namespace(installation.Namespace).Get(b.Context(), name, metav1.GetOptions{})
 	if err != nil {
 		b.Fatal(err)
 	}
@@ -104,13 +103,13 @@ func readBare(b *testing.B, resource schema.GroupVersionResource, name string) *
 	return object
 }
 
-// makeBareCluster copies the operator's Cluster, and what Cluster API needs of
-// it, and waits until Cluster API takes it for one.
-func makeBareCluster(b *testing.B) {
+// createBareCluster copies the operator's Cluster, with the objects that Cluster API
+// needs, and waits until Cluster API reports it available.
+func createBareCluster(b *testing.B) {
 	b.Helper()
-	const name = nstance.ClusterID + "--" + nstance.Tenant
+	const name = installation.ClusterName
 	namespace := corev1.Namespace(bareNamespace)
-	if _, err := env.kube.CoreV1().Namespaces().Apply(b.Context(), namespace, metav1.ApplyOptions{FieldManager: bareManager}); err != nil {
+	if _, err := env.Kube.CoreV1().Namespaces().Apply(b.Context(), namespace, metav1.ApplyOptions{FieldManager: bareManager}); err != nil {
 		b.Fatal(err)
 	}
 	clusters := clusterv1.GroupVersion.WithResource("clusters")
@@ -122,14 +121,14 @@ func makeBareCluster(b *testing.B) {
 		{v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), name},
 		{clusters, name},
 	} {
-		client := env.dynamic.Resource(copied.resource).Namespace(bareNamespace)
+		client := env.Dynamic.Resource(copied.resource).Namespace(bareNamespace)
 		object := readBare(b, copied.resource, copied.name)
 		if err := applyWithStatus(b.Context(), client, object, copied.resource.Resource == "nstanceclusters"); err != nil {
 			b.Fatal(err)
 		}
 	}
 	err := poll(b.Context(), "the copied Cluster is available", func(ctx context.Context) error {
-		cluster, err := env.capi.Clusters(bareNamespace).Get(ctx, name, metav1.GetOptions{})
+		cluster, err := env.CAPI.Clusters(bareNamespace).Get(ctx, name, metav1.GetOptions{})
 		if err == nil && !meta.IsStatusConditionTrue(cluster.Status.Conditions, clusterv1.ClusterAvailableCondition) {
 			err = fmt.Errorf("its conditions are %+v", cluster.Status.Conditions)
 		}
@@ -140,23 +139,22 @@ func makeBareCluster(b *testing.B) {
 	}
 }
 
-// write makes the objects of a group and their statuses, in the order in which
-// the operator does.
+// write writes the objects of a group and their statuses in the operator's order.
 func (t templates) write(ctx context.Context, group string) error {
-	pools := env.dynamic.Resource(poolResource).Namespace(bareNamespace)
+	pools := env.Dynamic.Resource(poolResource).Namespace(bareNamespace)
 	pool := named(t.pool, group, group)
 	if _, err := pools.Create(ctx, withoutStatus(pool), metav1.CreateOptions{}); err != nil {
-		return fmt.Errorf("creating pool %s: %w", group, err)
+		return fmt.Errorf("create pool %s: %w", group, err)
 	}
 	machinePool := withoutStatus(named(t.machinePool, group, group))
 	if err := unstructured.SetNestedField(machinePool.Object, group, "spec", "template", "spec", "infrastructureRef", "name"); err != nil {
 		return err
 	}
-	_, err := env.dynamic.Resource(machinePoolResource).Namespace(bareNamespace).Create(ctx, machinePool, metav1.CreateOptions{})
+	_, err := env.Dynamic.Resource(machinePoolResource).Namespace(bareNamespace).Create(ctx, machinePool, metav1.CreateOptions{})
 	if err != nil {
-		return fmt.Errorf("creating MachinePool %s: %w", group, err)
+		return fmt.Errorf("create MachinePool %s: %w", group, err)
 	}
-	shardGroups := env.dynamic.Resource(shardGroupResource).Namespace(bareNamespace)
+	shardGroups := env.Dynamic.Resource(shardGroupResource).Namespace(bareNamespace)
 	for i, shard := range shardIDs {
 		object := named(t.shardGroups[i], v1beta1.ShardGroupName(group, shard), group)
 		if err := applyWithStatus(ctx, shardGroups, object, true); err != nil {
@@ -165,7 +163,7 @@ func (t templates) write(ctx context.Context, group string) error {
 	}
 	_, err = pools.ApplyStatus(ctx, group, withoutSpec(pool), metav1.ApplyOptions{FieldManager: bareManager, Force: true})
 	if err != nil {
-		return fmt.Errorf("writing the status of pool %s: %w", group, err)
+		return fmt.Errorf("write the status of pool %s: %w", group, err)
 	}
 	return nil
 }
@@ -173,13 +171,13 @@ func (t templates) write(ctx context.Context, group string) error {
 func applyWithStatus(ctx context.Context, client dynamic.ResourceInterface, object *unstructured.Unstructured, status bool) error {
 	options := metav1.ApplyOptions{FieldManager: bareManager, Force: true}
 	if _, err := client.Apply(ctx, object.GetName(), withoutStatus(object), options); err != nil {
-		return fmt.Errorf("applying %s: %w", object.GetName(), err)
+		return fmt.Errorf("apply %s: %w", object.GetName(), err)
 	}
 	if !status {
 		return nil
 	}
 	if _, err := client.ApplyStatus(ctx, object.GetName(), withoutSpec(object), options); err != nil {
-		return fmt.Errorf("writing the status of %s: %w", object.GetName(), err)
+		return fmt.Errorf("write the status of %s: %w", object.GetName(), err)
 	}
 	return nil
 }

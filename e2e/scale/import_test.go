@@ -14,28 +14,27 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // component is the name under which the operator runs.
 const component = "operator"
 
-// patience is how long a thousand groups may take for anything.
-const patience = 10 * time.Minute
+// timeout is how long a thousand groups may take for anything.
+const timeout = 10 * time.Minute
 
-// Importing a group costs one write for each of the objects that stand for it,
-// and at most one for each of their statuses, and no write waits for a limit of
-// the operator's own.
+// Importing a group costs one write for each of its objects, and at most one for
+// each of their statuses, and no write waits for the operator's own rate limit.
 func TestImport(t *testing.T) {
 	result := mustImport(t)
 	t.Logf("imported %d groups in %s with %d writes", groups, result.took.Round(time.Second/10), len(result.writes))
 
-	// Of objects: a pool, a MachinePool and a shard group on each shard.
-	most := 2 + len(shardIDs)
+	// The objects are a pool, a MachinePool and a shard group on each shard.
+	limit := 2 + len(shardIDs)
 	specs, statuses := map[string]int{}, map[string]int{}
 	for _, w := range result.writes {
 		if w.Subresource == "status" {
@@ -48,8 +47,8 @@ func TestImport(t *testing.T) {
 		t.Errorf("objects of %d groups were written, want %d", len(specs), groups)
 	}
 	for group, count := range specs {
-		if count > most {
-			t.Errorf("group %s cost %d writes of objects, want at most %d", group, count, most)
+		if count > limit {
+			t.Errorf("group %s cost %d writes of objects, want at most %d", group, count, limit)
 		}
 	}
 	for object, count := range statuses {
@@ -58,45 +57,30 @@ func TestImport(t *testing.T) {
 		}
 	}
 	if result.throttled > 0 {
-		t.Errorf("requests waited %v s for the operator's own limit", result.throttled)
+		t.Errorf("requests waited %v s for the operator's own rate limit", result.throttled)
 	}
 }
 
-// An operator that starts and finds everything in order writes nothing.
+// An operator that starts when everything is in sync writes nothing.
 func TestRestartWritesNothing(t *testing.T) {
 	operator := mustImport(t).operator
-	if err := env.cp.Component(component).Stop(t.Context()); err != nil {
+	if err := env.Component(component).Stop(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	from, err := env.cp.AuditLog().End()
-	if err != nil {
+	from := env.AuditEnd(t)
+	testcluster.Start(t, env.Component(component))
+	if err := untilSynced(t.Context(), operator); err != nil {
 		t.Fatal(err)
 	}
-	if err := env.cp.Component(component).Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := untilLookedAtAll(t.Context(), operator); err != nil {
-		t.Fatal(err)
-	}
-	writes, err := operatorWrites(from)
-	if err != nil {
-		t.Fatal(err)
-	}
-	for i, w := range writes {
-		if i == 20 {
-			break
-		}
-		t.Errorf("write after the restart: %s %s/%s %s", w.Verb, w.Resource, w.Subresource, w.Name)
-	}
-	if len(writes) > 0 {
-		t.Errorf("%d writes after the restart, want 0", len(writes))
+	if writes := env.Writes(t, from, ofOperator); len(writes) > 0 {
+		t.Errorf("%d writes after the restart, want 0:%s", len(writes), testcluster.Describe(writes))
 	}
 }
 
 // importResult is what one import cost.
 type importResult struct {
-	operator nstance.Operator
-	// writes are those to the objects that stand for groups.
+	operator installation.Operator
+	// writes are those of pools, MachinePools and shard groups.
 	writes []controlplane.Write
 	// took is the time from the first of them to the last.
 	took time.Duration
@@ -108,14 +92,14 @@ type importResult struct {
 // returns when every group is imported and nothing is left to do.
 var importOnce = sync.OnceValues(func() (*importResult, error) {
 	ctx := context.Background()
-	from, err := env.cp.AuditLog().End()
+	from, err := env.AuditLog().End()
 	if err != nil {
 		return nil, err
 	}
 	result := &importResult{}
-	result.operator, err = env.n.StartOperator(ctx, nstance.Operator{
+	result.operator, err = env.Installation.StartOperator(ctx, installation.Operator{
 		Component: component,
-		// The machine is small and busy, and nobody else could lead.
+		// The machine is small and busy, and no other operator could lead.
 		Flags: []string{"--leader-elect-lease-duration", "3m", "--leader-elect-renew-deadline", "2m"},
 	})
 	if err != nil {
@@ -124,10 +108,10 @@ var importOnce = sync.OnceValues(func() (*importResult, error) {
 	if err := poll(ctx, "all groups are imported", allImported); err != nil {
 		return nil, err
 	}
-	if err := untilLookedAtAll(ctx, result.operator); err != nil {
+	if err := untilSynced(ctx, result.operator); err != nil {
 		return nil, err
 	}
-	writes, err := operatorWrites(from)
+	writes, err := env.AuditLog().Writes(from, ofOperator)
 	if err != nil {
 		return nil, err
 	}
@@ -140,7 +124,7 @@ var importOnce = sync.OnceValues(func() (*importResult, error) {
 		return nil, errors.New("the operator has written nothing")
 	}
 	result.took = result.writes[len(result.writes)-1].Time.Sub(result.writes[0].Time)
-	result.throttled, err = nstance.Metric(ctx, result.operator.URL(), "rest_client_rate_limiter_duration_seconds", nil)
+	result.throttled, err = installation.Metric(ctx, result.operator.URL(), "rest_client_rate_limiter_duration_seconds", nil)
 	return result, err
 })
 
@@ -155,7 +139,7 @@ func mustImport(t testing.TB) *importResult {
 
 // allImported succeeds when all groups have a pool that is ready.
 func allImported(ctx context.Context) error {
-	list, err := env.nstance.InfrastructureV1beta1().NstanceMachinePools(nstance.Namespace).List(ctx, metav1.ListOptions{})
+	list, err := env.NstanceMachinePools().List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return err
 	}
@@ -171,15 +155,15 @@ func allImported(ctx context.Context) error {
 	return nil
 }
 
-// untilLookedAtAll waits until the operator, since it started, has looked at
-// every object, and has nothing left to do or to look at later.
-func untilLookedAtAll(ctx context.Context, operator nstance.Operator) error {
+// untilSynced waits until the operator, since it started, has synced every object,
+// and its queues are empty.
+func untilSynced(ctx context.Context, operator installation.Operator) error {
 	var quiet int
 	var before float64
 	return poll(ctx, "the operator's queues are empty", func(ctx context.Context) error {
 		var done float64
 		for queue, least := range map[string]float64{"importer": groups, "machinepool": groups, "shardgroup": float64(groups * len(shardIDs))} {
-			added, err := nstance.Metric(ctx, operator.URL(), "workqueue_adds_total", map[string]string{"name": queue})
+			added, err := installation.Metric(ctx, operator.URL(), "workqueue_adds_total", map[string]string{"name": queue})
 			if err != nil {
 				return err
 			}
@@ -189,7 +173,7 @@ func untilLookedAtAll(ctx context.Context, operator nstance.Operator) error {
 			done += added
 		}
 		for _, unfinished := range []string{"workqueue_depth", "workqueue_unfinished_work_seconds"} {
-			left, err := nstance.Metric(ctx, operator.URL(), unfinished, nil)
+			left, err := installation.Metric(ctx, operator.URL(), unfinished, nil)
 			if err != nil {
 				return err
 			}
@@ -197,41 +181,27 @@ func untilLookedAtAll(ctx context.Context, operator nstance.Operator) error {
 				return fmt.Errorf("%s is %v", unfinished, left)
 			}
 		}
-		// Keys that are added after a while wait nowhere that can be seen.
+		// Keys that are to be added after a delay are in no metric.
 		if quiet++; done != before {
 			quiet, before = 0, done
 		}
 		if quiet < 100 {
-			return fmt.Errorf("nothing was added in the last %d looks", quiet)
+			return fmt.Errorf("nothing was added in the last %d checks", quiet)
 		}
 		return nil
 	})
 }
 
-// operatorWrites are the operator's writes since from, other than to its lease
-// and events.
-func operatorWrites(from controlplane.Position) ([]controlplane.Write, error) {
-	return env.cp.AuditLog().Writes(from, func(w controlplane.Write) bool {
-		return w.User == nstance.OperatorUser && w.Resource != "leases" && w.Resource != "events"
-	})
-}
-
-// groupOf is the group that an object of that name stands for.
+// groupOf returns the group of an object of that name.
 func groupOf(name string) string {
 	return name[:min(len(name), len(groupName(0)))]
 }
 
+// ofOperator matches the operator's writes, other than to its lease and of events.
+func ofOperator(w controlplane.Write) bool {
+	return testcluster.ByOperator(w) && w.Resource != "leases" && w.Resource != "events"
+}
+
 func poll(ctx context.Context, what string, check func(context.Context) error) error {
-	var last error
-	err := wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
-		if _, running := env.cp.Component(component).PID(); !running {
-			return false, errors.New("the operator has ended")
-		}
-		last = check(ctx)
-		return last == nil, nil
-	})
-	if err != nil {
-		return fmt.Errorf("waiting until %s: %w: %w", what, err, last)
-	}
-	return nil
+	return testcluster.Poll(ctx, 100*time.Millisecond, timeout, what, check)
 }

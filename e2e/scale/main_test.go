@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package scale shows what an installation of a thousand groups costs: a control
-// plane of its own, three shard servers that have the groups in their
-// configuration, and an operator that starts when they are all there.
+// plane of its own, three shard servers whose configuration contains the groups,
+// and an operator that starts once all groups exist.
 package scale
 
 import (
@@ -11,63 +11,35 @@ import (
 	"fmt"
 	"testing"
 
-	"k8s.io/client-go/dynamic"
-	"k8s.io/client-go/kubernetes"
-
-	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
 
-// groups is how many groups each of the shards has. None has an instance: it is
-// the objects that are counted here.
+// groups is how many groups each of the shards has. None has an instance: the
+// tests count objects.
 const groups = 1000
 
 var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 
-// env is the cluster that the test and the benchmark share.
-var env *environment
-
-type environment struct {
-	cp      *controlplane.ControlPlane
-	n       *nstance.Nstance
-	kube    kubernetes.Interface
-	nstance versioned.Interface
-	capi    *capi.Client
-	dynamic dynamic.Interface
-}
+// env is the cluster that the tests and the benchmark share.
+var env *testcluster.Cluster
 
 func TestMain(m *testing.M) {
-	testcluster.Main(m, testcluster.Options{Shards: shards()}, prepare)
-}
-
-func prepare(_ context.Context, cluster *testcluster.Cluster) (err error) {
-	env = &environment{cp: cluster.ControlPlane, n: cluster.Nstance}
-	config := cluster.Config()
-	if env.kube, err = kubernetes.NewForConfig(config); err != nil {
-		return err
-	}
-	if env.nstance, err = versioned.NewForConfig(config); err != nil {
-		return err
-	}
-	if env.capi, err = capi.NewForConfig(config); err != nil {
-		return err
-	}
-	env.dynamic, err = dynamic.NewForConfig(config)
-	return err
+	testcluster.Main(m, testcluster.Options{Shards: shards()}, func(_ context.Context, cluster *testcluster.Cluster) error {
+		env = cluster
+		return nil
+	})
 }
 
 // shards all have the same groups.
-func shards() []nstance.Shard {
-	configured := map[string]nstance.Group{}
+func shards() []installation.Shard {
+	configured := map[string]installation.Group{}
 	for i := range groups {
-		configured[groupName(i)] = nstance.Group{Size: 0}
+		configured[groupName(i)] = installation.Group{Size: 0}
 	}
-	var shards []nstance.Shard
+	var shards []installation.Shard
 	for _, id := range shardIDs {
-		shards = append(shards, nstance.Shard{ID: id, Groups: configured})
+		shards = append(shards, installation.Shard{ID: id, Groups: configured})
 	}
 	return shards
 }

@@ -17,38 +17,34 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// moment is what the storage holds and the audit log has at one time.
+// moment is what the storage contains, and the end of the audit log, at one time.
 type moment struct {
 	objects map[string]fs.FileInfo
 	audit   controlplane.Position
 }
 
 // activity is what the server of a shard did since a moment: the keys of the
-// objects that it made, replaced and removed, and its requests to the API server,
-// reads too.
+// objects that it created, replaced and removed, and its requests to the API
+// server, reads included.
 type activity struct {
-	made, replaced, removed []string
-	requests                []controlplane.Request
+	created, replaced, removed []string
+	requests                   []controlplane.Request
 }
 
 func now(b *testing.B) moment {
 	b.Helper()
-	audit, err := env.AuditLog().End()
-	if err != nil {
-		b.Fatal(err)
-	}
-	return moment{readObjects(b), audit}
+	return moment{readObjects(b), env.AuditEnd(b)}
 }
 
-// since tells what happened up to the time until. Every write of an object makes
-// a file, so that one of the same bytes shows too.
+// since returns what happened between two moments. Every write of an object creates
+// a file, so that one of the same bytes counts too.
 func (until moment) since(b *testing.B, from moment, shard string) (a activity) {
 	b.Helper()
 	for key, object := range until.objects {
 		before, found := from.objects[key]
 		switch {
 		case !found:
-			a.made = append(a.made, key)
+			a.created = append(a.created, key)
 		case !os.SameFile(before, object) || !before.ModTime().Equal(object.ModTime()):
 			a.replaced = append(a.replaced, key)
 		}
@@ -58,20 +54,16 @@ func (until moment) since(b *testing.B, from moment, shard string) (a activity) 
 			a.removed = append(a.removed, key)
 		}
 	}
-	requests, err := env.AuditLog().Requests(from.audit, func(r controlplane.Request) bool { return r.User == userOf(shard) })
-	if err != nil {
-		b.Fatal(err)
-	}
-	a.requests = requests
+	a.requests = env.Requests(b, from.audit, func(r controlplane.Request) bool { return r.User == userOf(shard) })
 	return a
 }
 
-// none is true when nothing happened at all.
+// none reports whether nothing happened at all.
 func (a activity) none() bool {
-	return len(a.made) == 0 && len(a.replaced) == 0 && len(a.removed) == 0 && len(a.requests) == 0
+	return len(a.created) == 0 && len(a.replaced) == 0 && len(a.removed) == 0 && len(a.requests) == 0
 }
 
-// writes are the requests of all that asked for a change.
+// writes returns the requests for a change.
 func (a activity) writes() (writes []controlplane.Request) {
 	for _, request := range a.requests {
 		if request.Verb != "get" && request.Verb != "list" && request.Verb != "watch" {
@@ -85,18 +77,19 @@ func (a activity) writes() (writes []controlplane.Request) {
 // of leaders, which are renewed all the time.
 func readObjects(b *testing.B) map[string]fs.FileInfo {
 	b.Helper()
-	bucket := os.DirFS(env.Nstance.Bucket())
+	bucket := os.DirFS(env.Installation.Bucket())
 	objects := map[string]fs.FileInfo{}
 	err := fs.WalkDir(bucket, ".", func(key string, entry fs.DirEntry, err error) error {
-		// Dots begin the names of what is no object, and temporary files go.
+		// Names of files that are no objects begin with a dot, and temporary files
+		// disappear.
 		if err != nil || !entry.Type().IsRegular() || strings.HasPrefix(path.Base(key), ".") || strings.HasPrefix(key, "leader/") {
-			return ignoreGone(err)
+			return ignoreNotExist(err)
 		}
 		info, err := entry.Info()
 		if err == nil {
 			objects[key] = info
 		}
-		return ignoreGone(err)
+		return ignoreNotExist(err)
 	})
 	if err != nil {
 		b.Fatal(err)
@@ -104,17 +97,17 @@ func readObjects(b *testing.B) map[string]fs.FileInfo {
 	return objects
 }
 
-func ignoreGone(err error) error {
+func ignoreNotExist(err error) error {
 	if os.IsNotExist(err) {
 		return nil
 	}
 	return err
 }
 
-// userOf is the server of a shard in the audit log.
+// userOf returns the user of a shard's server in the audit log.
 func userOf(shard string) string { return "shard-" + shard }
 
-// cacheDir is the folder that a server has its cache in.
+// cacheDir returns the folder of a server's cache.
 func cacheDir(b *testing.B, server *controlplane.Component) string {
 	b.Helper()
 	for i, arg := range server.Argv[:len(server.Argv)-1] {
@@ -126,7 +119,7 @@ func cacheDir(b *testing.B, server *controlplane.Component) string {
 	return ""
 }
 
-// expectKeys expects that exactly these objects were treated so.
+// expectKeys expects that this was done to exactly these objects.
 func expectKeys(b *testing.B, what string, got []string, want ...string) {
 	b.Helper()
 	if !slices.Equal(got, want) {
@@ -134,8 +127,8 @@ func expectKeys(b *testing.B, what string, got []string, want ...string) {
 	}
 }
 
-// expectInstances expects that the records of so many of the instances of one
-// group were treated so, and nothing else was.
+// expectInstances expects that this was done to the records of so many of the
+// instances of one group, and to nothing else.
 func expectInstances(b *testing.B, what string, keys []string, ids map[string]string, count int) {
 	b.Helper()
 	if len(keys) != count {
@@ -156,14 +149,14 @@ func expectRequests(b *testing.B, verb string, got []controlplane.Request, keys 
 	for _, key := range keys {
 		want.Insert(verb + " nodes " + ids[key])
 	}
-	var asked []string
+	var actual []string
 	for _, r := range got {
 		if r.Verb != "watch" {
-			asked = append(asked, r.Verb+" "+r.Resource+" "+r.Name)
+			actual = append(actual, r.Verb+" "+r.Resource+" "+r.Name)
 		}
 	}
-	slices.Sort(asked)
-	if !slices.Equal(asked, sets.List(want)) {
-		b.Errorf("requests %q, want %q", asked, sets.List(want))
+	slices.Sort(actual)
+	if !slices.Equal(actual, sets.List(want)) {
+		b.Errorf("requests %q, want %q", actual, sets.List(want))
 	}
 }

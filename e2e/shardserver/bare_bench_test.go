@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
-	"nstance.dev/operator/pkg/server/instance/kwok"
+	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
@@ -22,17 +22,17 @@ import (
 
 const (
 	bareInstances = 1000
-	// bareWriters is how many instances are made at once: as many as the
-	// provider makes Nodes.
+	// bareWriters is how many instances are created at once: as many as the
+	// provider creates Nodes at once.
 	bareWriters = 8
 )
 
-// makeBare makes Nodes and records like those of a shard, in the order in which
+// createBare creates Nodes and records like those of a shard, in the order in which
 // the server does: the record, the Node, the record again. Nothing is decided,
-// cached, watched or told. It returns how long that takes.
-func makeBare(b *testing.B, shard string) time.Duration {
+// cached, watched or reported. It returns how long that takes.
+func createBare(b *testing.B, shard string) time.Duration {
 	b.Helper()
-	config := env.Config()
+	config := env.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf // as the server's
 	client, err := kubernetes.NewForConfig(config)
 	if err != nil {
@@ -49,8 +49,8 @@ func makeBare(b *testing.B, shard string) time.Duration {
 		b.Fatal(err)
 	}
 	const bare = "bare"
-	model.Labels[kwok.LabelShard] = bare // no server's
-	bucket, err := file.Open(env.Nstance.Bucket())
+	model.Labels[kwok.LabelShard] = bare // of no server
+	bucket, err := file.Open(env.Installation.Bucket())
 	if err != nil {
 		b.Fatal(err)
 	}

@@ -5,6 +5,7 @@ package shardserver
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path"
@@ -14,10 +15,10 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	"google.golang.org/protobuf/types/known/emptypb"
-	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -29,21 +30,21 @@ const (
 	largeSize   = 100
 	// mostMemory is the most resident memory that the server may have, in MiB.
 	mostMemory = 200
-	// quietLooks is how often nothing is seen to happen, lookEvery, before the
-	// server is said to be done: for longer than it leaves its configuration
-	// alone.
-	quietLooks = 10
-	lookEvery  = 500 * time.Millisecond
+	// idleChecks is how many checks in a row, every checkInterval, must find no
+	// activity before the server is considered idle: more time than the interval
+	// at which it reads its configuration.
+	idleChecks    = 10
+	checkInterval = 500 * time.Millisecond
 )
 
 // BenchmarkLargeShard gives a shard 10,000 instances in 100 groups. It compares
-// the time with that of a plain program that makes as many Nodes and records,
-// measures the server's resident memory, and counts what one change of one
-// group's size makes the server write and ask for: nothing but what is that
-// group's. Then it starts the server anew, with its cache and without, which
-// changes nothing. It leaves the instances behind.
+// the time with that of a plain program that creates as many Nodes and records,
+// measures the server's resident memory, and counts the writes and requests that
+// one change of one group's size costs: only those of that group. Then it restarts
+// the server, with its cache and without, which changes nothing. It does not delete
+// the instances.
 func BenchmarkLargeShard(b *testing.B) {
-	shard := largeShard{id: shardIDs[0], server: env.Component("shard-" + shardIDs[0])}
+	shard := largeShard{id: shardIDs[0], server: env.ShardServer(shardIDs[0])}
 	shard.operator = dial(b, shard.id)
 	empty, _ := shard.memory(b)
 	for b.Loop() {
@@ -53,7 +54,7 @@ func BenchmarkLargeShard(b *testing.B) {
 		b.ReportMetric(peak, "MiB-peak")
 		b.ReportMetric(shard.checkMemory(b), "MiB-filled")
 		b.ReportMetric(shard.metric(b, "process_cpu_seconds_total", nil), "fill-cpu-s")
-		bare := makeBare(b, shard.id) * (largeGroups * largeSize / bareInstances)
+		bare := createBare(b, shard.id) * (largeGroups * largeSize / bareInstances)
 		b.ReportMetric(fill.Seconds(), "fill-s")
 		b.ReportMetric(bare.Seconds(), "bare-s")
 		b.ReportMetric(fill.Seconds()/bare.Seconds(), "fill/bare")
@@ -76,7 +77,7 @@ type largeShard struct {
 	operator nstancev1.OperatorServiceClient
 }
 
-// fill makes the groups and returns how long it takes until all instances run.
+// fill creates the groups and returns how long it takes until all instances run.
 func (s *largeShard) fill(b *testing.B) time.Duration {
 	b.Helper()
 	begin := time.Now()
@@ -94,8 +95,8 @@ func (s *largeShard) fill(b *testing.B) time.Duration {
 }
 
 // changeOne changes the size of one group up and down again, and expects the
-// server to do what that needs and nothing else: one write of the groups, and one
-// record and one Node for each instance.
+// server to do only what that needs: one write of the groups, and one record and
+// one Node for each instance.
 func (s *largeShard) changeOne(b *testing.B) {
 	b.Helper()
 	const group, more = 7, 3
@@ -107,19 +108,19 @@ func (s *largeShard) changeOne(b *testing.B) {
 	up := grown.since(b, before, s.id)
 	expectKeys(b, "replaced to grow", up.replaced, storage.GroupsKey(s.id))
 	expectKeys(b, "removed to grow", up.removed)
-	expectInstances(b, "made", up.made, ids, more)
-	expectRequests(b, "create", up.requests, up.made, ids)
+	expectInstances(b, "created", up.created, ids, more)
+	expectRequests(b, "create", up.requests, up.created, ids)
 
 	s.scale(b, name, largeSize)
 	down := s.settle(b).since(b, grown, s.id)
 	expectKeys(b, "replaced to shrink", down.replaced, storage.GroupsKey(s.id))
-	expectKeys(b, "made to shrink", down.made)
+	expectKeys(b, "created to shrink", down.created)
 	expectInstances(b, "removed", down.removed, ids, more)
 	expectRequests(b, "delete", down.requests, down.removed, ids)
 }
 
-// restart stops the server, removes folders and starts it again. It expects it
-// to write nothing, and to ask for no change. It returns how long it takes until
+// restart stops the server, removes folders and starts it again. It expects that the
+// server writes nothing and requests no change. It returns how long it takes until
 // the server serves again.
 func (s *largeShard) restart(b *testing.B, without ...string) time.Duration {
 	b.Helper()
@@ -136,17 +137,17 @@ func (s *largeShard) restart(b *testing.B, without ...string) time.Duration {
 	if err := s.server.Start(b.Context()); err != nil {
 		b.Fatal(err)
 	}
-	eventually(b, "serving again", leads(s.operator))
+	testcluster.Eventually(b, timeout, "serving again", leads(s.operator))
 	took := time.Since(begin)
 	done := s.settle(b).since(b, before, s.id)
 	if s.metric(b, "nstance_server_reconcile_duration_seconds", nil) == 0 {
-		b.Error("no group was looked at")
+		b.Error("no group was reconciled")
 	}
-	if len(done.made)+len(done.replaced)+len(done.removed) > 0 {
-		b.Errorf("a start made objects %v, replaced %v and removed %v", done.made, done.replaced, done.removed)
+	if len(done.created)+len(done.replaced)+len(done.removed) > 0 {
+		b.Errorf("a start created objects %v, replaced %v and removed %v", done.created, done.replaced, done.removed)
 	}
 	if writes := done.writes(); len(writes) > 0 {
-		b.Errorf("a start asked for %d changes, the first is %+v", len(writes), writes[0])
+		b.Errorf("a start requested %d changes, the first is %+v", len(writes), writes[0])
 	}
 	if len(done.requests) == 0 {
 		b.Error("the audit log has none of the server's reads")
@@ -154,7 +155,7 @@ func (s *largeShard) restart(b *testing.B, without ...string) time.Duration {
 	return took
 }
 
-// scale sets the size of one group and returns when it has it.
+// scale sets the size of one group and returns when that many instances run.
 func (s *largeShard) scale(b *testing.B, group string, size int32) {
 	b.Helper()
 	if err := upsert(b.Context(), s.operator, group, size); err != nil {
@@ -173,17 +174,17 @@ func (s *largeShard) untilRunning(b *testing.B, count int) {
 	})
 }
 
-// settle returns when the server has been seen to do nothing for a while.
+// settle returns when the server has been idle for a while.
 func (s *largeShard) settle(b *testing.B) moment {
 	b.Helper()
-	last, quiet := now(b), 0
-	s.poll(b, "the server is done", func() bool {
+	last, idle := now(b), 0
+	s.poll(b, "the server is idle", func() bool {
 		next := now(b)
-		if quiet++; !next.since(b, last, s.id).none() {
-			quiet = 0
+		if idle++; !next.since(b, last, s.id).none() {
+			idle = 0
 		}
 		last = next
-		return quiet == quietLooks
+		return idle == idleChecks
 	})
 	return last
 }
@@ -191,26 +192,27 @@ func (s *largeShard) settle(b *testing.B) moment {
 // poll returns when done does.
 func (s *largeShard) poll(b *testing.B, what string, done func() bool) {
 	b.Helper()
-	const patience = 10 * time.Minute
-	err := wait.PollUntilContextTimeout(b.Context(), lookEvery, patience, true, func(context.Context) (bool, error) { return done(), nil })
-	if err != nil {
-		b.Fatalf("waiting until %s: %v", what, err)
-	}
+	testcluster.EventuallyEvery(b, checkInterval, 10*time.Minute, what, func(context.Context) error {
+		if !done() {
+			return errors.New("not yet")
+		}
+		return nil
+	})
 }
 
-// metric reads one of the server's metrics, of which it adds up the series that
-// have labels.
+// metric returns the sum of the series of one of the server's metrics that have the
+// labels.
 func (s *largeShard) metric(b *testing.B, name string, labels map[string]string) float64 {
 	b.Helper()
-	value, err := nstance.Metric(b.Context(), strings.TrimSuffix(s.server.Ready.URL, "/health"), name, labels)
+	value, err := installation.Metric(b.Context(), strings.TrimSuffix(s.server.Ready.URL, "/health"), name, labels)
 	if err != nil {
 		b.Fatal(err)
 	}
 	return value
 }
 
-// checkMemory returns what memory is resident, in MiB, and fails the benchmark
-// when that is too much.
+// checkMemory returns the resident memory, in MiB, and fails the benchmark when that
+// is too much.
 func (s *largeShard) checkMemory(b *testing.B) float64 {
 	b.Helper()
 	resident, _ := s.memory(b)
@@ -220,7 +222,7 @@ func (s *largeShard) checkMemory(b *testing.B) float64 {
 	return resident
 }
 
-// memory is what memory is resident, and the most that ever was, in MiB.
+// memory returns the resident memory and its peak, in MiB.
 func (s *largeShard) memory(b *testing.B) (resident, peak float64) {
 	b.Helper()
 	resident, peak, err := s.server.Memory()
@@ -247,7 +249,7 @@ func (s *largeShard) idsByKey(b *testing.B, group string) map[string]string {
 			if err != nil {
 				b.Fatal(err)
 			}
-			ids[storage.InstanceKey(s.id, nstance.Tenant, id.StorageKey())] = id.String()
+			ids[storage.InstanceKey(s.id, installation.Tenant, id.StorageKey())] = id.String()
 		}
 	}
 	return ids

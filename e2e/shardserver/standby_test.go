@@ -21,24 +21,25 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// leaderTimeout is long beside the hiccups of a busy machine.
+// leaderTimeout is longer than a busy machine delays a renewal.
 const leaderTimeout = 4 * time.Second
 
-// TestStandby kills and stops the leading one of two servers in turn while groups
-// are scaled. The other takes over each time, and one that was stopped and goes
-// on afterwards changes nothing any more.
+// TestStandby kills and suspends the leading one of two servers in turn while groups
+// are scaled. The other takes over each time, and a suspended one that is resumed
+// afterwards changes nothing any more.
 func TestStandby(t *testing.T) {
 	shard := shardIDs[0]
-	standby, err := env.Nstance.StartStandby(t.Context(), shard)
+	standby, err := env.Installation.StartStandby(t.Context(), shard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	first := dial(t, shard)
-	leader := server{env.Component("shard-" + shard), first}
+	leader := server{env.ShardServer(shard), first}
 	t.Cleanup(func() {
 		if err := env.Component(standby).Stop(context.Background()); err != nil {
 			t.Error(err)
@@ -47,13 +48,13 @@ func TestStandby(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	conn, err := env.Nstance.DialStandby(shard)
+	conn, err := env.Installation.DialStandby(shard)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
 	other := server{env.Component(standby), nstancev1.NewOperatorServiceClient(conn)}
-	eventually(t, "the first server's lead", leads(leader.operator))
+	testcluster.Eventually(t, timeout, "the first server's lead", leads(leader.operator))
 	if _, err := other.operator.ListGroups(t.Context(), &emptypb.Empty{}); status.Code(err) != codes.Unavailable {
 		t.Errorf("the standby answers %v, want Unavailable", err)
 	}
@@ -64,7 +65,7 @@ func TestStandby(t *testing.T) {
 	}
 	for round := range 6 {
 		before := readLock(t, shard)
-		// The leader goes with instances on order, or with some on their way out.
+		// The leader fails while instances are being created, or being deleted.
 		sizes["workers"] = int32(3 + 7*((round+1)%2))
 		if err := upsert(t.Context(), leader.operator, "workers", sizes["workers"]); err != nil {
 			t.Fatal(err)
@@ -78,12 +79,12 @@ func TestStandby(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the standby's lead", leads(other.operator))
+		testcluster.Eventually(t, timeout, "the standby's lead", leads(other.operator))
 		after := readLock(t, shard)
 		if after.LeaderID == before.LeaderID {
 			t.Fatalf("the lock is %+v still", after)
 		}
-		eventually(t, "the standby's work", func(ctx context.Context) error {
+		testcluster.Eventually(t, timeout, "the standby's work", func(ctx context.Context) error {
 			return settled(ctx, other.operator, shard, sizes)
 		})
 		if killed {
@@ -95,7 +96,7 @@ func TestStandby(t *testing.T) {
 			if err := leader.Thaw(); err != nil {
 				t.Fatal(err)
 			}
-			eventually(t, "the old leader's refusing calls", func(ctx context.Context) error {
+			testcluster.Eventually(t, timeout, "the old leader rejects calls", func(ctx context.Context) error {
 				_, err := leader.operator.ListGroups(ctx, &emptypb.Empty{})
 				if status.Code(err) != codes.Unavailable {
 					return fmt.Errorf("answered %w", err)
@@ -112,7 +113,7 @@ func TestStandby(t *testing.T) {
 		leader, other = other, leader
 	}
 	deleteGroup(t, leader.operator, "workers")
-	eventually(t, "the end of the group", func(ctx context.Context) error { return settled(ctx, leader.operator, shard, nil) })
+	testcluster.Eventually(t, timeout, "the group is deleted", func(ctx context.Context) error { return settled(ctx, leader.operator, shard, nil) })
 }
 
 // server is one of the servers of a shard.
@@ -121,16 +122,16 @@ type server struct {
 	operator nstancev1.OperatorServiceClient
 }
 
-// freeze stops a server at a moment when it holds no lock of a folder of the
-// storage. One that does, for microseconds, holds up the others for as long as it
-// is stopped: that is a limit of a storage that is a folder.
+// freeze suspends a server at a moment when it has no lock of a folder of the
+// storage. With a lock, which takes microseconds, it would block the others for as
+// long as it is suspended: that is a limit of a storage that is a folder.
 func (s server) freeze(t *testing.T) error {
 	t.Helper()
 	for {
 		if err := s.Freeze(); err != nil {
 			return err
 		}
-		locked, err := anyLocked(env.Nstance.Bucket())
+		locked, err := anyLocked(env.Installation.Bucket())
 		if err != nil || !locked {
 			return err
 		}
@@ -140,11 +141,11 @@ func (s server) freeze(t *testing.T) error {
 	}
 }
 
-// anyLocked tells whether somebody holds the lock of a folder below dir.
+// anyLocked reports whether any process has the lock of a folder below dir.
 func anyLocked(dir string) (locked bool, err error) {
 	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if errors.Is(err, fs.ErrNotExist) {
-			return nil // Others write.
+			return nil // The servers write meanwhile.
 		}
 		if err != nil || entry.Name() != ".lock" {
 			return err
@@ -178,7 +179,7 @@ type lock struct {
 
 func readLock(t *testing.T, shard string) (l lock) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(env.Nstance.Bucket(), filepath.FromSlash(storage.ShardLeaderKey(shard))))
+	data, err := os.ReadFile(filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.ShardLeaderKey(shard))))
 	if err == nil {
 		err = json.Unmarshal(data, &l)
 	}
@@ -199,8 +200,8 @@ func snapshot(t *testing.T, shard string) map[string][]byte {
 		}
 		objects[path] = data
 	}
-	read(filepath.Join(env.Nstance.Bucket(), filepath.FromSlash(storage.GroupsKey(shard))))
-	folder := filepath.Join(env.Nstance.Bucket(), filepath.FromSlash(storage.InstancePrefix(shard)))
+	read(filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.GroupsKey(shard))))
+	folder := filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.InstancePrefix(shard)))
 	err := filepath.WalkDir(folder, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && entry.Type().IsRegular() && filepath.Ext(path) == ".json" {
 			read(path)

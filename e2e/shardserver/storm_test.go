@@ -16,18 +16,19 @@ import (
 	"k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
 
+	"nstance.dev/operator/e2e/testcluster"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const (
 	groupsPerShard = 20
 	kills          = 200
-	// killWithin is the longest that a server is left alone.
-	killWithin = 300 * time.Millisecond
+	// maxUptime is the longest time from one kill of a server to the next.
+	maxUptime = 300 * time.Millisecond
 )
 
 // TestStorm kills servers 200 times while twenty groups on each of three shards
-// are scaled up and down. Afterwards exactly what is wanted is there.
+// are scaled up and down. Afterwards exactly the requested instances exist.
 func TestStorm(t *testing.T) {
 	identities := watchIdentities(t)
 	seed := rand.Uint64()
@@ -39,12 +40,12 @@ func TestStorm(t *testing.T) {
 		operator := dial(t, shard)
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		sizes[i] = map[string]int32{}
-		//nolint:contextcheck // What was begun in the storm is finished in the calm.
+		//nolint:contextcheck // A call that began in the storm is finished afterwards.
 		work.Go(func() { scale(t, storm.Done(), operator, random, sizes[i]) })
 	}
 	var killers sync.WaitGroup
 	for i, shard := range shardIDs {
-		// The first shard takes what is left over.
+		// The first shard gets the remainder.
 		times := kills / len(shardIDs)
 		if i == 0 {
 			times += kills % len(shardIDs)
@@ -62,25 +63,25 @@ func TestStorm(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		eventually(t, "shard "+shard+" after the storm", func(ctx context.Context) error {
+		testcluster.Eventually(t, timeout, "shard "+shard+" after the storm", func(ctx context.Context) error {
 			return settled(ctx, operator, shard, sizes[i])
 		})
 	}
 	identities.check(t)
-	t.Logf("%d instances were made", identities.count())
+	t.Logf("%d instances were created", identities.count())
 	for i, shard := range shardIDs {
 		operator := dial(t, shard)
 		for group := range sizes[i] {
 			deleteGroup(t, operator, group)
 		}
-		eventually(t, "shard "+shard+" without groups", func(ctx context.Context) error {
+		testcluster.Eventually(t, timeout, "shard "+shard+" without groups", func(ctx context.Context) error {
 			return settled(ctx, operator, shard, nil)
 		})
 	}
 }
 
-// scale sets sizes at random until calm is closed, and leaves in sizes what was
-// asked for last.
+// scale sets sizes at random until calm is closed, and leaves in sizes the last
+// requested ones.
 func scale(t *testing.T, calm <-chan struct{}, operator nstancev1.OperatorServiceClient, random *rand.Rand, sizes map[string]int32) {
 	for {
 		select {
@@ -92,7 +93,7 @@ func scale(t *testing.T, calm <-chan struct{}, operator nstancev1.OperatorServic
 		}
 		group := fmt.Sprintf("group-%02d", random.IntN(groupsPerShard))
 		sizes[group] = random.Int32N(6)
-		// What was begun in the storm is finished in the calm.
+		// A call that began in the storm is finished afterwards.
 		if err := upsert(t.Context(), operator, group, sizes[group]); err != nil {
 			t.Error(err)
 			return
@@ -100,19 +101,19 @@ func scale(t *testing.T, calm <-chan struct{}, operator nstancev1.OperatorServic
 	}
 }
 
-// killTimes kills the server of a shard again and again, at random moments, and
-// starts it again each time.
+// killTimes kills the server of a shard repeatedly, at random moments, and starts it
+// again each time.
 func killTimes(t *testing.T, shard string, times int, random *rand.Rand) {
-	component := env.Component("shard-" + shard)
+	component := env.ShardServer(shard)
 	for range times {
-		moment := time.NewTimer(time.Duration(random.Int64N(int64(killWithin))))
+		moment := time.NewTimer(time.Duration(random.Int64N(int64(maxUptime))))
 		<-moment.C
 		if err := component.Kill(t.Context()); err != nil {
-			t.Errorf("killing the server of shard %s: %v", shard, err)
+			t.Errorf("kill the server of shard %s: %v", shard, err)
 			return
 		}
 		if err := component.Start(t.Context()); err != nil {
-			t.Errorf("starting the server of shard %s: %v", shard, err)
+			t.Errorf("start the server of shard %s: %v", shard, err)
 			return
 		}
 	}
@@ -120,24 +121,24 @@ func killTimes(t *testing.T, shard string, times int, random *rand.Rand) {
 
 func deleteGroup(t testing.TB, operator nstancev1.OperatorServiceClient, group string) {
 	t.Helper()
-	eventually(t, "deleting group "+group, func(ctx context.Context) error {
+	testcluster.Eventually(t, timeout, "deleting group "+group, func(ctx context.Context) error {
 		_, err := operator.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Key: group})
 		return err
 	})
 }
 
-// identities are the Nodes that there ever were.
+// identities are all Nodes that ever existed.
 type identities struct {
 	mu     sync.Mutex
 	uids   map[string]types.UID
 	reused []string
 }
 
-// watchIdentities follows all Nodes until the test ends.
+// watchIdentities watches all Nodes until the end of the test.
 func watchIdentities(t *testing.T) *identities {
 	t.Helper()
 	seen := &identities{uids: map[string]types.UID{}}
-	factory := informers.NewSharedInformerFactory(env.kube, 0)
+	factory := informers.NewSharedInformerFactory(env.Kube, 0)
 	informer := factory.Core().V1().Nodes().Informer()
 	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { seen.add(obj.(*corev1.Node)) },
@@ -148,7 +149,7 @@ func watchIdentities(t *testing.T) *identities {
 	}
 	factory.Start(t.Context().Done())
 	if !cache.WaitForCacheSync(t.Context().Done(), registration.HasSynced) {
-		t.Fatal("the Nodes are not known")
+		t.Fatal("list Nodes: not synced")
 	}
 	return seen
 }
@@ -168,7 +169,7 @@ func (i *identities) count() int {
 	return len(i.uids)
 }
 
-// check: an id is of one instance and never of another.
+// check fails the test when an id was used for more than one instance.
 func (i *identities) check(t *testing.T) {
 	t.Helper()
 	i.mu.Lock()

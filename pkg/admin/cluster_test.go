@@ -13,8 +13,8 @@ import (
 	"testing"
 	"time"
 
-	"nstance.dev/operator/pkg/server/keys"
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
@@ -22,9 +22,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 )
 
-// newBucket returns a folder with the keys of a cluster, and the key that they
-// are encrypted with.
-func newBucket(t *testing.T, prefix string) (bucket, key string, made *keys.Keys) {
+// newBucket returns a folder with the keys of a cluster, and the encryption key.
+func newBucket(t *testing.T, prefix string) (bucket, key string, made *clusterkeys.Keys) {
 	t.Helper()
 	bucket = t.TempDir()
 	store, err := backend.Open(t.Context(), backend.File, bucket, prefix)
@@ -35,14 +34,14 @@ func newBucket(t *testing.T, prefix string) (bucket, key string, made *keys.Keys
 	return bucket, key, made
 }
 
-func makeKeys(t *testing.T, store storage.Store) (key string, made *keys.Keys) {
+func makeKeys(t *testing.T, store storage.Store) (key string, made *clusterkeys.Keys) {
 	t.Helper()
 	encryption := bytes.Repeat([]byte{200}, 32)
 	encrypted, err := secrets.New(store, encryption)
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err = keys.Ensure(t.Context(), store, encrypted, "prod")
+	made, err = clusterkeys.Ensure(t.Context(), store, encrypted, "prod")
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -85,13 +84,13 @@ func TestNonce(t *testing.T) {
 				t.Errorf("got  %+v\nwant %+v", claims, want)
 			}
 			if lifetime := claims.ExpiresAt.Sub(before); lifetime < tc.lifetime-time.Second || lifetime > tc.lifetime+time.Minute {
-				t.Errorf("it is good for %s, want %s", lifetime, tc.lifetime)
+				t.Errorf("it is valid for %s, want %s", lifetime, tc.lifetime)
 			}
 		})
 	}
 }
 
-// TestNonceAsDocumented: these very commands are in the server document.
+// TestNonceAsDocumented runs the commands of docs/server.md#registration.
 func TestNonceAsDocumented(t *testing.T) {
 	s3test.Start(t, nil)
 	s3test.CreateBucket(t, "my-bucket")
@@ -123,7 +122,7 @@ func TestNonceToAFile(t *testing.T) {
 	if printed := mustRun(t, args...); printed != "" {
 		t.Errorf("printed %q", printed)
 	}
-	// Without a line break, which would be part of a Secret made of it.
+	// Without a line break, which would become part of a Secret.
 	token, err := os.ReadFile(output)
 	if err != nil {
 		t.Fatal(err)
@@ -134,7 +133,7 @@ func TestNonceToAFile(t *testing.T) {
 	wantPrivate(t, output)
 }
 
-// wantPrivate checks that only its owner may read a file.
+// wantPrivate checks that only the owner may read a file.
 func wantPrivate(t *testing.T, path string) {
 	t.Helper()
 	info, err := os.Stat(path)
@@ -158,7 +157,7 @@ func TestNonceNeedsTheKeysOfTheCluster(t *testing.T) {
 		want  []string
 	}{
 		{"empty bucket", []string{"--storage-bucket", t.TempDir()}, []string{"--storage-bucket", "has no keys of a cluster, the first server that starts makes them"}},
-		{"no bucket", []string{"--storage-bucket", "/nothing/here"}, []string{"--storage-bucket: opening the storage", "/nothing/here"}},
+		{"no bucket", []string{"--storage-bucket", "/nothing/here"}, []string{"--storage-bucket: open the storage", "/nothing/here"}},
 		{"no key", []string{"--storage-bucket", bucket, "--key", "NO_KEY"}, []string{"--key", "NO_KEY is not set"}},
 		{"short key", []string{"--storage-bucket", bucket, "--key", "SHORT_KEY"}, []string{"--key", "it has 7 bytes, must be 32"}},
 		{"wrong key", []string{"--storage-bucket", bucket, "--key", "WRONG_KEY"}, []string{"secret/ca.key"}},
@@ -172,7 +171,7 @@ func TestNonceNeedsTheKeysOfTheCluster(t *testing.T) {
 				t.Errorf("printed %q, and the error is %v", printed, err)
 			}
 			if strings.Contains(err.Error(), "--bucket") {
-				t.Errorf("the error names a flag that there is not: %v", err)
+				t.Errorf("the error names a flag that does not exist: %v", err)
 			}
 		})
 	}
@@ -182,7 +181,7 @@ func TestRegisterOperator(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"a": {"main": {"template": "worker", "size": 0}}}`})
 	folder := filepath.Join(t.TempDir(), "new", "identity")
 	args := append([]string{"cluster", "register-operator", "--tenant", "a", "--registration", s.RegistrationAddr}, clusterFlags(s)...)
-	// The folder may be named by the environment.
+	// The environment may name the folder.
 	t.Setenv("NSTANCE_ADMIN_IDENTITY_DIR", folder)
 	printed := mustRun(t, args...)
 	if !strings.Contains(printed, "Registered as the operator of tenant a in cluster test") {
@@ -202,11 +201,11 @@ func TestRegisterOperator(t *testing.T) {
 	if read("ca.crt") != string(s.Authority.CertificatePEM()) {
 		t.Error("ca.crt is not the authority of the cluster")
 	}
-	// It is good for what operators do, in its tenant.
+	// The identity may call the operator's methods in its tenant.
 	if printed := mustRun(t, "group", "list", "--all-shards", "--servers", "us-west-2a="+s.Addr); !strings.Contains(printed, "main") {
 		t.Errorf("printed %q", printed)
 	}
-	// Once more, for the next certificate.
+	// Again, for the next certificate.
 	mustRun(t, args...)
 	if read("identity.key") != key || read("identity.crt") == certificate {
 		t.Error("want the same key and another certificate")
@@ -229,9 +228,9 @@ func TestRegistrationsThatFail(t *testing.T) {
 		flags []string
 		want  []string
 	}{
-		{"unknown tenant", []string{"--identity-dir", folder, "--registration", s.RegistrationAddr, "--tenant", "b"}, []string{"registering at " + s.RegistrationAddr, "InvalidArgument", `tenant "b"`}},
+		{"unknown tenant", []string{"--identity-dir", folder, "--registration", s.RegistrationAddr, "--tenant", "b"}, []string{"register at " + s.RegistrationAddr, "InvalidArgument", `tenant "b"`}},
 		{"another cluster", []string{"--identity-dir", folder, "--registration", s.RegistrationAddr, "--cluster-id", "stage"}, []string{"InvalidArgument", `it is for cluster "stage", this is "test"`}},
-		{"an address for something else", []string{"--identity-dir", folder, "--registration", s.HealthAddr}, []string{"registering at " + s.HealthAddr, "Unavailable"}},
+		{"an address for something else", []string{"--identity-dir", folder, "--registration", s.HealthAddr}, []string{"register at " + s.HealthAddr, "Unavailable"}},
 		{"a key that is none", []string{"--identity-dir", broken, "--registration", s.RegistrationAddr}, []string{"--identity-dir", "identity.key", "no PEM block"}},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package admin is the command nstance-admin.
+// Package admin implements the command nstance-admin.
 package admin
 
 import (
@@ -12,8 +12,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// NewCommand returns the command. Flags that are not given are taken from the
-// environment where their description says so.
+// NewCommand returns the command. Flags whose description names an environment
+// variable default to it.
 func NewCommand() *cobra.Command {
 	root := newFamily("nstance-admin", "Administer Nstance shard servers",
 		newFamily("cluster", "Let operators into the cluster",
@@ -34,7 +34,7 @@ func NewCommand() *cobra.Command {
 	return root
 }
 
-// newFamily returns a command that only has subcommands.
+// newFamily returns a command that has only subcommands.
 func newFamily(use, short string, subcommands ...*cobra.Command) *cobra.Command {
 	family := &cobra.Command{
 		Use:   use,
@@ -55,7 +55,7 @@ func newFamily(use, short string, subcommands ...*cobra.Command) *cobra.Command 
 	return family
 }
 
-// newShardFamily returns a family whose commands call the servers of shards.
+// newShardFamily returns a command whose subcommands call the servers of shards.
 func newShardFamily(use, short string, newSubcommands ...func(*shardOptions) *cobra.Command) *cobra.Command {
 	options := &shardOptions{}
 	subcommands := make([]*cobra.Command, 0, len(newSubcommands))
@@ -67,7 +67,7 @@ func newShardFamily(use, short string, newSubcommands ...func(*shardOptions) *co
 	return family
 }
 
-// mistakes are what is wrong with a command's flags, all of it.
+// mistakes are all errors in a command's flags.
 type mistakes []error
 
 func (m *mistakes) add(flag string, err error) {

@@ -13,7 +13,7 @@ import (
 
 func TestConfig(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
-	// All of it may come from the environment.
+	// All flags may come from the environment.
 	t.Setenv("NSTANCE_ADMIN_IDENTITY_DIR", register(t, s))
 	t.Setenv("NSTANCE_ADMIN_SERVERS", "us-west-2a="+s.Addr)
 	t.Setenv("NSTANCE_ADMIN_SHARD", "us-west-2a")

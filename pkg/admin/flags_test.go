@@ -8,8 +8,8 @@ import (
 	"testing"
 )
 
-// TestWrongFlags: nothing is called or read, and each mistake is told by the name
-// of its flag, its value and what is allowed.
+// TestWrongFlags: nothing is called or read, and the error has each mistake with the
+// name of its flag, its value and the allowed values.
 func TestWrongFlags(t *testing.T) {
 	list := func(flags ...string) []string { return append([]string{"group", "list"}, flags...) }
 	scale := func(args ...string) []string {
@@ -78,12 +78,12 @@ func TestWrongFlags(t *testing.T) {
 	}
 }
 
-// TestAllShardsInsteadOfTheShardOfTheEnvironment: what the environment says is for
-// want of flags only.
+// TestAllShardsInsteadOfTheShardOfTheEnvironment: the environment variable applies
+// only without flags.
 func TestAllShardsInsteadOfTheShardOfTheEnvironment(t *testing.T) {
 	t.Setenv("NSTANCE_ADMIN_SHARD", "a")
 	_, err := run(t, "group", "list", "--all-shards", "--servers", "a=h:1", "--identity-dir", "/nothing")
-	// It got as far as reading the identity.
+	// The error is that of reading the identity.
 	wantError(t, err, "/nothing/ca.crt")
 	if strings.Contains(err.Error(), "--shard") {
 		t.Errorf("got %v", err)

@@ -47,7 +47,7 @@ func listGroups(ctx context.Context, client nstancev1.OperatorServiceClient) ([]
 	return groups, nil
 }
 
-// scaled is a group before and after.
+// scaled is a group before and after scaling.
 type scaled struct {
 	before, after *nstancev1.GroupStatus
 }
@@ -86,10 +86,9 @@ func parseScale(args []string) (group string, size int32, err error) {
 	return group, int32(number), nil
 }
 
-// scale changes the size of a group that exists. The request has nothing but the
-// size, since a server keeps what a request leaves out, and so also what somebody
-// changes at the same time. Without a template it cannot make a group that is
-// deleted in between anew.
+// scale changes the size of an existing group. The request has only the size: the
+// server keeps omitted fields, and so also concurrent changes of other clients.
+// Without a template it cannot create a group again that is deleted in between.
 func scale(ctx context.Context, client nstancev1.OperatorServiceClient, group string, size int32) (scaled, error) {
 	groups, err := listGroups(ctx, client)
 	if err != nil {

@@ -37,7 +37,8 @@ func upsert(t *testing.T, s *servertest.Server, group string, c *nstancev1.Group
 	}
 }
 
-// groupsOf returns a server's groups by id, without what instances make of them.
+// groupsOf returns a server's groups by id, without the fields that depend on
+// instances.
 func groupsOf(t *testing.T, s *servertest.Server) map[string]*nstancev1.GroupStatus {
 	t.Helper()
 	listed, err := s.Operator("default").ListGroups(t.Context(), &emptypb.Empty{})
@@ -66,7 +67,7 @@ us-west-2a   workers   worker     c7i.xlarge   public,default   10     0        
 			t.Errorf("%v: got%swant%s", which, got, want)
 		}
 	}
-	// The servers are called in the order in which they are given.
+	// The output has the order of the flags.
 	upsert(t, b, "zoo", &nstancev1.GroupConfig{Template: "worker"})
 	printed := mustRun(t, reorder(flags, []string{"--all-shards"})...)
 	if zoo, main := strings.Index(printed, "zoo"), strings.Index(printed, "main"); zoo < 0 || zoo > main {
@@ -77,7 +78,7 @@ us-west-2a   workers   worker     c7i.xlarge   public,default   10     0        
 	}
 }
 
-// reorder puts the words of the command before all flags.
+// reorder moves the command's words before all flags.
 func reorder(flagsThenCommand, more []string) []string {
 	n := len(flagsThenCommand) - 2
 	return append(append(append([]string{}, flagsThenCommand[n:]...), flagsThenCommand[:n]...), more...)
@@ -105,7 +106,7 @@ us-west-2a   workers   1        5      0
 	got := groupsOf(t, a)
 	for group := range want {
 		got[group].Etag, want[group].Etag = "", ""
-		// The instances that it makes are on their way.
+		// Its instances are being created.
 		got[group].Instances, want[group].Instances = nil, nil
 		if !proto.Equal(got[group], want[group]) {
 			t.Errorf("got  %v\nwant %v", got[group], want[group])
@@ -119,7 +120,7 @@ us-west-2a   workers   1        5      0
 func TestGroupScaleMakesNoGroup(t *testing.T) {
 	a, b := twoShards(t)
 	flags := append(shardFlags(register(t, a), "us-west-2a="+a.Addr, "us-west-2b="+b.Addr), "--all-shards")
-	// The group of another tenant is as unknown as one that there is not.
+	// The group of another tenant is not found.
 	for _, group := range []string{"nothing", "theirs"} {
 		printed, err := run(t, append([]string{"group", "scale", group, "3"}, flags...)...)
 		wantError(t, err, `shard us-west-2a at `+a.Addr, `there is no group "`+group+`", only ["main"]`, `shard us-west-2b at `+b.Addr, "only []")
@@ -127,7 +128,7 @@ func TestGroupScaleMakesNoGroup(t *testing.T) {
 			t.Errorf("printed %q", printed)
 		}
 	}
-	// A shard that has the group is scaled all the same, and the other one is told of.
+	// A shard that has the group is scaled, and the error names the other one.
 	printed, err := run(t, append([]string{"group", "scale", "main", "3"}, flags...)...)
 	wantError(t, err, "shard us-west-2b at "+b.Addr)
 	if err != nil && strings.Contains(err.Error(), "us-west-2a") {
@@ -154,15 +155,15 @@ func TestAShardThatDoesNotAnswer(t *testing.T) {
 	if !strings.Contains(printed, "us-west-2a   main") {
 		t.Errorf("printed %q", printed)
 	}
-	// A server of another cluster is not believed.
+	// A server of another cluster is not trusted.
 	stranger := servertest.Start(t, servertest.Options{})
 	_, err = run(t, append([]string{"group", "list", "--shard", "us-west-2a"}, shardFlags(identity, "us-west-2a="+stranger.Addr)...)...)
 	wantError(t, err, "Unavailable", "certificate")
 }
 
-// TestGroupScaleLeavesADeletedGroup: its instances drain, and it must not come
-// back by mistake.
-func TestGroupScaleLeavesADeletedGroup(t *testing.T) {
+// TestGroupScaleRejectsDeletingGroup: scaling must not create the group again while
+// its instances drain.
+func TestGroupScaleRejectsDeletingGroup(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{DrainTimeout: "1h"})
 	operator := s.Operator("default")
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)

@@ -24,7 +24,7 @@ func run(t *testing.T, args ...string) (string, error) {
 	return output.String(), err
 }
 
-// mustRun is run for a command that succeeds.
+// mustRun is run for a command that must succeed.
 func mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	output, err := run(t, args...)
@@ -34,7 +34,7 @@ func mustRun(t *testing.T, args ...string) string {
 	return output
 }
 
-// clusterFlags tell a command where the keys of a server's cluster are.
+// clusterFlags are the flags for the keys of a server's cluster.
 func clusterFlags(s *servertest.Server) []string {
 	return []string{
 		"--storage", "file", "--storage-bucket", s.Bucket(),
@@ -42,7 +42,7 @@ func clusterFlags(s *servertest.Server) []string {
 	}
 }
 
-// register returns a folder with an identity that the server gave.
+// register returns a folder with an identity that the server issued.
 func register(t *testing.T, s *servertest.Server) string {
 	t.Helper()
 	folder := filepath.Join(t.TempDir(), "identity")
@@ -50,7 +50,7 @@ func register(t *testing.T, s *servertest.Server) string {
 	return folder
 }
 
-// shardFlags tell a command how to call servers, each "shard=host:port".
+// shardFlags are the flags for calling servers, each "shard=host:port".
 func shardFlags(identity string, servers ...string) []string {
 	return []string{"--identity-dir", identity, "--servers", strings.Join(servers, ",")}
 }

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 )
 
-// Files of an identity.
+// The files of an identity.
 const (
 	authorityFile   = "ca.crt"
 	certificateFile = "identity.crt"
@@ -30,7 +30,7 @@ const (
 	identityEnv   = "NSTANCE_ADMIN_IDENTITY_DIR"
 )
 
-// loadIdentity returns the TLS configuration of calls to operators' services.
+// loadIdentity returns the TLS configuration for calls of the OperatorService.
 func loadIdentity(folder string) (*tls.Config, error) {
 	caPEM, err := os.ReadFile(filepath.Join(folder, authorityFile))
 	if err != nil {
@@ -44,13 +44,13 @@ func loadIdentity(folder string) (*tls.Config, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--%s: %w", identityFlag, err)
 	}
-	// A callback presents the certificate whatever authorities the server names:
-	// its refusal tells more than that of an anonymous handshake would.
+	// The callback presents the certificate for any authority that the server names:
+	// the server's error is then more specific than for an anonymous client.
 	config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &certificate, nil }
 	return config, nil
 }
 
-// trust returns the TLS configuration of calls to servers of an authority.
+// trust returns the TLS configuration that trusts servers of an authority.
 func trust(caPEM []byte) (*tls.Config, error) {
 	roots := x509.NewCertPool()
 	if !roots.AppendCertsFromPEM(caPEM) {
@@ -59,7 +59,7 @@ func trust(caPEM []byte) (*tls.Config, error) {
 	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: roots}, nil
 }
 
-// ensureKey returns the key of the identity in folder, and makes it when it is
+// ensureKey returns the key of the identity in folder, and creates it if it is
 // missing.
 func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(folder, keyFile)
@@ -76,10 +76,10 @@ func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	}
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("generating a key: %w", err)
+		return nil, fmt.Errorf("generate a key: %w", err)
 	}
 	if data, err = pki.EncodePrivateKey(key); err != nil {
-		return nil, fmt.Errorf("encoding the key: %w", err)
+		return nil, fmt.Errorf("encode the key: %w", err)
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {
 		return nil, err
@@ -87,9 +87,9 @@ func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	return key, writeFile(path, data)
 }
 
-// writeFile makes or replaces a file, in one step, that only its owner may read.
+// writeFile atomically creates or replaces a file that only its owner may read.
 func writeFile(path string, data []byte) error {
-	// CreateTemp gives the file no other rights.
+	// CreateTemp creates the file with mode 0600.
 	temporary, err := os.CreateTemp(filepath.Dir(path), filepath.Base(path)+".*")
 	if err != nil {
 		return err

@@ -11,10 +11,10 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
-// toStandardOutput is the value of --output that is no path.
+// toStandardOutput is the value of --output for standard output.
 const toStandardOutput = "-"
 
 func newNonceCommand() *cobra.Command {
@@ -58,8 +58,8 @@ func newNonceCommand() *cobra.Command {
 	return command
 }
 
-// writeNonce writes a nonce for people, or for a Secret that is made of the file
-// as it is.
+// writeNonce prints a nonce with a line break, or writes it without one to a file,
+// so that a Secret can be created from the file.
 func writeNonce(standardOutput io.Writer, output, token string) error {
 	if output == toStandardOutput {
 		_, err := fmt.Fprintln(standardOutput, token)

@@ -14,12 +14,12 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/server/nonce"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// registerOptions say who registers where.
+// registerOptions are the options of register-operator.
 type registerOptions struct {
 	cluster      clusterOptions
 	registration string
@@ -68,8 +68,8 @@ func (o *registerOptions) validate() error {
 	return wrong.join()
 }
 
-// register exchanges a nonce and a public key for a certificate. The private key
-// is stored before, so that nobody is given a certificate without its key.
+// register exchanges a nonce and a public key for a certificate. It stores the
+// private key first, so that no certificate is issued without a stored key.
 func (o *registerOptions) register(ctx context.Context) (expires time.Time, err error) {
 	loaded, err := o.cluster.loadKeys(ctx)
 	if err != nil {
@@ -81,9 +81,9 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	}
 	publicKeyPEM, err := pki.EncodePublicKey(key.Public().(ed25519.PublicKey))
 	if err != nil {
-		return time.Time{}, fmt.Errorf("encoding the public key: %w", err)
+		return time.Time{}, fmt.Errorf("encode the public key: %w", err)
 	}
-	// It is used at once.
+	// The nonce is used at once.
 	token, err := nonce.NewSigner(loaded.Nonce).Operator(nonce.Operator{
 		ClusterID: o.cluster.clusterID,
 		Tenant:    o.cluster.tenant,
@@ -102,19 +102,19 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 		return time.Time{}, err
 	}
 	defer func() { _ = connection.Close() }()
-	answer, err := nstancev1.NewRegistrationServiceClient(connection).RegisterOperator(ctx, &nstancev1.RegisterClientRequest{
+	response, err := nstancev1.NewRegistrationServiceClient(connection).RegisterOperator(ctx, &nstancev1.RegisterClientRequest{
 		RegistrationNonceJwt: token,
 		PublicKeyPem:         publicKeyPEM,
 	})
 	if err != nil {
-		return time.Time{}, fmt.Errorf("registering at %s: %w", o.registration, refusal(err))
+		return time.Time{}, fmt.Errorf("register at %s: %w", o.registration, statusError(err))
 	}
 	err = errors.Join(
 		writeFile(filepath.Join(o.identity, authorityFile), caPEM),
-		writeFile(filepath.Join(o.identity, certificateFile), answer.GetClientCertificatePem()),
+		writeFile(filepath.Join(o.identity, certificateFile), response.GetClientCertificatePem()),
 	)
 	if err != nil {
 		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
 	}
-	return answer.GetExpiresAt().AsTime(), nil
+	return response.GetExpiresAt().AsTime(), nil
 }

@@ -33,12 +33,12 @@ const (
 	timeoutUsage   = "how long the command may take"
 	defaultTimeout = 30 * time.Second
 
-	// maxReceivedBytes is the size of the largest answer: a list of all groups
+	// maxReceivedBytes is the size of the largest response: a list of all groups
 	// with their provider ids is larger than gRPC's own limit.
 	maxReceivedBytes = 64 << 20
 )
 
-// shardOptions say which shards a command is for and who calls.
+// shardOptions are the options that select shards and the client's identity.
 type shardOptions struct {
 	servers  string
 	shard    string
@@ -63,15 +63,15 @@ type server struct {
 	shard, address string
 }
 
-// targets returns the servers to call, in the order in which they are given, or
-// all that is wrong with the flags.
+// targets returns the servers to call, in the order of the flags, or an error with
+// all mistakes in the flags.
 func (o *shardOptions) targets() ([]server, error) {
 	var wrong mistakes
 	servers, err := parseServers(o.servers)
 	wrong.add("servers", err)
 	shard := o.shard
 	if o.all && !o.flags.Changed("shard") {
-		// The environment names a shard for want of a flag only.
+		// The environment variable applies only without flags.
 		shard = ""
 	}
 	switch {
@@ -103,7 +103,7 @@ func shardNames(servers []server) string {
 	return strings.Join(names, ", ")
 }
 
-// parseServers reads shard=host:port,...
+// parseServers parses shard=host:port,...
 func parseServers(value string) ([]server, error) {
 	if value == "" {
 		return nil, errors.New("must be shard=host:port, several separated by commas")
@@ -130,7 +130,7 @@ func parseServers(value string) ([]server, error) {
 	return servers, errors.Join(wrong...)
 }
 
-// validateAddress returns nil for host:port.
+// validateAddress returns an error unless address is host:port.
 func validateAddress(address string) error {
 	host, port, err := net.SplitHostPort(address)
 	if err != nil || host == "" {
@@ -142,15 +142,15 @@ func validateAddress(address string) error {
 	return nil
 }
 
-// answer is what one server said.
+// answer is the response of one server.
 type answer[T any] struct {
 	server
 	value T
 }
 
-// callEach calls the servers that the flags name, all at the same time. It
-// returns what those said that did not fail, in the order of the flags, together
-// with the errors of the others.
+// callEach calls the servers that the flags name concurrently. It returns the
+// responses in the order of the flags, together with the errors of the servers that
+// failed.
 func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Context, nstancev1.OperatorServiceClient) (T, error)) ([]answer[T], error) {
 	servers, err := o.targets()
 	if err != nil {
@@ -179,7 +179,7 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 	var answers []answer[T]
 	for i, s := range servers {
 		if errs[i] != nil {
-			errs[i] = fmt.Errorf("shard %s at %s: %w", s.shard, s.address, refusal(errs[i]))
+			errs[i] = fmt.Errorf("shard %s at %s: %w", s.shard, s.address, statusError(errs[i]))
 			continue
 		}
 		answers = append(answers, answer[T]{server: s, value: values[i]})
@@ -187,15 +187,15 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 	return answers, errors.Join(errs...)
 }
 
-// dial returns a connection that is made with the first call.
+// dial returns a connection. It connects at the first call.
 func dial(address string, tlsConfig *tls.Config) (*grpc.ClientConn, error) {
 	return grpc.NewClient("passthrough:///"+address,
 		grpc.WithTransportCredentials(credentials.NewTLS(tlsConfig)),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceivedBytes)))
 }
 
-// refusal is a server's answer for people: its code and its words.
-func refusal(err error) error {
+// statusError returns the code and the message of a gRPC error.
+func statusError(err error) error {
 	if s, ok := status.FromError(err); ok {
 		return fmt.Errorf("%s: %s", s.Code(), s.Message())
 	}

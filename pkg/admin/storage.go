@@ -12,7 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
@@ -22,11 +22,11 @@ import (
 const (
 	keyProviderEnv  = "env"
 	keyProviderFile = "file"
-	// defaultKey is the environment variable that holds the encryption key.
+	// defaultKey is the environment variable of the encryption key.
 	defaultKey = "NSTANCE_ENCRYPTION_KEY"
 )
 
-// clusterOptions say which cluster a command is for and where its keys are.
+// clusterOptions are the options that select a cluster and its keys.
 type clusterOptions struct {
 	storage, bucket, prefix string
 	keyProvider, key        string
@@ -66,8 +66,8 @@ func (o *clusterOptions) validate(wrong *mistakes) {
 	wrong.add("tenant", identifier.Validate(o.tenant))
 }
 
-// loadKeys reads the keys of the cluster, and its id unless it is given.
-func (o *clusterOptions) loadKeys(ctx context.Context) (*keys.Keys, error) {
+// loadKeys reads the keys of the cluster, and its id unless the flag is set.
+func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error) {
 	source := config.KeySource{Env: o.key}
 	if o.keyProvider == keyProviderFile {
 		source = config.KeySource{File: o.key}
@@ -80,19 +80,19 @@ func (o *clusterOptions) loadKeys(ctx context.Context) (*keys.Keys, error) {
 	}
 	store, err := backend.Open(ctx, o.storage, o.bucket, o.prefix)
 	if err != nil {
-		// It wraps what is wrong in the name that the flag has for servers.
+		// The outer error has the name of the server's flag.
 		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
 	}
 	encrypted, err := secrets.New(store, key)
 	if err != nil {
 		return nil, fmt.Errorf("--key: %w", err)
 	}
-	loaded, err := keys.Load(ctx, store, encrypted)
+	loaded, err := clusterkeys.Load(ctx, store, encrypted)
 	if errors.Is(err, storage.ErrNotFound) {
 		return nil, fmt.Errorf("--storage-bucket: %q has no keys of a cluster, the first server that starts makes them: %w", o.bucket, err)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the keys of the cluster: %w", err)
+		return nil, fmt.Errorf("read the keys of the cluster: %w", err)
 	}
 	if o.clusterID == "" {
 		o.clusterID = loaded.Authority.CommonName()

@@ -9,7 +9,7 @@ import (
 	"text/tabwriter"
 )
 
-// table is printed in columns as wide as they need to be.
+// table is a table with aligned columns.
 type table struct {
 	rows []string
 }
@@ -24,7 +24,7 @@ func (t *table) add(cells ...string) {
 	t.rows = append(t.rows, strings.Join(cells, "\t")+"\n")
 }
 
-// print writes the table unless it has nothing but its columns.
+// print writes the table unless it has no rows but the header.
 func (t *table) print(w io.Writer) error {
 	if len(t.rows) == 1 {
 		return nil

@@ -17,32 +17,32 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// maxReview is the longest AdmissionReview that is read, in bytes. The API server
-// takes objects of 1.5 MiB, and a review of an update holds two.
-const maxReview = 3 << 20
+// maxReviewBytes is the maximum size of an AdmissionReview. The API server accepts
+// objects of 1.5 MiB, and the review of an update has two.
+const maxReviewBytes = 3 << 20
 
-// NewHandler answers AdmissionReviews of admission.k8s.io/v1 with what validator
-// decides. One that is not understood is answered with status 400 or another
-// from 400 up, which the API server takes for no answer at all.
+// NewHandler returns the handler of AdmissionReviews of admission.k8s.io/v1, which
+// calls validator. An invalid review gets a status of 400 or above, which the API
+// server treats like no answer.
 func NewHandler(validator *Validator) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /validate", func(w http.ResponseWriter, r *http.Request) {
-		request, err := readReview(http.MaxBytesReader(w, r.Body, maxReview), r.Header.Get("Content-Type"))
+		request, err := readReview(http.MaxBytesReader(w, r.Body, maxReviewBytes), r.Header.Get("Content-Type"))
 		if err != nil {
-			refuseReview(w, r, err)
+			rejectReview(w, r, err)
 			return
 		}
-		refusal := validator.Validate(request)
+		rejection := validator.Validate(request)
 		status := apierrors.APIStatus(nil)
-		if refusal != nil && !errors.As(refusal, &status) {
-			refuseReview(w, r, refusal)
+		if rejection != nil && !errors.As(rejection, &status) {
+			rejectReview(w, r, rejection)
 			return
 		}
-		response := &admissionv1.AdmissionResponse{UID: request.UID, Allowed: refusal == nil}
-		if refusal != nil {
+		response := &admissionv1.AdmissionResponse{UID: request.UID, Allowed: rejection == nil}
+		if rejection != nil {
 			result := status.Status()
 			response.Result = &result
-			klog.FromContext(r.Context()).Info("Request refused", "operation", request.Operation,
+			klog.FromContext(r.Context()).Info("Rejected request", "operation", request.Operation,
 				"resource", request.Resource.Resource, "object", klog.KRef(request.Namespace, request.Name),
 				"user", request.UserInfo.Username, "reason", result.Message)
 		}
@@ -51,7 +51,7 @@ func NewHandler(validator *Validator) http.Handler {
 	return mux
 }
 
-// errMediaType is why a review was not read.
+// errMediaType means that a review is not JSON.
 var errMediaType = errors.New("content type is not application/json")
 
 func readReview(body io.Reader, contentType string) (*admissionv1.AdmissionRequest, error) {
@@ -77,7 +77,8 @@ func readReview(body io.Reader, contentType string) (*admissionv1.AdmissionReque
 
 var reviewKind = admissionv1.SchemeGroupVersion.WithKind("AdmissionReview")
 
-func refuseReview(w http.ResponseWriter, r *http.Request, err error) {
+// rejectReview answers an invalid review.
+func rejectReview(w http.ResponseWriter, r *http.Request, err error) {
 	code := http.StatusBadRequest
 	var tooLong *http.MaxBytesError
 	switch {
@@ -86,7 +87,7 @@ func refuseReview(w http.ResponseWriter, r *http.Request, err error) {
 	case errors.As(err, &tooLong):
 		code = http.StatusRequestEntityTooLarge
 	}
-	klog.FromContext(r.Context()).Info("AdmissionReview not understood", "err", err, "client", r.RemoteAddr)
+	klog.FromContext(r.Context()).Info("Received invalid AdmissionReview", "err", err, "client", r.RemoteAddr)
 	http.Error(w, err.Error(), code)
 }
 
@@ -97,6 +98,6 @@ func writeReview(w http.ResponseWriter, r *http.Request, response *admissionv1.A
 	}
 	w.Header().Set("Content-Type", "application/json")
 	if err := json.NewEncoder(w).Encode(review); err != nil {
-		klog.FromContext(r.Context()).V(2).Info("AdmissionReview not answered", "err", err, "client", r.RemoteAddr)
+		klog.FromContext(r.Context()).V(2).Info("AdmissionReview was not answered", "err", err, "client", r.RemoteAddr)
 	}
 }

@@ -82,7 +82,7 @@ func TestReviewsAreAnswered(t *testing.T) {
 	}
 }
 
-func TestWhatIsNoReviewIsNotAnswered(t *testing.T) {
+func TestInvalidReviewsAreNotAnswered(t *testing.T) {
 	good := string(review(t, create(t, newPool("new", "new", "a"))))
 	for name, test := range map[string]struct {
 		body   string
@@ -99,7 +99,7 @@ func TestWhatIsNoReviewIsNotAnswered(t *testing.T) {
 		"no uid":                 {body: strings.Replace(good, `"uid":"uid"`, `"uid":""`, 1), want: http.StatusBadRequest},
 		"no request":             {body: `{"apiVersion":"admission.k8s.io/v1","kind":"AdmissionReview"}`, want: http.StatusBadRequest},
 		"an object of no pool":   {body: strings.Replace(good, `"shards":[`, `"shards":[{},`, 1), want: http.StatusBadRequest},
-		"an object of 3 MiB":     {body: strings.Replace(good, `"uid":"uid"`, `"uid":"`+strings.Repeat("u", maxReview)+`"`, 1), want: http.StatusRequestEntityTooLarge},
+		"an object of 3 MiB":     {body: strings.Replace(good, `"uid":"uid"`, `"uid":"`+strings.Repeat("u", maxReviewBytes)+`"`, 1), want: http.StatusRequestEntityTooLarge},
 		"an object of 2 MiB":     {body: strings.Replace(good, `"uid":"uid"`, `"uid":"`+strings.Repeat("u", 2<<20)+`"`, 1), want: http.StatusOK},
 		"another method":         {body: good, change: func(r *http.Request) { r.Method = http.MethodGet }, want: http.StatusMethodNotAllowed},
 		"another path":           {body: good, change: func(r *http.Request) { r.URL.Path = "/" }, want: http.StatusNotFound},
@@ -123,8 +123,8 @@ func TestWhatIsNoReviewIsNotAnswered(t *testing.T) {
 	}
 }
 
-// Whatever arrives is answered: a review with a decision for its uid, and
-// everything else with an error.
+// FuzzHandler sends arbitrary bodies. A review gets a decision for its uid, and
+// every other body an error.
 func FuzzHandler(f *testing.F) {
 	handler := NewHandler(newValidator(f, present()))
 	for _, request := range []*admissionv1.AdmissionRequest{
@@ -148,15 +148,15 @@ func FuzzHandler(f *testing.F) {
 			t.Fatalf("answered %d: %s", recorder.Code, recorder.Body)
 		}
 		response := readResponse(t, recorder.Body.Bytes())
-		asked := &admissionv1.AdmissionReview{}
-		if err := json.Unmarshal(body, asked); err != nil || asked.Request == nil {
+		sent := &admissionv1.AdmissionReview{}
+		if err := json.Unmarshal(body, sent); err != nil || sent.Request == nil {
 			t.Fatalf("answered what is no review: %v", err)
 		}
-		if response.UID != asked.Request.UID {
-			t.Errorf("answered uid %q, asked %q", response.UID, asked.Request.UID)
+		if response.UID != sent.Request.UID {
+			t.Errorf("answered uid %q, want %q", response.UID, sent.Request.UID)
 		}
 		if !response.Allowed && (response.Result == nil || response.Result.Message == "") {
-			t.Error("refused without a reason")
+			t.Error("rejected without a reason")
 		}
 	})
 }

@@ -28,7 +28,7 @@ const (
 	clusterName = "prod--default"
 )
 
-// world is what the caches of a validator hold.
+// world is the content of the caches of a validator.
 type world struct {
 	pools        []*v1beta1.NstanceMachinePool
 	machinePools []*clusterv1.MachinePool
@@ -36,7 +36,7 @@ type world struct {
 	shards       []*corev1.ConfigMap
 }
 
-// newValidator has complete caches that hold w.
+// newValidator returns a validator with synced caches of w.
 func newValidator(t testing.TB, w world) *Validator {
 	t.Helper()
 	v := newUnsynced(t, w)
@@ -44,10 +44,10 @@ func newValidator(t testing.TB, w world) *Validator {
 	return v
 }
 
-// newUnsynced has caches that hold w and never say that they are complete.
+// newUnsynced returns a validator with caches of w that are never synced.
 func newUnsynced(t testing.TB, w world) *Validator {
 	t.Helper()
-	ours := controllertest.NewAPI(t).Informers().NstanceMachinePools()
+	ours := controllertest.NewAPI(t).NewInformers().NstanceMachinePools()
 	client := controllertest.NewCAPI(t).Client
 	machinePools := capi.NewMachinePoolInformer(client, namespace, 0)
 	clusters := capi.NewClusterInformer(client, namespace, 0)
@@ -105,7 +105,7 @@ func newShards(ids ...string) *corev1.ConfigMap {
 	return object
 }
 
-// deleted is an object that waits for its finalizers.
+// deleted marks an object as being deleted.
 func deleted[T metav1.Object](object T) T {
 	object.SetFinalizers([]string{"example.com/wait"})
 	now := metav1.Now()
@@ -113,7 +113,7 @@ func deleted[T metav1.Object](object T) T {
 	return object
 }
 
-// moved is an object that clusterctl has copied elsewhere.
+// moved marks an object that clusterctl has copied to another cluster.
 func moved[T metav1.Object](object T) T {
 	object.SetAnnotations(map[string]string{"clusterctl.cluster.x-k8s.io/delete-for-move": ""})
 	return object
@@ -139,7 +139,7 @@ func newRequest(t testing.TB, operation admissionv1.Operation, resource metav1.G
 	t.Helper()
 	request := &admissionv1.AdmissionRequest{
 		UID: "uid", Operation: operation, Resource: resource, Namespace: namespace,
-		UserInfo: authenticationv1.UserInfo{Username: "somebody"},
+		UserInfo: authenticationv1.UserInfo{Username: "user"},
 	}
 	for object, into := range map[runtime.Object]*runtime.RawExtension{before: &request.OldObject, after: &request.Object} {
 		if object == nil {

@@ -12,8 +12,8 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// byGroup finds pools by their group. The informer is shared, and so are the names
-// of its indexes.
+// byGroup is the index of pools by group. Its name has a prefix because the
+// informer is shared.
 const byGroup = "admission.group"
 
 var poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
@@ -23,12 +23,12 @@ var poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
 	return nil, nil
 }}
 
-// poolsOf are the pools of a group.
+// poolsOf returns the pools of a group.
 func (v *Validator) poolsOf(group v1beta1.Identifier) []*v1beta1.NstanceMachinePool {
 	return controller.Indexed[v1beta1.NstanceMachinePool](v.poolIndex, byGroup, string(group))
 }
 
-// machinePoolsOf are the MachinePools that refer to a pool.
+// machinePoolsOf returns the MachinePools that refer to a pool.
 func (v *Validator) machinePoolsOf(pool string) []*clusterv1.MachinePool {
 	return controller.Indexed[clusterv1.MachinePool](v.machinePoolIndex, capi.ByPool, pool)
 }

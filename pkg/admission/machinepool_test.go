@@ -15,8 +15,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-func TestReplicasMustNotBeLeftOut(t *testing.T) {
-	const refusal = "spec.replicas: Required value: without a number Cluster API makes 1 of the present 5"
+func TestReplicasMustNotBeRemoved(t *testing.T) {
+	const rejection = "spec.replicas: Required value: without a number Cluster API makes 1 of the present 5"
 	made := func(replicas *int32, owned bool) *clusterv1.MachinePool {
 		machinePool := newMachinePool("workers", v1beta1.PoolKind, "workers")
 		machinePool.Spec.Replicas = replicas
@@ -30,9 +30,9 @@ func TestReplicasMustNotBeLeftOut(t *testing.T) {
 		change func(*clusterv1.MachinePool)
 		want   string
 	}{
-		"a number that Cluster API fills in":              {after: made(ptr.To[int32](1), false), want: refusal},
-		"a number of the sender":                          {after: made(ptr.To[int32](1), true)},
-		"a number that is filled in and ends no instance": {after: made(ptr.To[int32](5), false)},
+		"a number that Cluster API fills in": {after: made(ptr.To[int32](1), false), want: rejection},
+		"a number of the sender":             {after: made(ptr.To[int32](1), true)},
+		"a default that deletes no instance": {after: made(ptr.To[int32](5), false)},
 		"another infrastructure": {after: made(ptr.To[int32](1), false), change: func(m *clusterv1.MachinePool) {
 			m.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
 		}},
@@ -41,7 +41,7 @@ func TestReplicasMustNotBeLeftOut(t *testing.T) {
 		}},
 		"only half of it is handed over": {after: made(ptr.To[int32](1), false), change: func(m *clusterv1.MachinePool) {
 			m.Annotations = map[string]string{clusterv1.AutoscalerMinSizeAnnotation: "1"}
-		}, want: refusal},
+		}, want: rejection},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if test.change != nil {
@@ -49,7 +49,7 @@ func TestReplicasMustNotBeLeftOut(t *testing.T) {
 			}
 			err := newValidator(t, present()).Validate(newRequest(t, admissionv1.Update, machinePools, made(ptr.To[int32](5), true), test.after))
 			if test.want == "" && err != nil {
-				t.Errorf("refused: %v", err)
+				t.Errorf("rejected: %v", err)
 			}
 			if test.want != "" && (err == nil || !strings.Contains(err.Error(), test.want)) {
 				t.Errorf("got %v, want %q", err, test.want)

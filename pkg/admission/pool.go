@@ -18,25 +18,25 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// validatePool judges a pool that is created (no before) or changed. What the
-// pool had before is not held against it: it must stay possible to edit a pool
-// of which a shard was taken out of the configuration.
+// validatePool validates a pool that is created (before is nil) or changed. Values
+// that the pool had before are allowed: it must be possible to edit a pool after
+// one of its shards was removed from the configuration.
 //
-// What a static pool may not change is a rule of the kind itself.
+// The CRD has the rules for changes of static pools.
 func (v *Validator) validatePool(before, after *v1beta1.NstanceMachinePool) error {
-	var wrong field.ErrorList
+	var problems field.ErrorList
 	if before == nil {
-		wrong = append(wrong, v.validateGroup(after)...)
+		problems = append(problems, v.validateGroup(after)...)
 		before = &v1beta1.NstanceMachinePool{}
 	}
-	wrong = append(wrong, v.validateShards(before.Spec.Shards, after.Spec.Shards)...)
-	if len(wrong) == 0 {
+	problems = append(problems, v.validateShards(before.Spec.Shards, after.Spec.Shards)...)
+	if len(problems) == 0 {
 		return nil
 	}
-	return apierrors.NewInvalid(v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind).GroupKind(), after.Name, wrong)
+	return apierrors.NewInvalid(v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind).GroupKind(), after.Name, problems)
 }
 
-// validateGroup refuses the group of another pool: two would fight over its size.
+// validateGroup rejects the group of another pool, since both would set its size.
 func (v *Validator) validateGroup(pool *v1beta1.NstanceMachinePool) field.ErrorList {
 	var others []string
 	for _, other := range v.poolsOf(pool.Spec.Group) {
@@ -52,27 +52,27 @@ func (v *Validator) validateGroup(pool *v1beta1.NstanceMachinePool) field.ErrorL
 		fmt.Sprintf("the group belongs to pool %s in this namespace", strings.Join(others, ", ")))}
 }
 
-// validateShards refuses shards that are added and not configured. Without the
-// ConfigMap nothing is known about shards, and nothing refused.
+// validateShards rejects added shards that are not configured. Without the
+// ConfigMap every shard is allowed.
 func (v *Validator) validateShards(before, after []v1beta1.Identifier) field.ErrorList {
 	configured, known := v.configuredShards()
 	if !known {
 		return nil
 	}
-	var wrong field.ErrorList
+	var problems field.ErrorList
 	for i, id := range after {
 		if slices.Contains(before, id) || slices.Contains(configured, string(id)) {
 			continue
 		}
-		wrong = append(wrong, field.Invalid(field.NewPath("spec", "shards").Index(i), id,
+		problems = append(problems, field.Invalid(field.NewPath("spec", "shards").Index(i), id,
 			fmt.Sprintf("the shard is not configured; ConfigMap %s has: %s",
 				v.config.ShardsConfigMap, orNone(strings.Join(configured, ", ")))))
 	}
-	return wrong
+	return problems
 }
 
-// configuredShards are the ids that the ConfigMap has an endpoint for, be it
-// readable or not, in their order.
+// configuredShards returns the sorted ids of the shards with an endpoint in the
+// ConfigMap, also if the endpoint is invalid.
 func (v *Validator) configuredShards() (ids []string, known bool) {
 	obj, exists, err := v.shards.GetByKey(cache.NewObjectName(v.config.Namespace, v.config.ShardsConfigMap).String())
 	if err != nil || !exists {
@@ -85,14 +85,14 @@ func (v *Validator) configuredShards() (ids []string, known bool) {
 	return shard.Configured(configMap.Data), true
 }
 
-// validatePoolDeletion refuses to delete a static pool. Its group would stay, and
-// with it an import that brings the pool back.
+// validatePoolDeletion rejects the deletion of a static pool: its group would stay,
+// and the import would create the pool again.
 func (v *Validator) validatePoolDeletion(pool *v1beta1.NstanceMachinePool) error {
-	if !isStatic(pool) || v.clusterGoes() {
+	if !isStatic(pool) || v.clusterIsDeleted() {
 		return nil
 	}
 	for _, machinePool := range v.machinePoolsOf(pool.Name) {
-		// Cluster API deletes the pool of a MachinePool and waits until it is gone.
+		// Cluster API deletes the pool of a MachinePool and waits for the deletion.
 		if machinePool.DeletionTimestamp != nil {
 			return nil
 		}
@@ -104,7 +104,8 @@ func isStatic(pool *v1beta1.NstanceMachinePool) bool {
 	return ptr.Deref(pool.Status.IsStatic, false)
 }
 
-// staticReason says why something of a static pool stays, and what to do.
+// staticReason returns why an object of a static pool cannot be deleted, and what
+// to do instead.
 func staticReason(pool *v1beta1.NstanceMachinePool) string {
 	return fmt.Sprintf("group %q is static, it is in the configuration of its shard servers; "+
 		"remove it from there first, or scale the MachinePool to 0", pool.Spec.Group)

@@ -16,22 +16,22 @@ import (
 )
 
 const (
-	// requestTimeout is how long a request may take to arrive, and its answer to
-	// leave. The API server has long given up then.
+	// requestTimeout is the timeout for reading a request, and for writing its
+	// response. The timeout of the API server is shorter.
 	requestTimeout = 10 * time.Second
-	// idleTimeout is how long a connection is kept that nothing is asked on.
+	// idleTimeout is how long a connection without requests is kept.
 	idleTimeout = 2 * time.Minute
-	// stopTimeout is how long requests that have arrived are given when the server
-	// stops.
+	// stopTimeout is the timeout for requests in flight when the server stops.
 	stopTimeout = 5 * time.Second
 )
 
-// GetCertificate finds the certificate for a handshake, as tls.Config wants it.
+// GetCertificate returns the certificate for a handshake, like the field of
+// tls.Config.
 type GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 
-// Serve serves handler over TLS at address until ctx ends. It returns once the
-// address is bound, whether there is a certificate yet or not: each handshake
-// asks for the one in force.
+// Serve serves handler over TLS at address until ctx is done. It returns when the
+// address is bound. There need not be a certificate yet: each handshake calls
+// certificate.
 func Serve(ctx context.Context, address string, handler http.Handler, certificate GetCertificate) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
@@ -49,19 +49,19 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, cer
 		ReadHeaderTimeout: requestTimeout,
 		WriteTimeout:      requestTimeout,
 		IdleTimeout:       idleTimeout,
-		// The logger travels with the context; its end must not cut off requests.
+		// Requests get the logger of ctx, but are not cancelled with it.
 		BaseContext: func(net.Listener) context.Context { return context.WithoutCancel(ctx) },
 	}
 	context.AfterFunc(ctx, func() {
-		patience, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
+		stopCtx, cancel := context.WithTimeout(context.WithoutCancel(ctx), stopTimeout)
 		defer cancel()
-		if server.Shutdown(patience) != nil {
+		if server.Shutdown(stopCtx) != nil {
 			_ = server.Close()
 		}
 	})
 	go func() {
 		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-			klog.FromContext(ctx).Error(err, "Admission server ended", "address", listener.Addr())
+			klog.FromContext(ctx).Error(err, "Admission server stopped", "address", listener.Addr())
 		}
 	}()
 }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package admission refuses changes that the rules of the kinds themselves
-// cannot see: a group that another pool uses, a shard that is not configured, the
-// deletion of what a shard server's configuration keeps in being.
+// Package admission rejects changes that the validation rules of the CRDs cannot
+// check: a group that another pool uses, a shard that is not configured, and the
+// deletion of a pool whose group is in the configuration of its shard servers.
 //
-// It answers the API server's AdmissionReviews on every replica, from caches
-// alone. Nothing relies on it: when it does not answer, the API server goes on.
+// Every replica answers AdmissionReviews, from caches only. The webhook is optional:
+// without an answer the API server allows the request.
 package admission
 
 import (
@@ -34,29 +34,30 @@ var (
 	machinePools = metav1.GroupVersionResource(clusterv1.GroupVersion.WithResource("machinepools"))
 )
 
-// cleaners delete what belongs to an object that is gone already. Refusing them
-// would keep a namespace or an orphan for ever.
-var cleaners = []string{
+// garbageCollectors delete the dependents of objects that were deleted. Rejecting
+// their requests would keep a namespace or an orphan for ever.
+var garbageCollectors = []string{
 	"system:serviceaccount:kube-system:namespace-controller",
 	"system:serviceaccount:kube-system:generic-garbage-collector",
 }
 
-// deleteForMove marks what clusterctl move deletes after it was copied to another
-// management cluster (CAPI contract).
+// deleteForMove is the annotation of objects that clusterctl move deletes after it
+// has copied them to another management cluster (docs/capi.md#deletion).
 const deleteForMove = "clusterctl.cluster.x-k8s.io/delete-for-move"
 
-// Config says what a Validator watches over.
+// Config configures a Validator.
 type Config struct {
-	// Namespace is where the operator's objects are; requests elsewhere are
+	// Namespace is the namespace of the operator's objects. Requests in others are
 	// allowed.
 	Namespace string
-	// ClusterName is the Cluster whose deletion takes everything with it.
+	// ClusterName is the Cluster whose deletion deletes all pools.
 	ClusterName string
 	// ShardsConfigMap has a key for each configured shard.
 	ShardsConfigMap string
 }
 
-// Validator decides on requests to change pools. It is safe for concurrent use.
+// Validator validates changes of pools and MachinePools. It is safe for concurrent
+// use.
 type Validator struct {
 	config           Config
 	pools            nstancelisters.NstanceMachinePoolNamespaceLister
@@ -67,9 +68,9 @@ type Validator struct {
 	synced           []cache.InformerSynced
 }
 
-// NewValidator makes a Validator that reads the caches of these informers, to
-// which it adds indexes; they must not run yet. The informer shards watches the
-// one ConfigMap of the shards.
+// NewValidator returns a Validator that reads the caches of these informers. It
+// adds indexes to them, so they must not run yet. The informer shards watches the
+// ConfigMap of the shards only.
 func NewValidator(
 	config Config,
 	poolInformer informers.NstanceMachinePoolInformer,
@@ -93,12 +94,11 @@ func NewValidator(
 	}, nil
 }
 
-// Validate returns nil when the request is allowed, an *apierrors.StatusError
-// with the reason when it is not, and another error when its objects cannot be
-// read.
+// Validate returns nil if the request is allowed, an *apierrors.StatusError with the
+// reason if it is rejected, and another error if its objects cannot be decoded.
 //
-// Before the caches are complete everything is allowed, as it would be if nobody
-// answered: the rules of the kinds still hold.
+// Until the caches are synced everything is allowed, as without a webhook: the
+// rules of the CRDs apply nevertheless.
 func (v *Validator) Validate(request *admissionv1.AdmissionRequest) error {
 	if request.Namespace != v.config.Namespace || request.SubResource != "" || !v.hasSynced() {
 		return nil
@@ -116,9 +116,9 @@ func (v *Validator) hasSynced() bool {
 	return !slices.ContainsFunc(v.synced, func(synced cache.InformerSynced) bool { return !synced() })
 }
 
-// validate reads the objects of a request and asks the rule for its operation. An
-// object that is being deleted may always be changed, so that its finalizers can
-// go, and deleted again.
+// validate decodes the objects of a request and calls the rule for its operation.
+// An object that is being deleted may always be changed, so that its finalizers can
+// be removed, and deleted again.
 func validate[T any, P interface {
 	*T
 	metav1.Object
@@ -153,7 +153,7 @@ func validate[T any, P interface {
 		}
 		return change(before, after)
 	case admissionv1.Delete:
-		if slices.Contains(cleaners, request.UserInfo.Username) {
+		if slices.Contains(garbageCollectors, request.UserInfo.Username) {
 			return nil
 		}
 		if before == nil {
@@ -167,15 +167,15 @@ func validate[T any, P interface {
 	return nil
 }
 
-// clusterGoes tells whether the Cluster is being deleted. Cluster API then
-// deletes all that belongs to it, and waits until it is gone.
-func (v *Validator) clusterGoes() bool {
+// clusterIsDeleted reports whether the Cluster is being deleted. Cluster API then
+// deletes all of its objects, and waits for their deletion.
+func (v *Validator) clusterIsDeleted() bool {
 	cluster, err := v.clusters.Get(v.config.ClusterName)
 	return err == nil && cluster.DeletionTimestamp != nil
 }
 
-// forbid refuses a deletion with a reason that stands alone: the API server puts
-// the name of the webhook in front of it.
+// forbid returns the error for a rejected deletion. The API server puts the name of
+// the webhook before the reason.
 func forbid(format string, args ...any) error {
 	return &apierrors.StatusError{ErrStatus: metav1.Status{
 		Status:  metav1.StatusFailure,

@@ -19,8 +19,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// present is a world with pool main, which is static, its MachinePool, pool
-// workers, and the shards a and b.
+// present returns a world with the static pool main, its MachinePool, pool workers,
+// and the shards a and b.
 func present() world {
 	return world{
 		pools:        []*v1beta1.NstanceMachinePool{static(newPool("main", "main", "a")), newPool("workers", "workers", "a", "b")},
@@ -34,7 +34,7 @@ func TestCreateAndUpdate(t *testing.T) {
 	tests := map[string]struct {
 		change  func(*world)
 		request *admissionv1.AdmissionRequest
-		// want are parts of the reason; none when the request is allowed.
+		// want are parts of the reason, or none if the request is allowed.
 		want []string
 	}{
 		"a new pool": {
@@ -100,12 +100,12 @@ func TestCreateAndUpdate(t *testing.T) {
 			err := newValidator(t, w).Validate(test.request)
 			if len(test.want) == 0 {
 				if err != nil {
-					t.Errorf("refused: %v", err)
+					t.Errorf("rejected: %v", err)
 				}
 				return
 			}
 			if !apierrors.IsInvalid(err) {
-				t.Fatalf("got error %v, want it refused as invalid", err)
+				t.Fatalf("got error %v, want it rejected as invalid", err)
 			}
 			for _, part := range test.want {
 				if !strings.Contains(err.Error(), part) {
@@ -118,20 +118,20 @@ func TestCreateAndUpdate(t *testing.T) {
 
 func TestDelete(t *testing.T) {
 	tests := map[string]struct {
-		change  func(*world)
-		object  runtime.Object
-		user    string
-		refused string
+		change   func(*world)
+		object   runtime.Object
+		user     string
+		rejected string
 	}{
 		"a dynamic pool": {object: newPool("workers", "workers", "a")},
 		"a static pool": {
-			object:  static(newPool("main", "main", "a")),
-			refused: `NstanceMachinePool "main" cannot be deleted: group "main" is static`,
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main" cannot be deleted: group "main" is static`,
 		},
 		"a static pool without a MachinePool": {
-			change:  func(w *world) { w.machinePools = nil },
-			object:  static(newPool("main", "main", "a")),
-			refused: `NstanceMachinePool "main"`,
+			change:   func(w *world) { w.machinePools = nil },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
 		},
 		"a static pool once more": {object: deleted(static(newPool("main", "main", "a")))},
 		"a static pool whose MachinePool is being deleted": {
@@ -139,23 +139,23 @@ func TestDelete(t *testing.T) {
 			object: static(newPool("main", "main", "a")),
 		},
 		"a static pool while another MachinePool is being deleted": {
-			change:  func(w *world) { deleted(w.machinePools[1]) },
-			object:  static(newPool("main", "main", "a")),
-			refused: `NstanceMachinePool "main"`,
+			change:   func(w *world) { deleted(w.machinePools[1]) },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
 		},
 		"a static pool while the Cluster is being deleted": {
 			change: func(w *world) { deleted(w.clusters[0]) },
 			object: static(newPool("main", "main", "a")),
 		},
 		"a static pool while another Cluster is being deleted": {
-			change:  func(w *world) { w.clusters = append(w.clusters, deleted(newCluster("another"))) },
-			object:  static(newPool("main", "main", "a")),
-			refused: `NstanceMachinePool "main"`,
+			change:   func(w *world) { w.clusters = append(w.clusters, deleted(newCluster("another"))) },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
 		},
 		"a static pool before there is a Cluster": {
-			change:  func(w *world) { w.clusters = nil },
-			object:  static(newPool("main", "main", "a")),
-			refused: `NstanceMachinePool "main"`,
+			change:   func(w *world) { w.clusters = nil },
+			object:   static(newPool("main", "main", "a")),
+			rejected: `NstanceMachinePool "main"`,
 		},
 		"a static pool with its namespace": {
 			object: static(newPool("main", "main", "a")),
@@ -169,12 +169,12 @@ func TestDelete(t *testing.T) {
 		"the MachinePool of a static pool that was moved": {object: moved(newMachinePool("main", v1beta1.PoolKind, "main"))},
 		"the MachinePool of a dynamic pool":               {object: newMachinePool("workers", v1beta1.PoolKind, "workers")},
 		"the MachinePool of a static pool": {
-			object:  newMachinePool("main", v1beta1.PoolKind, "main"),
-			refused: `MachinePool "main" cannot be deleted: group "main" is static`,
+			object:   newMachinePool("main", v1beta1.PoolKind, "main"),
+			rejected: `MachinePool "main" cannot be deleted: group "main" is static`,
 		},
 		"a MachinePool of another name for a static pool": {
-			object:  newMachinePool("other", v1beta1.PoolKind, "main"),
-			refused: `MachinePool "other" cannot be deleted: group "main" is static`,
+			object:   newMachinePool("other", v1beta1.PoolKind, "main"),
+			rejected: `MachinePool "other" cannot be deleted: group "main" is static`,
 		},
 		"a MachinePool of a static pool's name for another kind": {object: newMachinePool("main", "AWSMachinePool", "main")},
 		"a MachinePool without a pool":                           {object: newMachinePool("lost", v1beta1.PoolKind, "lost")},
@@ -203,9 +203,9 @@ func TestDelete(t *testing.T) {
 				request.UserInfo.Username = test.user
 			}
 			err := newValidator(t, w).Validate(request)
-			if test.refused == "" {
+			if test.rejected == "" {
 				if err != nil {
-					t.Errorf("refused: %v", err)
+					t.Errorf("rejected: %v", err)
 				}
 				return
 			}
@@ -215,7 +215,7 @@ func TestDelete(t *testing.T) {
 			if status := err.(apierrors.APIStatus).Status(); status.Code != http.StatusForbidden || status.Status != metav1.StatusFailure {
 				t.Errorf("the status is %+v", status)
 			}
-			for _, part := range []string{test.refused, "remove it from there first", "scale the MachinePool to 0"} {
+			for _, part := range []string{test.rejected, "remove it from there first", "scale the MachinePool to 0"} {
 				if !strings.Contains(err.Error(), part) {
 					t.Errorf("%q does not say %q", err, part)
 				}
@@ -224,7 +224,7 @@ func TestDelete(t *testing.T) {
 	}
 }
 
-// What the validator is not for, it allows.
+// TestOtherRequestsAreAllowed: the validator allows requests that it does not check.
 func TestOtherRequestsAreAllowed(t *testing.T) {
 	for name, change := range map[string]func(*admissionv1.AdmissionRequest){
 		"another namespace": func(r *admissionv1.AdmissionRequest) { r.Namespace = "default" },
@@ -240,33 +240,33 @@ func TestOtherRequestsAreAllowed(t *testing.T) {
 			}
 			change(request)
 			if err := v.Validate(request); err != nil {
-				t.Errorf("refused: %v", err)
+				t.Errorf("rejected: %v", err)
 			}
 		})
 	}
 }
 
-func TestEverythingIsAllowedBeforeAllCachesAreComplete(t *testing.T) {
+func TestEverythingIsAllowedBeforeAllCachesAreSynced(t *testing.T) {
 	v := newUnsynced(t, present())
-	refusable := create(t, newPool("new", "workers", "z"))
+	rejectable := create(t, newPool("new", "workers", "z"))
 	for i, synced := range v.synced {
 		if synced() {
 			t.Errorf("cache %d is complete", i)
 		}
-		if err := v.Validate(refusable); err != nil {
-			t.Errorf("with %d complete caches of %d: refused: %v", i, len(v.synced), err)
+		if err := v.Validate(rejectable); err != nil {
+			t.Errorf("with %d complete caches of %d: rejected: %v", i, len(v.synced), err)
 		}
 		v.synced[i] = func() bool { return true }
 	}
 	if len(v.synced) != 4 {
 		t.Errorf("%d caches are waited for", len(v.synced))
 	}
-	if err := v.Validate(refusable); err == nil {
+	if err := v.Validate(rejectable); err == nil {
 		t.Error("allowed although all caches are complete")
 	}
 }
 
-func TestUnreadableObjectsAreNoDecision(t *testing.T) {
+func TestInvalidObjectsGetNoDecision(t *testing.T) {
 	v := newValidator(t, present())
 	for name, change := range map[string]func(*admissionv1.AdmissionRequest){
 		"no object":             func(r *admissionv1.AdmissionRequest) { r.Object.Raw = nil },

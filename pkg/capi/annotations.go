@@ -14,17 +14,16 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// ApplyMachinePoolAnnotations makes annotations the only ones of a MachinePool
-// that the field manager in options owns by server-side apply, and returns the
-// MachinePool as it then is. Those that it owned alone and that are not among them
-// go. It never makes a MachinePool: one that is gone, or is another one of that
-// name, is a conflict. So is an annotation that somebody else has set to another
-// value, unless options have force; such a conflict names the annotation in a cause
-// of type FieldManagerConflict.
+// ApplyMachinePoolAnnotations applies annotations to a MachinePool by server-side
+// apply, and returns the MachinePool after the change. Other annotations that the field
+// manager in options owns alone are removed. It does not create a MachinePool: if the
+// MachinePool was deleted, or deleted and created again, the error is a conflict.
+// Without force, an annotation with another value of another field manager is a
+// conflict, too; a cause of type FieldManagerConflict names the annotation.
 func (c *Client) ApplyMachinePoolAnnotations(
 	ctx context.Context, machinePool *clusterv1.MachinePool, annotations map[string]string, options metav1.ApplyOptions,
 ) (*clusterv1.MachinePool, error) {
-	// The Go type of a MachinePool would claim fields that have no value here.
+	// The Go type of a MachinePool would also apply fields without a value.
 	type applied struct {
 		metav1ac.TypeMetaApplyConfiguration `json:",inline"`
 		Metadata                            *metav1ac.ObjectMetaApplyConfiguration `json:"metadata"`

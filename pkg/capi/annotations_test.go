@@ -24,7 +24,7 @@ func TestApplyMachinePoolAnnotations(t *testing.T) {
 	}
 	conflict := apierrors.NewApplyConflict([]metav1.StatusCause{{
 		Type: metav1.CauseTypeFieldManagerConflict, Field: ".metadata.annotations.ours", Message: `conflict with "kubectl"`,
-	}}, "somebody else's").Status()
+	}}, "another manager owns it").Status()
 	conflict.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 	done := machinePool.DeepCopy()
 	done.Annotations["ours"] = "a=b"
@@ -39,9 +39,9 @@ func TestApplyMachinePoolAnnotations(t *testing.T) {
 			func(got *clusterv1.MachinePool, err error) bool {
 				return err == nil && maps.Equal(got.Annotations, done.Annotations)
 			}},
-		"nothing is wanted any more": {map[string]string{}, http.StatusOK, machinePool, "",
+		"no annotations": {map[string]string{}, http.StatusOK, machinePool, "",
 			func(_ *clusterv1.MachinePool, err error) bool { return err == nil }},
-		"somebody else's": {map[string]string{"ours": "a=b"}, http.StatusConflict, &conflict, `,"annotations":{"ours":"a=b"}`,
+		"another manager owns it": {map[string]string{"ours": "a=b"}, http.StatusConflict, &conflict, `,"annotations":{"ours":"a=b"}`,
 			func(_ *clusterv1.MachinePool, err error) bool {
 				cause, ok := apierrors.StatusCause(err, metav1.CauseTypeFieldManagerConflict)
 				return apierrors.IsConflict(err) && ok && cause.Field == ".metadata.annotations.ours"
@@ -64,7 +64,7 @@ func TestApplyMachinePoolAnnotations(t *testing.T) {
 			if want := "PATCH " + machinePoolsPath + "/workers?fieldManager=tester&force=false application/apply-patch+yaml"; got != want {
 				t.Errorf("sent %s, want %s", got, want)
 			}
-			// Every field that is sent is one that is owned afterwards.
+			// The field manager owns every field that is sent.
 			want := `{"kind":"MachinePool","apiVersion":"cluster.x-k8s.io/v1beta2","metadata":{"name":"workers","namespace":"default","uid":"uid-1"` +
 				test.sent + `}}`
 			if body != want {

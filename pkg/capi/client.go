@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package capi is the typed client, with informers and listers, for the
-// Cluster API kinds that the operator watches. Cluster API itself ships types
-// and no clients.
+// Package capi is a typed client, with informers and listers, for the kinds of Cluster
+// API that the operator uses. Cluster API publishes types, but no clients.
 package capi
 
 import (
@@ -16,7 +15,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// Client talks to the kinds of group cluster.x-k8s.io in version v1beta2.
+// Client reads and writes the kinds of group cluster.x-k8s.io in version v1beta2.
 type Client struct {
 	rest  rest.Interface
 	codec runtime.ParameterCodec
@@ -31,7 +30,7 @@ type MachinePoolClient = gentype.ClientWithList[*clusterv1.MachinePool, *cluster
 // MachineClient reads and writes the Machines of one namespace.
 type MachineClient = gentype.ClientWithList[*clusterv1.Machine, *clusterv1.MachineList]
 
-// NewForConfig makes a Client from config, which it does not change.
+// NewForConfig returns a Client for config, which it does not change.
 func NewForConfig(config *rest.Config) (*Client, error) {
 	scheme := runtime.NewScheme()
 	if err := clusterv1.AddToScheme(scheme); err != nil {
@@ -47,12 +46,12 @@ func NewForConfig(config *rest.Config) (*Client, error) {
 	}
 	client, err := rest.RESTClientFor(config)
 	if err != nil {
-		return nil, fmt.Errorf("make client for %s: %w", clusterv1.GroupVersion, err)
+		return nil, fmt.Errorf("create the client for %s: %w", clusterv1.GroupVersion, err)
 	}
 	return &Client{rest: client, codec: runtime.NewParameterCodec(scheme)}, nil
 }
 
-// Clusters is the client for the Clusters of namespace.
+// Clusters returns the client for the Clusters of namespace.
 func (c *Client) Clusters(namespace string) *ClusterClient {
 	return gentype.NewClientWithList[*clusterv1.Cluster, *clusterv1.ClusterList](
 		"clusters", c.rest, c.codec, namespace,
@@ -60,7 +59,7 @@ func (c *Client) Clusters(namespace string) *ClusterClient {
 		func() *clusterv1.ClusterList { return &clusterv1.ClusterList{} })
 }
 
-// MachinePools is the client for the MachinePools of namespace.
+// MachinePools returns the client for the MachinePools of namespace.
 func (c *Client) MachinePools(namespace string) *MachinePoolClient {
 	return gentype.NewClientWithList[*clusterv1.MachinePool, *clusterv1.MachinePoolList](
 		"machinepools", c.rest, c.codec, namespace,
@@ -68,7 +67,7 @@ func (c *Client) MachinePools(namespace string) *MachinePoolClient {
 		func() *clusterv1.MachinePoolList { return &clusterv1.MachinePoolList{} })
 }
 
-// Machines is the client for the Machines of namespace.
+// Machines returns the client for the Machines of namespace.
 func (c *Client) Machines(namespace string) *MachineClient {
 	return gentype.NewClientWithList[*clusterv1.Machine, *clusterv1.MachineList](
 		"machines", c.rest, c.codec, namespace,

@@ -24,7 +24,7 @@ const (
 	machinePoolsPath = "/apis/cluster.x-k8s.io/v1beta2/namespaces/default/machinepools"
 )
 
-// serve answers a client with handler until the test ends.
+// serve returns a client of a server with handler, which runs until the end of the test.
 func serve(t *testing.T, handler http.HandlerFunc) *Client {
 	t.Helper()
 	server := httptest.NewServer(handler)
@@ -38,12 +38,12 @@ func serve(t *testing.T, handler http.HandlerFunc) *Client {
 
 func answer(t *testing.T, w http.ResponseWriter, code int, body any) {
 	t.Helper()
-	begin(w, code)
+	sendHeader(w, code)
 	send(t, w, body)
 }
 
-// begin sends the header of an answer.
-func begin(w http.ResponseWriter, code int) {
+// sendHeader sends the header of a response.
+func sendHeader(w http.ResponseWriter, code int) {
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(code)
 	if flusher, ok := w.(http.Flusher); ok {
@@ -51,7 +51,7 @@ func begin(w http.ResponseWriter, code int) {
 	}
 }
 
-// send sends a body, or one more event of a watch.
+// send sends a body or an event of a watch.
 func send(t *testing.T, w http.ResponseWriter, body any) {
 	t.Helper()
 	if err := json.NewEncoder(w).Encode(body); err != nil {
@@ -86,18 +86,18 @@ func TestCreate(t *testing.T) {
 		}
 		answer(t, w, http.StatusCreated, machinePool("workers", "7", 0))
 	})
-	made, err := client.MachinePools("default").Create(t.Context(), &clusterv1.MachinePool{
+	created, err := client.MachinePools("default").Create(t.Context(), &clusterv1.MachinePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "workers"}, Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To[int32](0)},
 	}, metav1.CreateOptions{FieldManager: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	if made.Name != "workers" || made.ResourceVersion != "7" {
-		t.Errorf("got %+v", made.ObjectMeta)
+	if created.Name != "workers" || created.ResourceVersion != "7" {
+		t.Errorf("got %+v", created.ObjectMeta)
 	}
 }
 
-func TestErrorsAreTheAPIServers(t *testing.T) {
+func TestErrorsAreThoseOfTheAPIServer(t *testing.T) {
 	client := serve(t, func(w http.ResponseWriter, _ *http.Request) {
 		status := apierrors.NewAlreadyExists(clusterv1.GroupVersion.WithResource("clusters").GroupResource(), "prod").Status()
 		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
@@ -163,7 +163,7 @@ func event(kind string, object any) map[string]any {
 	return map[string]any{"type": kind, "object": object}
 }
 
-func TestNewForConfigLeavesTheConfigurationAlone(t *testing.T) {
+func TestNewForConfigDoesNotChangeTheConfiguration(t *testing.T) {
 	config := &rest.Config{Host: "http://localhost"}
 	if _, err := NewForConfig(config); err != nil {
 		t.Fatal(err)

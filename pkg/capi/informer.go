@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
-	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -24,60 +23,69 @@ type Informer[T runtime.Object] struct {
 	namespace string
 }
 
-// Lister reads the cache of the informer's namespace.
+// Lister returns a lister of the informer's namespace.
 func (i *Informer[T]) Lister() listers.ResourceIndexer[T] {
 	return listers.NewNamespaced[T](listers.New[T](i.GetIndexer(), i.resource), i.namespace)
 }
 
-// NewClusterInformer watches the Clusters of namespace; resync is the period
-// after which handlers see every object again, 0 for never.
+// NewClusterInformer returns an informer of the Clusters of namespace. resync is the
+// resync period, 0 for none.
 func NewClusterInformer(client *Client, namespace string, resync time.Duration) *Informer[*clusterv1.Cluster] {
 	clusters := client.Clusters(namespace)
-	return newInformer(client, namespace, resync, "clusters", &clusterv1.Cluster{}, nil,
-		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return clusters.List(ctx, options)
-		}, clusters.Watch)
+	return newInformer(client, namespace, resync, resource[*clusterv1.Cluster]{
+		name:    "clusters",
+		example: &clusterv1.Cluster{},
+		list:    func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return clusters.List(ctx, o) },
+		watch:   clusters.Watch,
+	})
 }
 
-// NewMachinePoolInformer watches the MachinePools of namespace and indexes them
-// by ByPool; resync is the period after which handlers see every object again, 0
-// for never.
+// NewMachinePoolInformer returns an informer of the MachinePools of namespace, with the
+// index ByPool. resync is the resync period, 0 for none.
 func NewMachinePoolInformer(client *Client, namespace string, resync time.Duration) *Informer[*clusterv1.MachinePool] {
 	pools := client.MachinePools(namespace)
-	return newInformer(client, namespace, resync, "machinepools", &clusterv1.MachinePool{}, machinePoolIndexers,
-		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return pools.List(ctx, options)
-		}, pools.Watch)
+	return newInformer(client, namespace, resync, resource[*clusterv1.MachinePool]{
+		name:     "machinepools",
+		example:  &clusterv1.MachinePool{},
+		indexers: machinePoolIndexers,
+		list:     func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return pools.List(ctx, o) },
+		watch:    pools.Watch,
+	})
 }
 
-// NewMachineInformer watches the Machines of namespace; resync is the period after
-// which handlers see every object again, 0 for never.
+// NewMachineInformer returns an informer of the Machines of namespace. resync is the
+// resync period, 0 for none.
 func NewMachineInformer(client *Client, namespace string, resync time.Duration) *Informer[*clusterv1.Machine] {
 	machines := client.Machines(namespace)
-	return newInformer(client, namespace, resync, "machines", &clusterv1.Machine{}, nil,
-		func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
-			return machines.List(ctx, options)
-		}, machines.Watch)
+	return newInformer(client, namespace, resync, resource[*clusterv1.Machine]{
+		name:    "machines",
+		example: &clusterv1.Machine{},
+		list:    func(ctx context.Context, o metav1.ListOptions) (runtime.Object, error) { return machines.List(ctx, o) },
+		watch:   machines.Watch,
+	})
 }
 
-func newInformer[T runtime.Object](
-	client *Client, namespace string, resync time.Duration, resource string, example T, indexers cache.Indexers,
-	list cache.ListWithContextFunc, watch func(context.Context, metav1.ListOptions) (watch.Interface, error),
-) *Informer[T] {
-	indexers = maps.Clone(indexers)
-	if indexers == nil {
-		indexers = cache.Indexers{}
-	}
-	indexers[cache.NamespaceIndex] = cache.MetaNamespaceIndexFunc
-	lw := &cache.ListWatch{ListWithContextFunc: list, WatchFuncWithContext: watch}
+// resource is what an informer lists and watches.
+type resource[T runtime.Object] struct {
+	name     string
+	example  T
+	indexers cache.Indexers
+	list     cache.ListWithContextFunc
+	watch    cache.WatchFuncWithContext
+}
+
+func newInformer[T runtime.Object](client *Client, namespace string, resync time.Duration, r resource[T]) *Informer[T] {
+	indexers := cache.Indexers{cache.NamespaceIndex: cache.MetaNamespaceIndexFunc}
+	maps.Copy(indexers, r.indexers)
+	lw := &cache.ListWatch{ListWithContextFunc: r.list, WatchFuncWithContext: r.watch}
 	return &Informer[T]{
 		SharedIndexInformer: cache.NewSharedIndexInformerWithOptions(
-			cache.ToListWatcherWithWatchListSemantics(lw, client), example,
+			cache.ToListWatcherWithWatchListSemantics(lw, client), r.example,
 			cache.SharedIndexInformerOptions{
 				ResyncPeriod: resync,
 				Indexers:     indexers,
 			}),
-		resource:  clusterv1.GroupVersion.WithResource(resource).GroupResource(),
+		resource:  clusterv1.GroupVersion.WithResource(r.name).GroupResource(),
 		namespace: namespace,
 	}
 }

@@ -13,9 +13,9 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// A server since Kubernetes 1.32 sends the first objects in the watch, an older
-// one knows lists only.
-func TestInformerSyncsAndFollows(t *testing.T) {
+// Since Kubernetes 1.32 the API server sends the first objects in the watch; older ones
+// support lists only.
+func TestInformerSyncsAndReceivesChanges(t *testing.T) {
 	for name, streams := range map[string]bool{"from a stream": true, "from a list": false} {
 		t.Run(name, func(t *testing.T) {
 			scaled := make(chan struct{})
@@ -34,7 +34,7 @@ func TestInformerSyncsAndFollows(t *testing.T) {
 						ListMeta: metav1.ListMeta{ResourceVersion: "7"}, Items: []clusterv1.MachinePool{*first},
 					})
 				default:
-					begin(w, http.StatusOK)
+					sendHeader(w, http.StatusOK)
 					if query.Get("sendInitialEvents") == "true" {
 						send(t, w, event("ADDED", first))
 						bookmark := machinePool("", "7", 0)
@@ -49,9 +49,9 @@ func TestInformerSyncsAndFollows(t *testing.T) {
 
 			informer := NewMachinePoolInformer(client, "default", 0)
 			replicas := make(chan int32, 10)
-			tell := func(obj any) { replicas <- *obj.(*clusterv1.MachinePool).Spec.Replicas }
+			record := func(obj any) { replicas <- *obj.(*clusterv1.MachinePool).Spec.Replicas }
 			registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-				AddFunc: tell, UpdateFunc: func(_, obj any) { tell(obj) },
+				AddFunc: record, UpdateFunc: func(_, obj any) { record(obj) },
 			})
 			if err != nil {
 				t.Fatal(err)
@@ -61,7 +61,7 @@ func TestInformerSyncsAndFollows(t *testing.T) {
 				t.Fatal("not synced")
 			}
 			if got := <-replicas; got != 1 {
-				t.Errorf("the handler saw %d replicas first", got)
+				t.Errorf("the handler received %d replicas first", got)
 			}
 			pool, err := informer.Lister().Get("workers")
 			if err != nil || *pool.Spec.Replicas != 1 {
@@ -72,13 +72,13 @@ func TestInformerSyncsAndFollows(t *testing.T) {
 			}
 			close(scaled)
 			if got := <-replicas; got != 5 {
-				t.Errorf("the handler saw %d replicas then", got)
+				t.Errorf("the handler received %d replicas then", got)
 			}
 		})
 	}
 }
 
-func TestListerKeepsToItsNamespace(t *testing.T) {
+func TestListerIsLimitedToItsNamespace(t *testing.T) {
 	client := serve(t, func(http.ResponseWriter, *http.Request) {})
 	informer := NewClusterInformer(client, "default", 0)
 	for _, namespace := range []string{"default", "other"} {

@@ -10,10 +10,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation"
 )
 
-// LabelValue is the value by which labels of Cluster API refer to an object of
-// this name: the name itself, or a hash of it when the name cannot be a label
-// value, such as one of more than 63 characters. Label cluster.x-k8s.io/pool-name
-// must have it, as must every selector for that label (CAPI contract).
+// LabelValue returns the value of Cluster API's labels for an object with a name: the
+// name, or a hash of it if the name is not a valid label value. The label
+// cluster.x-k8s.io/pool-name and all its selectors need this value
+// (docs/capi.md#labels).
 func LabelValue(name string) string {
 	if len(validation.IsValidLabelValue(name)) == 0 {
 		return name

@@ -8,8 +8,7 @@ import (
 	"testing"
 )
 
-// What is wanted here are answers of Cluster API's own function, MustFormatValue
-// in v1.14.2.
+// The wanted values are results of Cluster API's function MustFormatValue in v1.14.2.
 func TestLabelValue(t *testing.T) {
 	for name, want := range map[string]string{
 		"":                                   "",
@@ -29,7 +28,7 @@ func TestLabelValue(t *testing.T) {
 		"größe":                              "hash_zTj0mg_z",
 	} {
 		if got := LabelValue(name); got != want {
-			t.Errorf("%q became %q, want %q", name, got, want)
+			t.Errorf("value of %q is %q, want %q", name, got, want)
 		}
 	}
 }

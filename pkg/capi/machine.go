@@ -9,8 +9,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// NstanceMachineOf is the name of the NstanceMachine that a Machine refers to, ""
-// when it refers to another kind. It is in the same namespace (CAPI contract).
+// NstanceMachineOf returns the name of the NstanceMachine that a Machine refers to, or
+// "" if it refers to another kind. The NstanceMachine is in the same namespace.
 func NstanceMachineOf(machine *clusterv1.Machine) string {
 	ref := machine.Spec.InfrastructureRef
 	if ref.Kind != v1beta1.MachineKind || ref.APIGroup != v1beta1.GroupName {

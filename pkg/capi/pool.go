@@ -10,11 +10,11 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// ByPool is the index of every MachinePool informer by what PoolOf returns.
+// ByPool is the index of MachinePools by the result of PoolOf.
 const ByPool = "pool"
 
-// PoolOf is the name of the NstanceMachinePool that a MachinePool refers to, ""
-// when it refers to another kind. It is in the same namespace (CAPI contract).
+// PoolOf returns the name of the NstanceMachinePool that a MachinePool refers to, or ""
+// if it refers to another kind. The pool is in the same namespace.
 func PoolOf(machinePool *clusterv1.MachinePool) string {
 	ref := machinePool.Spec.Template.Spec.InfrastructureRef
 	if ref.Kind != v1beta1.PoolKind || ref.APIGroup != v1beta1.GroupName {

@@ -11,18 +11,18 @@ import (
 	"sigs.k8s.io/structured-merge-diff/v6/fieldpath"
 )
 
-// replicasPath is spec.replicas as the API server records who wrote it.
+// replicasPath is the path of spec.replicas in managed fields.
 var replicasPath = fieldpath.MakePathOrDie("spec", "replicas")
 
-// ReplicasOwned tells whether the API server has on record who wrote
-// spec.replicas. It has not when Cluster API's webhook filled in a number because
-// there was none, and neither after a request to the scale subresource.
+// ReplicasOwned reports whether a field manager owns spec.replicas. A number that Cluster
+// API's webhook has set as a default has no owner, nor has a number that was written
+// through the scale subresource (docs/capi.md#replicas).
 func ReplicasOwned(machinePool *clusterv1.MachinePool) bool {
 	return slices.ContainsFunc(machinePool.ManagedFields, ownsReplicas)
 }
 
-// KeepReplicasOwners is the transform of a MachinePool informer. It drops of
-// metadata.managedFields what ReplicasOwned does not need.
+// KeepReplicasOwners is the transform of a MachinePool informer. It removes the entries
+// of metadata.managedFields that ReplicasOwned does not need.
 func KeepReplicasOwners(obj any) (any, error) {
 	machinePool, ok := obj.(*clusterv1.MachinePool)
 	if !ok {
@@ -32,7 +32,7 @@ func KeepReplicasOwners(obj any) (any, error) {
 		return !ownsReplicas(entry)
 	})
 	if len(owners) == 0 && len(machinePool.ManagedFields) > 0 {
-		// No entry at all would mean that there is no record.
+		// Without any entry, the owners of all fields would be unknown.
 		owners = []metav1.ManagedFieldsEntry{{}}
 	}
 	machinePool.ManagedFields = owners

@@ -19,17 +19,17 @@ func TestReplicasOwned(t *testing.T) {
 		entries []metav1.ManagedFieldsEntry
 		want    bool
 	}{
-		"no record at all": {nil, false},
-		"the replicas of a webhook have no owner": {[]metav1.ManagedFieldsEntry{
+		"no managed fields": {nil, false},
+		"set by a webhook": {[]metav1.ManagedFieldsEntry{
 			entry("kubectl-create", `{"f:spec":{".":{},"f:clusterName":{},"f:template":{"f:spec":{"f:clusterName":{}}}}}`),
 		}, false},
-		"a user wrote them": {[]metav1.ManagedFieldsEntry{
+		"set by a user": {[]metav1.ManagedFieldsEntry{
 			entry("manager", `{"f:metadata":{"f:finalizers":{}}}`), entry("kubectl-create", `{"f:spec":{"f:clusterName":{},"f:replicas":{}}}`),
 		}, true},
-		"the replicas of the status are others": {[]metav1.ManagedFieldsEntry{
+		"status.replicas": {[]metav1.ManagedFieldsEntry{
 			entry("manager", `{"f:status":{"f:replicas":{}}}`),
 		}, false},
-		"a record that cannot be read is none of an owner": {[]metav1.ManagedFieldsEntry{entry("x", `{`), {}}, false},
+		"invalid managed fields": {[]metav1.ManagedFieldsEntry{entry("x", `{`), {}}, false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			object := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{ManagedFields: test.entries}}
@@ -48,7 +48,7 @@ func TestReplicasOwned(t *testing.T) {
 			}
 			for _, entry := range object.ManagedFields {
 				if entry.FieldsV1 != nil && !strings.Contains(entry.FieldsV1.GetRawString(), "f:replicas") {
-					t.Errorf("the record %+v is of no use", entry)
+					t.Errorf("the entry %+v is not needed", entry)
 				}
 			}
 		})

@@ -25,7 +25,7 @@ func TestScaleMachinePool(t *testing.T) {
 	}{
 		"done": {http.StatusOK, &autoscalingv1.Scale{TypeMeta: metav1.TypeMeta{APIVersion: "autoscaling/v1", Kind: "Scale"}},
 			func(err error) bool { return err == nil }},
-		"changed meanwhile": {http.StatusConflict, &conflict, apierrors.IsConflict},
+		"conflict": {http.StatusConflict, &conflict, apierrors.IsConflict},
 	} {
 		t.Run(name, func(t *testing.T) {
 			var got, body string

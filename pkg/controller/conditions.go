@@ -12,9 +12,8 @@ import (
 // FieldManager owns every field that the operator writes.
 const FieldManager = "nstance-operator"
 
-// Apply are the options of every server-side apply. Force takes a field back
-// from whoever wrote it by hand: each field that the operator applies is its
-// own.
+// Apply are the options of every server-side apply. Force reverts changes by other
+// writers: the operator owns each field that it applies.
 var Apply = metav1.ApplyOptions{FieldManager: FieldManager, Force: true}
 
 // maxMessage is the longest message of a condition that the CRDs allow.
@@ -27,12 +26,12 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 		Type:               kind,
 		Status:             status,
 		Reason:             reason,
-		Message:            shorten(message, maxMessage),
+		Message:            truncate(message, maxMessage),
 		ObservedGeneration: generation,
 	})
 }
 
-// ApplyConditions turns conditions into what server-side apply sends.
+// ApplyConditions returns conditions as apply configurations.
 func ApplyConditions(conditions []metav1.Condition) []*metav1ac.ConditionApplyConfiguration {
 	applied := make([]*metav1ac.ConditionApplyConfiguration, 0, len(conditions))
 	for _, c := range conditions {
@@ -47,9 +46,9 @@ func ApplyConditions(conditions []metav1.Condition) []*metav1ac.ConditionApplyCo
 	return applied
 }
 
-// TurnedFalse returns the condition of type kind when after has it False for a
-// reason that before did not have. It tells which transitions are worth an
-// event: the same trouble twice is not.
+// TurnedFalse returns the condition of type kind if it is False in after, for a reason
+// that it did not have in before. Such a transition is worth an event; the same problem
+// a second time is not.
 func TurnedFalse(before, after []metav1.Condition, kind string) *metav1.Condition {
 	now := meta.FindStatusCondition(after, kind)
 	if now == nil || now.Status != metav1.ConditionFalse {

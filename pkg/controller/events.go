@@ -28,12 +28,12 @@ const (
 // Warn records an event of type Warning about object. A note that is too long
 // for an event is cut off.
 func Warn(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
-	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", shorten(note, maxNote))
+	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", truncate(note, maxNote))
 }
 
 // LimitEvents returns a recorder that hands at most one event per object and
-// reason on to recorder in five minutes. What comes in between is dropped: the
-// object's conditions tell the present, an event only that something began.
+// reason on to recorder in five minutes, and drops the others: conditions show the
+// present state, an event only shows that a problem began.
 func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
 	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject]time.Time{}}
 }
@@ -68,8 +68,8 @@ func (r *limitedRecorder) allow(about subject) bool {
 	if last, ok := r.last[about]; ok && now.Sub(last) < eventPeriod {
 		return false
 	}
-	// What no longer counts is forgotten here, so that the memory is bounded by
-	// the events of five minutes.
+	// Expired entries are dropped here, so that the size is bounded by the events of
+	// five minutes.
 	maps.DeleteFunc(r.last, func(_ subject, last time.Time) bool { return now.Sub(last) >= eventPeriod })
 	r.last[about] = now
 	return true

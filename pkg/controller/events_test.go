@@ -45,9 +45,9 @@ func TestShorten(t *testing.T) {
 		"broken\xff":    "broke…",
 		"ok\xff":        "ok\uFFFD",
 	} {
-		got := shorten(text, 8)
+		got := truncate(text, 8)
 		if got != want || !utf8.ValidString(got) {
-			t.Errorf("shorten(%q, 8) = %q, want %q", text, got, want)
+			t.Errorf("truncate(%q, 8) = %q, want %q", text, got, want)
 		}
 	}
 }

@@ -11,7 +11,8 @@ import (
 )
 
 // PoolOf refers to the pool that an NstanceMachine is a member of, nil when it is
-// of none. The pool is an owner; the controller is the Machine (CAPI contract).
+// of none. The pool is an owner; the controller is the Machine
+// (docs/capi.md#ownership).
 func PoolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
 	for i, owner := range machine.OwnerReferences {
 		if version, err := schema.ParseGroupVersion(owner.APIVersion); err == nil &&

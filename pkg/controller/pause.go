@@ -10,9 +10,9 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// PausedBy tells what pauses the work on objects: the Cluster, by spec.paused,
-// or one of them, by the annotation cluster.x-k8s.io/paused with any value (CAPI
-// contract). It is empty when nothing does. There may be no cluster.
+// PausedBy returns what pauses the work on objects: the Cluster, by spec.paused,
+// or one of them, by the annotation cluster.x-k8s.io/paused with any value
+// (docs/capi.md#pause). It is empty when nothing does. There may be no cluster.
 func PausedBy(cluster *clusterv1.Cluster, objects ...metav1.Object) string {
 	if cluster != nil && cluster.Spec.Paused != nil && *cluster.Spec.Paused {
 		return fmt.Sprintf("Cluster %s has spec.paused", cluster.Name)
@@ -25,8 +25,8 @@ func PausedBy(cluster *clusterv1.Cluster, objects ...metav1.Object) string {
 	return ""
 }
 
-// PauseChanged tells whether one of two states of an object is paused by its
-// annotation and the other is not.
+// PauseChanged reports whether exactly one of two states of an object is paused by its
+// annotation.
 func PauseChanged(before, after metav1.Object) bool {
 	return PausedBy(nil, before) != PausedBy(nil, after)
 }

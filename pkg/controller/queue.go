@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package controller is what every controller shares: the queue that runs its
-// sync function, and the handler that turns informer changes into keys.
+// Package controller has what all controllers share: dependencies, the queue that calls
+// the sync function, and the handler that turns informer changes into keys.
 package controller
 
 import (
@@ -23,25 +23,29 @@ const (
 	lastRetry  = 20 * time.Second
 )
 
-// BatchPeriod is how long a queue waits for more of the same after news that
-// nobody is waiting for, such as one more instance running. News of many
-// instances within it cost one sync, and so one write.
+// BatchPeriod is the delay between a change that is not urgent, such as one more running
+// instance, and its sync. Changes of many instances within it cost one sync, and so one
+// write.
 const BatchPeriod = time.Second
 
-// SyncFunc brings the object of key into the wanted state, whatever happened
-// before. When requeue is positive and err nil, the key is synced again after
+// LostGrace is how long a shard may be disconnected before its objects report it. A
+// server that restarts is reachable again within it, and causes no writes.
+const LostGrace = 5 * time.Second
+
+// SyncFunc brings the object of key into the desired state, independent of earlier
+// syncs. When requeue is positive and err nil, the key is synced again after
 // that time; an error is retried with growing delays.
 type SyncFunc[Key comparable] func(ctx context.Context, key Key) (requeue time.Duration, err error)
 
-// Queue holds the keys that want to be synced. A key is in it at most once, and
-// never synced by two workers at a time.
+// Queue contains the keys to sync. A key is in it at most once, and is never synced by
+// two workers at a time.
 type Queue[Key comparable] struct {
 	name  string
 	queue workqueue.TypedRateLimitingInterface[Key]
 	sync  SyncFunc[Key]
 }
 
-// NewQueue makes a queue whose metrics and logs carry name.
+// NewQueue returns a queue whose metrics and logs carry name.
 func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
 	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)
 	return &Queue[Key]{
@@ -52,14 +56,13 @@ func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
 	}
 }
 
-// Add asks for a sync of key now.
+// Add enqueues key.
 func (q *Queue[Key]) Add(key Key) { q.queue.Add(key) }
 
-// AddAfter asks for a sync of key after delay. Of several delays for one key
-// the shortest counts.
+// AddAfter enqueues key after delay. Of several delays for one key the shortest counts.
 func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) { q.queue.AddAfter(key, delay) }
 
-// Run syncs keys until ctx ends, and returns when the last sync has returned.
+// Run syncs keys until ctx is done, and returns when the last sync has returned.
 func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "controller", q.name)
 	ctx = klog.NewContext(ctx, logger)
@@ -90,7 +93,7 @@ func (q *Queue[Key]) next(ctx context.Context) bool {
 	requeue, err := q.sync(klog.NewContext(ctx, logger), key)
 	switch {
 	case ctx.Err() != nil:
-		// The work was cut off; whoever leads next begins with every key.
+		// The sync was canceled. The next leader starts with every key.
 	case apierrors.IsConflict(err):
 		logger.V(4).Info("Object changed meanwhile, syncing again", "err", err)
 		q.queue.AddRateLimited(key)

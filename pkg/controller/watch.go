@@ -20,10 +20,23 @@ type Watched struct {
 	Handler  cache.ResourceEventHandler
 }
 
-// Watch registers the handlers. Each registration tells when its handler has
-// seen every object.
-func Watch(all ...Watched) ([]cache.ResourceEventHandlerRegistration, error) {
-	registrations := make([]cache.ResourceEventHandlerRegistration, 0, len(all))
+// Registrations are the event handlers that a controller has registered with
+// informers.
+type Registrations []cache.ResourceEventHandlerRegistration
+
+// HasSynced returns a checker per handler. It is done when the handler has received
+// every object of the informer's first list.
+func (r Registrations) HasSynced() []cache.DoneChecker {
+	checkers := make([]cache.DoneChecker, len(r))
+	for i, registration := range r {
+		checkers[i] = registration.HasSyncedChecker()
+	}
+	return checkers
+}
+
+// Watch adds the indexers and registers the handlers.
+func Watch(all ...Watched) (Registrations, error) {
+	registrations := make(Registrations, 0, len(all))
 	for _, watched := range all {
 		if err := watched.Informer.AddIndexers(watched.Indexers); err != nil {
 			return nil, fmt.Errorf("index %s: %w", watched.What, err)

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package distribute spreads the replicas of a pool over its shards.
+// Package distribute divides the replicas of a pool among its shards, and has the rule
+// which instances a scale-down removes.
+//
+// The rule is used in several places. Controller machinepool writes the result of
+// Scale into the shard groups of a pool with Machines. Controller poolmember deletes
+// the Machines of the selected instances. Controller machine deletes an instance on
+// its shard only after the scale-down is planned and sent, because the shard would
+// replace it otherwise. The server terminates the selected instances before others.
 package distribute
 
-// Even gives each of the given number of shards an equal share of replicas;
-// what is left over goes one each to the shards listed first. The result has
-// one entry per shard in the order the shards are listed, so that an
-// administrator decides by that order which zone gets the odd machine: 5
-// replicas over shards [b, a] are 3 for b and 2 for a.
+// Even gives each of the given number of shards an equal share of replicas. The
+// shards listed first get the remainder, one each. The result has one entry per shard
+// in the order of the shards, so that an administrator decides with that order which
+// zone gets the odd instance: 5 replicas on shards [b, a] are 3 for b and 2 for a.
 //
-// Negative replicas count as none. Even returns nil when shards is not
-// positive.
+// Negative replicas count as 0. Even returns nil if shards is not positive.
 func Even(replicas int32, shards int) []int32 {
 	if shards <= 0 {
 		return nil

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package identifier holds the one rule for the names that Nstance shares with
+// Package identifier has the rule for the names that Nstance shares with
 // every provider: cluster, shard, tenant, group and subnet pool ids.
 package identifier
 
@@ -12,7 +12,7 @@ import (
 )
 
 // MaxLength is the longest identifier, in characters. It is what every
-// supported provider accepts in a tag or label together with our prefixes.
+// supported provider accepts in a tag or label together with Nstance's prefixes.
 const MaxLength = 32
 
 // Separator joins identifiers into object names, such as the {group}--{shard}
@@ -20,14 +20,14 @@ const MaxLength = 32
 const Separator = "--"
 
 // Pattern is the syntax of an identifier without its length and without the
-// rule on Separator. The CRDs repeat it, so that a bad name is refused at the
-// API; the table in this package's tests serves both.
+// rule for Separator. The CRDs repeat it, so that the API server rejects an invalid
+// name; the table in package identifiertest tests both.
 const Pattern = `^[a-z0-9]([a-z0-9-]*[a-z0-9])?$`
 
 var syntax = regexp.MustCompile(Pattern)
 
-// Validate returns nil when value is an identifier, else an error that says
-// which part of the rule it breaks. The caller adds which field it was.
+// Validate returns nil if value is an identifier, and otherwise an error with the
+// part of the rule that it violates. The caller adds the name of the field.
 func Validate(value string) error {
 	switch {
 	case value == "":

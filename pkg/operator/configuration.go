@@ -11,49 +11,49 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
-	"nstance.dev/operator/pkg/shard/pool"
 )
 
 // caKey is the key of the CA in its ConfigMap.
 const caKey = "ca.crt"
 
-// configuration keeps the pool's endpoints and the operator's identity equal to
-// the objects that hold them. An object that is missing or wrong changes
-// nothing: what was last in force stays.
+// configuration keeps the endpoints of the connections and the operator's identity
+// equal to their objects. A missing or invalid object changes nothing: the last valid
+// configuration stays in effect.
 type configuration struct {
-	pool     *pool.Pool
-	identity *identity.Identity
-	recorder events.EventRecorder
+	controller.Registrations
+
+	connections *connpool.Pool
+	identity    *identity.Identity
+	recorder    events.EventRecorder
 
 	mu        sync.Mutex
 	endpoints map[string]shard.Endpoint
 	ca        []byte
 	cert, key []byte
-	// leading tells whether this process is the one that records events.
+	// leading is true while this process records events.
 	leading bool
-	// wrong is what is wrong with shards, the ConfigMap that endpoints were last
-	// read from; nil when nothing is.
-	wrong  error
-	shards *corev1.ConfigMap
-	// onShards is called when the ConfigMap names other shards than before, or
-	// the same in another way.
-	onShards func()
+	// problem is the error in shards, the ConfigMap that endpoints were last read from;
+	// nil when it is valid.
+	problem error
+	shards  *corev1.ConfigMap
+	// handlers are called when the ConfigMap names other shards than before, or
+	// the same ones with other endpoints.
+	handlers []func(shard string)
 }
 
-// Shards are the ids of all shards that are configured, in their order, those
-// whose endpoint cannot be read included: nothing is known of them, which is not
-// the same as their not being there.
+// Shards returns the sorted ids of all configured shards. It includes shards with an
+// invalid endpoint: their groups are unknown, which does not mean that they have none.
 func (c *configuration) Shards() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	ids := c.pool.Shards()
+	ids := c.connections.Shards()
 	if c.shards != nil {
 		ids = append(ids, shard.Configured(c.shards.Data)...)
 	}
@@ -61,71 +61,77 @@ func (c *configuration) Shards() []string {
 	return slices.Compact(ids)
 }
 
-// lead has trouble recorded as events from now on, present trouble included.
+// Has reports whether a shard is configured, including one whose endpoint cannot
+// be read.
+func (c *configuration) Has(id string) bool { return slices.Contains(c.Shards(), id) }
+
+// AddHandler registers handler, which receives an empty id: any shard may have
+// changed. It must be called before watch.
+func (c *configuration) AddHandler(handler func(shard string)) {
+	c.handlers = append(c.handlers, handler)
+}
+
+// lead records problems as events from now on, a present one included.
 func (c *configuration) lead() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.leading = true
-	c.recordWrong()
+	c.recordProblem()
 }
 
-// watch registers the handlers, and returns their registrations for waiting
-// until they have seen the objects.
-func (c *configuration) watch(ctx context.Context, informers *informers) ([]cache.ResourceEventHandlerRegistration, error) {
-	var registrations []cache.ResourceEventHandlerRegistration
-	for _, watched := range []struct {
-		what     string
-		informer cache.SharedIndexInformer
-		handler  cache.ResourceEventHandler
-	}{
-		{"shard endpoints", informers.shards, controller.OnChange(func(_, after *corev1.ConfigMap) { c.setEndpoints(ctx, after) })},
-		{"cluster CA", informers.ca, controller.OnChange(func(_, after *corev1.ConfigMap) { c.setCA(ctx, after) })},
-		{"client certificate", informers.cert, controller.OnChange(func(_, after *corev1.Secret) { c.setCert(ctx, after) })},
-	} {
-		registration, err := watched.informer.AddEventHandler(watched.handler)
-		if err != nil {
-			return nil, fmt.Errorf("watch the %s: %w", watched.what, err)
-		}
-		registrations = append(registrations, registration)
-	}
-	return registrations, nil
+// newConfiguration registers the event handlers. The first events arrive after the
+// informers were started, and so after all handlers were added.
+func newConfiguration(
+	ctx context.Context, connections *connpool.Pool, identity *identity.Identity, informers *informers, recorder events.EventRecorder,
+) (*configuration, error) {
+	c := &configuration{connections: connections, identity: identity, recorder: recorder}
+	var err error
+	c.Registrations, err = controller.Watch(
+		controller.Watched{What: "the shard endpoints", Informer: informers.shards,
+			Handler: controller.OnChange(func(_, after *corev1.ConfigMap) { c.setEndpoints(ctx, after) })},
+		controller.Watched{What: "the cluster CA", Informer: informers.ca,
+			Handler: controller.OnChange(func(_, after *corev1.ConfigMap) { c.setCA(ctx, after) })},
+		controller.Watched{What: "the client certificate", Informer: informers.cert,
+			Handler: controller.OnChange(func(_, after *corev1.Secret) { c.setCert(ctx, after) })},
+	)
+	return c, err
 }
 
 func (c *configuration) setEndpoints(ctx context.Context, object *corev1.ConfigMap) {
 	logger := klog.FromContext(ctx)
 	if object == nil {
-		logger.Info("ConfigMap with the shards is gone, keeping the shards it had")
+		logger.Info("ConfigMap with the shards was deleted, keeping its shards")
 		return
 	}
-	endpoints, news := c.readEndpoints(ctx, object)
-	if !news {
+	endpoints, changed := c.readEndpoints(ctx, object)
+	if !changed {
 		return
 	}
-	// Without the lock: those who are told ask for the shards.
+	// Without the lock, because the handlers read the shards.
 	if endpoints != nil {
-		c.pool.Set(endpoints)
-		logger.Info("Shards configured", "shards", c.pool.Shards())
+		c.connections.Set(endpoints)
+		logger.Info("Shards configured", "shards", c.connections.Shards())
 	}
-	if c.onShards != nil {
-		c.onShards()
+	for _, handler := range c.handlers {
+		handler("")
 	}
 }
 
-// readEndpoints takes over what the ConfigMap says. It tells whether that is
-// anything new, and returns the endpoints if they are others than before.
-func (c *configuration) readEndpoints(ctx context.Context, object *corev1.ConfigMap) (changed map[string]shard.Endpoint, news bool) {
+// readEndpoints stores the content of the ConfigMap and reports whether it changed. It
+// returns the endpoints if they changed too, and otherwise nil.
+func (c *configuration) readEndpoints(ctx context.Context, object *corev1.ConfigMap) (changedEndpoints map[string]shard.Endpoint, changed bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.shards != nil && c.shards.UID == object.UID && maps.Equal(c.shards.Data, object.Data) {
 		return nil, false
 	}
 	endpoints, err := shard.ParseEndpoints(object.Data)
-	c.shards, c.wrong = object, err
+	c.shards, c.problem = object, err
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Wrong entries in the ConfigMap with the shards", "configMap", klog.KObj(object))
-		c.recordWrong()
+		klog.FromContext(ctx).Error(err, "The ConfigMap with the shards has invalid entries", "configMap", klog.KObj(object))
+		c.recordProblem()
 	}
-	// A shard whose entry became unreadable is still there.
+	// A shard keeps its last valid endpoint while its entry is invalid.
 	for id, endpoint := range c.endpoints {
 		if _, named := object.Data[id]; named {
 			if _, ok := endpoints[id]; !ok {
@@ -140,19 +146,22 @@ func (c *configuration) readEndpoints(ctx context.Context, object *corev1.Config
 	return endpoints, true
 }
 
-func (c *configuration) recordWrong() {
-	if c.leading && c.wrong != nil {
-		controller.Warn(c.recorder, c.shards, "InvalidEndpoint", "Connect", c.wrong.Error())
+func (c *configuration) recordProblem() {
+	if c.leading && c.problem != nil {
+		controller.Warn(c.recorder, c.shards, "InvalidEndpoint", "Connect", c.problem.Error())
 	}
 }
 
-// shardFailed reports what a shard's server says about itself and not about one
-// group, on the ConfigMap that names the shard.
-func (c *configuration) shardFailed(id, message string) {
+// errorReported records an error that a shard reports about itself, and not about one
+// group, as an event of the ConfigMap that names the shard.
+func (c *configuration) errorReported(id string, event shard.ErrorEvent) {
+	if event.Group != "" {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.shards != nil {
-		controller.Warn(c.recorder, c.shards, "ShardError", "Watch", fmt.Sprintf("%s: %s", id, message))
+		controller.Warn(c.recorder, c.shards, "ShardError", "Watch", fmt.Sprintf("%s: %s", id, event.Message))
 	}
 }
 
@@ -185,6 +194,6 @@ func (c *configuration) setIdentity(ctx context.Context) {
 		return
 	}
 	if err := c.identity.Set(c.cert, c.key, c.ca); err != nil {
-		klog.FromContext(ctx).Error(err, "Client certificate or cluster CA cannot be used, keeping the last one")
+		klog.FromContext(ctx).Error(err, "The client certificate or the cluster CA is not valid, keeping the last one")
 	}
 }

@@ -15,15 +15,16 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
-	"nstance.dev/operator/pkg/shard/pool"
 )
 
-func newConfiguration(t *testing.T) (c *configuration, recorder *events.FakeRecorder, ctx context.Context) {
+func startConfiguration(t *testing.T) (c *configuration, recorder *events.FakeRecorder, ctx context.Context) {
 	t.Helper()
 	id := &identity.Identity{}
 	recorder = events.NewFakeRecorder(10)
-	c = &configuration{pool: pool.New(pool.Options{Credentials: id.TransportCredentials()}), identity: id, recorder: recorder}
+	c = &configuration{connections: connpool.New(connpool.Options{Credentials: id.TransportCredentials()}), identity: id, recorder: recorder}
 	return c, recorder, klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig()))
 }
 
@@ -51,16 +52,16 @@ func recorded(recorder *events.FakeRecorder) []string {
 
 func expectShards(t *testing.T, c *configuration, want ...string) {
 	t.Helper()
-	if got := c.pool.Shards(); !slices.Equal(got, want) {
+	if got := c.connections.Shards(); !slices.Equal(got, want) {
 		t.Errorf("the shards are %q, want %q", got, want)
 	}
 }
 
 func TestShardsFollowTheConfigMap(t *testing.T) {
-	c, recorder, ctx := newConfiguration(t)
+	c, recorder, ctx := startConfiguration(t)
 	c.lead()
 	var changed []string
-	c.pool.AddHandler(func(shard string) { changed = append(changed, shard) })
+	c.connections.AddHandler(func(shard string) { changed = append(changed, shard) })
 
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993", "b=host-b:8993"))
 	expectShards(t, c, "a", "b")
@@ -75,7 +76,7 @@ func TestShardsFollowTheConfigMap(t *testing.T) {
 }
 
 func TestBadEntryKeepsTheLastEndpointAndTellsOnce(t *testing.T) {
-	c, recorder, ctx := newConfiguration(t)
+	c, recorder, ctx := startConfiguration(t)
 	c.lead()
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993", "b=host-b:8993"))
 	bad := shardsOf("a=nowhere", "b=host-b:8993", "c=host-c:8993")
@@ -99,14 +100,14 @@ func TestBadEntryKeepsTheLastEndpointAndTellsOnce(t *testing.T) {
 }
 
 func TestEntryThatWasNeverGoodIsNoShard(t *testing.T) {
-	c, _, ctx := newConfiguration(t)
+	c, _, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=nowhere", "b=host-b:8993"))
 	expectShards(t, c, "b")
 }
 
 // Only a leader writes to the API server.
 func TestStandbyRecordsWhatIsWrongWhenItLeads(t *testing.T) {
-	c, recorder, ctx := newConfiguration(t)
+	c, recorder, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=nowhere"))
 	if got := recorded(recorder); len(got) > 0 {
 		t.Errorf("a standby recorded %q", got)
@@ -118,7 +119,7 @@ func TestStandbyRecordsWhatIsWrongWhenItLeads(t *testing.T) {
 }
 
 func TestStandbyRecordsNothingThatWasPutRight(t *testing.T) {
-	c, recorder, ctx := newConfiguration(t)
+	c, recorder, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=nowhere"))
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
 	c.lead()
@@ -128,7 +129,7 @@ func TestStandbyRecordsNothingThatWasPutRight(t *testing.T) {
 }
 
 func TestDeletedConfigMapKeepsTheShards(t *testing.T) {
-	c, _, ctx := newConfiguration(t)
+	c, _, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
 	c.setEndpoints(ctx, nil)
 	expectShards(t, c, "a")
@@ -142,12 +143,12 @@ func TestDeletedConfigMapKeepsTheShards(t *testing.T) {
 // What is on a shard whose endpoint cannot be read is not known, and nobody may
 // take it for nothing.
 func TestShardsWithoutAReadableEndpointAreConfigured(t *testing.T) {
-	c, _, ctx := newConfiguration(t)
+	c, _, ctx := startConfiguration(t)
 	told := 0
-	c.onShards = func() {
+	c.AddHandler(func(string) {
 		told++
 		c.Shards()
-	}
+	})
 	if got := c.Shards(); len(got) > 0 {
 		t.Errorf("the shards are %q before there is a ConfigMap", got)
 	}
@@ -171,10 +172,10 @@ func TestShardsWithoutAReadableEndpointAreConfigured(t *testing.T) {
 }
 
 func TestTroubleOfAShardIsToldOnTheConfigMapThatNamesIt(t *testing.T) {
-	c, recorder, ctx := newConfiguration(t)
-	c.shardFailed("a", "configuration a.jsonc: unknown key")
+	c, recorder, ctx := startConfiguration(t)
+	c.errorReported("a", shard.ErrorEvent{Message: "configuration a.jsonc: unknown key"})
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
-	c.shardFailed("a", "configuration a.jsonc: unknown key")
+	c.errorReported("a", shard.ErrorEvent{Message: "configuration a.jsonc: unknown key"})
 	want := []string{"Warning ShardError a: configuration a.jsonc: unknown key"}
 	if got := recorded(recorder); !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)

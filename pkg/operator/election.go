@@ -19,16 +19,16 @@ import (
 	"k8s.io/klog/v2"
 )
 
-// leaseName is the Lease that the leader holds.
+// leaseName is the name of the Lease of the leader.
 const leaseName = "nstance-operator-leader-election"
 
-// errLeaseLost ends the process: another one may lead by now.
+// errLeaseLost makes the process exit, because another one may be the leader.
 var errLeaseLost = errors.New("leader election lost")
 
-// lead runs work while this process holds the Lease, and returns when ctx ends.
-// Then work is ended first and waited for, so that the Lease is free only when
-// nothing of ours runs any more. When the Lease is lost lead returns at once,
-// without waiting, and the process must exit.
+// lead runs work while this process is the leader, and returns when ctx is done. It
+// stops work first and waits for it, so that the Lease is released only when nothing
+// of ours runs any more. When the Lease is lost, lead returns at once without waiting,
+// and the process must exit.
 func lead(ctx context.Context, client kubernetes.Interface, options *Options, watchdog *leaderelection.HealthzAdaptor, work func(context.Context) error) error {
 	host, err := os.Hostname()
 	if err != nil {
@@ -49,8 +49,8 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 		LeaseDuration: options.LeaseDuration,
 		RenewDeadline: options.RenewDeadline,
 		RetryPeriod:   options.RetryPeriod,
-		// A Lease that could not be renewed would be released as well, and lead be
-		// told only after that was tried: for as long, work would go on beside the
+		// ReleaseOnCancel would also release a Lease that could not be renewed, and call
+		// OnStoppedLeading only after that attempt. Until then work would run beside the
 		// next leader's.
 		ReleaseOnCancel: false,
 		Callbacks: leaderelection.LeaderCallbacks{
@@ -67,7 +67,7 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 
 	watchdog.SetLeaderElection(elector)
 
-	// The elector outlives ctx: it is ended last.
+	// The elector outlives ctx, because it is stopped last.
 	electorCtx, resign := context.WithCancel(context.WithoutCancel(ctx))
 	defer resign()
 	go elector.Run(electorCtx)
@@ -99,20 +99,20 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 	return err
 }
 
-// release frees the Lease if this process holds it, so that a standby need not
-// wait until it has run out. Nothing else may use lock any more.
+// release releases the Lease if this process is its holder, so that a standby need not
+// wait until it expires. Nothing else may use lock any more.
 func release(ctx context.Context, lock resourcelock.Interface, timeout time.Duration) {
 	logger := klog.FromContext(ctx)
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), timeout)
 	defer cancel()
-	held, _, err := lock.Get(ctx)
+	record, _, err := lock.Get(ctx)
 	if err != nil {
 		if !apierrors.IsNotFound(err) {
-			logger.Error(err, "Cannot read the Lease, it will run out by itself", "lease", lock.Describe())
+			logger.Error(err, "Cannot read the Lease, it will expire", "lease", lock.Describe())
 		}
 		return
 	}
-	if held.HolderIdentity != lock.Identity() {
+	if record.HolderIdentity != lock.Identity() {
 		return
 	}
 	now := metav1.Now()
@@ -120,9 +120,9 @@ func release(ctx context.Context, lock resourcelock.Interface, timeout time.Dura
 		LeaseDurationSeconds: 1,
 		AcquireTime:          now,
 		RenewTime:            now,
-		LeaderTransitions:    held.LeaderTransitions,
+		LeaderTransitions:    record.LeaderTransitions,
 	})
 	if err != nil {
-		logger.Error(err, "Cannot release the Lease, it will run out by itself", "lease", lock.Describe())
+		logger.Error(err, "Cannot release the Lease, it will expire", "lease", lock.Describe())
 	}
 }

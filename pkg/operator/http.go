@@ -30,7 +30,7 @@ const (
 	readHeaderTimeout = 10 * time.Second
 )
 
-// health is what the probes ask.
+// health answers the probes.
 type health struct {
 	// synced is set once the Kubernetes caches are complete, on a standby too.
 	synced   atomic.Bool
@@ -58,7 +58,7 @@ func (h *health) handler() http.Handler {
 	return mux
 }
 
-// serve serves the handler at address until ctx ends. It returns once the
+// serve serves the handler at address until ctx is done. It returns once the
 // address is bound.
 func (h *health) serve(ctx context.Context, address string) error {
 	listener, err := net.Listen("tcp", address)
@@ -69,7 +69,7 @@ func (h *health) serve(ctx context.Context, address string) error {
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-			klog.FromContext(ctx).Error(err, "HTTP server ended", "address", address)
+			klog.FromContext(ctx).Error(err, "HTTP server stopped", "address", address)
 		}
 	}()
 	return nil

@@ -88,7 +88,7 @@ func (i issuer) clientOf(c *configuration) string {
 }
 
 func TestIdentityFollowsTheCertificate(t *testing.T) {
-	c, _, ctx := newConfiguration(t)
+	c, _, ctx := startConfiguration(t)
 	issuer := newIssuer(t)
 	c.setCert(ctx, issuer.cert("first"))
 	if got := issuer.clientOf(c); got != "" {
@@ -105,7 +105,7 @@ func TestIdentityFollowsTheCertificate(t *testing.T) {
 }
 
 func TestIdentityStaysWhenItsObjectsAreGoneOrWrong(t *testing.T) {
-	c, _, ctx := newConfiguration(t)
+	c, _, ctx := startConfiguration(t)
 	issuer := newIssuer(t)
 	c.setCA(ctx, issuer.ca())
 	c.setCert(ctx, issuer.cert("first"))
@@ -135,7 +135,7 @@ func TestIdentityStaysWhenItsObjectsAreGoneOrWrong(t *testing.T) {
 }
 
 func TestIdentityFollowsTheCA(t *testing.T) {
-	c, _, ctx := newConfiguration(t)
+	c, _, ctx := startConfiguration(t)
 	before, after := newIssuer(t), newIssuer(t)
 	c.setCA(ctx, before.ca())
 	c.setCert(ctx, before.cert("client"))

@@ -14,30 +14,22 @@ import (
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/cluster"
 	"nstance.dev/operator/pkg/controller/drain"
 	"nstance.dev/operator/pkg/controller/ondemand"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
-	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
 
-// informers watch everything in Kubernetes that the operator acts on. They hold
-// no field that it does not read.
+// informers watch everything in Kubernetes that the operator reads. Their caches omit
+// fields that it does not read.
 type informers struct {
-	nstance      infrastructure.Interface
-	clusters     *capi.Informer[*clusterv1.Cluster]
-	machinePools *capi.Informer[*clusterv1.MachinePool]
-	machines     *capi.Informer[*clusterv1.Machine]
-	nodes        cache.SharedIndexInformer
-	// pods are those that ask for a machine.
-	pods              cache.SharedIndexInformer
-	volumeAttachments cache.SharedIndexInformer
+	controller.Informers
 
-	shards, ca, cert, kubeconfig cache.SharedIndexInformer
+	shards, ca, cert cache.SharedIndexInformer
 
 	webhookCert, webhookConfiguration cache.SharedIndexInformer
 
@@ -53,22 +45,21 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(drain.TrimVolumeAttachment))
 
-	all := &informers{
-		nstance:      nstance.Infrastructure().V1beta1(),
-		clusters:     capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
-		machinePools: capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
-		machines:     capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
-		nodes:        nodes.Core().V1().Nodes().Informer(),
-
-		pods:              ondemand.NewPodInformer(clients.metadata, options.ResyncPeriod),
-		volumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
-	}
+	all := &informers{Informers: controller.Informers{
+		Nstance:           nstance.Infrastructure().V1beta1(),
+		Clusters:          capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		MachinePools:      capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		Machines:          capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
+		Nodes:             nodes.Core().V1().Nodes().Informer(),
+		Pods:              ondemand.NewPodInformer(clients.metadata, options.ResyncPeriod),
+		VolumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
+	}}
 	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
-		func(ctx context.Context) { go all.pods.RunWithContext(ctx) })
+		func(ctx context.Context) { go all.Pods.RunWithContext(ctx) })
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
-		all.clusters:     withoutManagedFields,
-		all.machines:     withoutManagedFields,
-		all.machinePools: capi.KeepReplicasOwners,
+		all.Clusters:     withoutManagedFields,
+		all.Machines:     withoutManagedFields,
+		all.MachinePools: capi.KeepReplicasOwners,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
 			return nil, err
@@ -86,13 +77,13 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.ca = one(options.CAConfigMap).Core().V1().ConfigMaps().Informer()
 	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
 	all.webhookCert = one(options.WebhookSecret).Core().V1().Secrets().Informer()
-	// This one has no namespace, whatever its factory was given.
+	// The webhook configuration has no namespace; that of the factory is ignored.
 	all.webhookConfiguration = one(webhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
-	all.kubeconfig = one(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
+	all.Kubeconfig = one(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
 	return all, nil
 }
 
-// run starts all informers. They stop when ctx ends.
+// run starts all informers. They stop when ctx is done.
 func (i *informers) run(ctx context.Context) {
 	for _, start := range i.start {
 		start(ctx)

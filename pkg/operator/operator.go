@@ -21,12 +21,13 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
-	"nstance.dev/operator/pkg/shard/pool"
 )
 
-// Run runs the operator until ctx ends. It returns an error when it cannot
+// Run runs the operator until ctx is done. It returns an error when it cannot
 // start or when it lost the lease; the process must then exit.
 //
 // The order is: watch Kubernetes, wait for complete caches, be elected, connect
@@ -48,21 +49,21 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	parts, err := assemble(ctx, options, clients, informers, recorder)
+	components, err := newComponents(ctx, options, clients, informers, recorder)
 	if err != nil {
 		return err
 	}
 
-	if err := parts.webhook.serve(ctx, options.WebhookAddress); err != nil {
+	if err := components.webhook.serve(ctx, options.WebhookAddress); err != nil {
 		return err
 	}
 	informers.run(ctx)
-	if !cache.WaitFor(ctx, "caches", parts.synced...) {
+	if !cache.WaitFor(ctx, "caches", components.synced...) {
 		return nil
 	}
 	health.synced.Store(true)
 	klog.FromContext(ctx).Info("Caches are complete", "namespace", options.Namespace, "cluster", options.ClusterName())
-	return lead(ctx, clients.kube, options, health.watchdog, parts.work)
+	return lead(ctx, clients.kube, options, health.watchdog, components.work)
 }
 
 func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
@@ -80,71 +81,65 @@ func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, e
 	return controller.LimitEvents(broadcaster.NewRecorder(scheme, controller.FieldManager), clock.RealClock{}), nil
 }
 
-// parts is what runs on the leader, and the webhook, which is served on every
-// replica.
-type parts struct {
+// components run on the leader. The webhook is served on every replica.
+type components struct {
 	webhook       *webhook
 	configuration *configuration
-	pool          *pool.Pool
+	connections   *connpool.Pool
 	groups        *informer.Groups
-	instances     *informer.Instances
-	controllers   []runner
-	// synced are done when every handler has seen every object.
+	notices       *informer.Notices
+	controllers   []leaderController
+	// synced are done when every event handler has received every object of the first
+	// lists.
 	synced []cache.DoneChecker
 }
 
-func assemble(ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder) (*parts, error) {
+func newComponents(ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder) (*components, error) {
 	id := &identity.Identity{}
-	p := &parts{
-		pool:      pool.New(pool.Options{Credentials: id.TransportCredentials()}),
-		groups:    informer.NewGroups(),
-		instances: informer.NewInstances(),
+	c := &components{
+		connections: connpool.New(connpool.Options{Credentials: id.TransportCredentials()}),
+		groups:      informer.NewGroups(),
+		notices:     informer.NewNotices(),
 	}
-	watched := func(registrations ...cache.ResourceEventHandlerRegistration) {
-		for _, registration := range registrations {
-			p.synced = append(p.synced, registration.HasSyncedChecker())
-		}
-	}
-
-	p.configuration = &configuration{pool: p.pool, identity: id, recorder: recorder}
-	registrations, err := p.configuration.watch(ctx, informers)
+	var err error
+	c.configuration, err = newConfiguration(ctx, c.connections, id, informers, recorder)
 	if err != nil {
 		return nil, err
 	}
-	watched(registrations...)
-
-	p.webhook, registrations, err = newWebhook(ctx, options, clients, informers)
+	c.groups.AddHandler(shard.GroupHandler{OnError: c.configuration.errorReported})
+	c.webhook, err = newWebhook(ctx, options, clients, informers)
 	if err != nil {
 		return nil, err
 	}
-	watched(registrations...)
-
-	controllers, registrations, err := newControllers(options, clients, informers, p, recorder)
+	c.controllers, err = newControllers(options, clients, c.dependencies(options, clients, informers, recorder))
 	if err != nil {
 		return nil, err
 	}
-	watched(registrations...)
-	controllers.hear(p)
-	p.controllers = append(controllers.all(), p.webhook.certificates)
-	return p, nil
+	c.controllers = append(c.controllers, c.webhook.certificates)
+
+	c.synced = append(c.configuration.HasSynced(), c.webhook.HasSynced()...)
+	for _, controller := range c.controllers {
+		c.synced = append(c.synced, controller.HasSynced()...)
+	}
+	return c, nil
 }
 
-// work connects to the shards and runs the controllers until ctx ends. It
-// returns when all of them have stopped, the controllers before the connections.
-func (p *parts) work(ctx context.Context) error {
-	p.configuration.lead()
+// work connects to the shards and runs the controllers until ctx is done. It returns
+// when all of them have stopped, the controllers before the connections.
+func (c *components) work(ctx context.Context) error {
+	c.configuration.lead()
 	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
 	defer disconnect()
 	var shards, running sync.WaitGroup
 	shards.Go(func() {
-		p.pool.Run(connected, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
+		c.connections.Run(connected, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
 			var caches sync.WaitGroup
-			caches.Go(func() { p.groups.Serve(ctx, shard, client) })
-			caches.Go(func() { p.instances.Serve(ctx, shard, client) })
+			caches.Go(func() { c.groups.Serve(ctx, shard, client) })
+			caches.Go(func() { c.notices.Serve(ctx, shard, client) })
 			caches.Wait()
 		})
 	})
-	for _, controller := range p.controllers {
+	for _, controller := range c.controllers {
 		running.Go(func() { controller.Run(ctx) })
 	}
 	running.Wait()

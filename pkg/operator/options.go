@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/identifier"
 )
 
-// podNamespaceFile holds the namespace of the Pod that a process runs in.
+// podNamespaceFile contains the namespace of the Pod of this process.
 const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Options are the settings of the operator. Each is a flag, and an environment
@@ -37,7 +37,7 @@ type Options struct {
 	// WebhookAddress serves the admission webhook.
 	WebhookAddress string
 
-	// ShardsConfigMap, CAConfigMap and CertSecret name the objects that hold the
+	// ShardsConfigMap, CAConfigMap and CertSecret name the objects with the
 	// shards' endpoints, their CA and the operator's client certificate.
 	ShardsConfigMap, CAConfigMap, CertSecret string
 	// WebhookSecret names the Secret that the operator keeps the admission

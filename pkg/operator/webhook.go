@@ -7,11 +7,11 @@ import (
 	"context"
 	"fmt"
 
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/admission"
 	"nstance.dev/operator/pkg/admission/certificate"
+	"nstance.dev/operator/pkg/controller"
 )
 
 // webhookConfiguration is the name of the ValidatingWebhookConfiguration that the
@@ -21,35 +21,34 @@ const webhookConfiguration = "nstance-operator"
 // webhook is the admission webhook. It is served on every replica; the leader
 // keeps its certificate.
 type webhook struct {
+	controller.Registrations
+
 	validator    *admission.Validator
 	serving      certificate.Serving
 	certificates *certificate.Controller
 }
 
-func newWebhook(ctx context.Context, options *Options, clients *clients, informers *informers) (*webhook, []cache.ResourceEventHandlerRegistration, error) {
+func newWebhook(ctx context.Context, options *Options, clients *clients, informers *informers) (*webhook, error) {
 	w := &webhook{}
 	var err error
 	w.validator, err = admission.NewValidator(
 		admission.Config{Namespace: options.Namespace, ClusterName: options.ClusterName(), ShardsConfigMap: options.ShardsConfigMap},
-		informers.nstance.NstanceMachinePools(), informers.machinePools, informers.clusters, informers.shards)
+		informers.Nstance.NstanceMachinePools(), informers.MachinePools, informers.Clusters, informers.shards)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
 	served, err := w.serving.Watch(ctx, informers.webhookCert)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	certificates, registrations, err := certificate.New(
+	w.Registrations = controller.Registrations{served}
+	w.certificates, err = certificate.New(
 		certificate.Config{Namespace: options.Namespace, Secret: options.WebhookSecret, Configuration: webhookConfiguration},
 		clients.kube, informers.webhookCert, informers.webhookConfiguration, clock.RealClock{})
-	if err != nil {
-		return nil, nil, err
-	}
-	w.certificates = certificates
-	return w, append(registrations, served), nil
+	return w, err
 }
 
-// serve serves the webhook until ctx ends. It returns once the address is bound.
+// serve serves the webhook until ctx is done. It returns once the address is bound.
 func (w *webhook) serve(ctx context.Context, address string) error {
 	if err := admission.Serve(ctx, address, admission.NewHandler(w.validator), w.serving.GetCertificate); err != nil {
 		return fmt.Errorf("--webhook-address: %w", err)

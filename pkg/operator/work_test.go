@@ -12,42 +12,44 @@ import (
 	"nstance.dev/operator/pkg/shard/informer"
 )
 
-// loop is a controller that ends when it was told to and release is closed.
-type loop struct {
-	told, release chan struct{}
+// slowController returns from Run when ctx is done and release is closed.
+type slowController struct {
+	leaderController
+	stopping, release chan struct{}
 }
 
-func (l loop) Run(ctx context.Context) {
+func (c slowController) Run(ctx context.Context) {
 	<-ctx.Done()
-	close(l.told)
-	<-l.release
+	close(c.stopping)
+	<-c.release
 }
 
-// What a controller has begun it must be able to finish: the connections end
-// after it.
-func TestWorkEndsControllersBeforeConnections(t *testing.T) {
+// A controller must be able to finish its calls, so the connections are closed after
+// it.
+func TestWorkStopsControllersBeforeConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		configuration, _, ctx := newConfiguration(t)
+		configuration, _, ctx := startConfiguration(t)
 		ctx, cancel := context.WithCancel(ctx)
-		slow := loop{told: make(chan struct{}), release: make(chan struct{})}
-		p := &parts{
-			configuration: configuration, pool: configuration.pool, groups: informer.NewGroups(), instances: informer.NewInstances(),
-			controllers: []runner{slow},
+		slow := slowController{stopping: make(chan struct{}), release: make(chan struct{})}
+		c := &components{
+			configuration: configuration, connections: configuration.connections,
+			groups: informer.NewGroups(), notices: informer.NewNotices(),
+			controllers: []leaderController{slow},
 		}
 		done := make(chan error, 1)
-		go func() { done <- p.work(ctx) }()
+		go func() { done <- c.work(ctx) }()
 		cancel()
-		<-slow.told
+		<-slow.stopping
 		synctest.Wait()
 		select {
 		case err := <-done:
 			t.Fatalf("work has returned %v while a controller was running", err)
 		default:
 		}
-		// Only a pool that still runs tries to connect to what is configured now.
+		// Only connections that still run try to connect to a new shard.
 		tried := make(chan string, 10)
-		p.groups.AddHandler(informer.Handler{OnShard: func(shard string) { tried <- shard }})
-		configuration.pool.Set(map[string]shard.Endpoint{"a": {Operator: "127.0.0.1:1"}})
+		c.groups.AddHandler(shard.GroupHandler{OnShard: func(shard string) { tried <- shard }})
+		configuration.connections.Set(map[string]shard.Endpoint{"a": {Operator: "127.0.0.1:1"}})
 		if got := <-tried; got != "a" {
 			t.Errorf("connected to %q", got)
 		}

@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package providerid decides whether the provider id that a shard server knows
-// and the one on a Node name the same machine. Providers write them differently:
-// a server may say i-0abc where the Node says aws:///us-west-2a/i-0abc.
+// Package providerid compares the provider id that a shard server reports with that
+// of a Node. Providers write them differently: the server may report i-0abc and the
+// Node have aws:///us-west-2a/i-0abc.
 package providerid
 
 import "strings"
 
-// Key is what equal provider ids have in common, however they are written: the
-// text after the last slash. It is made for indexes; two ids with one key need
-// not be equal, so ask Match.
+// Key returns the common part of matching provider ids in any notation: the text
+// after the last slash. It is an index key; ids with the same key need not match, so
+// call Match too.
 func Key(id string) string {
 	return id[strings.LastIndexByte(id, '/')+1:]
 }
 
-// Match tells whether two provider ids name the same machine. A scheme, and the
-// path in front of the last segment, count only as far as both ids have them:
+// Match reports whether two provider ids name the same VM. The scheme and the path
+// before the last segment are compared only as far as both ids have them:
 // us-west-2a/i-0abc matches aws:///us-west-2a/i-0abc and not
 // aws:///us-west-2b/i-0abc.
 func Match(a, b string) bool {
@@ -36,8 +36,8 @@ func Match(a, b string) bool {
 	return len(pathA) > 0 && len(pathB) > 0
 }
 
-// split takes an id apart into its scheme, if any, and its path segments. A
-// trailing slash leaves nothing to identify a machine by.
+// split splits an id into its scheme, if any, and its path segments. An id with a
+// trailing slash identifies no VM.
 func split(id string) (scheme string, path []string) {
 	scheme, rest, found := strings.Cut(id, "://")
 	if !found {

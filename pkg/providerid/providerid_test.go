@@ -10,25 +10,25 @@ func TestMatch(t *testing.T) {
 		server, node string
 		want         bool
 	}{
-		"the same":                         {"aws:///us-west-2a/i-0abc", "aws:///us-west-2a/i-0abc", true},
-		"aws, bare id":                     {"i-0abc", "aws:///us-west-2a/i-0abc", true},
-		"aws, zone and id":                 {"us-west-2a/i-0abc", "aws:///us-west-2a/i-0abc", true},
-		"aws, two slashes":                 {"aws://us-west-2a/i-0abc", "aws:///us-west-2a/i-0abc", true},
-		"aws, other zone":                  {"aws:///us-west-2b/i-0abc", "aws:///us-west-2a/i-0abc", false},
-		"aws, other id":                    {"i-0abd", "aws:///us-west-2a/i-0abc", false},
-		"id that only ends the same":       {"0abc", "aws:///us-west-2a/i-0abc", false},
-		"google, name":                     {"knc-1", "gce://project/us-west1-a/knc-1", true},
-		"google, zone and name":            {"us-west1-a/knc-1", "gce://project/us-west1-a/knc-1", true},
-		"google, other project":            {"gce://other/us-west1-a/knc-1", "gce://project/us-west1-a/knc-1", false},
-		"proxmox, number":                  {"10001", "proxmox://10001", true},
-		"proxmox, cluster and number":      {"proxmox://lab/10001", "proxmox://lab/10001", true},
-		"kwok":                             {"kwok:///us-west-2a/knd0", "kwok:///us-west-2a/knd0", true},
-		"another scheme":                   {"aws:///us-west-2a/i-0abc", "gce:///us-west-2a/i-0abc", false},
-		"Node without an id":               {"i-0abc", "", false},
-		"server without an id":             {"", "aws:///us-west-2a/i-0abc", false},
-		"both without":                     {"", "", false},
-		"only a scheme":                    {"aws://", "aws:///us-west-2a/i-0abc", false},
-		"trailing slash identifies nobody": {"aws:///us-west-2a/", "aws:///us-west-2a/i-0abc", false},
+		"the same":                        {"aws:///us-west-2a/i-0abc", "aws:///us-west-2a/i-0abc", true},
+		"aws, bare id":                    {"i-0abc", "aws:///us-west-2a/i-0abc", true},
+		"aws, zone and id":                {"us-west-2a/i-0abc", "aws:///us-west-2a/i-0abc", true},
+		"aws, two slashes":                {"aws://us-west-2a/i-0abc", "aws:///us-west-2a/i-0abc", true},
+		"aws, other zone":                 {"aws:///us-west-2b/i-0abc", "aws:///us-west-2a/i-0abc", false},
+		"aws, other id":                   {"i-0abd", "aws:///us-west-2a/i-0abc", false},
+		"id with the same suffix":         {"0abc", "aws:///us-west-2a/i-0abc", false},
+		"google, name":                    {"knc-1", "gce://project/us-west1-a/knc-1", true},
+		"google, zone and name":           {"us-west1-a/knc-1", "gce://project/us-west1-a/knc-1", true},
+		"google, other project":           {"gce://other/us-west1-a/knc-1", "gce://project/us-west1-a/knc-1", false},
+		"proxmox, number":                 {"10001", "proxmox://10001", true},
+		"proxmox, cluster and number":     {"proxmox://lab/10001", "proxmox://lab/10001", true},
+		"kwok":                            {"kwok:///us-west-2a/knd0", "kwok:///us-west-2a/knd0", true},
+		"another scheme":                  {"aws:///us-west-2a/i-0abc", "gce:///us-west-2a/i-0abc", false},
+		"Node without an id":              {"i-0abc", "", false},
+		"server without an id":            {"", "aws:///us-west-2a/i-0abc", false},
+		"both without":                    {"", "", false},
+		"only a scheme":                   {"aws://", "aws:///us-west-2a/i-0abc", false},
+		"trailing slash identifies no VM": {"aws:///us-west-2a/", "aws:///us-west-2a/i-0abc", false},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := Match(c.server, c.node); got != c.want {
@@ -44,7 +44,7 @@ func TestMatch(t *testing.T) {
 	}
 }
 
-// Whatever matches must be found by an index on Key.
+// FuzzMatchImpliesKey checks that matching ids have the same Key.
 func FuzzMatchImpliesKey(f *testing.F) {
 	f.Add("i-0abc", "aws:///us-west-2a/i-0abc")
 	f.Add("a://b", "b")

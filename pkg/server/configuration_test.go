@@ -29,8 +29,8 @@ func find(t *testing.T, groups []*nstancev1.GroupStatus, name string) *nstancev1
 	return groups[i]
 }
 
-// TestAnotherConfiguration: groups become static and dynamic, come and change,
-// and no instance goes because of that. Whoever watches is told.
+// TestAnotherConfiguration: groups become static and dynamic, are added and changed,
+// and no instance is deleted because of that. Watches have the changes.
 func TestAnotherConfiguration(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Groups: `{"default": {
 		"scaled": {"template": "worker", "size": 1}, "untouched": {"template": "worker", "size": 2, "vars": {"a": "b"}},
@@ -56,10 +56,10 @@ func TestAnotherConfiguration(t *testing.T) {
 			t.Errorf("%s was %v and is %v", name, was, is)
 		}
 	}
-	told := map[string]bool{}
+	reported := map[string]bool{}
 	watch.until(func(e *nstancev1.GroupEvent) bool {
-		told[fmt.Sprint(e.Group.Key, " static ", e.Group.IsStatic)] = true
-		return told["scaled static false"] && told["untouched static false"] && told["dynamic static true"] && told["comes static true"]
+		reported[fmt.Sprint(e.Group.Key, " static ", e.Group.IsStatic)] = true
+		return reported["scaled static false"] && reported["untouched static false"] && reported["dynamic static true"] && reported["comes static true"]
 	})
 	again := watchGroups(t, operator)
 	again.untilSize("grows", 2)
@@ -67,12 +67,12 @@ func TestAnotherConfiguration(t *testing.T) {
 	for _, was := range before {
 		for _, id := range was.ProviderIds {
 			if is := find(t, list(t, operator), was.Key); !slices.Contains(is.ProviderIds, id) {
-				t.Errorf("instance %s of %s has gone: %v", id, was.Key, is.ProviderIds)
+				t.Errorf("instance %s of %s was deleted: %v", id, was.Key, is.ProviderIds)
 			}
 		}
 	}
 
-	// What is dynamic now can be changed as such, and deleted.
+	// A group that is dynamic now can be changed as such, and deleted.
 	if got := upsert(t, operator, "untouched", &nstancev1.GroupConfig{Template: "worker", Subnets: []string{"default"}, Size: 0}); got.IsStatic || got.Vars["a"] != "b" {
 		t.Errorf("got %v", got)
 	}
@@ -117,9 +117,9 @@ func TestInstancesOfTheOldConfigurationAreReplaced(t *testing.T) {
 	wantCode(t, "the old template", err, codes.InvalidArgument)
 }
 
-// TestAStormOfConfigurations: files, calls to read them and operators' changes,
-// all at the same time. Every answer is of one configuration or the other, and
-// what was written last is in force.
+// TestAStormOfConfigurations: new files, calls to read them and changes by operators
+// at the same time. Every response is of one configuration or the other, and the
+// last one written is in force.
 func TestAStormOfConfigurations(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Groups: groupsOf("red")})
 	operator := server.Operator("default")
@@ -137,7 +137,7 @@ func TestAStormOfConfigurations(t *testing.T) {
 	for range 4 {
 		storm.Go(func() {
 			for range 50 {
-				// A file that is being written may be refused.
+				// A file that is being written may be rejected.
 				if _, err := operator.RefreshConfig(t.Context(), &emptypb.Empty{}); err != nil {
 					wantCode(t, "RefreshConfig", err, codes.FailedPrecondition)
 				}
@@ -167,8 +167,8 @@ func groupsOf(color string) string {
 	return fmt.Sprintf(`{"default": {"a": {"template": "worker", "size": 1, "vars": {"color": %[1]q}}, "b": {"template": "worker", "size": 0, "vars": {"color": %[1]q}}}}`, color)
 }
 
-// TestKilledAfterAReload: what the new configuration made of the groups is what a
-// server that starts with it finds.
+// TestKilledAfterAReload: a server that starts with the new configuration has the
+// same groups as the one that reloaded it.
 func TestKilledAfterAReload(t *testing.T) {
 	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`})
 	before := watchGroups(t, first.Operator("default")).untilSize("main", 2)

@@ -14,21 +14,22 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
-	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// stuck returns a clientset whose Nodes go only when goes is true.
-func stuck() (clientset *fake.Clientset, goes *atomic.Bool) {
-	clientset, goes = kwoktest.NewClientset(), &atomic.Bool{}
+// blockedDeletions returns a clientset whose Nodes are deleted only when allowed is
+// true.
+func blockedDeletions() (clientset *fake.Clientset, allowed *atomic.Bool) {
+	clientset, allowed = kwoktest.NewClientset(), &atomic.Bool{}
 	clientset.PrependReactor("delete", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
-		if goes.Load() {
+		if allowed.Load() {
 			return false, nil, nil
 		}
 		return true, nil, apierrors.NewServiceUnavailable("try later")
 	})
-	return clientset, goes
+	return clientset, allowed
 }
 
 func deleteGroup(t *testing.T, operator nstancev1.OperatorServiceClient, group string) {
@@ -38,8 +39,8 @@ func deleteGroup(t *testing.T, operator nstancev1.OperatorServiceClient, group s
 	}
 }
 
-// untilDeleted returns when the stream tells that a group is gone. Until then it
-// must tell that the group is being deleted, with ever fewer instances.
+// untilDeleted waits until the stream reports that a group was deleted. Until then
+// it must report that the group is being deleted, with fewer and fewer instances.
 func (s stream) untilDeleted(group string, ids []string) {
 	s.t.Helper()
 	s.until(func(e *nstancev1.GroupEvent) bool {
@@ -51,15 +52,15 @@ func (s stream) untilDeleted(group string, ids []string) {
 			return true
 		}
 		if !e.Group.Deleting || e.Group.Size != 0 || len(e.Group.ProviderIds) > len(ids) {
-			s.t.Errorf("before the end there is event %v", e)
+			s.t.Errorf("before the deletion there is event %v", e)
 		}
 		ids = e.Group.ProviderIds
 		return false
 	})
 }
 
-func TestADeletedGroupIsListedUntilItsInstancesAreGone(t *testing.T) {
-	kubernetes, goes := stuck()
+func TestADeletedGroupIsListedUntilItsInstancesAreDeleted(t *testing.T) {
+	kubernetes, allowed := blockedDeletions()
 	server := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
 	operator := server.Operator("default")
 	watch := watchGroups(t, operator)
@@ -78,7 +79,7 @@ func TestADeletedGroupIsListedUntilItsInstancesAreGone(t *testing.T) {
 		t.Errorf("there are groups %v, want %v", got, want)
 	}
 	deleteGroup(t, operator, "workers")
-	goes.Store(true)
+	allowed.Store(true)
 	watch.untilDeleted("workers", before.ProviderIds)
 	if got := list(t, operator); len(got) != 0 {
 		t.Errorf("there are groups %v", got)
@@ -89,7 +90,7 @@ func TestADeletedGroupIsListedUntilItsInstancesAreGone(t *testing.T) {
 }
 
 func TestARestartWhileAGroupIsDeleted(t *testing.T) {
-	kubernetes, goes := stuck()
+	kubernetes, allowed := blockedDeletions()
 	first := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
 	upsert(t, first.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
 	before := watchGroups(t, first.Operator("default")).untilSize("workers", 2)
@@ -98,35 +99,37 @@ func TestARestartWhileAGroupIsDeleted(t *testing.T) {
 
 	second := servertest.Start(t, servertest.Options{Authority: first.Authority, DataDir: first.DataDir, Kubernetes: kubernetes})
 	operator := second.Operator("default")
-	want := &nstancev1.GroupStatus{Key: "workers", Tenant: "default", Deleting: true, ActualSize: 2, ProviderIds: before.ProviderIds}
+	want := &nstancev1.GroupStatus{
+		Key: "workers", Tenant: "default", Deleting: true, ActualSize: 2, ProviderIds: before.ProviderIds, Declared: &nstancev1.GroupSettings{},
+	}
 	if got := list(t, operator); len(got) != 1 || !proto.Equal(withoutInstances(got[0]), want) || !slices.Equal(instanceIDs(got[0]), instanceIDs(before)) {
 		t.Errorf("there are groups %v, want %v", got, want)
 	}
 	watch := watchGroups(t, operator)
-	goes.Store(true)
+	allowed.Store(true)
 	watch.untilDeleted("workers", before.ProviderIds)
 }
 
-// TestADeletedGroupIsMadeAnew before its instances are gone: they go all the
-// same, for their end was ordered, and it gets others.
-func TestADeletedGroupIsMadeAnew(t *testing.T) {
-	kubernetes, goes := stuck()
+// TestADeletedGroupIsCreatedAgain before its instances are deleted: they are deleted
+// all the same, and it gets others.
+func TestADeletedGroupIsCreatedAgain(t *testing.T) {
+	kubernetes, allowed := blockedDeletions()
 	server := servertest.Start(t, servertest.Options{Kubernetes: kubernetes})
 	operator := server.Operator("default")
 	watch, failures := watchGroups(t, operator), watchErrors(t, operator)
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
 	before := watch.untilSize("workers", 2)
 	deleteGroup(t, operator, "workers")
-	// Now their end is ordered.
+	// Now their deletion is requested.
 	failures.next()
 	_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "workers", Config: &nstancev1.GroupConfig{Size: 1}})
 	if err == nil {
-		t.Error("was made without a template")
+		t.Error("was created without a template")
 	}
 	if got := upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 1}); got.Deleting || got.Size != 1 {
 		t.Errorf("was answered %v", got)
 	}
-	goes.Store(true)
+	allowed.Store(true)
 	watch.until(func(e *nstancev1.GroupEvent) bool {
 		return !e.Group.Deleting && e.Group.ActualSize == 1 && !slices.Contains(before.ProviderIds, e.Group.ProviderIds[0])
 	})

@@ -16,7 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
-	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -27,8 +27,8 @@ type errorStream struct {
 	grpc.ServerStreamingClient[nstancev1.ErrorEvent]
 }
 
-// watchErrors opens a stream that ends with the test and returns when the server
-// watches.
+// watchErrors opens a stream that is closed with the test and returns when the
+// server has registered it.
 func watchErrors(t *testing.T, operator nstancev1.OperatorServiceClient) errorStream {
 	t.Helper()
 	s, err := operator.WatchErrors(t.Context(), &emptypb.Empty{})
@@ -44,7 +44,7 @@ func watchErrors(t *testing.T, operator nstancev1.OperatorServiceClient) errorSt
 func (s errorStream) next() *nstancev1.ErrorEvent {
 	s.t.Helper()
 	var event *nstancev1.ErrorEvent
-	within(s.t, patience, "an error event", func() {
+	within(s.t, eventTimeout, "an error event", func() {
 		var err error
 		if event, err = s.Recv(); err != nil {
 			s.t.Errorf("waiting for an error event: %v", err)
@@ -53,8 +53,8 @@ func (s errorStream) next() *nstancev1.ErrorEvent {
 	return event
 }
 
-// TestQuota: a group gets what there is and its operator is told. It gets the
-// rest when the quota is raised, and when instances of others go.
+// TestQuota: a group gets what the quota allows, and the shortage is reported. It
+// gets the rest when the quota is raised, and when instances of others are deleted.
 func TestQuota(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Quota: `{"m7i.large": 3}`, Groups: `{"other": {"main": {"template": "worker", "size": 1}}}`})
 	operator, other := server.Operator("default"), server.Operator("other")
@@ -63,7 +63,7 @@ func TestQuota(t *testing.T) {
 	groups := watchGroups(t, operator)
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 4})
 	event := watch.next()
-	if event.Group != "workers" || !strings.HasPrefix(event.InstanceId, "knd") || event.Error != "creating an instance: out of capacity: quota of 3 m7i.large instances is used up" {
+	if event.Group != "workers" || !strings.HasPrefix(event.InstanceId, "knd") || event.Error != "create an instance: out of capacity: quota of 3 m7i.large instances is used up" {
 		t.Errorf("the event is %v", event)
 	}
 	untilActual := func(size int32) {
@@ -77,22 +77,22 @@ func TestQuota(t *testing.T) {
 
 	server.SetConfig(func(o *servertest.Options) { o.Quota = `{"m7i.large": 4}` })
 	untilActual(3)
-	// The reason is another now.
+	// The reason has changed.
 	if event := watch.next(); event.Group != "workers" || !strings.Contains(event.Error, "quota of 4 ") {
 		t.Errorf("the event is %v", event)
 	}
 	upsert(t, other, "main", &nstancev1.GroupConfig{Size: 0})
 	untilActual(4)
 
-	// The other tenant heard of none of that.
+	// None of that was reported to the other tenant.
 	upsert(t, other, "main", &nstancev1.GroupConfig{Size: 1})
 	if event := otherWatch.next(); event.Group != "main" || !strings.Contains(event.Error, "quota of 4 ") {
 		t.Errorf("the other tenant's first event is %v", event)
 	}
 }
 
-// TestFailuresOfTheProvider are told of with the instance, and its id is not in
-// the text.
+// TestFailuresOfTheProvider are reported with the id of the instance, which is not
+// in the text.
 func TestFailuresOfTheProvider(t *testing.T) {
 	kubernetes := kwoktest.NewClientset()
 	verbs := make(chan string, 1)
@@ -119,7 +119,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 	watch, groups := watchErrors(t, operator), watchGroups(t, operator)
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
 	event := watch.next()
-	if want := `creating Node <instance>: node <instance> has to wait`; event.Group != "workers" || event.Error != want {
+	if want := `create Node <instance>: node <instance> has to wait`; event.Group != "workers" || event.Error != want {
 		t.Errorf("the event is %v, want %s", event, want)
 	}
 	if !strings.HasPrefix(event.InstanceId, "knd") {
@@ -132,7 +132,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 	ids := groups.untilSize("workers", 3).ProviderIds
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Size: 2})
 	event = watch.next()
-	if want := `deleting Node <instance>: node <instance> has to wait`; event.Error != want || !slices.Contains(ids, "kwok:///us-west-2a/"+event.InstanceId) {
+	if want := `delete Node <instance>: node <instance> has to wait`; event.Error != want || !slices.Contains(ids, "kwok:///us-west-2a/"+event.InstanceId) {
 		t.Errorf("the event is %v, want %s of one of %q", event, want, ids)
 	}
 	<-verbs
@@ -140,7 +140,7 @@ func TestFailuresOfTheProvider(t *testing.T) {
 	groups.untilSize("workers", 2)
 }
 
-func TestWatchErrorsEnds(t *testing.T) {
+func TestWatchErrorsIsClosed(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{})
 	watch := watchErrors(t, server.Operator("default"))
 	ctx, cancel := context.WithCancel(t.Context())
@@ -151,7 +151,7 @@ func TestWatchErrorsEnds(t *testing.T) {
 	cancel()
 	_, err = cancelled.Recv()
 	wantCode(t, "a watch that was cancelled", err, codes.Canceled)
-	within(t, patience, "stopping", server.Stop)
+	within(t, eventTimeout, "stopping", server.Stop)
 	_, err = watch.Recv()
 	wantCode(t, "a watch of a server that stops", err, codes.Unavailable)
 	if err != nil && !strings.Contains(err.Error(), "the server stops serving this shard") {

@@ -30,7 +30,7 @@ func TestARestartChangesNothing(t *testing.T) {
 		Authority: first.Authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
 		Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`,
 	})
-	// The same client finds the way back. Its first answer is complete.
+	// The same client reconnects. Its first response is complete.
 	after := list(t, operator)
 	if len(before) != 2 || !slices.EqualFunc(before, after, func(a, b *nstancev1.GroupStatus) bool { return proto.Equal(a, b) }) {
 		t.Errorf("before %v\nafter  %v", before, after)
@@ -62,8 +62,7 @@ func TestDeletedGroups(t *testing.T) {
 	}
 	watch.untilSize("main", 1)
 
-	// A dynamic one goes, and its instances with it. Who asks again is told the
-	// same.
+	// A dynamic group is deleted with its instances. A second request succeeds too.
 	kept, err := server.Kubernetes.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "nstance.dev/group=workers"})
 	if err != nil {
 		t.Fatal(err)
@@ -76,12 +75,12 @@ func TestDeletedGroups(t *testing.T) {
 	}
 	deleted := watch.until(func(e *nstancev1.GroupEvent) bool { return e.Type == nstancev1.GroupEvent_TYPE_DELETE })
 	if want := (&nstancev1.GroupStatus{Key: "workers", Tenant: "default"}); !proto.Equal(deleted.Group, want) {
-		t.Errorf("the deletion of %v was told, want %v", deleted.Group, want)
+		t.Errorf("the deletion of %v was reported, want %v", deleted.Group, want)
 	}
 	if groups := list(t, operator); len(groups) != 1 || groups[0].Key != "main" {
 		t.Errorf("there are groups %v, want main alone", groups)
 	}
-	within(t, patience, "the end of the instances", func() {
+	within(t, eventTimeout, "the deletion of the instances", func() {
 		for left := 2; left > 0; {
 			if event := <-kept.ResultChan(); event.Type == "DELETED" {
 				left--
@@ -93,8 +92,8 @@ func TestDeletedGroups(t *testing.T) {
 	}
 }
 
-// TestAConfigurationThatDropsGroupsWhileTheServerIsDown: what an operator has
-// changed stays as it was, of the rest nothing is known.
+// TestAConfigurationThatDropsGroupsWhileTheServerIsDown: a group that an operator has
+// changed stays as it was, the others are deleted.
 func TestAConfigurationThatDropsGroupsWhileTheServerIsDown(t *testing.T) {
 	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}, "other": {"template": "worker"}}}`})
 	upsert(t, first.Operator("default"), "main", &nstancev1.GroupConfig{Size: 3})

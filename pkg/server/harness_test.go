@@ -21,8 +21,8 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// patience is how long a test waits for what must come.
-const patience = 30 * time.Second
+// eventTimeout is how long a test waits for an expected event.
+const eventTimeout = 30 * time.Second
 
 // stream is a WatchGroups call.
 type stream struct {
@@ -30,10 +30,10 @@ type stream struct {
 	grpc.ServerStreamingClient[nstancev1.GroupEvent]
 }
 
-// watchGroups opens a stream that ends with the test.
+// watchGroups opens a stream that is closed with the test.
 func watchGroups(t *testing.T, operator nstancev1.OperatorServiceClient) stream {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
+	ctx, cancel := context.WithTimeout(t.Context(), eventTimeout)
 	t.Cleanup(cancel)
 	s, err := operator.WatchGroups(ctx, &emptypb.Empty{})
 	if err != nil {
@@ -42,22 +42,22 @@ func watchGroups(t *testing.T, operator nstancev1.OperatorServiceClient) stream 
 	return stream{t, s}
 }
 
-// until reads events up to the first that is wanted, and returns it.
-func (s stream) until(wanted func(*nstancev1.GroupEvent) bool) *nstancev1.GroupEvent {
+// until reads events up to the first that matches, and returns it.
+func (s stream) until(matches func(*nstancev1.GroupEvent) bool) *nstancev1.GroupEvent {
 	s.t.Helper()
 	for {
 		event, err := s.Recv()
 		if err != nil {
 			s.t.Fatalf("waiting for an event: %v", err)
 		}
-		if wanted(event) {
+		if matches(event) {
 			return event
 		}
 	}
 }
 
-// untilSize returns when a group runs as many instances as it is said to have,
-// and has no other ones.
+// untilSize waits until a group has a size, as many running instances, and no
+// others.
 func (s stream) untilSize(group string, size int32) *nstancev1.GroupStatus {
 	s.t.Helper()
 	return s.until(func(e *nstancev1.GroupEvent) bool {
@@ -75,7 +75,7 @@ func instanceIDs(group *nstancev1.GroupStatus) []string {
 	return ids
 }
 
-// withoutInstances returns what is told of a group beside its instances, whose
+// withoutInstances returns the status of a group without its instances, whose
 // states may change at any time.
 func withoutInstances(group *nstancev1.GroupStatus) *nstancev1.GroupStatus {
 	group = proto.CloneOf(group)
@@ -83,11 +83,11 @@ func withoutInstances(group *nstancev1.GroupStatus) *nstancev1.GroupStatus {
 	return group
 }
 
-// untilListed returns the groups of an operator when they are those named.
+// untilListed waits until the groups of an operator are those named.
 func untilListed(t *testing.T, operator nstancev1.OperatorServiceClient, names ...string) []*nstancev1.GroupStatus {
 	t.Helper()
 	var groups []*nstancev1.GroupStatus
-	// The watch begins with an event of each group, and has one for each change.
+	// The watch begins with an event for each group, and has one for each change.
 	watchGroups(t, operator).until(func(*nstancev1.GroupEvent) bool {
 		groups = list(t, operator)
 		return slices.EqualFunc(groups, names, func(group *nstancev1.GroupStatus, name string) bool { return group.Key == name })
@@ -145,7 +145,7 @@ func wantCode(t *testing.T, what string, err error, want codes.Code) {
 	}
 }
 
-// occupied returns an address at which somebody else listens.
+// occupied returns an address that is in use.
 func occupied(t *testing.T) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")

@@ -15,41 +15,41 @@ import (
 	"github.com/prometheus/client_golang/prometheus/promhttp"
 )
 
-// health answers at the health address: /health and / for those that ask
-// whether the server serves, /metrics for those that ask what it did.
+// health serves the health address (docs/server.md#health): /health and / for
+// probes, /metrics for Prometheus.
 type health struct {
-	// ready tells whether the server does its part: it serves operators, or
-	// stands by for a server that does.
+	// ready reports whether the server serves operators, or stands by for a server
+	// that does.
 	ready   func() bool
 	handler *http.ServeMux
 }
 
 func newHealth(metrics prometheus.Gatherer, ready func() bool) *health {
 	h := &health{ready: ready, handler: http.NewServeMux()}
-	h.handler.HandleFunc("GET /health", h.answer)
-	h.handler.HandleFunc("GET /{$}", h.answer)
+	h.handler.HandleFunc("GET /health", h.probe)
+	h.handler.HandleFunc("GET /{$}", h.probe)
 	h.handler.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return h
 }
 
-// answer: 200 with the body ok and no line break, else 503 (wire contract).
-func (h *health) answer(w http.ResponseWriter, _ *http.Request) {
+// probe responds 200 with the body "ok" and no line break, or 503.
+func (h *health) probe(w http.ResponseWriter, _ *http.Request) {
 	if !h.ready() {
 		http.Error(w, "not ready", http.StatusServiceUnavailable)
 		return
 	}
-	// A client that hung up has its answer.
+	// A client that disconnected needs no response.
 	_, _ = w.Write([]byte("ok"))
 }
 
-// serve answers until ctx ends.
+// serve serves until ctx is done.
 func (h *health) serve(ctx context.Context, listener net.Listener) error {
 	server := &http.Server{Handler: h.handler, ReadHeaderTimeout: 5 * time.Second}
-	// Checks and scrapes can be asked again: nobody is waited for.
+	// Probes and scrapes are repeated: Close does not wait for them.
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving health checks at %s: %w", listener.Addr(), err)
+		return fmt.Errorf("serve health checks at %s: %w", listener.Addr(), err)
 	}
 	return nil
 }

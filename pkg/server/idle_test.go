@@ -13,14 +13,14 @@ import (
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// TestIdle lets an hour go by for a shard with a hundred groups and an operator
-// that watches them: nothing is stored, nothing asked of Kubernetes, nothing
-// told. Connections are in memory so that time can be that of a bubble.
+// TestIdle runs a shard with a hundred groups and an operator that watches them for
+// an hour: nothing is stored, requested from Kubernetes or reported. Connections are
+// in memory so that the server can run in a bubble.
 func TestIdle(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		kubernetes := kwoktest.NewClientset()
@@ -43,7 +43,7 @@ func TestIdle(t *testing.T) {
 		for i := range 98 {
 			upsert(t, operator, fmt.Sprintf("group-%d", i), &nstancev1.GroupConfig{Template: "worker", Size: 2})
 		}
-		// What is under way ends: retries, confirmations, waits for events.
+		// Retries, confirmations and waits for events finish.
 		<-time.After(2 * time.Minute)
 		synctest.Wait()
 		for _, group := range list(t, operator) {
@@ -62,7 +62,7 @@ func TestIdle(t *testing.T) {
 		}
 
 		<-time.After(time.Hour)
-		// An operator that repeats itself changes nothing either.
+		// Repeated requests change nothing either.
 		for i := range 98 {
 			upsert(t, operator, fmt.Sprintf("group-%d", i), &nstancev1.GroupConfig{Template: "worker", Size: 2})
 		}

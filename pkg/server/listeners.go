@@ -20,57 +20,57 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/server/api"
+	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const (
-	// pingAfter and pingTimeout find a client that is gone without a word: its
-	// streams end after 30 s at most (wire contract).
+	// pingAfter and pingTimeout detect a client that disappeared: its streams are
+	// closed after 30 s at most (docs/protocol.md#watches).
 	pingAfter   = 20 * time.Second
 	pingTimeout = 10 * time.Second
-	// pingAtMost is how often a client may ping us, with or without a call.
-	pingAtMost = 5 * time.Second
+	// minPingInterval is how often a client may ping, with or without a call.
+	minPingInterval = 5 * time.Second
 	// connectTimeout is how long a client may take for its handshake. A server
-	// that stops waits for it, also when no calls are waited for.
+	// that stops waits for handshakes.
 	connectTimeout = 5 * time.Second
 )
 
-// serve answers operators, those that are to become operators, and peers that
-// ask who leads; and it stands for the election of the shard.
+// serve serves operators, registrations, and peers that query the leader. It takes
+// part in the election of the shard.
 func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := p.loadKeys(ctx); err != nil {
 		return err
 	}
-	certificate := pki.NewServing(p.keys.Authority, hosts(p.advertise))
-	operators, err := p.Listen(ctx, p.bind.OperatorAddr)
+	certificate := pki.NewServing(p.shared.keys.Authority, hosts(p.shared.advertise))
+	operators, err := p.server.Listen(ctx, p.bind.OperatorAddr)
 	if err != nil {
-		return fmt.Errorf("listening for operators (shard.bind.operator_addr): %w", err)
+		return fmt.Errorf("listen for operators (shard.bind.operator_addr): %w", err)
 	}
-	registrations, err := p.Listen(ctx, p.bind.RegistrationAddr)
+	registrations, err := p.server.Listen(ctx, p.bind.RegistrationAddr)
 	if err != nil {
-		return fmt.Errorf("listening for registrations (shard.bind.registration_addr): %w", err)
+		return fmt.Errorf("listen for registrations (shard.bind.registration_addr): %w", err)
 	}
-	peers, err := p.Listen(ctx, p.bind.ElectionAddr)
+	peers, err := p.server.Listen(ctx, p.bind.ElectionAddr)
 	if err != nil {
-		return fmt.Errorf("listening for peers (shard.bind.election_addr): %w", err)
+		return fmt.Errorf("listen for peers (shard.bind.election_addr): %w", err)
 	}
 	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate)
 	g.Go(func() error { return p.serveGRPC(ctx, operatorServer, operators) })
 	g.Go(func() error { return p.serveGRPC(ctx, registrationServer, registrations) })
-	g.Go(func() error { return servePeers(ctx, peers, certificate.Config(), p.shard.Handler()) })
-	return p.shard.Run(ctx, p.lead)
+	g.Go(func() error { return servePeers(ctx, peers, certificate.Config(), p.shared.elector.Handler()) })
+	return p.shared.elector.Run(ctx, p.lead)
 }
 
 // newGRPCServers returns the server for operators and that for registrations.
 func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (operators, registrations *grpc.Server) {
-	countUnary, countStream := api.Count(p.registry)
-	authorizeUnary, authorizeStream := api.Authorize(logger, pki.RoleOperator)
-	common := slices.Concat(p.GRPCOptions, []grpc.ServerOption{
+	countUnary, countStream := grpcapi.Count(p.shared.registry)
+	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
+	common := slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
 		grpc.ConnectionTimeout(connectTimeout),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
-		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: pingAtMost, PermitWithoutStream: true}),
+		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(countUnary),
 		grpc.ChainStreamInterceptor(countStream),
 	})
@@ -79,17 +79,17 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.ChainUnaryInterceptor(authorizeUnary),
 		grpc.ChainStreamInterceptor(authorizeStream),
 	})...)
-	nstancev1.RegisterOperatorServiceServer(operators, p.gate)
+	nstancev1.RegisterOperatorServiceServer(operators, p.shared.gate)
 	registrations = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{
-		// Who comes to register has no certificate yet.
+		// A client has no certificate before its registration.
 		grpc.Creds(credentials.NewTLS(certificate.Config())),
 	})...)
-	nstancev1.RegisterRegistrationServiceServer(registrations, &api.RegistrationService{Registrar: p.registrar, Logger: logger})
+	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Logger: logger})
 	return operators, registrations
 }
 
-// serveGRPC serves until ctx ends. Then it lets calls under way finish, and cuts
-// off what does not.
+// serveGRPC serves until ctx is done. Then it waits for running calls until the
+// shutdown timeout and cancels the others.
 func (p *process) serveGRPC(ctx context.Context, server *grpc.Server, listener net.Listener) error {
 	var stopper sync.WaitGroup
 	defer stopper.Wait()
@@ -97,24 +97,24 @@ func (p *process) serveGRPC(ctx context.Context, server *grpc.Server, listener n
 	defer stopped()
 	stopper.Go(func() {
 		<-serving.Done()
-		cutOff := time.AfterFunc(p.inForce.Load().Shard.ShutdownTimeout, server.Stop)
-		defer cutOff.Stop()
+		forced := time.AfterFunc(p.shared.inForce.Load().Shard.ShutdownTimeout, server.Stop)
+		defer forced.Stop()
 		server.GracefulStop()
 	})
-	// It is stopped already when ctx ended this early.
+	// The server has already stopped if ctx was done before Serve.
 	if err := server.Serve(listener); err != nil && !errors.Is(err, grpc.ErrServerStopped) {
-		return fmt.Errorf("serving at %s: %w", listener.Addr(), err)
+		return fmt.Errorf("serve at %s: %w", listener.Addr(), err)
 	}
 	return nil
 }
 
-// servePeers answers who leads, until ctx ends.
+// servePeers serves queries for the leader until ctx is done.
 func servePeers(ctx context.Context, listener net.Listener, config *tls.Config, handler http.Handler) error {
 	server := &http.Server{Handler: handler, TLSConfig: config, ReadHeaderTimeout: connectTimeout}
 	stop := context.AfterFunc(ctx, func() { _ = server.Close() })
 	defer stop()
 	if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-		return fmt.Errorf("serving peers at %s: %w", listener.Addr(), err)
+		return fmt.Errorf("serve peers at %s: %w", listener.Addr(), err)
 	}
 	return nil
 }

@@ -16,7 +16,7 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// shrink gives a group a smaller size and says what goes first.
+// shrink gives a group a smaller size and the instances to remove first.
 func shrink(t *testing.T, operator nstancev1.OperatorServiceClient, group string, size int32, first ...string) *nstancev1.GroupStatus {
 	t.Helper()
 	reply, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
@@ -28,9 +28,9 @@ func shrink(t *testing.T, operator nstancev1.OperatorServiceClient, group string
 	return reply
 }
 
-// TestTheOperatorChoosesWhatGoes in a dynamic and a static group, and what it
-// chose is known after a restart.
-func TestTheOperatorChoosesWhatGoes(t *testing.T) {
+// TestTheOperatorChoosesWhatIsRemoved in a dynamic and a static group. Its choice is
+// durable.
+func TestTheOperatorChoosesWhatIsRemoved(t *testing.T) {
 	static := `{"default": {"main": {"template": "worker", "size": 3}}}`
 	first := servertest.Start(t, servertest.Options{Groups: static})
 	operator := first.Operator("default")
@@ -42,7 +42,7 @@ func TestTheOperatorChoosesWhatGoes(t *testing.T) {
 		ids := instanceIDs(watchGroups(t, operator).untilSize(group, 3))
 		chosen[group] = []string{ids[2], ids[1]}
 		if reply := shrink(t, operator, group, 1, chosen[group]...); !slices.Equal(reply.RemoveFirst, chosen[group]) {
-			t.Errorf("was answered %v", reply)
+			t.Errorf("the response is %v", reply)
 		}
 		after := watch.untilSize(group, 1)
 		left[group] = ids[:1]
@@ -61,9 +61,9 @@ func TestTheOperatorChoosesWhatGoes(t *testing.T) {
 			t.Errorf("after a restart %v", group)
 		}
 	}
-	// An operator that does not know of it chooses none.
+	// An operator without the extension chooses none.
 	if reply := shrink(t, operator, "workers", 1); len(reply.RemoveFirst) != 0 {
-		t.Errorf("was answered %v", reply)
+		t.Errorf("the response is %v", reply)
 	}
 	_, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: "workers", Config: &nstancev1.GroupConfig{Size: 0}, RemoveFirst: []string{"a", "a"},
@@ -77,8 +77,8 @@ func TestTheOperatorChoosesWhatGoes(t *testing.T) {
 	}
 }
 
-// TestANodeIsToldOfBeforeThereIsOne, with what the configuration says of it now.
-func TestANodeIsToldOfBeforeThereIsOne(t *testing.T) {
+// TestANodeIsReportedBeforeItExists as the current configuration has it.
+func TestANodeIsReportedBeforeItExists(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{
 		Templates: `{"worker": {
 			"kind": "knd", "arch": "arm64", "instance_type": "m7g.large", "subnet_pool": "default",

@@ -19,14 +19,14 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/server"
-	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// unknownNodes returns a clientset that knows no Nodes before known is closed.
-func unknownNodes(known <-chan struct{}) *fake.Clientset {
+// unlistedNodes returns a clientset that lists no Nodes before listed is closed.
+func unlistedNodes(known <-chan struct{}) *fake.Clientset {
 	client := kwoktest.NewClientset()
 	client.PrependReactor("list", "nodes", func(clienttesting.Action) (bool, runtime.Object, error) {
 		<-known
@@ -37,7 +37,7 @@ func unknownNodes(known <-chan struct{}) *fake.Clientset {
 
 func TestHealthFollowsServing(t *testing.T) {
 	known := make(chan struct{})
-	s := servertest.Prepare(t, servertest.Options{Kubernetes: unknownNodes(known)})
+	s := servertest.Prepare(t, servertest.Options{Kubernetes: unlistedNodes(known)})
 	s.Launch()
 	s.UntilListening()
 	for _, path := range []string{"/", "/health"} {
@@ -63,7 +63,7 @@ func TestHealthFollowsServing(t *testing.T) {
 	}
 }
 
-func TestMetricsCountCallsThatWereRefusedToo(t *testing.T) {
+func TestMetricsCountRejectedCallsToo(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
 	operator := s.Operator("default")
 	upsert(t, operator, "workers", &nstancev1.GroupConfig{Template: "worker"})
@@ -83,8 +83,8 @@ func TestMetricsCountCallsThatWereRefusedToo(t *testing.T) {
 	}
 }
 
-// TestStoppingDoesNotWaitForClients: neither for open streams, nor for one that
-// is not read, nor for a connection that says nothing.
+// TestStoppingDoesNotWaitForClients: neither for open streams, nor for a stream that
+// is not read, nor for an idle connection.
 func TestStoppingDoesNotWaitForClients(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`})
 	// First, so that it is accepted when the others are served.
@@ -123,16 +123,16 @@ func TestAnAddressInUse(t *testing.T) {
 		o.Groups = `{"default": {"main": {"template": "worker"}}}`
 		s := servertest.Prepare(t, o)
 		s.Launch()
-		within(t, patience, "refusing to start", func() {
+		within(t, eventTimeout, "the failed start", func() {
 			err := s.Wait()
 			for _, want := range []string{"shard us-west-2a", name, taken, "address already in use"} {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("%v does not say %q", err, want)
+					t.Errorf("%v does not contain %q", err, want)
 				}
 			}
 		})
 		if made := nodes(t, s); made != 0 {
-			t.Errorf("a server that does not serve has made %d Nodes", made)
+			t.Errorf("a server that does not serve has created %d Nodes", made)
 		}
 	}
 }
@@ -145,7 +145,7 @@ func run(t *testing.T, s *servertest.Server, change func(*server.Options)) error
 	return server.Run(t.Context(), o)
 }
 
-func TestRunRefuses(t *testing.T) {
+func TestRunRejects(t *testing.T) {
 	write := func(path, content string) {
 		t.Helper()
 		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
@@ -191,7 +191,7 @@ func TestRunRefuses(t *testing.T) {
 			err := run(t, s, func(o *server.Options) { tc.change(s, o) })
 			for _, want := range tc.want {
 				if err == nil || !strings.Contains(err.Error(), want) {
-					t.Errorf("%v does not say %q", err, want)
+					t.Errorf("%v does not contain %q", err, want)
 				}
 			}
 		})
@@ -209,7 +209,7 @@ func TestACacheFolderInUse(t *testing.T) {
 func TestValidate(t *testing.T) {
 	var said strings.Builder
 	if err := server.Validate(t.Context(), server.Options{}, filepath.Join("..", "..", "docs", "shard.jsonc"), &said); err != nil {
-		t.Errorf("the example is refused: %v", err)
+		t.Errorf("the example is invalid: %v", err)
 	}
 	s := servertest.Prepare(t, servertest.Options{Groups: `{"default": {"main": {"template": "knz"}, "other": {"template": "worker", "size": -1}}}`})
 	o := server.Options{Shard: "us-west-2a", Storage: "file", Bucket: s.Bucket()}
@@ -217,7 +217,7 @@ func TestValidate(t *testing.T) {
 		err := server.Validate(t.Context(), o, path, &said)
 		for _, want := range []string{`groups.default.main.template: Invalid value: "knz": unknown template, known are "worker"`, `groups.default.other.size: Invalid value: -1`} {
 			if err == nil || !strings.Contains(err.Error(), want) {
-				t.Errorf("%v does not say %s", err, want)
+				t.Errorf("%v does not contain %s", err, want)
 			}
 		}
 	}

@@ -15,8 +15,8 @@ import (
 
 const workerTemplate = `"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}`
 
-// anotherTerm makes a server begin another term: somebody else writes the groups
-// of the shard, and so what the server knows of them is outdated.
+// anotherTerm makes a server start another term: another writer changes the groups of
+// the shard, so that those of the server are outdated.
 func anotherTerm(t *testing.T, s *servertest.Server, operator nstancev1.OperatorServiceClient) {
 	t.Helper()
 	upsert(t, operator, "other", &nstancev1.GroupConfig{Template: "worker", Vars: map[string]string{"a": "b"}})
@@ -29,7 +29,7 @@ func anotherTerm(t *testing.T, s *servertest.Server, operator nstancev1.Operator
 	}
 	watch := watchErrors(t, operator)
 	_, err = operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "other", Config: &nstancev1.GroupConfig{Vars: map[string]string{"a": "c"}}})
-	wantCode(t, "a change of what somebody else has changed", err, codes.Unavailable)
+	wantCode(t, "a change of a group that another writer has changed", err, codes.Unavailable)
 	for err = nil; err == nil; {
 		_, err = watch.Recv()
 	}
@@ -37,9 +37,8 @@ func anotherTerm(t *testing.T, s *servertest.Server, operator nstancev1.Operator
 	s.UntilHealthy()
 }
 
-// TestANewTermDoesWithoutARefusedConfiguration: one that the last term had refused
-// is refused again.
-func TestANewTermDoesWithoutARefusedConfiguration(t *testing.T) {
+// TestTheNextTermRejectsAnInvalidConfiguration that the last term has rejected.
+func TestTheNextTermRejectsAnInvalidConfiguration(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{
 		Templates: `{` + workerTemplate + `, "extra": {"kind": "ext", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`,
 	})
@@ -54,9 +53,9 @@ func TestANewTermDoesWithoutARefusedConfiguration(t *testing.T) {
 	}
 }
 
-// TestANewTermKeepsTheConfigurationInForce, and does not go back to the one that
-// the server started with.
-func TestANewTermKeepsTheConfigurationInForce(t *testing.T) {
+// TestTheNextTermKeepsTheConfigurationInForce, not the one that the server started
+// with.
+func TestTheNextTermKeepsTheConfigurationInForce(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 3}}}`})
 	operator := s.Operator("default")
 	watchGroups(t, operator).untilSize("main", 3)

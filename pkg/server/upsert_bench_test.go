@@ -96,7 +96,7 @@ type silent struct{ testing.TB }
 
 func (silent) Log(...any) {}
 
-// bareFile is a file that is replaced as every safe writer must, by nobody else.
+// bareFile is a file that is replaced as every safe writer must, without a server.
 type bareFile struct {
 	path   string
 	folder *os.File

@@ -18,8 +18,8 @@ import (
 )
 
 const (
-	// RegistrationPort is where a server registers clients unless an entry says
-	// otherwise.
+	// RegistrationPort is where a server registers clients unless an entry has
+	// another address.
 	RegistrationPort = 8992
 
 	registrationSuffix = ".registration"
@@ -43,8 +43,8 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 //	us-west-2a.registration: "[2001:db8::a]:8992"
 //
 // The second line is optional; without it the registration address is the same
-// host at RegistrationPort. The endpoints of all good entries are returned even
-// when the error is not nil. The error names every bad entry with its key, its
+// host at RegistrationPort. The endpoints of all valid entries are returned even
+// when the error is not nil. The error names every invalid entry with its key, its
 // value and what is allowed, in the order of the keys.
 func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 	endpoints := make(map[string]Endpoint, len(data))
@@ -59,8 +59,8 @@ func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 	return endpoints, errors.Join(errs...)
 }
 
-// Configured are the ids of the shards that the data of the endpoints ConfigMap
-// names, in their order, whether or not their addresses can be read.
+// Configured returns the ids of the shards that the data of the endpoints ConfigMap
+// names, sorted, whether or not their addresses are valid.
 func Configured(data map[string]string) []string {
 	var ids []string
 	for _, key := range slices.Sorted(maps.Keys(data)) {
@@ -97,7 +97,7 @@ func parseEntry(endpoints map[string]Endpoint, key, value string) error {
 	return nil
 }
 
-// splitAddress parses host:port. The port is returned in its shortest form, so
+// splitAddress parses host:port. It returns the port in its shortest form, so
 // that equal addresses are equal strings.
 func splitAddress(value string) (host, port string, err error) {
 	host, port, err = net.SplitHostPort(value)

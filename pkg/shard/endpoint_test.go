@@ -16,8 +16,7 @@ func TestParseEndpoints(t *testing.T) {
 		name string
 		data map[string]string
 		want map[string]shard.Endpoint
-		// errs are texts of which each must be in the error; without any there must
-		// be no error.
+		// errs are parts of the error. There must be no error if there are none.
 		errs []string
 	}{{
 		name: "no data",
@@ -36,7 +35,7 @@ func TestParseEndpoints(t *testing.T) {
 			"us-west-2c": {Operator: "shard-c.example.com:8993", Registration: "register.example.com:443"},
 		},
 	}, {
-		name: "every bad entry is named and the good ones are returned",
+		name: "every invalid entry is named and the valid ones are returned",
 		data: map[string]string{
 			"good":                "a:8993",
 			"US_west":             "a:8993",
@@ -54,7 +53,7 @@ func TestParseEndpoints(t *testing.T) {
 			".registration":       "host:8992",
 			"good.registration":   "nowhere",
 		},
-		// The registration address of "good" is useless, but the shard is not.
+		// Only the registration address of "good" is invalid.
 		want: map[string]shard.Endpoint{"good": {Operator: "a:8993", Registration: "a:8992"}},
 		errs: []string{
 			`entry "US_west" with value "a:8993": the key must be a shard id`,

@@ -14,16 +14,15 @@ import (
 // ErrUnknownShard is returned by calls to a shard that has no endpoint.
 var ErrUnknownShard = errors.New("shard is not configured")
 
-// ErrRemoved is the cause (see context.Cause) with which the work for a shard is
-// ended when the shard has left the configuration. Only then may what is known
-// of the shard be forgotten: a new address or a shutdown ends the work with
-// another cause.
+// ErrRemoved is the cause (see context.Cause) with which the context of a shard is
+// canceled when the shard was removed from the configuration. Only then may caches
+// drop the shard: for a new address or a shutdown the cause is another.
 var ErrRemoved = errors.New("shard was removed from the configuration")
 
-// IsUnreachable reports whether err, however it is wrapped, means that the shard
-// gave no answer: Unavailable, DeadlineExceeded, or Canceled because the
-// connection was closed under the call. The call may have had its effect. A call
-// that the caller itself canceled is not counted; it wraps context.Canceled.
+// IsUnreachable reports whether err, wrapped or not, means that the shard did not
+// reply: Unavailable, DeadlineExceeded, or Canceled because the connection was
+// closed during the call. The call may have had its effect. IsUnreachable is false
+// for a call that the caller itself canceled; its error wraps context.Canceled.
 func IsUnreachable(err error) bool {
 	switch code(err) {
 	case codes.Unavailable, codes.DeadlineExceeded:
@@ -34,11 +33,11 @@ func IsUnreachable(err error) bool {
 	return false
 }
 
-// IsRejected reports whether err, however it is wrapped, is the server's refusal
-// of what was asked: InvalidArgument, FailedPrecondition, or Internal with a
-// text. Asking the same again is pointless until the wish or the server's
-// configuration changes. Servers answer Internal for broken restrictions of
-// static groups and for unknown templates, with the reason in the text.
+// IsRejected reports whether err, wrapped or not, means that the server rejected
+// the request: InvalidArgument, FailedPrecondition, or Internal with a text. The
+// same request is rejected again until the server's configuration changes. Servers
+// return Internal for violated restrictions of static groups and for unknown
+// templates, with the reason in the text (docs/protocol.md#errors).
 func IsRejected(err error) bool {
 	switch code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition:
@@ -49,11 +48,10 @@ func IsRejected(err error) bool {
 	return false
 }
 
-// IsDeclined reports whether err, however it is wrapped, is a rejection that comes
-// from the server and from nothing else: InvalidArgument or FailedPrecondition.
-// Then nothing was done. Internal, which IsRejected counts too, is also what
-// becomes of a connection that breaks under a call, and the call may have had its
-// effect.
+// IsDeclined reports whether err, wrapped or not, is a rejection that only the
+// server can cause: InvalidArgument or FailedPrecondition. The call had no effect.
+// Internal, which IsRejected accepts too, is also the code of a call whose
+// connection broke, and such a call may have had its effect.
 func IsDeclined(err error) bool {
 	switch code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition:
@@ -62,27 +60,27 @@ func IsDeclined(err error) bool {
 	return false
 }
 
-// IsNotFound reports whether err, however it is wrapped, is the server's word that
-// it does not know what was asked about.
+// IsNotFound reports whether err, wrapped or not, means that the server does not
+// have the requested object.
 func IsNotFound(err error) bool { return code(err) == codes.NotFound }
 
-// Message returns the server's own words in err, without what was wrapped
-// around them, fit for the message of a condition. For an error that did not
-// come from a server it is the text of err, and for nil it is empty.
+// Message returns the server's own text in err, without the text of wrapping
+// errors, fit for the message of a condition. For an error that did not come from a
+// server it returns the text of err, and for nil an empty string.
 func Message(err error) string {
 	if err == nil {
 		return ""
 	}
-	if answer, ok := errors.AsType[interface {
+	if reply, ok := errors.AsType[interface {
 		error
 		GRPCStatus() *status.Status
 	}](err); ok {
-		return answer.GRPCStatus().Message()
+		return reply.GRPCStatus().Message()
 	}
 	return err.Error()
 }
 
-// code is the gRPC code of err; codes.Unknown when err carries none.
+// code returns the gRPC code of err; codes.Unknown when err has none.
 func code(err error) codes.Code {
 	return status.Code(err)
 }

@@ -26,21 +26,21 @@ func TestErrorKinds(t *testing.T) {
 		{"no error", nil, false, false, ""},
 		{"unavailable", status.Error(codes.Unavailable, "connection refused"), true, false, "connection refused"},
 		{"deadline exceeded", status.Error(codes.DeadlineExceeded, "too late"), true, false, "too late"},
-		{"connection closed under the call", status.Error(codes.Canceled, "closing"), true, false, "closing"},
+		{"connection closed during the call", status.Error(codes.Canceled, "closing"), true, false, "closing"},
 		{"canceled by the caller", context.Canceled, false, false, "context canceled"},
 		{"invalid argument", status.Error(codes.InvalidArgument, "bad key"), false, true, "bad key"},
 		{"failed precondition", status.Error(codes.FailedPrecondition, "is static"), false, true, "is static"},
 		{"internal with the reason", status.Error(codes.Internal, "unknown template"), false, true, "unknown template"},
 		{"internal without a reason", status.Error(codes.Internal, ""), false, false, ""},
 		{"unauthenticated", status.Error(codes.Unauthenticated, "no certificate"), false, false, "no certificate"},
-		{"not of a server", errors.New("other"), false, false, "other"},
+		{"not from a server", errors.New("other"), false, false, "other"},
 		{"unknown shard", shard.ErrUnknownShard, false, false, "shard is not configured"},
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
 			check(t, test.err, test.unreachable, test.rejected, test.message)
 			if _, ok := status.FromError(test.err); ok && test.err != nil {
-				wrapped := fmt.Errorf("syncing: %w", fmt.Errorf("upserting group %q: %w", "workers", test.err))
+				wrapped := fmt.Errorf("sync: %w", fmt.Errorf("upsert group %q: %w", "workers", test.err))
 				check(t, wrapped, test.unreachable, test.rejected, test.message)
 			}
 		})
@@ -60,11 +60,11 @@ func check(t *testing.T, err error, unreachable, rejected bool, message string) 
 	}
 }
 
-// A connection that breaks under a call is Internal, as some refusals are.
+// A connection that breaks during a call is Internal, as some rejections are.
 func TestIsDeclined(t *testing.T) {
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {
 		want := code == codes.InvalidArgument || code == codes.FailedPrecondition
-		if got := shard.IsDeclined(fmt.Errorf("ordering: %w", status.Error(code, "text"))); got != want {
+		if got := shard.IsDeclined(fmt.Errorf("create an instance: %w", status.Error(code, "text"))); got != want {
 			t.Errorf("IsDeclined of %s is %t, want %t", code, got, want)
 		}
 	}

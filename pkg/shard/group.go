@@ -1,75 +1,62 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package shard holds what the operator says and knows about the shard servers:
-// groups, endpoints and the kinds of failure. Its types are free of protobuf, so
-// that controllers can use them without knowing the wire. The packages below it
-// speak to the servers.
 package shard
 
-import (
-	"maps"
-	"slices"
-)
+import "slices"
 
-// Group is one group as a shard server reports it. A Group taken from a cache
-// shares its slices and map with the cache: read them, never write to them.
+// Group is a group as a shard server reports it. A Group from a cache shares its
+// slices and maps with the cache: they are read only.
 type Group struct {
 	// Key is the group id inside the tenant.
 	Key string
 	// Tenant owns the group. Servers report only the tenant of the client
 	// certificate.
 	Tenant string
-	// Template is the template in effect.
-	Template string
+	// GroupSettings are the settings in effect: the server's own configuration with
+	// the settings of UpsertGroup merged over it.
+	GroupSettings
+	// Declared are the settings of the last UpsertGroup that replaced all earlier
+	// ones, empty when there was none. It is nil when the server does not report it:
+	// then it cannot remove settings either.
+	Declared *GroupSettings
 	// Size is the number of managed instances that the server works towards.
 	Size int32
-	// InstanceType is the type in effect.
-	InstanceType string
-	// Subnets are the subnet pool ids in effect, in the order they are tried.
-	Subnets []string
-	// Vars are the server's own vars with ours merged over them.
-	Vars map[string]string
-	// Static is true for a group that the server's configuration names. Template
-	// and subnets of such a group cannot be changed.
+	// Static is true for a group in the server's own configuration. Template and
+	// subnets of such a group cannot be changed.
 	Static bool
 	// ETag is the server's digest of the merged configuration.
 	ETag string
-	// ActualSize is the number of running managed instances. On-demand instances
-	// are not counted.
+	// ActualSize is the number of running managed instances, without on-demand
+	// instances.
 	ActualSize int32
-	// ProviderIDs are the provider ids of those instances, as the server sorts
-	// them.
+	// ProviderIDs are the provider ids of those instances, sorted by the server.
 	ProviderIDs []string
 	// Deleting is true for a group that was deleted and is listed until its last
-	// instance is gone. Servers that do not know this extension stop listing a
-	// deleted group at once.
+	// instance is deleted. Servers without this extension stop listing a deleted
+	// group at once.
 	Deleting bool
-	// ListsInstances is true when the server tells of every managed instance.
-	// Servers that do not know this extension do not, and choose by themselves
-	// which instance goes.
+	// ListsInstances is true when the server reports every managed instance. Servers
+	// without this extension do not, and ignore RemoveFirst.
 	ListsInstances bool
-	// Instances are the managed instances by id: pending ones too, and those that
-	// are ending until they are gone.
+	// Instances are the managed instances by id, pending and terminating ones
+	// included.
 	Instances []Instance
-	// RemoveFirst are the ids that the server was last told to let go first.
+	// RemoveFirst are the deletion candidates that the server stored last.
 	RemoveFirst []string
-	// Node is what a Node of the group will be like, nil when the server does not
-	// tell.
+	// Node is the expected shape of the group's Nodes, nil when the server does not
+	// report it.
 	Node *NodeShape
 }
 
-// Equal reports whether both groups say the same. No subnets and empty subnets
-// are the same, and so it is with vars and provider ids: the wire knows no
-// difference.
+// Equal reports whether two reports of a group are the same. A nil list or map
+// equals an empty one.
 func (g Group) Equal(other Group) bool {
 	return g.Key == other.Key &&
 		g.Tenant == other.Tenant &&
-		g.Template == other.Template &&
+		g.GroupSettings.Equal(other.GroupSettings) &&
+		equalDeclared(g.Declared, other.Declared) &&
 		g.Size == other.Size &&
-		g.InstanceType == other.InstanceType &&
-		slices.Equal(g.Subnets, other.Subnets) &&
-		maps.Equal(g.Vars, other.Vars) &&
 		g.Static == other.Static &&
 		g.ETag == other.ETag &&
 		g.ActualSize == other.ActualSize &&
@@ -81,18 +68,22 @@ func (g Group) Equal(other Group) bool {
 		g.Node.Equal(other.Node)
 }
 
-// GroupConfig is the whole of what the operator wants of a group on one shard.
-// Size always counts, zero included. An empty Template, InstanceType or Subnets
-// leaves the server's value as it is, and Vars are merged over the stored ones
-// key by key: that is the wire contract of UpsertGroup. For a static group the
-// server refuses any Subnets and any other Template.
+func equalDeclared(a, b *GroupSettings) bool {
+	if a == nil || b == nil {
+		return a == b
+	}
+	return a.Equal(*b)
+}
+
+// GroupConfig is the whole configuration of a group on one shard, as UpsertGroup
+// sends it (docs/protocol.md#groups). Size is always set, zero included. An empty
+// setting removes what an earlier call set, on servers that know the extension; on
+// others it changes nothing. For a static group the server rejects any Subnets and
+// any other Template.
 type GroupConfig struct {
-	Template     string
-	Size         int32
-	InstanceType string
-	Subnets      []string
-	Vars         map[string]string
-	// RemoveFirst are ids of managed instances that go first when there are more
-	// than Size. Unlike the rest it always replaces what was sent before.
+	GroupSettings
+	Size int32
+	// RemoveFirst are ids of managed instances that the server deletes first when
+	// there are more than Size. It replaces what was sent before.
 	RemoveFirst []string
 }

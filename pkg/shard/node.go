@@ -8,10 +8,10 @@ import (
 	"slices"
 )
 
-// NodeShape is what a Node of a group will be like, as far as a server knows it
-// before there is one. What is not known is empty.
+// NodeShape is the expected shape of a group's Nodes, as far as the server knows it
+// before the first Node exists. Fields that the server does not know are empty.
 type NodeShape struct {
-	// Architecture and OperatingSystem are as GOARCH and GOOS name them.
+	// Architecture and OperatingSystem have the values of GOARCH and GOOS.
 	Architecture, OperatingSystem string
 	// Capacity are quantities by resource, such as cpu and memory.
 	Capacity map[string]string
@@ -19,14 +19,14 @@ type NodeShape struct {
 	Taints   []Taint
 }
 
-// Taint is one that a Node of a group begins with.
+// Taint is a taint that a Node of a group registers with.
 type Taint struct {
 	Key, Value string
 	// Effect is NoSchedule, PreferNoSchedule or NoExecute.
 	Effect string
 }
 
-// Equal reports whether both say the same. Two that are nil do.
+// Equal reports whether two shapes are the same. Two nil shapes are.
 func (s *NodeShape) Equal(other *NodeShape) bool {
 	if s == nil || other == nil {
 		return s == other

@@ -5,36 +5,37 @@ package shard
 
 import "time"
 
-// NoticeState is how far the end of an instance has come.
+// NoticeState is the stage that the deletion of an instance has reached.
 type NoticeState string
 
-// The states of a notice are those of the wire contract.
+// The states of a notice (docs/protocol.md#drains).
 const (
 	// Draining: the instance waits for the acknowledgement that its Node is
 	// drained, until DeleteAt at the latest.
 	Draining NoticeState = "pending_deletion"
 	// Deleting: the instance is being deleted; it is too late to drain.
 	Deleting NoticeState = "deleting"
-	// Deleted: the instance is gone.
+	// Deleted: the instance was deleted.
 	Deleted NoticeState = "deleted"
 )
 
-// Notice is what a shard server tells of the coming or past end of an instance.
-type Notice struct {
+// DeletionNotice is what a shard server reports about the planned, current or past
+// deletion of an instance.
+type DeletionNotice struct {
 	InstanceID string
-	// ProviderID finds the Node.
+	// ProviderID is that of the instance's Node.
 	ProviderID string
 	// Group is the key of the instance's group.
 	Group string
 	State NoticeState
 	// Reason is the server's, such as unhealthy or config-drift.
 	Reason string
-	// Since is when the drain began, DeleteAt when the server deletes the instance
-	// whether or not it was acknowledged. Both are zero when the server did not
-	// say.
+	// Since is when the drain began. DeleteAt is when the server deletes the
+	// instance, whether or not the drain was acknowledged. Both are zero when the
+	// server does not report them.
 	Since, DeleteAt time.Time
-	// Announced grows each time the server tells of this drain, and never falls,
-	// not even when the drain was withdrawn meanwhile: the server tells again after
-	// each reconnection, and wants an acknowledgement for each.
+	// Announced grows each time the server reports this drain. It never falls, not
+	// even when the drain was withdrawn meanwhile. The server reports a drain again
+	// after each reconnection, and expects an acknowledgement each time.
 	Announced int64
 }

@@ -12,7 +12,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// kill ends a component like a crash would.
+// kill kills a component, like a crash.
 func (d devcluster) kill(ctx context.Context, name string) error {
 	component, err := d.component(name)
 	if err != nil {
@@ -29,8 +29,8 @@ func (d devcluster) kill(ctx context.Context, name string) error {
 	return nil
 }
 
-// start runs a component again as it was run before. It then belongs to no
-// program; the up that it is part of stops it all the same.
+// start runs a component again as it was run before. It is not a child of up then,
+// which stops it nevertheless.
 func (d devcluster) start(ctx context.Context, name string) error {
 	component, err := d.component(name)
 	if err != nil {
@@ -66,8 +66,8 @@ func (d devcluster) component(name string) (*controlplane.Component, error) {
 // checkUp returns an error unless an up runs in the folder.
 func (d devcluster) checkUp() error {
 	lock, err := acquire(d.dir)
-	var held heldError
-	if errors.As(err, &held) {
+	var locked lockedError
+	if errors.As(err, &locked) {
 		return nil
 	}
 	if err != nil {

@@ -15,16 +15,17 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// downTimeout is how long down waits for an up that it has asked to end.
+// downTimeout is how long down waits until an up has exited.
 const downTimeout = 2 * time.Minute
 
-// down ends the up that runs in the folder, and what an earlier one left.
+// down stops the up that runs in the folder, and the components that an earlier one
+// left running.
 func (d devcluster) down(ctx context.Context) error {
 	lock, err := acquire(d.dir)
-	var held heldError
-	if errors.As(err, &held) {
-		fmt.Fprintf(d.out, "stopping the dev cluster of process %d\n", held.pid)
-		lock, err = d.stopUp(ctx, held.pid)
+	var locked lockedError
+	if errors.As(err, &locked) {
+		fmt.Fprintf(d.out, "stopping the dev cluster of process %d\n", locked.pid)
+		lock, err = d.stopUp(ctx, locked.pid)
 	}
 	if err != nil {
 		return err
@@ -39,19 +40,19 @@ func (d devcluster) stopUp(ctx context.Context, pid int) (*lock, error) {
 		return nil, err
 	}
 	if err := up.Signal(syscall.SIGTERM); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return nil, fmt.Errorf("stopping process %d: %w", pid, err)
+		return nil, fmt.Errorf("stop process %d: %w", pid, err)
 	}
 	ctx, cancel := context.WithTimeout(ctx, downTimeout)
 	defer cancel()
 	lock, err := acquireWhenFree(ctx, d.dir)
 	if err != nil {
-		return nil, fmt.Errorf("waiting for process %d to end: %w", pid, err)
+		return nil, fmt.Errorf("wait for process %d to exit: %w", pid, err)
 	}
 	return lock, nil
 }
 
-// stopComponents ends the components that are on record and still run. The
-// caller has the lock.
+// stopComponents stops the recorded components that still run. The folder must be
+// locked.
 func (d devcluster) stopComponents(ctx context.Context) error {
 	components, err := controlplane.Components(d.dir)
 	if err != nil {

@@ -17,21 +17,21 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
-// lock makes sure that one program at a time runs a cluster in a folder. The
-// kernel frees it when its holder ends, in whatever way.
+// lock ensures that one program at a time runs a cluster in a folder. The kernel
+// releases it when the process exits.
 type lock struct{ file *os.File }
 
-// heldError says that another process has the lock.
-type heldError struct {
+// lockedError is the error when another process has the lock.
+type lockedError struct {
 	dir string
 	pid int
 }
 
-func (e heldError) Error() string {
+func (e lockedError) Error() string {
 	return fmt.Sprintf("a dev cluster already runs in %s (process %d); stop it with Ctrl-C there or with: devcluster down", e.dir, e.pid)
 }
 
-// acquire takes the lock of a folder or returns a heldError.
+// acquire locks a folder or returns a lockedError.
 func acquire(dir string) (*lock, error) {
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return nil, err
@@ -44,13 +44,13 @@ func acquire(dir string) (*lock, error) {
 	if err := unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		defer file.Close()
 		if !errors.Is(err, unix.EWOULDBLOCK) {
-			return nil, fmt.Errorf("locking %s: %w", path, err)
+			return nil, fmt.Errorf("lock %s: %w", path, err)
 		}
 		pid, err := holder(path)
 		if err != nil {
 			return nil, err
 		}
-		return nil, heldError{dir, pid}
+		return nil, lockedError{dir, pid}
 	}
 	if err := file.Truncate(0); err != nil {
 		return nil, err
@@ -61,22 +61,22 @@ func acquire(dir string) (*lock, error) {
 	return &lock{file}, nil
 }
 
-// acquireWhenFree waits until nobody has the lock, and takes it.
+// acquireWhenFree waits until the lock is free, and acquires it.
 func acquireWhenFree(ctx context.Context, dir string) (*lock, error) {
-	var taken *lock
+	var acquired *lock
 	err := wait.PollUntilContextCancel(ctx, 100*time.Millisecond, true, func(context.Context) (bool, error) {
 		var err error
-		taken, err = acquire(dir)
-		var held heldError
-		if errors.As(err, &held) {
+		acquired, err = acquire(dir)
+		var locked lockedError
+		if errors.As(err, &locked) {
 			return false, nil
 		}
 		return err == nil, err
 	})
-	return taken, err
+	return acquired, err
 }
 
-// holder reads who wrote the lock file.
+// holder reads the process id in the lock file.
 func holder(path string) (int, error) {
 	data, err := os.ReadFile(path)
 	if err != nil {

@@ -12,16 +12,16 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-func TestSecondUpIsRefused(t *testing.T) {
+func TestSecondUpIsRejected(t *testing.T) {
 	dir := t.TempDir()
 	first, err := acquire(dir)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, err = acquire(dir)
-	var held heldError
-	if !errors.As(err, &held) || held.pid != os.Getpid() {
-		t.Errorf("taking the lock twice: %v, want a refusal that names process %d", err, os.Getpid())
+	var locked lockedError
+	if !errors.As(err, &locked) || locked.pid != os.Getpid() {
+		t.Errorf("locking twice: %v, want an error that names process %d", err, os.Getpid())
 	}
 	first.release()
 	second, err := acquire(dir)

@@ -19,8 +19,8 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	// After the first signal the next one ends the program at once. The kernel
-	// then ends its children.
+	// After the first signal the next one kills the program at once. The kernel then
+	// kills its children.
 	context.AfterFunc(ctx, stop)
 
 	err := newCommand().ExecuteContext(ctx)
@@ -41,7 +41,7 @@ func newCommand() *cobra.Command {
 	root.PersistentFlags().StringVar(&dir, "dir", "",
 		"folder of all state (default: .dev in the root of the repository)")
 
-	// in gives the commands the folder as an absolute path.
+	// in passes the folder to the commands as an absolute path.
 	in := func(run func(ctx context.Context, d devcluster, args []string) error) func(*cobra.Command, []string) error {
 		return func(cmd *cobra.Command, args []string) error {
 			d, err := locate(dir)
@@ -58,14 +58,14 @@ func newCommand() *cobra.Command {
 			Short: "Start everything and stay in the foreground until Ctrl-C, which stops it again",
 			Long: `Start everything and stay in the foreground until Ctrl-C, which stops it again.
 
-What is missing is built first. Every start begins with an empty cluster; what
-the last one left in the folder is removed, its logs included.`,
+Missing programs are built first. Every start begins with an empty cluster; the
+state of the last one in the folder is removed, its logs included.`,
 			Args: cobra.NoArgs,
 			RunE: in(func(ctx context.Context, d devcluster, _ []string) error { return d.up(ctx) }),
 		},
 		&cobra.Command{
 			Use:   "down",
-			Short: "Stop a running up, and whatever an earlier one left behind",
+			Short: "Stop a running up, and the components that an earlier one left running",
 			Args:  cobra.NoArgs,
 			RunE:  in(func(ctx context.Context, d devcluster, _ []string) error { return d.down(ctx) }),
 		},
@@ -77,13 +77,13 @@ the last one left in the folder is removed, its logs included.`,
 		},
 		&cobra.Command{
 			Use:   "kill COMPONENT",
-			Short: "End a component with SIGKILL, like a crash",
+			Short: "Kill a component with SIGKILL, like a crash",
 			Args:  cobra.ExactArgs(1),
 			RunE:  in(func(ctx context.Context, d devcluster, args []string) error { return d.kill(ctx, args[0]) }),
 		},
 		&cobra.Command{
 			Use:   "start COMPONENT",
-			Short: "Start a component again that has ended",
+			Short: "Start a component again that has exited",
 			Args:  cobra.ExactArgs(1),
 			RunE:  in(func(ctx context.Context, d devcluster, args []string) error { return d.start(ctx, args[0]) }),
 		},

@@ -7,7 +7,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
 )
 
 // drainTimeout is how long the operator may take to drain a Node.
@@ -28,15 +28,15 @@ var (
 		CAPIDiagnostics:   26945,
 		KWOK:              26247,
 	}
-	shards = []nstance.Shard{
+	shards = []installation.Shard{
 		{
 			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963,
-			Groups:       map[string]nstance.Group{"main": {Size: 2}},
+			Groups:       map[string]installation.Group{"main": {Size: 2}},
 			DrainTimeout: drainTimeout,
 		},
 		{
 			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964,
-			Groups:       map[string]nstance.Group{"main": {Size: 1}},
+			Groups:       map[string]installation.Group{"main": {Size: 1}},
 			DrainTimeout: drainTimeout,
 		},
 		{
@@ -44,7 +44,7 @@ var (
 			DrainTimeout: drainTimeout,
 		},
 	}
-	operator = nstance.Operator{Component: "operator", HTTPPort: 28080}
+	operator = installation.Operator{Component: "operator", HTTPPort: 28080}
 )
 
 func portUses() []controlplane.PortUse {

@@ -19,7 +19,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
 )
 
 const (
@@ -31,15 +31,15 @@ const (
 	running = "Running" // the phase of a MachinePool
 )
 
-// notReadyError says what the sample still lacked when patience ended.
-type notReadyError struct{ lacks string }
+// notReadyError is the error when the sample is not ready in time.
+type notReadyError struct{ state string }
 
 func (e notReadyError) Error() string {
-	return fmt.Sprintf("the pools %s and %s are not up after %s: %s", samplePool, importedPool, sampleTimeout, e.lacks)
+	return fmt.Sprintf("the pools %s and %s are not up after %s: %s", samplePool, importedPool, sampleTimeout, e.state)
 }
 
-// waitForSample waits until Cluster API finds the sample pool running, and the
-// one that the servers had already, and all of their Nodes are Ready.
+// waitForSample waits until the sample pool and the imported pool are Running, and all
+// of their Nodes are Ready.
 func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) error {
 	pools, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -50,27 +50,27 @@ func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) erro
 		return err
 	}
 	fmt.Fprintf(d.out, "waiting for the sample pool %s and the imported pool %s\n", samplePool, importedPool)
-	var lacks string
+	var state string
 	err = wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, sampleTimeout, true,
 		func(ctx context.Context) (bool, error) {
 			sample, imported := poolPhase(ctx, pools, samplePool), poolPhase(ctx, pools, importedPool)
 			ready := readyNodes(ctx, nodes)
-			lacks = fmt.Sprintf("MachinePool phases %q and %q, %d of %d Nodes Ready", sample, imported, ready, sampleNodes)
+			state = fmt.Sprintf("MachinePool phases %q and %q, %d of %d Nodes Ready", sample, imported, ready, sampleNodes)
 			return sample == running && imported == running && ready == sampleNodes, nil
 		})
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
 	if err != nil {
-		return notReadyError{lacks}
+		return notReadyError{state}
 	}
 	return nil
 }
 
-// poolPhase returns "" as long as there is none to be read.
+// poolPhase returns the phase of a MachinePool, "" when it cannot be read.
 func poolPhase(ctx context.Context, client dynamic.Interface, name string) string {
 	resource := schema.GroupVersionResource{Group: "cluster.x-k8s.io", Version: "v1beta2", Resource: "machinepools"}
-	pool, err := client.Resource(resource).Namespace(nstance.Namespace).Get(ctx, name, metav1.GetOptions{})
+	pool, err := client.Resource(resource).Namespace(installation.Namespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return ""
 	}

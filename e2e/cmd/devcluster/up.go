@@ -12,10 +12,10 @@ import (
 	"time"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/nstance"
+	"nstance.dev/operator/e2e/installation"
 )
 
-// up runs the cluster until ctx ends, and stops it.
+// up runs the cluster until ctx is done, and stops it.
 func (d devcluster) up(ctx context.Context) error {
 	lock, err := acquire(d.dir)
 	if err != nil {
@@ -25,7 +25,7 @@ func (d devcluster) up(ctx context.Context) error {
 	if err := d.stopComponents(ctx); err != nil {
 		return err
 	}
-	// Before a build of minutes, and again when it is over.
+	// Before a build of minutes, and again afterwards.
 	if err := controlplane.CheckPorts(portUses()); err != nil {
 		return err
 	}
@@ -42,7 +42,7 @@ func (d devcluster) up(ctx context.Context) error {
 		Dir:       d.dir,
 		Binaries:  programs.controlPlane,
 		Ports:     controlPlanePorts,
-		Namespace: nstance.Namespace,
+		Namespace: installation.Namespace,
 		Progress:  d.out,
 		Exited:    d.reportExit,
 	})
@@ -87,8 +87,8 @@ func linkKubectl(kube, path string) error {
 	return os.Symlink(kube, path)
 }
 
-// runNstance brings up Nstance and its sample and stays until ctx ends, or
-// until something fails that it cannot do without.
+// runNstance starts Nstance and its sample and returns when ctx is done, or when a
+// required step fails.
 func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, begin time.Time) error {
 	err := d.startNstance(ctx, cp, p)
 	if err == nil {
@@ -99,7 +99,7 @@ func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlan
 	case err == nil:
 		d.printReady(time.Since(begin))
 	case errors.As(err, &unready):
-		// It may yet become ready, and its logs and objects tell why not.
+		// It may still become ready, and its logs and objects show why it is not.
 		fmt.Fprintf(d.out, "\n%v\nlogs: %s\n", err, filepath.Join(d.dir, "logs"))
 	default:
 		return errors.Join(ctx.Err(), err)
@@ -110,7 +110,7 @@ func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlan
 
 func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs) error {
 	manifests := filepath.Join(d.root, "manifests")
-	n, err := nstance.Install(ctx, cp, nstance.Options{
+	n, err := installation.Install(ctx, cp, installation.Options{
 		Manifests: manifests,
 		Operator:  p.operator,
 		Server:    p.server,
@@ -128,9 +128,9 @@ func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPl
 	return n.Apply(ctx, filepath.Join(manifests, "samples"))
 }
 
-// reportExit tells of a component that nobody here asked to end. The cluster
-// goes on without it.
+// reportExit reports a component that exited without being stopped. The cluster
+// continues without it.
 func (d devcluster) reportExit(c *controlplane.Component, how string) {
-	fmt.Fprintf(d.out, "\n%s has ended (%s)\n  its log:  %s\n  to start: %s start %s\n",
+	fmt.Fprintf(d.out, "\n%s has exited (%s)\n  its log:  %s\n  to start: %s start %s\n",
 		c.Name, how, c.LogPath(), os.Args[0], c.Name)
 }

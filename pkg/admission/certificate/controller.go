@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package certificate keeps the certificate that the admission webhook is served
-// with. The leader makes it, with an authority of its own, in a Secret, and tells
-// the API server whom to trust, in the webhook configuration; every replica serves
-// from the Secret. Both are replaced in time, and put right when somebody damages
-// them.
+// Package certificate manages the serving certificate of the admission webhook. The
+// leader issues it, with an authority of its own, stores both in a Secret, and
+// writes the authority to the webhook configuration for the API server; every
+// replica serves with the Secret. The leader replaces both before they expire, and
+// repairs them after changes by other writers.
 package certificate
 
 import (
@@ -25,7 +25,7 @@ import (
 
 // Config names the objects.
 type Config struct {
-	// Namespace and Secret are where the certificate is kept.
+	// Namespace and Secret name the Secret of the certificate.
 	Namespace, Secret string
 	// Configuration is the ValidatingWebhookConfiguration whose webhooks are
 	// served with the certificate.
@@ -34,6 +34,8 @@ type Config struct {
 
 // Controller is the controller of the one certificate.
 type Controller struct {
+	controller.Registrations
+
 	config             Config
 	secrets            core.SecretInterface
 	configurations     admissionregistration.ValidatingWebhookConfigurationInterface
@@ -42,23 +44,23 @@ type Controller struct {
 	clock              clock.PassiveClock
 	queue              *controller.Queue[cache.ObjectName]
 
-	secretWrites, configurationWrites *controller.Writes
+	secretWrites, configurationWrites *controller.WriteTracker
 
-	// trusted is the bundle that the configuration was last seen with, and since
-	// the first time that this process saw it so. Only the one worker uses them.
+	// trusted is the bundle that the configuration was last observed with, and
+	// trustedSince is when this process first observed it. Only the single worker
+	// uses them.
 	trusted      string
 	trustedSince time.Time
 }
 
-// New makes the controller and registers its handlers, whose registrations are
-// returned for waiting until they have seen every object. The informers watch the
+// New returns the controller and registers its event handlers. The informers watch the
 // one Secret and the one configuration.
 func New(
 	config Config,
 	client kubernetes.Interface,
 	secrets, configurations cache.SharedIndexInformer,
 	clock clock.PassiveClock,
-) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
+) (*Controller, error) {
 	c := &Controller{
 		config:              config,
 		secrets:             client.CoreV1().Secrets(config.Namespace),
@@ -66,25 +68,26 @@ func New(
 		secretStore:         secrets.GetStore(),
 		configurationStore:  configurations.GetStore(),
 		clock:               clock,
-		secretWrites:        controller.NewWrites(secrets.GetStore()),
-		configurationWrites: controller.NewWrites(configurations.GetStore()),
+		secretWrites:        controller.NewWriteTracker(secrets.GetStore()),
+		configurationWrites: controller.NewWriteTracker(configurations.GetStore()),
 	}
 	c.queue = controller.NewQueue("certificate", c.sync)
 
-	registrations, err := controller.Watch(
+	var err error
+	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "the Secret", Informer: secrets, Handler: controller.OnChange(func(_, _ *corev1.Secret) { c.enqueue() })},
 		controller.Watched{What: "the webhook configuration", Informer: configurations,
 			Handler: controller.OnChange(func(_, _ *admissionregistrationv1.ValidatingWebhookConfiguration) { c.enqueue() })},
 	)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	// There may be nothing to watch yet, which is worth a word.
+	// Without any object there is no event. The first sync logs that.
 	c.enqueue()
-	return c, registrations, nil
+	return c, nil
 }
 
-// Run keeps the certificate until ctx ends.
+// Run manages the certificate until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, 1) }
 
 func (c *Controller) enqueue() { c.queue.Add(c.secretKey()) }

@@ -38,8 +38,7 @@ const (
 
 var config = Config{Namespace: namespace, Secret: "nstance-webhook-cert", Configuration: "nstance-operator"}
 
-// harness is a controller whose caches show what the API server has when it
-// syncs.
+// harness is a controller whose caches are equal to the API server when it syncs.
 type harness struct {
 	*kubefake.Clientset
 
@@ -70,10 +69,10 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	return h
 }
 
-// restart makes a new controller, as another leader has.
+// restart creates a new controller, as another leader would.
 func (h *harness) restart() {
 	h.t.Helper()
-	c, _, err := New(config, h, h.secrets, h.configurations, h.clock)
+	c, err := New(config, h, h.secrets, h.configurations, h.clock)
 	if err != nil {
 		h.t.Fatal(err)
 	}
@@ -119,7 +118,7 @@ func (h *harness) show() {
 	}
 }
 
-// secret is the Secret, nil when there is none.
+// secret returns the Secret, or nil if there is none.
 func (h *harness) secret() *corev1.Secret {
 	h.t.Helper()
 	secret, err := h.CoreV1().Secrets(namespace).Get(h.t.Context(), config.Secret, metav1.GetOptions{})
@@ -132,7 +131,7 @@ func (h *harness) secret() *corev1.Secret {
 	return secret
 }
 
-// configuration is the webhook configuration, nil when there is none.
+// configuration returns the webhook configuration, or nil if there is none.
 func (h *harness) configuration() *admissionregistrationv1.ValidatingWebhookConfiguration {
 	h.t.Helper()
 	configuration, err := h.AdmissionregistrationV1().ValidatingWebhookConfigurations().Get(h.t.Context(), config.Configuration, metav1.GetOptions{})
@@ -145,7 +144,7 @@ func (h *harness) configuration() *admissionregistrationv1.ValidatingWebhookConf
 	return configuration
 }
 
-// edit changes the Secret as somebody else would.
+// edit changes the Secret as another writer.
 func (h *harness) edit(change func(data map[string][]byte)) {
 	h.t.Helper()
 	secret := h.secret()
@@ -155,7 +154,7 @@ func (h *harness) edit(change func(data map[string][]byte)) {
 	}
 }
 
-// editConfiguration changes the webhook configuration as somebody else would.
+// editConfiguration changes the webhook configuration as another writer.
 func (h *harness) editConfiguration(change func(webhooks []admissionregistrationv1.ValidatingWebhook)) {
 	h.t.Helper()
 	configuration := h.configuration()
@@ -166,7 +165,7 @@ func (h *harness) editConfiguration(change func(webhooks []admissionregistration
 	}
 }
 
-// pair is what a replica serves with.
+// pair returns the serving certificate and its key.
 func (h *harness) pair() *tls.Certificate {
 	h.t.Helper()
 	secret := h.secret()
@@ -177,7 +176,7 @@ func (h *harness) pair() *tls.Certificate {
 	return &pair
 }
 
-// call does what the API server does when it calls the webhook now.
+// call calls the webhook as the API server would now.
 func (h *harness) call(host string) error {
 	h.t.Helper()
 	return handshake(h.clock.Now(), h.configuration().Webhooks[0].ClientConfig.CABundle, h.pair(), host)
@@ -190,7 +189,7 @@ func (h *harness) expectCalled(host string) {
 	}
 }
 
-// handshake connects a client that trusts bundle alone with a server.
+// handshake connects a client that trusts only bundle with a server.
 func handshake(now time.Time, bundle []byte, pair *tls.Certificate, host string) error {
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(bundle)
@@ -211,7 +210,7 @@ func handshake(now time.Time, bundle []byte, pair *tls.Certificate, host string)
 	return tls.Client(conn, &tls.Config{RootCAs: roots, ServerName: host, Time: func() time.Time { return now }}).Handshake()
 }
 
-// installed is the configuration of the manifests.
+// installed returns the configuration of the manifests.
 func installed() *admissionregistrationv1.ValidatingWebhookConfiguration {
 	return newConfiguration(
 		admissionregistrationv1.WebhookClientConfig{Service: &admissionregistrationv1.ServiceReference{

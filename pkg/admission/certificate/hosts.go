@@ -12,8 +12,8 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// hostsOf are the names and addresses by which the API server calls the webhooks
-// of a configuration, sorted. A Service is called name.namespace.svc.
+// hostsOf returns the sorted names and addresses by which the API server calls the
+// webhooks of a configuration. The host of a Service is name.namespace.svc.
 func hostsOf(configuration *admissionregistrationv1.ValidatingWebhookConfiguration) ([]string, error) {
 	var hosts []string
 	for _, webhook := range configuration.Webhooks {

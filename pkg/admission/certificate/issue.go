@@ -18,19 +18,20 @@ import (
 )
 
 const (
-	// authorityLife is long: a new authority has to be told to the API server.
-	authorityLife = 10 * 365 * 24 * time.Hour
-	// servingLife is short: a new certificate costs nothing.
-	servingLife = 90 * 24 * time.Hour
-	// clockSkew is how far notBefore lies in the past, so that an API server whose
-	// clock is a little behind accepts a certificate that was just made.
+	// authorityLifetime is long, since a new authority must be written to the
+	// configuration before it can be used.
+	authorityLifetime = 10 * 365 * 24 * time.Hour
+	// servingLifetime is short, since renewal is automatic.
+	servingLifetime = 90 * 24 * time.Hour
+	// clockSkew is how far notBefore is in the past, so that an API server whose
+	// clock is slightly behind accepts a certificate that was just issued.
 	clockSkew = 5 * time.Minute
 
 	authorityName = "nstance-operator-webhook-ca"
 	servingName   = "nstance-operator-webhook"
 )
 
-// renew makes what was decided on.
+// renew replaces the parts that the decision names.
 func renew(now time.Time, have material, decided decision, hosts []string) (material, error) {
 	var err error
 	if decided.authority {
@@ -51,16 +52,16 @@ func renew(now time.Time, have material, decided decision, hosts []string) (mate
 }
 
 func newAuthority(now time.Time) (*x509.Certificate, crypto.Signer, error) {
-	template := newTemplate(now, authorityName, authorityLife)
+	template := newTemplate(now, authorityName, authorityLifetime)
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageDigitalSignature
 	template.IsCA = true
-	// It signs serving certificates alone.
+	// It signs leaf certificates only.
 	template.MaxPathLenZero = true
 	return sign(template, nil, nil)
 }
 
 func newServing(now time.Time, hosts []string, authority *x509.Certificate, authorityKey crypto.Signer) (*x509.Certificate, crypto.Signer, error) {
-	template := newTemplate(now, servingName, servingLife)
+	template := newTemplate(now, servingName, servingLifetime)
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
 	for _, host := range hosts {
@@ -73,27 +74,27 @@ func newServing(now time.Time, hosts []string, authority *x509.Certificate, auth
 	return sign(template, authority, authorityKey)
 }
 
-func newTemplate(now time.Time, name string, life time.Duration) *x509.Certificate {
+func newTemplate(now time.Time, name string, lifetime time.Duration) *x509.Certificate {
 	return &x509.Certificate{
 		Subject:               pkix.Name{CommonName: name},
 		NotBefore:             now.Add(-clockSkew),
-		NotAfter:              now.Add(life),
+		NotAfter:              now.Add(lifetime),
 		BasicConstraintsValid: true,
 	}
 }
 
-// sign makes a certificate for a new key. Without an authority it signs itself.
+// sign issues a certificate for a new key. Without an authority it is self-signed.
 func sign(template, authority *x509.Certificate, authorityKey crypto.Signer) (*x509.Certificate, crypto.Signer, error) {
 	name := template.Subject.CommonName
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("make the key of %s: %w", name, err)
+		return nil, nil, fmt.Errorf("generate the key of %s: %w", name, err)
 	}
 	if authority == nil {
 		authority, authorityKey = template, key
 	}
 	if template.SerialNumber, err = rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127)); err != nil {
-		return nil, nil, fmt.Errorf("choose the serial number of %s: %w", name, err)
+		return nil, nil, fmt.Errorf("generate the serial number of %s: %w", name, err)
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, authority, key.Public(), authorityKey)
 	if err != nil {
@@ -101,7 +102,7 @@ func sign(template, authority *x509.Certificate, authorityKey crypto.Signer) (*x
 	}
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, nil, fmt.Errorf("read the certificate of %s: %w", name, err)
+		return nil, nil, fmt.Errorf("parse the certificate of %s: %w", name, err)
 	}
 	return certificate, key, nil
 }

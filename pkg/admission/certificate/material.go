@@ -23,23 +23,23 @@ const (
 	caPrivateKey = "ca.key"
 )
 
-// maxAuthorities bounds the authorities that are trusted at a time: two while one
-// replaces another, and one more for a key that was lost meanwhile.
+// maxAuthorities is the maximum number of trusted authorities: two while one
+// replaces another, and one more for a key that was lost in the meantime.
 const maxAuthorities = 3
 
-// material is what the Secret holds, as far as it is of use.
+// material is the valid content of the Secret.
 type material struct {
-	// authorities are those to trust, the newest first.
+	// authorities are the trusted authorities, the newest first.
 	authorities []*x509.Certificate
-	// key is the newest authority's.
+	// key is the key of the newest authority.
 	key crypto.Signer
-	// serving and servingKey are what the webhook is served with; both or none.
+	// serving and servingKey are the serving certificate and its key; both or none.
 	serving    *x509.Certificate
 	servingKey crypto.Signer
 }
 
-// readMaterial takes from a Secret's data what is of use now. What is missing or
-// damaged is left out.
+// readMaterial returns the valid parts of a Secret's data. Missing and invalid
+// parts are omitted.
 func readMaterial(now time.Time, data map[string][]byte) material {
 	var m material
 	if authorities, err := cert.ParseCertsPEM(data[caKey]); err == nil {
@@ -52,7 +52,7 @@ func readMaterial(now time.Time, data map[string][]byte) material {
 	if newest := m.newest(); newest != nil {
 		m.key = readKey(data[caPrivateKey], newest)
 	}
-	// It also tells whether the two belong together.
+	// X509KeyPair also checks that the key is that of the certificate.
 	if pair, err := tls.X509KeyPair(data[corev1.TLSCertKey], data[corev1.TLSPrivateKeyKey]); err == nil {
 		m.serving = pair.Leaf
 		m.servingKey = readKey(data[corev1.TLSPrivateKeyKey], pair.Leaf)
@@ -60,7 +60,7 @@ func readMaterial(now time.Time, data map[string][]byte) material {
 	return m
 }
 
-// readKey is the private key of a certificate, nil when it is not.
+// readKey returns the private key of a certificate, or nil if data is not its key.
 func readKey(data []byte, certificate *x509.Certificate) crypto.Signer {
 	parsed, err := keyutil.ParsePrivateKeyPEM(data)
 	if err != nil {
@@ -77,7 +77,7 @@ func readKey(data []byte, certificate *x509.Certificate) crypto.Signer {
 	return key
 }
 
-// newest is the authority that signs, nil when there is none.
+// newest returns the authority that signs, or nil if there is none.
 func (m material) newest() *x509.Certificate {
 	if len(m.authorities) == 0 {
 		return nil
@@ -85,13 +85,13 @@ func (m material) newest() *x509.Certificate {
 	return m.authorities[0]
 }
 
-// bundle is what a client of the webhook must trust, PEM.
+// bundle returns the trusted authorities, PEM.
 func (m material) bundle() ([]byte, error) {
 	return cert.EncodeCertificates(m.authorities...)
 }
 
-// serves tells whether a client that trusts the authorities and calls one of the
-// hosts now accepts the serving certificate.
+// serves reports whether a client that trusts the authorities and calls one of the
+// hosts accepts the serving certificate now.
 func (m material) serves(now time.Time, hosts []string) bool {
 	if m.serving == nil || m.servingKey == nil {
 		return false
@@ -101,7 +101,7 @@ func (m material) serves(now time.Time, hosts []string) bool {
 		roots.AddCert(authority)
 	}
 	for _, host := range hosts {
-		// With the usage that TLS servers need by default.
+		// Verify checks for the usage of TLS servers by default.
 		if _, err := m.serving.Verify(x509.VerifyOptions{Roots: roots, CurrentTime: now, DNSName: host}); err != nil {
 			return false
 		}
@@ -109,7 +109,7 @@ func (m material) serves(now time.Time, hosts []string) bool {
 	return true
 }
 
-// data is what the Secret of this material has.
+// data returns the data of the Secret.
 func (m material) data() (map[string][]byte, error) {
 	bundle, err := m.bundle()
 	if err != nil {

@@ -8,29 +8,28 @@ import (
 	"time"
 )
 
-// settlePeriod is how long the configuration must have named a new authority
-// before anything is signed by it alone: every API server has seen it by then.
+// settlePeriod is how long the configuration must have had a new authority before
+// certificates are signed by it: every API server has read it by then.
 const settlePeriod = 10 * time.Minute
 
-// decision says what is to be made anew.
+// decision names the parts to replace.
 type decision struct {
-	// authority asks for a new one in front of those that are trusted.
+	// authority means to add a new authority before the trusted ones.
 	authority bool
-	// serving asks for a new serving certificate, signed by the newest authority.
+	// serving means to issue a new serving certificate, signed by the newest
+	// authority.
 	serving bool
-	// next is when to decide again.
+	// next is when to plan again.
 	next time.Time
 }
 
-// plan decides what is to be made anew for a webhook at hosts; trustedSince is
-// since when the configuration names exactly the authorities that there are, zero
-// when it does not.
+// plan decides what to replace for a webhook at hosts. trustedSince is since when
+// the configuration has exactly the present authorities, or zero if it has others.
 //
-// An authority and a certificate that still serve are replaced when two thirds of
-// their life are over. A new authority is trusted, beside the old one, for a while
-// before it signs; the old one stays trusted as long as it lives. So at no moment
-// does an API server that is a little behind meet a certificate it cannot verify,
-// whichever replica it asks.
+// A valid authority or certificate is replaced after two thirds of its lifetime. A
+// new authority is trusted together with the old one for a while before it signs,
+// and the old one stays trusted until it expires. So an API server with a slightly
+// older configuration can verify the certificate of every replica at any time.
 func plan(now time.Time, have material, hosts []string, trustedSince time.Time) decision {
 	var d decision
 	newest := have.newest()
@@ -39,7 +38,7 @@ func plan(now time.Time, have material, hosts []string, trustedSince time.Time) 
 		d.serving = true
 	}
 	if d.authority || d.serving {
-		// What comes next depends on what is made now.
+		// The next time depends on the new parts.
 		d.next = now
 		return d
 	}
@@ -54,7 +53,7 @@ func plan(now time.Time, have material, hosts []string, trustedSince time.Time) 
 	case now.Before(due):
 		d.next = earliest(d.next, due)
 	case trustedSince.IsZero():
-		// The configuration will change, and that wakes the controller.
+		// The change of the configuration enqueues the next sync.
 	case now.Before(settled):
 		d.next = earliest(d.next, settled)
 	default:
@@ -64,11 +63,11 @@ func plan(now time.Time, have material, hosts []string, trustedSince time.Time) 
 	return d
 }
 
-// dueAt is when a certificate is to be replaced: late enough to be of use, early
-// enough for somebody to notice when that fails.
+// dueAt returns when to replace a certificate: early enough for an administrator to
+// notice when that fails.
 func dueAt(certificate *x509.Certificate) time.Time {
-	life := certificate.NotAfter.Sub(certificate.NotBefore)
-	return certificate.NotBefore.Add(life / 3 * 2)
+	lifetime := certificate.NotAfter.Sub(certificate.NotBefore)
+	return certificate.NotBefore.Add(lifetime / 3 * 2)
 }
 
 func earliest(a, b time.Time) time.Time {

@@ -26,7 +26,7 @@ func TestPlan(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// A new authority is there, and what the old one signed is still served.
+	// There is a new authority, and the old one's certificate is still served.
 	change := begin.Add(time.Hour)
 	early, err := renew(change, first, decision{authority: true}, hosts)
 	if err != nil {
@@ -53,8 +53,8 @@ func TestPlan(t *testing.T) {
 		"a new authority, trusted":     {now: change, have: early, hosts: hosts, trusted: change, want: decision{next: change.Add(settlePeriod)}},
 		"a new authority, settled":     {now: change.Add(settlePeriod), have: early, hosts: hosts, trusted: change, want: decision{serving: true, next: change.Add(settlePeriod)}},
 		"a new authority that signs":   {now: authorityDue, have: overlap, hosts: hosts, trusted: authorityDue, want: decision{next: dueAt(overlap.serving)}},
-		"the old authority ends":       {now: dueAt(overlap.serving), have: overlap, hosts: hosts, want: decision{next: first.newest().NotAfter}},
-		"a certificate that is over":   {now: begin.Add(servingLife + 1), have: first, hosts: hosts, want: decision{serving: true, next: begin.Add(servingLife + 1)}},
+		"the old authority expires":    {now: dueAt(overlap.serving), have: overlap, hosts: hosts, want: decision{next: first.newest().NotAfter}},
+		"an expired certificate":       {now: begin.Add(servingLifetime + 1), have: first, hosts: hosts, want: decision{serving: true, next: begin.Add(servingLifetime + 1)}},
 		"an authority without its key": {now: begin, have: withoutKey(first), hosts: hosts, trusted: begin, want: decision{authority: true, next: begin}},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -70,8 +70,9 @@ func withoutKey(m material) material {
 	return m
 }
 
-// The configuration is trusted since it was first seen as it is now.
-func TestTrustBeginsAnewWithEachBundle(t *testing.T) {
+// TestTrustRestartsWithEachBundle: the configuration is trusted since it was first
+// observed with its present bundle.
+func TestTrustRestartsWithEachBundle(t *testing.T) {
 	c := &Controller{}
 	begin := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	configuration := func(bundle string) *admissionregistrationv1.ValidatingWebhookConfiguration {
@@ -79,7 +80,7 @@ func TestTrustBeginsAnewWithEachBundle(t *testing.T) {
 	}
 	for i, step := range []struct {
 		configured, bundle string
-		// since is the step at which trust began, -1 when there is none.
+		// since is the step at which trust began, or -1 if there is none.
 		since int
 	}{
 		{"", "a", -1}, {"a", "a", 1}, {"a", "a", 1}, {"a", "b", -1}, {"a", "a", 4}, {"b", "b", 5}, {"b", "b", 5}, {"", "", -1}, {"b", "b", 8},

@@ -12,16 +12,16 @@ import (
 	"k8s.io/client-go/util/cert"
 )
 
-func TestServingCertificateIsReplacedInTime(t *testing.T) {
+func TestServingCertificateIsReplacedBeforeExpiry(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
 	first, bundle := h.pair(), h.secret().Data["ca.crt"]
 	due := h.sync()
-	if want := (servingLife + clockSkew) / 3 * 2; due != want-clockSkew {
-		t.Errorf("synced again after %s, want two thirds of %s", due, servingLife)
+	if want := (servingLifetime + clockSkew) / 3 * 2; due != want-clockSkew {
+		t.Errorf("synced again after %s, want two thirds of %s", due, servingLifetime)
 	}
 	h.clock.SetTime(h.clock.Now().Add(due - time.Second))
-	// A process that has just begun needs to see the configuration for a while.
+	// A new process must observe the configuration for a while.
 	h.restart()
 	h.sync()
 	h.clock.SetTime(h.clock.Now().Add(time.Second))
@@ -36,19 +36,18 @@ func TestServingCertificateIsReplacedInTime(t *testing.T) {
 	if !bytes.Equal(h.secret().Data["ca.crt"], bundle) {
 		t.Error("the authorities have changed")
 	}
-	// The API server trusts both, whichever a replica serves.
+	// The API server trusts both, so a replica may serve either.
 	h.expectCalled(host)
 	if err := handshake(h.clock.Now(), bundle, first, host); err != nil {
 		t.Errorf("the certificate before is not accepted any more: %v", err)
 	}
 }
 
-// A certificate that is over is replaced without waiting for anything: it is of
-// no use to anybody.
+// TestExpiredCertificateIsReplacedAtOnce because no client accepts it.
 func TestExpiredCertificateIsReplacedAtOnce(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
-	h.clock.SetTime(h.clock.Now().Add(servingLife + time.Second))
+	h.clock.SetTime(h.clock.Now().Add(servingLifetime + time.Second))
 	h.restart()
 	h.sync(writeSecret)
 	h.expectCalled(host)
@@ -57,7 +56,7 @@ func TestExpiredCertificateIsReplacedAtOnce(t *testing.T) {
 func TestExpiredAuthorityIsReplacedAtOnce(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
-	h.clock.SetTime(h.clock.Now().Add(authorityLife + time.Second))
+	h.clock.SetTime(h.clock.Now().Add(authorityLifetime + time.Second))
 	h.restart()
 	h.sync(writeSecret, writeConfiguration)
 	h.expectCalled(host)
@@ -66,13 +65,13 @@ func TestExpiredAuthorityIsReplacedAtOnce(t *testing.T) {
 	}
 }
 
-// version is what was in force until another took its place.
+// version is what was in force until it was replaced.
 type version[T any] struct {
 	value    T
 	replaced time.Time
 }
 
-// recent are those versions that somebody who is lag behind may still have.
+// recent returns the versions that a process which is lag behind may still have.
 func recent[T any](versions []version[T], now time.Time, lag time.Duration) []T {
 	var values []T
 	for i, v := range versions {
@@ -93,7 +92,7 @@ func record[T any](versions []version[T], value T, now time.Time, same func(a, b
 	return append(versions, version[T]{value: value})
 }
 
-// Through fourteen years, with leaders that come and go, every API server
+// TestNoCallEverFails: through fourteen years and several leaders every API server
 // accepts every replica, though each may be minutes behind.
 func TestNoCallEverFails(t *testing.T) {
 	const (
@@ -127,7 +126,7 @@ func TestNoCallEverFails(t *testing.T) {
 		}
 		h.clock.SetTime(now.Add(requeue))
 	}
-	// A new one in two thirds of ten years each, and the expiry of the one before.
+	// A new one every two thirds of ten years, and the expiry of the previous one.
 	if len(bundles) != 4 {
 		t.Errorf("the trusted authorities have changed %d times, want 3", len(bundles)-1)
 	}

@@ -17,18 +17,18 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// errMissing is the reason of a handshake before there was a certificate.
+// errMissing is the error of a handshake before there is a certificate.
 var errMissing = errors.New("the webhook has no serving certificate yet")
 
-// Serving is the certificate that this replica serves the webhook with. It is
-// ready for use as it is and safe for concurrent use.
+// Serving is the certificate with which this replica serves the webhook. The zero
+// value is ready for use. It is safe for concurrent use.
 type Serving struct {
 	current atomic.Pointer[tls.Certificate]
 }
 
-// Watch has the certificate follow the Secret that secrets watches, and returns
-// the registration for waiting until it has seen it. A Secret that is gone or
-// damaged changes nothing: what was last in force stays.
+// Watch updates the certificate from the Secret that secrets watches. It returns
+// the registration of its event handler. If the Secret is missing or invalid, the
+// last certificate stays in force.
 func (s *Serving) Watch(ctx context.Context, secrets cache.SharedIndexInformer) (cache.ResourceEventHandlerRegistration, error) {
 	registration, err := secrets.AddEventHandler(controller.OnChange(func(_, after *corev1.Secret) {
 		if after == nil {
@@ -36,7 +36,7 @@ func (s *Serving) Watch(ctx context.Context, secrets cache.SharedIndexInformer) 
 		}
 		certificate, err := tls.X509KeyPair(after.Data[corev1.TLSCertKey], after.Data[corev1.TLSPrivateKeyKey])
 		if err != nil {
-			klog.FromContext(ctx).Error(err, "Certificate of the admission webhook cannot be used, keeping the last one", "secret", klog.KObj(after))
+			klog.FromContext(ctx).Error(err, "Certificate of the admission webhook is invalid, keeping the last one", "secret", klog.KObj(after))
 			return
 		}
 		s.current.Store(&certificate)
@@ -47,7 +47,7 @@ func (s *Serving) Watch(ctx context.Context, secrets cache.SharedIndexInformer) 
 	return registration, nil
 }
 
-// GetCertificate is the certificate in force, for each new connection.
+// GetCertificate returns the certificate in force.
 func (s *Serving) GetCertificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if certificate := s.current.Load(); certificate != nil {
 		return certificate, nil

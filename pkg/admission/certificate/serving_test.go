@@ -36,20 +36,18 @@ func newReplica(ctx context.Context, t *testing.T, client kubernetes.Interface) 
 	if err != nil {
 		t.Fatal(err)
 	}
-	controller, registrations, err := New(config, client, secrets,
+	controller, err := New(config, client, secrets,
 		factory.Admissionregistration().V1().ValidatingWebhookConfigurations().Informer(), clock.RealClock{})
 	if err != nil {
 		t.Fatal(err)
 	}
 	r.controller = controller
 	factory.StartWithContext(ctx)
-	for _, registration := range append(registrations, served) {
-		cache.WaitFor(ctx, "caches", registration.HasSyncedChecker())
-	}
+	cache.WaitFor(ctx, "caches", append(controller.HasSynced(), served.HasSyncedChecker())...)
 	return r
 }
 
-// serves compares what a replica serves with the Secret.
+// serves compares the certificate of a replica with the Secret.
 func (r *replica) serves(t *testing.T, h *harness) {
 	t.Helper()
 	got, err := r.GetCertificate(nil)
@@ -64,8 +62,9 @@ func (r *replica) serves(t *testing.T, h *harness) {
 	}
 }
 
-// The leader makes the certificate and renews it; a standby serves the same.
-func TestEveryReplicaServesWhatTheLeaderMakes(t *testing.T) {
+// TestEveryReplicaServesTheLeadersCertificate: the leader issues the certificate and
+// renews it; a standby serves the same.
+func TestEveryReplicaServesTheLeadersCertificate(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		ctx, stop := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
 		h := &harness{Clientset: kubefake.NewClientset(installed()), t: t}
@@ -83,11 +82,11 @@ func TestEveryReplicaServesWhatTheLeaderMakes(t *testing.T) {
 		standby.serves(t, h)
 
 		first := h.pair()
-		<-time.After(servingLife / 2)
+		<-time.After(servingLifetime / 2)
 		if !h.pair().Leaf.Equal(first.Leaf) {
 			t.Error("renewed too soon")
 		}
-		<-time.After(servingLife / 4)
+		<-time.After(servingLifetime / 4)
 		if h.pair().Leaf.Equal(first.Leaf) {
 			t.Error("not renewed in time")
 		}
@@ -108,11 +107,12 @@ func TestEveryReplicaServesWhatTheLeaderMakes(t *testing.T) {
 		standby.serves(t, h)
 		stop()
 		<-done
-		standby.controller.Run(ctx) // ends its queue
+		standby.controller.Run(ctx) // shuts down its queue
 	})
 }
 
-// Without a leader nobody repairs the Secret, and the replicas serve on.
+// TestServingKeepsTheLastCertificate: without a leader the Secret is not repaired,
+// and the replicas keep serving.
 func TestServingKeepsTheLastCertificate(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
@@ -135,6 +135,6 @@ func TestServingKeepsTheLastCertificate(t *testing.T) {
 		}
 		expect("deleted")
 		stop()
-		standby.controller.Run(ctx) // ends its queue
+		standby.controller.Run(ctx) // shuts down its queue
 	})
 }

@@ -22,11 +22,11 @@ import (
 // staleRetry is how long a sync waits for the caches to show its last writes.
 const staleRetry = 50 * time.Millisecond
 
-// sync makes what is missing, damaged or old, first in the Secret and then in the
-// configuration. It makes nothing when the webhook is not installed.
+// sync replaces missing, invalid and old parts, first in the Secret and then in the
+// configuration. It does nothing if the webhook is not installed.
 func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duration, error) {
 	logger := klog.FromContext(ctx)
-	if !c.secretWrites.Seen(c.secretKey()) || !c.configurationWrites.Seen(c.configurationKey()) {
+	if !c.secretWrites.CaughtUp(c.secretKey()) || !c.configurationWrites.CaughtUp(c.configurationKey()) {
 		return staleRetry, nil
 	}
 	configuration, err := cached[admissionregistrationv1.ValidatingWebhookConfiguration](c.configurationStore, c.configurationKey())
@@ -63,15 +63,15 @@ func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duratio
 	if err := c.inject(ctx, configuration, have); err != nil {
 		return 0, err
 	}
-	// At least a moment, so that an expiry that is now is over then.
+	// At least one second, so that a certificate that expires now has expired then.
 	return max(decided.next.Sub(now), time.Second), nil
 }
 
-// since is since when the configuration was seen with this bundle; zero when it
-// has another. A process that has just begun counts anew, which costs it only
-// patience.
+// since returns when the configuration was first observed with this bundle, or zero
+// if it has another. A new process counts from its start, which only delays the next
+// step.
 func (c *Controller) since(now time.Time, configuration *admissionregistrationv1.ValidatingWebhookConfiguration, bundle []byte) time.Time {
-	if len(bundle) == 0 || !names(configuration, bundle) {
+	if len(bundle) == 0 || !hasBundle(configuration, bundle) {
 		c.trusted, c.trustedSince = "", time.Time{}
 		return time.Time{}
 	}
@@ -81,8 +81,8 @@ func (c *Controller) since(now time.Time, configuration *admissionregistrationv1
 	return c.trustedSince
 }
 
-// names tells whether all webhooks of a configuration are verified with bundle.
-func names(configuration *admissionregistrationv1.ValidatingWebhookConfiguration, bundle []byte) bool {
+// hasBundle reports whether all webhooks of a configuration have bundle.
+func hasBundle(configuration *admissionregistrationv1.ValidatingWebhookConfiguration, bundle []byte) bool {
 	for _, webhook := range configuration.Webhooks {
 		if !bytes.Equal(webhook.ClientConfig.CABundle, bundle) {
 			return false
@@ -91,8 +91,8 @@ func names(configuration *admissionregistrationv1.ValidatingWebhookConfiguration
 	return true
 }
 
-// store writes the Secret unless it is so already. The type of one that somebody
-// else made cannot be changed and does not matter.
+// store writes the Secret if it differs. The type of a Secret that another writer
+// created cannot be changed and does not matter.
 func (c *Controller) store(ctx context.Context, secret *corev1.Secret, want material) error {
 	data, err := want.data()
 	if err != nil {
@@ -109,20 +109,20 @@ func (c *Controller) store(ctx context.Context, secret *corev1.Secret, want mate
 	if err != nil {
 		return fmt.Errorf("apply Secret %s: %w", c.secretKey(), err)
 	}
-	c.secretWrites.Wrote(written)
-	klog.FromContext(ctx).Info("Certificate of the admission webhook written", "secret", klog.KObj(written),
+	c.secretWrites.Record(written)
+	klog.FromContext(ctx).Info("Wrote the certificate of the admission webhook", "secret", klog.KObj(written),
 		"expiry", want.serving.NotAfter, "authorities", len(want.authorities))
 	return nil
 }
 
-// inject has the API server trust the authorities, unless it does so already. It
-// never brings back a configuration that was deleted.
+// inject writes the authorities to the configuration if they differ. It never
+// creates a configuration that was deleted again.
 func (c *Controller) inject(ctx context.Context, configuration *admissionregistrationv1.ValidatingWebhookConfiguration, want material) error {
 	bundle, err := want.bundle()
 	if err != nil {
 		return fmt.Errorf("encode the authorities: %w", err)
 	}
-	if names(configuration, bundle) {
+	if hasBundle(configuration, bundle) {
 		return nil
 	}
 	apply := admissionregistrationv1ac.ValidatingWebhookConfiguration(configuration.Name).WithUID(configuration.UID)
@@ -134,12 +134,12 @@ func (c *Controller) inject(ctx context.Context, configuration *admissionregistr
 	if err != nil {
 		return fmt.Errorf("apply ValidatingWebhookConfiguration %s: %w", configuration.Name, err)
 	}
-	c.configurationWrites.Wrote(written)
-	klog.FromContext(ctx).Info("Authorities of the admission webhook written", "configuration", klog.KObj(written), "authorities", len(want.authorities))
+	c.configurationWrites.Record(written)
+	klog.FromContext(ctx).Info("Wrote the authorities of the admission webhook", "configuration", klog.KObj(written), "authorities", len(want.authorities))
 	return nil
 }
 
-// cached is the object of a key in a store, nil when there is none.
+// cached returns the object of a key in a store, or nil if there is none.
 func cached[T any](store cache.Store, key cache.ObjectName) (*T, error) {
 	obj, exists, err := store.GetByKey(key.String())
 	if err != nil {

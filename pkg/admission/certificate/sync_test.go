@@ -17,7 +17,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-func TestSyncMakesTheCertificateAndThenIsQuiet(t *testing.T) {
+func TestSyncIssuesTheCertificateOnce(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
 	h.expectCalled(host)
@@ -27,12 +27,12 @@ func TestSyncMakesTheCertificateAndThenIsQuiet(t *testing.T) {
 	if keys := slices.Sorted(maps.Keys(h.secret().Data)); !slices.Equal(keys, []string{"ca.crt", "ca.key", "tls.crt", "tls.key"}) {
 		t.Errorf("the Secret has %q", keys)
 	}
-	if life := h.pair().Leaf.NotAfter.Sub(h.clock.Now()); life != servingLife {
+	if life := h.pair().Leaf.NotAfter.Sub(h.clock.Now()); life != servingLifetime {
 		t.Errorf("the certificate is good for %s", life)
 	}
 }
 
-func TestSyncMakesNothingWithoutAWebhook(t *testing.T) {
+func TestSyncDoesNothingWithoutAWebhook(t *testing.T) {
 	for name, h := range map[string]*harness{
 		"no configuration": newHarness(t),
 		"no webhooks":      newHarness(t, newConfiguration()),
@@ -43,9 +43,9 @@ func TestSyncMakesNothingWithoutAWebhook(t *testing.T) {
 	}
 }
 
-// Of the configuration only whom to trust is the controller's, and one that was
-// deleted meanwhile does not come back.
-func TestSyncOwnsTheBundlesAlone(t *testing.T) {
+// TestSyncOwnsOnlyTheBundles: the controller owns only the bundles of the
+// configuration, and does not create one that was deleted in the meantime.
+func TestSyncOwnsOnlyTheBundles(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
 	var sent any
@@ -73,14 +73,14 @@ func TestSyncOwnsTheBundlesAlone(t *testing.T) {
 	}
 }
 
-func TestSyncPutsRightWhatIsDamaged(t *testing.T) {
+func TestSyncRepairsTheSecret(t *testing.T) {
 	other := newHarness(t, installed())
 	other.sync(writeSecret, writeConfiguration)
 	foreign := other.secret().Data
 	for name, test := range map[string]struct {
 		damage func(data map[string][]byte)
 		want   []string
-		// keeps tells whether those who are trusted stay the same.
+		// keeps reports whether the trusted authorities stay the same.
 		keeps bool
 	}{
 		"no certificate":           {func(d map[string][]byte) { delete(d, "tls.crt") }, []string{writeSecret}, true},
@@ -114,8 +114,9 @@ func TestSyncPutsRightWhatIsDamaged(t *testing.T) {
 	}
 }
 
-// A lost key of the authority does not end the certificate that it signed.
-func TestSyncServesOnWhileANewAuthorityIsNotTrustedYet(t *testing.T) {
+// TestSyncKeepsServingUntilNewAuthorityIsTrusted: the certificate of an authority
+// stays in use after the authority's key was lost.
+func TestSyncKeepsServingUntilNewAuthorityIsTrusted(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
 	trusted, served := h.configuration().Webhooks[0].ClientConfig.CABundle, h.pair()
@@ -129,7 +130,7 @@ func TestSyncServesOnWhileANewAuthorityIsNotTrustedYet(t *testing.T) {
 	}
 }
 
-func TestSyncMakesADeletedSecretAnew(t *testing.T) {
+func TestSyncRecreatesADeletedSecret(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
 	if err := h.CoreV1().Secrets(namespace).Delete(t.Context(), config.Secret, metav1.DeleteOptions{}); err != nil {
@@ -139,7 +140,7 @@ func TestSyncMakesADeletedSecretAnew(t *testing.T) {
 	h.expectCalled(host)
 }
 
-func TestSyncPutsRightADamagedBundle(t *testing.T) {
+func TestSyncRepairsTheBundle(t *testing.T) {
 	for name, bundle := range map[string][]byte{"none": nil, "another": []byte("-----BEGIN CERTIFICATE-----\n")} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, installed())
@@ -171,7 +172,7 @@ func TestSyncFollowsTheHosts(t *testing.T) {
 		})
 		h.sync(writeSecret)
 		h.expectCalled(move.host)
-		// The other webhook stays where it was.
+		// The other webhook keeps its host.
 		h.expectCalled(host)
 		if err := h.call("elsewhere"); err == nil {
 			t.Error("the certificate is good for any host")

@@ -11,18 +11,18 @@ import (
 	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
 )
 
-// KubeconfigSource says what goes into the kubeconfig Secret.
+// KubeconfigSource is what a kubeconfig is generated from.
 type KubeconfigSource struct {
-	// Server is the URL of the API server as CAPI's controllers reach it.
+	// Server is the URL of the API server for the controllers of Cluster API.
 	Server string
-	// CAData is the PEM bundle that its certificate is verified with.
+	// CAData is the PEM bundle that verifies the certificate of the API server.
 	CAData []byte
-	// ServiceAccount, in the same namespace, is whose token it holds.
+	// ServiceAccount is the ServiceAccount of the token, in the namespace of the cluster.
 	ServiceAccount string
 }
 
-// kubeconfig is a kubeconfig file for cluster that logs in with token.
-func (s *KubeconfigSource) kubeconfig(cluster, token string) ([]byte, error) {
+// generate returns a kubeconfig file for cluster that authenticates with token.
+func (s *KubeconfigSource) generate(cluster, token string) ([]byte, error) {
 	config := clientcmdapi.NewConfig()
 	config.Clusters[cluster] = &clientcmdapi.Cluster{Server: s.Server, CertificateAuthorityData: s.CAData}
 	config.AuthInfos[s.ServiceAccount] = &clientcmdapi.AuthInfo{Token: token}
@@ -35,9 +35,9 @@ func (s *KubeconfigSource) kubeconfig(cluster, token string) ([]byte, error) {
 	return encoded, nil
 }
 
-// made tells whether a kubeconfig was made from this source. One that was made
-// with other settings of the operator is of no use any more.
-func (s *KubeconfigSource) made(kubeconfig []byte) bool {
+// generated reports whether a kubeconfig was generated from this source. After a
+// change of the operator's settings it has to be generated again.
+func (s *KubeconfigSource) generated(kubeconfig []byte) bool {
 	config, err := clientcmd.Load(kubeconfig)
 	if err != nil {
 		return false

@@ -13,12 +13,12 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-func annotate(object *v1beta1.NstanceCluster) {
-	object.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+func pausedByAnnotation(nstanceCluster *v1beta1.NstanceCluster) {
+	nstanceCluster.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 }
 
-// While a cluster is paused no spec is written. Its status tells the truth, and
-// its token is a credential and no spec.
+// While a cluster is paused no spec is written. Its status is updated, and the token is
+// replaced, because a credential is not a spec.
 func TestPause(t *testing.T) {
 	for name, test := range map[string]struct{ pause, unpause func(*harness) }{
 		"by the Cluster": {
@@ -26,24 +26,24 @@ func TestPause(t *testing.T) {
 			func(h *harness) { h.showCluster() },
 		},
 		"by the annotation": {
-			func(h *harness) { h.changeNstanceCluster(annotate) },
+			func(h *harness) { h.changeNstanceCluster(pausedByAnnotation) },
 			func(h *harness) {
-				h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) { object.Annotations = nil })
+				h.changeNstanceCluster(func(n *v1beta1.NstanceCluster) { n.Annotations = nil })
 			},
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h, requeue := settled(t, time.Hour)
+			h, requeue := newSyncedHarness(t, time.Hour)
 			if got := h.condition(v1beta1.ConditionPaused); got.Status != metav1.ConditionFalse {
 				t.Errorf("before, Paused is %+v", got)
 			}
 			test.pause(h)
-			h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) { object.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
+			h.changeNstanceCluster(func(n *v1beta1.NstanceCluster) { n.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
 			h.expect(writeStatus)
 			if got := h.condition(v1beta1.ConditionPaused); got.Status != metav1.ConditionTrue || got.Message == "" {
 				t.Errorf("Paused is %+v", got)
 			}
-			h.clock.SetTime(h.clock.Now().Add(requeue))
+			h.Advance(requeue)
 			h.expect(requestToken, writeSecret)
 
 			test.unpause(h)
@@ -52,18 +52,15 @@ func TestPause(t *testing.T) {
 	}
 }
 
-func TestPausedClusterIsNotMade(t *testing.T) {
-	h, _ := settled(t, time.Hour)
-	h.changeNstanceCluster(annotate)
-	h.capi.Taken = nil
-	if err := h.clusters.GetIndexer().Replace(nil, "1"); err != nil {
-		t.Fatal(err)
-	}
+func TestPausedClusterIsNotCreated(t *testing.T) {
+	h, _ := newSyncedHarness(t, time.Hour)
+	h.changeNstanceCluster(pausedByAnnotation)
+	h.forgetCluster()
 	h.expect(writeStatus)
 	h.expect()
 }
 
-func TestPausedNstanceClusterIsNotMade(t *testing.T) {
+func TestPausedNstanceClusterIsNotCreated(t *testing.T) {
 	h := newHarness(t, source())
 	h.showCluster(paused)
 	h.expect(requestToken, writeSecret)

@@ -22,45 +22,43 @@ import (
 )
 
 const (
-	// tokenLife is how long a token is asked to live. The API server may grant
-	// less or more.
-	tokenLife = time.Hour
-	// refreshBefore is the rest of its life at which a token of unknown life is
-	// replaced. For the life that is asked for it is a quarter, and it is more
-	// than the ten minutes that a new leader must leave.
-	refreshBefore = tokenLife / 4
-	// leastWait keeps a token that is short from the start, or seems to be
-	// because clocks differ, from being replaced all the time.
-	leastWait = time.Minute
-	// secretKey is where CAPI's controllers look for the kubeconfig, by the
-	// contract.
-	secretKey = "value"
+	// tokenLifetime is the requested lifetime of a token. The API server may grant a
+	// shorter or a longer one.
+	tokenLifetime = time.Hour
+	// refreshBefore is the remaining lifetime at which a token is replaced whose
+	// granted lifetime is unknown: a quarter of the requested one, and more than the
+	// ten minutes that a new leader needs at most.
+	refreshBefore = tokenLifetime / 4
+	// minRefresh is the minimum time between two tokens. It applies to a token that is
+	// short-lived, or appears to be because clocks differ.
+	minRefresh = time.Minute
+	// kubeconfigKey is the key of the Secret from which Cluster API reads.
+	kubeconfigKey = "value"
 )
 
-// SecretName is the name of the Secret with the kubeconfig of a cluster (CAPI
-// contract).
+// SecretName returns the name of the Secret with the kubeconfig of a cluster
+// (docs/capi.md#cluster).
 func SecretName(cluster string) string { return cluster + "-kubeconfig" }
 
-// token is what this leader knows of the token in the Secret.
+// token is the token in the Secret as this leader wrote it or found it.
 type token struct {
-	// kubeconfig is the whole content that it is part of.
+	// kubeconfig is the kubeconfig that contains the token.
 	kubeconfig []byte
-	// expiry is when it stops to work, in RFC 3339.
+	// expiry is the time at which it expires, in RFC 3339.
 	expiry string
-	// refresh is when it is to be replaced.
+	// refresh is the time at which it is replaced.
 	refresh time.Time
 }
 
-// ensureKubeconfig keeps the kubeconfig Secret with a token that is valid for a
-// while, and returns when it wants to be replaced. Whatever is wrong with the
-// Secret, it gets a new token: somebody may have wanted that.
+// ensureKubeconfig ensures that the Secret has a valid token, and returns the delay
+// until it has to be replaced. A Secret that was changed in any way gets a new token.
 func (c *Controller) ensureKubeconfig(ctx context.Context, secret *corev1.Secret) (time.Duration, error) {
 	if c.token == nil {
-		c.token = foundToken(secret, c.config.Kubeconfig)
+		c.token = existingToken(secret, c.options.Kubeconfig)
 	}
-	if c.token.in(secret, c.config.Name) {
-		if left := c.token.refresh.Sub(c.clock.Now()); left > 0 {
-			return left, nil
+	if c.token.isIn(secret, c.name) {
+		if delay := c.token.refresh.Sub(c.clock.Now()); delay > 0 {
+			return delay, nil
 		}
 	}
 	if err := c.writeSecret(ctx, secret); err != nil {
@@ -69,82 +67,81 @@ func (c *Controller) ensureKubeconfig(ctx context.Context, secret *corev1.Secret
 	return c.token.refresh.Sub(c.clock.Now()), nil
 }
 
-// foundToken is the token that an earlier leader has left, or nil when there is
-// none of use.
-func foundToken(secret *corev1.Secret, source *KubeconfigSource) *token {
-	if secret == nil || !source.made(secret.Data[secretKey]) {
+// existingToken returns the token that a previous leader wrote, or nil if there is no
+// usable one.
+func existingToken(secret *corev1.Secret, source *KubeconfigSource) *token {
+	if secret == nil || !source.generated(secret.Data[kubeconfigKey]) {
 		return nil
 	}
-	annotated := secret.Annotations[v1beta1.AnnotationTokenExpiry]
-	expiry, err := time.Parse(time.RFC3339, annotated)
+	annotation := secret.Annotations[v1beta1.AnnotationTokenExpiry]
+	expiry, err := time.Parse(time.RFC3339, annotation)
 	if err != nil {
 		return nil
 	}
-	return &token{kubeconfig: secret.Data[secretKey], expiry: annotated, refresh: expiry.Add(-refreshBefore)}
+	return &token{kubeconfig: secret.Data[kubeconfigKey], expiry: annotation, refresh: expiry.Add(-refreshBefore)}
 }
 
-// in tells whether the Secret holds the token, and is what CAPI's controllers
-// look for. They do not look at its type, which cannot be changed.
-func (t *token) in(secret *corev1.Secret, cluster string) bool {
+// isIn reports whether the Secret contains the token and has what Cluster API needs.
+// The type of the Secret is not compared: it is immutable, and Cluster API ignores it.
+func (t *token) isIn(secret *corev1.Secret, cluster string) bool {
 	return t != nil && secret != nil &&
 		secret.Labels[clusterv1.ClusterNameLabel] == cluster &&
 		secret.Annotations[v1beta1.AnnotationTokenExpiry] == t.expiry &&
-		bytes.Equal(secret.Data[secretKey], t.kubeconfig)
+		bytes.Equal(secret.Data[kubeconfigKey], t.kubeconfig)
 }
 
-// writeSecret asks for a token and puts it into the Secret, which is nil when
-// there is none yet.
+// writeSecret requests a token and writes it to the Secret. The Secret is nil if it
+// does not exist.
 func (c *Controller) writeSecret(ctx context.Context, secret *corev1.Secret) error {
-	source, name := c.config.Kubeconfig, SecretName(c.config.Name)
-	answer, err := c.accounts.CreateToken(ctx, source.ServiceAccount, &authenticationv1.TokenRequest{
-		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLife.Seconds()))},
+	source, name := c.options.Kubeconfig, SecretName(c.name)
+	granted, err := c.serviceAccounts.CreateToken(ctx, source.ServiceAccount, &authenticationv1.TokenRequest{
+		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLifetime.Seconds()))},
 	}, metav1.CreateOptions{FieldManager: controller.FieldManager})
 	if err != nil {
-		return fmt.Errorf("request a token of ServiceAccount %s/%s: %w", c.config.Namespace, source.ServiceAccount, err)
+		return fmt.Errorf("request a token of ServiceAccount %s/%s: %w", c.namespace, source.ServiceAccount, err)
 	}
 	now := c.clock.Now()
-	kubeconfig, err := source.kubeconfig(c.config.Name, answer.Status.Token)
+	kubeconfig, err := source.generate(c.name, granted.Status.Token)
 	if err != nil {
 		return err
 	}
-	// A Secret keeps the type that it was created with.
-	kind := clusterv1.ClusterSecretType
+	// The type of a Secret is immutable.
+	secretType := clusterv1.ClusterSecretType
 	if secret != nil {
-		kind = secret.Type
+		secretType = secret.Type
 	}
-	expiry := answer.Status.ExpirationTimestamp.UTC()
+	expiry := granted.Status.ExpirationTimestamp.UTC()
 	annotation := expiry.Format(time.RFC3339)
-	written, err := c.secrets.Apply(ctx, corev1ac.Secret(name, c.config.Namespace).
-		WithType(kind).
-		WithLabels(map[string]string{clusterv1.ClusterNameLabel: c.config.Name}).
+	written, err := c.secrets.Apply(ctx, corev1ac.Secret(name, c.namespace).
+		WithType(secretType).
+		WithLabels(map[string]string{clusterv1.ClusterNameLabel: c.name}).
 		WithAnnotations(map[string]string{v1beta1.AnnotationTokenExpiry: annotation}).
-		WithData(map[string][]byte{secretKey: kubeconfig}), controller.Apply)
+		WithData(map[string][]byte{kubeconfigKey: kubeconfig}), controller.Apply)
 	if err != nil {
-		return fmt.Errorf("apply Secret %s/%s: %w", c.config.Namespace, name, err)
+		return fmt.Errorf("apply Secret %s/%s: %w", c.namespace, name, err)
 	}
-	c.secretWrites.Wrote(written)
-	// A quarter of what was granted is left when it is replaced, so that 80 % of
-	// it is never passed.
-	refresh := now.Add(max(expiry.Sub(now)*3/4, leastWait))
+	c.secretWrites.Record(written)
+	// The token is replaced after three quarters of its granted lifetime.
+	refresh := now.Add(max(expiry.Sub(now)*3/4, minRefresh))
 	c.token = &token{kubeconfig: kubeconfig, expiry: annotation, refresh: refresh}
 	klog.FromContext(ctx).Info("Kubeconfig for Cluster API written", "secret", klog.KObj(written), "expiry", expiry, "refresh", refresh)
 	return nil
 }
 
-// hindrance tells why CAPI's controllers cannot use a Secret that is the
-// administrator's to keep. It is empty when they can.
-func hindrance(secret *corev1.Secret, namespace, cluster string) string {
-	var missing string
+// secretProblem returns why Cluster API cannot use the Secret of an administrator, or
+// "" if it can.
+func secretProblem(secret *corev1.Secret, namespace, cluster string) string {
+	var problem string
 	switch {
 	case secret == nil:
-		missing = "is missing"
+		problem = "is missing"
 	case secret.Labels[clusterv1.ClusterNameLabel] != cluster:
-		missing = "lacks the label"
-	case len(secret.Data[secretKey]) == 0:
-		missing = "lacks the key"
+		problem = "lacks the label"
+	case len(secret.Data[kubeconfigKey]) == 0:
+		problem = "lacks the key"
 	default:
 		return ""
 	}
 	return fmt.Sprintf("Secret %s/%s %s: Cluster API needs a kubeconfig of the cluster in its key %q and the label %s=%s on it",
-		namespace, SecretName(cluster), missing, secretKey, clusterv1.ClusterNameLabel, cluster)
+		namespace, SecretName(cluster), problem, kubeconfigKey, clusterv1.ClusterNameLabel, cluster)
 }

@@ -14,59 +14,58 @@ import (
 
 // Reasons of the condition KubeconfigAvailable.
 const (
-	// reasonKubeconfigAvailable: the Secret is what Cluster API looks for.
+	// reasonKubeconfigAvailable: Cluster API can use the Secret.
 	reasonKubeconfigAvailable = "KubeconfigAvailable"
-	// reasonKubeconfigMissing: the administrator has not made the Secret, or not
-	// so that Cluster API finds it.
+	// reasonKubeconfigMissing: the Secret of the administrator does not exist or is not
+	// usable.
 	reasonKubeconfigMissing = "KubeconfigMissing"
-	// reasonKubeconfigNotWritten: the operator could not get a token or write the
-	// Secret; the message holds the API server's words.
+	// reasonKubeconfigNotWritten: the operator could not get a token or write the Secret;
+	// the message is the error of the API server.
 	reasonKubeconfigNotWritten = "KubeconfigNotWritten"
 )
 
-// observed is what a status is computed from.
-type observed struct {
-	// missing and notWritten tell what is wrong with the kubeconfig; at most one
-	// of them is not empty.
-	missing, notWritten string
+// findings are the results of a sync that the status reports.
+type findings struct {
+	// secretProblem is why the Secret of the administrator is not usable, writeError why
+	// the operator could not write its own. At most one of them is not empty.
+	secretProblem, writeError string
 	// pausedBy is what pauses the cluster.
 	pausedBy string
 }
 
-// newStatus is the status that follows from what was observed. Provisioned,
-// initialized and Ready are always true, as the document wants: there is nothing
-// to provision, and the control plane is there, since the operator talks to it.
-// A missing kubeconfig is another matter, with a condition of its own.
-func newStatus(object *v1beta1.NstanceCluster, seen observed) v1beta1.NstanceClusterStatus {
-	status := *object.Status.DeepCopy()
+// newStatus returns the status for the findings. Provisioned, controlPlaneInitialized
+// and Ready are always true: there is nothing to provision, and the control plane
+// serves this operator. A missing kubeconfig has a condition of its own.
+func newStatus(nstanceCluster *v1beta1.NstanceCluster, found findings) v1beta1.NstanceClusterStatus {
+	status := *nstanceCluster.Status.DeepCopy()
 	status.Initialization = v1beta1.NstanceClusterInitialization{
 		Provisioned:             ptr.To(true),
 		ControlPlaneInitialized: ptr.To(true),
 	}
 	status.ExternalManagedControlPlane = ptr.To(true)
 	set := func(condition string, value metav1.ConditionStatus, reason, message string) {
-		controller.SetCondition(&status.Conditions, object.Generation, condition, value, reason, message)
+		controller.SetCondition(&status.Conditions, nstanceCluster.Generation, condition, value, reason, message)
 	}
 	set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
 	set(v1beta1.ConditionAvailable, metav1.ConditionTrue, v1beta1.ReasonReady, "")
 	switch {
-	case seen.missing != "":
-		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionFalse, reasonKubeconfigMissing, seen.missing)
-	case seen.notWritten != "":
-		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionFalse, reasonKubeconfigNotWritten, seen.notWritten)
+	case found.secretProblem != "":
+		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionFalse, reasonKubeconfigMissing, found.secretProblem)
+	case found.writeError != "":
+		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionFalse, reasonKubeconfigNotWritten, found.writeError)
 	default:
 		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionTrue, reasonKubeconfigAvailable, "")
 	}
-	if seen.pausedBy != "" {
-		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.pausedBy)
+	if found.pausedBy != "" {
+		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, found.pausedBy)
 	} else {
 		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
 	}
 	return status
 }
 
-func applyStatus(object *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {
-	return applyv1beta1.NstanceCluster(object.Name, object.Namespace).WithUID(object.UID).
+func applyStatus(nstanceCluster *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {
+	return applyv1beta1.NstanceCluster(nstanceCluster.Name, nstanceCluster.Namespace).WithUID(nstanceCluster.UID).
 		WithStatus(applyv1beta1.NstanceClusterStatus().
 			WithInitialization(applyv1beta1.NstanceClusterInitialization().
 				WithProvisioned(*status.Initialization.Provisioned).

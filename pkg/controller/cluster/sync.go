@@ -22,141 +22,144 @@ import (
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 )
 
-// staleRetry is how long a sync waits for a cache to show its last write.
-const staleRetry = 50 * time.Millisecond
+// nstanceClusterKind is the kind of the cluster's infrastructure and control plane.
+const nstanceClusterKind = "NstanceCluster"
 
-// kind is the kind of the cluster's infrastructure and control plane.
-const kind = "NstanceCluster"
+// observation is the cached objects of the cluster; those that do not exist are nil.
+type observation struct {
+	cluster        *clusterv1.Cluster
+	nstanceCluster *v1beta1.NstanceCluster
+	secret         *corev1.Secret
+}
 
-// sync makes what is missing. The kubeconfig comes first: as soon as the
-// endpoint is published, CAPI wants to connect. It is kept also while the
-// cluster is paused, since a credential is no spec, and while the Cluster is
-// being deleted, since CAPI deletes with it.
+// sync creates the objects that do not exist and reverts changes. The kubeconfig is
+// written first, because Cluster API connects as soon as the endpoint is published.
+// It is also kept valid while the cluster is paused, because a credential is not a
+// spec, and while the Cluster is being deleted, because Cluster API needs it for the
+// deletion.
 //
-// CAPI ends the deletion of a Cluster when the NstanceCluster is gone; both are
-// made anew only when the Cluster is gone too.
+// Cluster API completes the deletion of a Cluster when the NstanceCluster is deleted,
+// so neither is created again before both are deleted.
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	if key != cache.NewObjectName(c.config.Namespace, c.config.Name) {
+	if key != c.key() {
 		return 0, nil
 	}
-	if !c.writes.Seen(key) || !c.secretWrites.Seen(c.secretKey()) {
-		return staleRetry, nil
+	if !c.writes.CaughtUp(key) || !c.secretWrites.CaughtUp(c.secretKey()) {
+		return controller.StaleRetry, nil
 	}
-	cluster, object, secret, err := c.gather()
+	observed, err := c.observe()
 	if err != nil {
 		return 0, err
 	}
 
 	var refresh time.Duration
-	var seen observed
+	var found findings
 	var kubeconfigErr error
-	if c.config.Kubeconfig == nil {
-		seen.missing = hindrance(secret, c.config.Namespace, c.config.Name)
-	} else if refresh, kubeconfigErr = c.ensureKubeconfig(ctx, secret); kubeconfigErr != nil {
-		seen.notWritten = kubeconfigErr.Error()
+	if c.options.Kubeconfig == nil {
+		found.secretProblem = secretProblem(observed.secret, c.namespace, c.name)
+	} else if refresh, kubeconfigErr = c.ensureKubeconfig(ctx, observed.secret); kubeconfigErr != nil {
+		found.writeError = kubeconfigErr.Error()
 	}
-	if cluster != nil && !cluster.DeletionTimestamp.IsZero() || object != nil && !object.DeletionTimestamp.IsZero() {
+	if observed.isBeingDeleted() {
 		return refresh, kubeconfigErr
 	}
 
-	seen.pausedBy = pausedBy(cluster, object)
-	if seen.pausedBy == "" {
-		if object, err = c.ensureSpec(ctx, object, kubeconfigErr == nil); err != nil {
+	nstanceCluster := observed.nstanceCluster
+	found.pausedBy = observed.pausedBy()
+	if found.pausedBy == "" {
+		if nstanceCluster, err = c.ensureSpec(ctx, nstanceCluster, kubeconfigErr == nil); err != nil {
 			return 0, errors.Join(kubeconfigErr, err)
 		}
 	}
-	if err := c.ensureStatus(ctx, object, seen); err != nil || kubeconfigErr != nil {
+	if err := c.ensureStatus(ctx, nstanceCluster, found); err != nil || kubeconfigErr != nil {
 		return 0, errors.Join(kubeconfigErr, err)
 	}
-	if cluster == nil && seen.pausedBy == "" {
+	if observed.cluster == nil && found.pausedBy == "" {
 		return refresh, c.createCluster(ctx)
 	}
 	return refresh, nil
 }
 
-// gather reads the three objects from the caches. What is not there is nil.
-func (c *Controller) gather() (cluster *clusterv1.Cluster, object *v1beta1.NstanceCluster, secret *corev1.Secret, err error) {
-	cluster, err = c.clusterLister.Get(c.config.Name)
-	if apierrors.IsNotFound(err) {
-		cluster = nil
-	} else if err != nil {
-		return nil, nil, nil, fmt.Errorf("read Cluster %s from the cache: %w", c.config.Name, err)
+// observe reads the objects from the caches.
+func (c *Controller) observe() (observed observation, err error) {
+	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key()); err != nil {
+		return observation{}, err
 	}
-	object, err = c.lister.Get(c.config.Name)
-	if apierrors.IsNotFound(err) {
-		object = nil
-	} else if err != nil {
-		return nil, nil, nil, fmt.Errorf("read NstanceCluster %s from the cache: %w", c.config.Name, err)
+	if observed.nstanceCluster, err = controller.GetCached(c.nstanceClusterLister.Get, nstanceClusterKind, c.key()); err != nil {
+		return observation{}, err
 	}
-	secret, err = c.secretLister.Get(SecretName(c.config.Name))
-	if apierrors.IsNotFound(err) {
-		secret = nil
-	} else if err != nil {
-		return nil, nil, nil, fmt.Errorf("read Secret %s from the cache: %w", SecretName(c.config.Name), err)
+	if observed.secret, err = controller.GetCached(c.secretLister.Get, "Secret", c.secretKey()); err != nil {
+		return observation{}, err
 	}
-	return cluster, object, secret, nil
+	return observed, nil
 }
 
-func pausedBy(cluster *clusterv1.Cluster, object *v1beta1.NstanceCluster) string {
-	if object == nil {
-		return controller.PausedBy(cluster)
-	}
-	return controller.PausedBy(cluster, object)
+func (o observation) isBeingDeleted() bool {
+	return o.cluster != nil && !o.cluster.DeletionTimestamp.IsZero() ||
+		o.nstanceCluster != nil && !o.nstanceCluster.DeletionTimestamp.IsZero()
 }
 
-// ensureSpec makes the NstanceCluster and sees to its endpoint. One that is new
-// gets an endpoint only when it may be published; without one it is still there
-// to say what is missing.
-func (c *Controller) ensureSpec(ctx context.Context, object *v1beta1.NstanceCluster, publish bool) (*v1beta1.NstanceCluster, error) {
+// pausedBy returns what pauses the cluster, or "" if nothing does.
+func (o observation) pausedBy() string {
+	if o.nstanceCluster == nil {
+		return controller.PausedBy(o.cluster)
+	}
+	return controller.PausedBy(o.cluster, o.nstanceCluster)
+}
+
+// ensureSpec creates the NstanceCluster, and reverts changes of its endpoint. The
+// endpoint of a new NstanceCluster is set only if publish is true; without an endpoint
+// it exists only to report the problem.
+func (c *Controller) ensureSpec(ctx context.Context, nstanceCluster *v1beta1.NstanceCluster, publish bool) (*v1beta1.NstanceCluster, error) {
+	endpoint := c.options.Endpoint
 	spec := applyv1beta1.NstanceClusterSpec()
 	switch {
-	case publish && (object == nil || object.Spec.ControlPlaneEndpoint != c.config.Endpoint):
-		spec.WithControlPlaneEndpoint(applyv1beta1.APIEndpoint().WithHost(c.config.Endpoint.Host).WithPort(c.config.Endpoint.Port))
-	case object == nil:
+	case publish && (nstanceCluster == nil || nstanceCluster.Spec.ControlPlaneEndpoint != endpoint):
+		spec.WithControlPlaneEndpoint(applyv1beta1.APIEndpoint().WithHost(endpoint.Host).WithPort(endpoint.Port))
+	case nstanceCluster == nil:
 	default:
-		return object, nil
+		return nstanceCluster, nil
 	}
-	written, err := c.nstanceClusters.Apply(ctx,
-		applyv1beta1.NstanceCluster(c.config.Name, c.config.Namespace).WithSpec(spec), controller.Apply)
+	written, err := c.nstanceClusters.Apply(ctx, applyv1beta1.NstanceCluster(c.name, c.namespace).WithSpec(spec), controller.Apply)
 	if err != nil {
-		return nil, fmt.Errorf("apply NstanceCluster %s/%s: %w", c.config.Namespace, c.config.Name, err)
+		return nil, fmt.Errorf("apply NstanceCluster %s/%s: %w", c.namespace, c.name, err)
 	}
-	c.writes.Wrote(written)
+	c.writes.Record(written)
 	return written, nil
 }
 
-// ensureStatus writes the status of the NstanceCluster, which may be missing
-// while the cluster is paused.
-func (c *Controller) ensureStatus(ctx context.Context, object *v1beta1.NstanceCluster, seen observed) error {
-	if object == nil {
+// ensureStatus writes the status of the NstanceCluster, which may not exist while the
+// cluster is paused.
+func (c *Controller) ensureStatus(ctx context.Context, nstanceCluster *v1beta1.NstanceCluster, found findings) error {
+	if nstanceCluster == nil {
 		return nil
 	}
-	status := newStatus(object, seen)
-	if equality.Semantic.DeepEqual(status, object.Status) {
+	status := newStatus(nstanceCluster, found)
+	if equality.Semantic.DeepEqual(status, nstanceCluster.Status) {
 		return nil
 	}
-	written, err := c.nstanceClusters.ApplyStatus(ctx, applyStatus(object, status), controller.Apply)
+	written, err := c.nstanceClusters.ApplyStatus(ctx, applyStatus(nstanceCluster, status), controller.Apply)
 	if err != nil {
-		return fmt.Errorf("write the status of NstanceCluster %s: %w", klog.KObj(object), err)
+		return fmt.Errorf("write the status of NstanceCluster %s: %w", klog.KObj(nstanceCluster), err)
 	}
-	c.writes.Wrote(written)
+	c.writes.Record(written)
 	return nil
 }
 
-// createCluster makes the Cluster. Its spec is then its users': they pause it,
-// for one.
+// createCluster creates the Cluster. Its spec belongs to the user afterwards.
 func (c *Controller) createCluster(ctx context.Context) error {
-	_, err := c.clusters.Create(ctx, newCluster(c.config.Namespace, c.config.Name), metav1.CreateOptions{FieldManager: controller.FieldManager})
+	_, err := c.clusters.Create(ctx, newCluster(c.namespace, c.name), metav1.CreateOptions{FieldManager: controller.FieldManager})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create Cluster %s/%s: %w", c.config.Namespace, c.config.Name, err)
+		return fmt.Errorf("create Cluster %s/%s: %w", c.namespace, c.name, err)
 	}
 	return nil
 }
 
-// newCluster names the NstanceCluster as infrastructure and as control plane.
-// CAPI drains and deletes Nodes only in a cluster whose control plane it knows.
+// newCluster returns a Cluster with the NstanceCluster as infrastructure and as
+// control plane. Cluster API drains and deletes Nodes only if a Cluster has a control
+// plane (docs/capi.md#control-plane).
 func newCluster(namespace, name string) *clusterv1.Cluster {
-	ref := clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: kind, Name: name}
+	ref := clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: nstanceClusterKind, Name: name}
 	return &clusterv1.Cluster{
 		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: namespace},
 		Spec:       clusterv1.ClusterSpec{InfrastructureRef: ref, ControlPlaneRef: ref},

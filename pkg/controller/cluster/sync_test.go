@@ -19,9 +19,11 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
-func TestSyncWritesTheKubeconfigBeforeTheEndpointAndThenIsQuiet(t *testing.T) {
+func TestSyncWritesTheKubeconfigBeforeTheEndpointAndThenNothing(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	h.showCluster()
@@ -32,34 +34,34 @@ func TestSyncWritesTheKubeconfigBeforeTheEndpointAndThenIsQuiet(t *testing.T) {
 func TestSyncWaitsForTheCachesToShowItsWrites(t *testing.T) {
 	stale := func(h *harness) {
 		t.Helper()
-		if did, requeue, err := h.syncStale(); len(did) > 0 || requeue != staleRetry || err != nil {
-			t.Errorf("with a stale cache it wrote %q, requeue after %s, error %v", did, requeue, err)
+		if writes, requeue, err := h.syncStale(); len(writes) > 0 || requeue != controller.StaleRetry || err != nil {
+			t.Errorf("with a stale cache it wrote %q, requeue after %s, error %v", writes, requeue, err)
 		}
 	}
 	t.Run("of the Secret", func(t *testing.T) {
 		h := newHarness(t, source())
 		h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 		h.showCluster()
-		h.Show(h.informers)
+		h.Show()
 		stale(h)
 		h.expect()
 	})
 	t.Run("of the NstanceCluster", func(t *testing.T) {
-		h, _ := settled(t, time.Hour)
+		h, _ := newSyncedHarness(t, time.Hour)
 		h.expect()
-		h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) { object.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
+		h.changeNstanceCluster(func(n *v1beta1.NstanceCluster) { n.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
 		h.expect(writeCluster, writeStatus)
 		stale(h)
 		h.expect()
 	})
 }
 
-func TestSyncWithoutATokenPublishesNoEndpointAndSaysWhy(t *testing.T) {
+func TestSyncWithoutATokenPublishesNoEndpointAndReportsTheError(t *testing.T) {
 	h := newHarness(t, source())
-	h.noToken = apierrors.NewNotFound(corev1.Resource("serviceaccounts"), "nstance-capi-workload")
-	did, _, err := h.sync()
-	if !apierrors.IsNotFound(err) || !slices.Equal(did, []string{requestToken, writeCluster, writeStatus}) {
-		t.Errorf("wrote %q, error %v", did, err)
+	h.tokenError = apierrors.NewNotFound(corev1.Resource("serviceaccounts"), "nstance-capi-workload")
+	writes, _, err := h.sync()
+	if !apierrors.IsNotFound(err) || !slices.Equal(writes, []string{requestToken, writeCluster, writeStatus}) {
+		t.Errorf("wrote %q, error %v", writes, err)
 	}
 	if got := h.nstanceCluster().Spec.ControlPlaneEndpoint; got != (v1beta1.APIEndpoint{}) {
 		t.Errorf("the endpoint is %+v", got)
@@ -73,24 +75,24 @@ func TestSyncWithoutATokenPublishesNoEndpointAndSaysWhy(t *testing.T) {
 		t.Errorf("Ready is %+v", ready)
 	}
 
-	// Another attempt has nothing new to say; one that succeeds goes on.
-	if did, _, err := h.sync(); !apierrors.IsNotFound(err) || !slices.Equal(did, []string{requestToken}) {
-		t.Errorf("wrote %q, error %v", did, err)
+	// A second failure changes nothing; a success continues.
+	if writes, _, err := h.sync(); !apierrors.IsNotFound(err) || !slices.Equal(writes, []string{requestToken}) {
+		t.Errorf("wrote %q, error %v", writes, err)
 	}
-	h.noToken = nil
+	h.tokenError = nil
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	if available := h.condition(v1beta1.ConditionKubeconfigAvailable); available.Status != metav1.ConditionTrue {
 		t.Errorf("the condition is %+v", available)
 	}
 }
 
-// An endpoint that is published already is not taken back.
+// A published endpoint is not removed.
 func TestTokenThatCannotBeReplacedIsReported(t *testing.T) {
-	h, requeue := settled(t, time.Hour)
-	h.clock.SetTime(h.clock.Now().Add(requeue))
-	h.noToken = apierrors.NewForbidden(corev1.Resource("serviceaccounts"), "nstance-capi-workload", errors.New("no right"))
-	if did, _, err := h.sync(); !apierrors.IsForbidden(err) || !slices.Equal(did, []string{requestToken, writeStatus}) {
-		t.Errorf("wrote %q, error %v", did, err)
+	h, requeue := newSyncedHarness(t, time.Hour)
+	h.Advance(requeue)
+	h.tokenError = apierrors.NewForbidden(corev1.Resource("serviceaccounts"), "nstance-capi-workload", errors.New("not allowed"))
+	if writes, _, err := h.sync(); !apierrors.IsForbidden(err) || !slices.Equal(writes, []string{requestToken, writeStatus}) {
+		t.Errorf("wrote %q, error %v", writes, err)
 	}
 	if available := h.condition(v1beta1.ConditionKubeconfigAvailable); available.Status != metav1.ConditionFalse {
 		t.Errorf("the condition is %+v", available)
@@ -100,7 +102,7 @@ func TestTokenThatCannotBeReplacedIsReported(t *testing.T) {
 	}
 }
 
-func TestNstanceClusterIsWhatClusterAPIWaitsFor(t *testing.T) {
+func TestNstanceClusterIsWhatClusterAPINeeds(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	got := h.nstanceCluster()
@@ -111,47 +113,47 @@ func TestNstanceClusterIsWhatClusterAPIWaitsFor(t *testing.T) {
 	if !*status.Initialization.Provisioned || !*status.Initialization.ControlPlaneInitialized || !*status.ExternalManagedControlPlane {
 		t.Errorf("the status is %+v", status)
 	}
-	for _, kind := range []string{"Ready", "Available", "KubeconfigAvailable"} {
-		if !meta.IsStatusConditionTrue(status.Conditions, kind) {
-			t.Errorf("%s is not true", kind)
+	for _, conditionType := range []string{"Ready", "Available", "KubeconfigAvailable"} {
+		if !meta.IsStatusConditionTrue(status.Conditions, conditionType) {
+			t.Errorf("%s is not true", conditionType)
 		}
 	}
 
-	made := &clusterv1.Cluster{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(h.capi.Created[0].Object, made); err != nil {
+	created := &clusterv1.Cluster{}
+	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(h.CAPI.Created[0].Object, created); err != nil {
 		t.Fatal(err)
 	}
 	want := clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: "NstanceCluster", Name: name}
-	if made.Spec.InfrastructureRef != want || made.Spec.ControlPlaneRef != want {
-		t.Errorf("the Cluster refers to %+v and %+v", made.Spec.InfrastructureRef, made.Spec.ControlPlaneRef)
+	if created.Spec.InfrastructureRef != want || created.Spec.ControlPlaneRef != want {
+		t.Errorf("the Cluster refers to %+v and %+v", created.Spec.InfrastructureRef, created.Spec.ControlPlaneRef)
 	}
 }
 
-func TestSyncTakesTheEndpointBack(t *testing.T) {
+func TestSyncRevertsTheEndpoint(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	h.showCluster()
-	h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) { object.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
+	h.changeNstanceCluster(func(n *v1beta1.NstanceCluster) { n.Spec.ControlPlaneEndpoint.Host = "somewhere.else" })
 	h.expect(writeCluster, writeStatus)
 	if got := h.nstanceCluster().Spec.ControlPlaneEndpoint.Host; got != "kubernetes.default.svc" {
 		t.Errorf("the endpoint is %q", got)
 	}
 }
 
-func TestSyncLeavesAClusterThatIsThereAlone(t *testing.T) {
+func TestSyncDoesNotChangeAnExistingCluster(t *testing.T) {
 	h := newHarness(t, source())
 	h.showCluster()
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus)
 }
 
-func TestSyncIsQuietWhenSomebodyElseCreatedTheCluster(t *testing.T) {
+func TestSyncAcceptsAClusterThatAnotherClientCreated(t *testing.T) {
 	h := newHarness(t, source())
-	h.capi.Taken = []string{"clusters/" + name}
+	h.CAPI.Taken = []string{"clusters/" + name}
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus)
 }
 
-// Cluster API waits for the NstanceCluster to be gone.
-func TestSyncDoesNotBringAClusterBackThatIsBeingDeleted(t *testing.T) {
+// Cluster API waits until the NstanceCluster is deleted.
+func TestSyncDoesNotCreateAClusterThatIsBeingDeleted(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	h.showCluster(deleting)
@@ -159,23 +161,19 @@ func TestSyncDoesNotBringAClusterBackThatIsBeingDeleted(t *testing.T) {
 		t.Fatal(err)
 	}
 	h.expect()
-	h.clock.SetTime(h.clock.Now().Add(h.life))
+	h.Advance(h.tokenLifetime)
 	h.expect(requestToken, writeSecret)
 
-	if err := h.clusters.GetIndexer().Replace(nil, "1"); err != nil {
-		t.Fatal(err)
-	}
-	h.capi.Taken = nil
+	h.forgetCluster()
 	h.expect(writeCluster, writeStatus, createCluster)
 }
 
-// Somebody holds it with a finalizer; it is made anew when it is gone.
-func TestSyncLeavesAnNstanceClusterAloneThatIsBeingDeleted(t *testing.T) {
-	h, _ := settled(t, time.Hour)
-	h.changeNstanceCluster(func(object *v1beta1.NstanceCluster) {
-		object.DeletionTimestamp = &metav1.Time{Time: h.clock.Now()}
-		object.Finalizers = []string{"somebody/else"}
-		object.Spec.ControlPlaneEndpoint.Host = "somewhere.else"
+// A finalizer of another client delays the deletion.
+func TestSyncDoesNotChangeAnNstanceClusterThatIsBeingDeleted(t *testing.T) {
+	h, _ := newSyncedHarness(t, time.Hour)
+	h.changeNstanceCluster(func(n *v1beta1.NstanceCluster) {
+		controllertest.Deleting(n)
+		n.Spec.ControlPlaneEndpoint.Host = "somewhere.else"
 	})
 	h.expect()
 }
@@ -185,7 +183,7 @@ func TestSyncOfAnotherObjectDoesNothing(t *testing.T) {
 	if _, err := h.controller.sync(t.Context(), cache.NewObjectName(namespace, "another")); err != nil {
 		t.Fatal(err)
 	}
-	if !slices.Equal(h.did, nil) {
-		t.Errorf("wrote %q", h.did)
+	if !slices.Equal(h.writes, nil) {
+		t.Errorf("wrote %q", h.writes)
 	}
 }

@@ -60,10 +60,10 @@ func NewAPI(t testing.TB, objects ...runtime.Object) *API {
 }
 
 // Fail has err answer an action from now on; the action is named as by Writes.
-// A nil err ends that.
+// A nil err removes it.
 func (a *API) Fail(action string, err error) { a.errors[action] = err }
 
-// Writes are the changes that were asked for since the last call, each as verb,
+// Writes returns the requested changes since the last call, each as verb,
 // resource and name: "apply nstancemachinepools/status workers".
 func (a *API) Writes() []string {
 	var writes []string

@@ -14,9 +14,9 @@ import (
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 )
 
-// Informers are informers of our kinds that are never started: their caches hold
+// NewInformers returns informers of our kinds that are never started: their caches contain
 // what Show puts there.
-func (a *API) Informers() infrastructure.Interface {
+func (a *API) NewInformers() infrastructure.Interface {
 	return externalversions.NewSharedInformerFactory(a, 0).Infrastructure().V1beta1()
 }
 

@@ -20,48 +20,48 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// answer is how a try to evict a Pod ended.
-type answer string
+// evictionResult is the result of an attempt to evict a Pod.
+type evictionResult string
 
 const (
-	accepted answer = "accepted"
-	// gone: there is no such Pod; the watch will show it.
-	gone answer = "gone"
-	// refused: by a budget, by more than one, or by something else that the API
-	// server has named.
-	refused answer = "refused"
-	// failed: there was no answer.
-	failed answer = "failed"
+	evictionAccepted evictionResult = "accepted"
+	// evictionNotFound: the Pod was deleted; the watch of Pods will show it.
+	evictionNotFound evictionResult = "notFound"
+	// evictionRejected: the API server returned an error, because of one disruption
+	// budget, of several, or for another reason.
+	evictionRejected evictionResult = "rejected"
+	// evictionFailed: there was no response.
+	evictionFailed evictionResult = "failed"
 )
 
-// judge tells what the answer to an eviction means.
-func judge(err error) answer {
+// evictionResultOf returns what the error of an eviction request means.
+func evictionResultOf(err error) evictionResult {
 	switch {
 	case err == nil:
-		return accepted
+		return evictionAccepted
 	case apierrors.IsNotFound(err), apierrors.IsConflict(err):
-		return gone
+		return evictionNotFound
 	}
-	if refusal := (apierrors.APIStatus)(nil); errors.As(err, &refusal) {
-		return refused
+	if status := (apierrors.APIStatus)(nil); errors.As(err, &status) {
+		return evictionRejected
 	}
-	return failed
+	return evictionFailed
 }
 
-// blockage is what keeps a Node from being drained.
+// blockage is a reason why a Node cannot be drained.
 type blockage struct {
-	// pod is the Pod that cannot be evicted, nil when it is something else.
+	// pod is the Pod that cannot be evicted, nil for another reason.
 	pod *corev1.Pod
-	// message names it, in words that stay the same from try to try; note says more.
+	// message does not change from attempt to attempt; note is message with details.
 	message, note string
-	// reason is that of the event.
+	// reason is the reason of the event.
 	reason string
-	// unnamed: the budgets could not be read.
-	unnamed bool
+	// budgetsUnknown is set when the disruption budgets could not be read.
+	budgetsUnknown bool
 }
 
-// newBlockage says that a Pod cannot be evicted, because of budgets as far as they
-// are known.
+// newBlockage returns the blockage by a Pod that cannot be evicted. budgets are the
+// names of the disruption budgets that cover the Pod, if they are known.
 func newBlockage(node string, pod *corev1.Pod, budgets []string, err error) *blockage {
 	message := fmt.Sprintf("Node %s: Pod %s cannot be evicted", node, klog.KObj(pod))
 	switch len(budgets) {
@@ -71,17 +71,29 @@ func newBlockage(node string, pod *corev1.Pod, budgets []string, err error) *blo
 	default:
 		message += ", more than one PodDisruptionBudget: " + strings.Join(budgets, ", ")
 	}
-	return &blockage{pod: pod, message: message, note: message + ": " + words(err), reason: v1beta1.ReasonDrainBlocked}
+	return &blockage{pod: pod, message: message, note: message + ": " + evictionMessage(err), reason: v1beta1.ReasonDrainBlocked}
 }
 
-// words are the server's own in an answer to an eviction. The message of a refusal
-// is the same for all budgets, its cause names the one.
-func words(err error) string {
-	var refusal apierrors.APIStatus
-	if !errors.As(err, &refusal) {
+// newAmbiguity returns the blockage by several Nodes with the provider id of one
+// instance.
+func newAmbiguity(providerID string, nodes []*corev1.Node) blockage {
+	names := make([]string, len(nodes))
+	for i, node := range nodes {
+		names[i] = node.Name
+	}
+	slices.Sort(names)
+	message := fmt.Sprintf("provider id %q matches Nodes %s", providerID, strings.Join(names, ", "))
+	return blockage{message: message, note: message + ": none of them is drained", reason: v1beta1.ReasonAmbiguousProviderID}
+}
+
+// evictionMessage returns the most specific message of a failed eviction. The status
+// message is the same for all disruption budgets; its cause names the budget.
+func evictionMessage(err error) string {
+	var apiStatus apierrors.APIStatus
+	if !errors.As(err, &apiStatus) {
 		return err.Error()
 	}
-	status := refusal.Status()
+	status := apiStatus.Status()
 	if status.Details != nil {
 		for _, cause := range status.Details.Causes {
 			if cause.Type == policyv1.DisruptionBudgetCause {
@@ -92,17 +104,17 @@ func words(err error) string {
 	return status.Message
 }
 
-// budgets are the names of the PodDisruptionBudgets that cover a Pod, as far as
-// they can be read. A refusal because of more than one names none.
+// budgets returns the names of the PodDisruptionBudgets that cover a Pod. The API
+// server names none of them when there are several.
 func (e *evictions) budgets(ctx context.Context, pod *corev1.Pod) ([]string, error) {
 	list, err := e.client.PolicyV1().PodDisruptionBudgets(pod.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
-		klog.FromContext(ctx).Error(err, "Cannot find out which PodDisruptionBudget covers a Pod", "pod", klog.KObj(pod))
+		klog.FromContext(ctx).Error(err, "Listing PodDisruptionBudgets of a blocked Pod failed", "pod", klog.KObj(pod))
 		return nil, err
 	}
 	var names []string
 	for _, budget := range list.Items {
-		// A selector that cannot be read selects nothing, nor does none.
+		// An invalid or missing selector selects no Pod.
 		selector, err := metav1.LabelSelectorAsSelector(budget.Spec.Selector)
 		if err == nil && selector.Matches(labels.Set(pod.Labels)) {
 			names = append(names, budget.Name)

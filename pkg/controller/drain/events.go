@@ -4,45 +4,31 @@
 package drain
 
 import (
-	"fmt"
-	"slices"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 )
 
-// action is what an event says was tried.
+// action is the action of all events.
 const action = "Drain"
 
-// maxNote keeps a note well below what the API server takes, 1024 bytes.
+// maxNote is the maximum length of a note in bytes. The API server allows 1024.
 const maxNote = 1000
 
-// ambiguous says that more than one Node has the provider id of an instance.
-func ambiguous(providerID string, nodes []*corev1.Node) blockage {
-	names := make([]string, len(nodes))
-	for i, node := range nodes {
-		names[i] = node.Name
-	}
-	slices.Sort(names)
-	message := fmt.Sprintf("provider id %q matches Nodes %s", providerID, strings.Join(names, ", "))
-	return blockage{message: message, note: message + ": none of them is drained", reason: v1beta1.ReasonAmbiguousProviderID}
-}
-
-// recordBlocked reports what keeps Nodes from being drained, on each of them.
-func (c *Controller) recordBlocked(nodes []*corev1.Node, by blockage) {
+// recordBlockage records an event about a blockage on each Node.
+func (c *Controller) recordBlockage(nodes []*corev1.Node, b blockage) {
 	for _, node := range nodes {
-		if by.pod == nil {
-			controller.Warn(c.recorder, node, by.reason, action, by.note)
+		if b.pod == nil {
+			controller.Warn(c.recorder, node, b.reason, action, b.note)
 			continue
 		}
-		c.recorder.Eventf(node, by.pod, corev1.EventTypeWarning, by.reason, action, "%s", cut(by.note))
+		c.recorder.Eventf(node, b.pod, corev1.EventTypeWarning, b.reason, action, "%s", truncate(b.note))
 	}
 }
 
-// cut is note in at most maxNote bytes.
-func cut(note string) string {
+// truncate returns note in at most maxNote bytes.
+func truncate(note string) string {
 	return strings.ToValidUTF8(note[:min(len(note), maxNote)], "")
 }

@@ -9,64 +9,65 @@ import (
 	"slices"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
 
-// newBusyWorld has a Node with all that makes a drain call for something.
-func newBusyWorld(t *testing.T) *world {
+// newFullHarness has a Node whose drain needs every kind of request.
+func newFullHarness(t *testing.T) *harness {
 	volume, attachment := newVolume("data", "n1")
 	logs, attachedLogs := newVolume("logs", "n1")
-	w := newWorld(t, newNode("n1"), newNode("n2"), newDaemonSet(), newBudget("web", leaves), volume, attachment, logs, attachedLogs,
-		claiming(newPod("db-0", "n1"), "data"), newPod("web-0", "n1"), newPod("web-1", "n1"), claiming(newAgent("agent-0", "n1"), "logs"))
-	began := time.Now()
-	w.refuse = func(pod string) error {
-		if pod == "web-1" && time.Since(began) < 20*time.Second {
+	h := newHarness(t, newNode("n1"), newNode("n2"), newDaemonSet(), newBudget("web", leaves), volume, attachment, logs, attachedLogs,
+		withClaim(newPod("db-0", "n1"), "data"), newPod("web-0", "n1"), newPod("web-1", "n1"), withClaim(newDaemonSetPod("agent-0", "n1"), "logs"))
+	start := time.Now()
+	h.rejectEviction = func(pod string) error {
+		if pod == "web-1" && time.Since(start) < 20*time.Second {
 			return errBudget
 		}
 		return nil
 	}
 	time.AfterFunc(10*time.Second, func() {
-		if err := w.Tracker().Delete(storagev1.SchemeGroupVersion.WithResource("volumeattachments"), "", "data"); err != nil {
+		if err := h.Tracker().Delete(storagev1.SchemeGroupVersion.WithResource("volumeattachments"), "", "data"); err != nil {
 			t.Error(err)
 		}
 	})
-	return w
+	return h
 }
 
-// The calls that a drain makes, in the world above.
-var callsOfADrain = []string{
+// requestsOfADrain are the requests of a drain with newFullHarness.
+var requestsOfADrain = []string{
 	"patch nodes", "list pods", "watch pods", "get daemonsets", "create pods/eviction", "list poddisruptionbudgets", "get persistentvolumes",
 }
 
-func TestEveryCallMayFail(t *testing.T) {
-	for _, call := range append(slices.Clone(callsOfADrain), "list nodes") {
+func TestEachRequestMayFail(t *testing.T) {
+	for _, request := range append(slices.Clone(requestsOfADrain), "list nodes") {
 		for name, err := range map[string]error{
 			"conflict":    apierrors.NewConflict(nodes.GroupResource(), "n1", errors.New("changed")),
 			"unavailable": apierrors.NewServiceUnavailable("shutting down"),
 			"lost":        errors.New("connection reset"),
 		} {
-			t.Run(call+" "+name, func(t *testing.T) {
-				bubble(t, func(t *testing.T) {
-					w := newBusyWorld(t)
+			t.Run(request+" "+name, func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) {
+					h := newFullHarness(t)
 					var failures atomic.Int32
-					w.fail = func(made string) error {
-						if made == call && failures.Add(1) <= 3 {
+					h.failRequest = func(sent string) error {
+						if sent == request && failures.Add(1) <= 3 {
 							return err
 						}
 						return nil
 					}
-					w.tell("n1", time.Now().Add(10*time.Minute))
-					w.tell("n9", time.Now().Add(10*time.Minute))
-					after(5 * time.Minute)
-					if got := w.acknowledged(); len(got) != 2 {
+					h.announce("n1", time.Now().Add(10*time.Minute))
+					h.announce("n9", time.Now().Add(10*time.Minute))
+					advance(5 * time.Minute)
+					if got := h.shards.Acknowledged(); len(got) != 2 {
 						t.Errorf("acknowledged %q", got)
 					}
-					w.wantCordoned("n1", "ours")
+					h.expectCordonedBy("n1", "operator")
 					if failures.Load() == 0 {
-						t.Errorf("%s was never called", call)
+						t.Errorf("%s was never sent", request)
 					}
 				})
 			})
@@ -74,134 +75,133 @@ func TestEveryCallMayFail(t *testing.T) {
 	}
 }
 
-// A process that dies at any call leaves a drain that the next one finishes, and
-// that the server hears of in time.
-func TestNewProcessGoesOnAfterEveryCall(t *testing.T) {
-	calls := 0
+// After a crash at any request, the next process finishes the drain before the
+// deadline.
+func TestNewProcessContinuesAfterACrashAtAnyRequest(t *testing.T) {
+	requests := 0
 	for at := 1; ; at++ {
-		var made int
-		t.Run(fmt.Sprintf("call %d", at), func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
-				w := newBusyWorld(t)
+		var sent int
+		t.Run(fmt.Sprintf("request %d", at), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				h := newFullHarness(t)
 				crash := make(chan struct{})
 				var count atomic.Int32
-				w.fail = func(string) error {
+				h.failRequest = func(string) error {
 					if n := count.Add(1); int(n) == at {
 						close(crash)
 					} else if int(n) > at {
-						// The process is dead, only its goroutines do not know yet.
-						return errors.New("dead")
+						// The process has crashed; its goroutines stop later.
+						return errors.New("crashed")
 					}
 					return nil
 				}
 				deleteAt := time.Now().Add(5 * time.Minute)
-				w.tell("n1", deleteAt)
+				h.announce("n1", deleteAt)
 				select {
 				case <-crash:
 				case <-time.After(4 * time.Minute):
 				}
-				made = int(count.Load())
-				w.stop()
-				w.mu.Lock()
-				w.fail = func(string) error { return nil }
-				// A new process cannot know when the last one has tried.
-				clear(w.evictions)
-				w.mu.Unlock()
-				w.start()
-				after(time.Until(deleteAt.Add(-time.Second)))
-				if got := w.acknowledged(); len(got) == 0 || len(got) > 2 {
+				sent = int(count.Load())
+				h.stop()
+				h.stopFailures()
+				h.mu.Lock()
+				// A new process does not know the time of the last attempt.
+				clear(h.evictions)
+				h.mu.Unlock()
+				h.start()
+				advance(time.Until(deleteAt.Add(-time.Second)))
+				if got := h.shards.Acknowledged(); len(got) == 0 || len(got) > 2 {
 					t.Errorf("acknowledged %q", got)
 				}
-				w.wantCordoned("n1", "ours")
+				h.expectCordonedBy("n1", "operator")
 			})
 		})
-		calls = max(calls, made)
-		if made < at {
+		requests = max(requests, sent)
+		if sent < at {
 			break
 		}
 	}
-	if calls < 12 {
-		t.Errorf("a drain makes only %d calls", calls)
+	if requests < 12 {
+		t.Errorf("a drain sends only %d requests", requests)
 	}
 }
 
-func TestShardMayFailAtAnyCall(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newWorld(t, newNode("n1"), newPod("web-0", "n1"))
-		w.shardIs(errUnreachable)
-		w.tell("n1", time.Now().Add(time.Hour))
-		after(time.Minute)
-		w.want()
-		w.stop()
-		w.start()
-		after(time.Minute)
-		w.want()
-		// While the acknowledgement is on its way, a Pod may come: each try lists anew.
-		if err := w.Tracker().Add(newPod("late", "n1")); err != nil {
-			t.Fatal(err)
-		}
-		w.shardIs(nil)
-		after(time.Minute)
-		w.want("i-n1")
+func TestShardMayFailAtEachCall(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
+		h.setShardError(errUnreachable)
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(time.Minute)
+		h.expectAcknowledged()
+		h.stop()
+		h.start()
+		advance(time.Minute)
+		h.expectAcknowledged()
+		// Each attempt to acknowledge lists the Pods again, because a Pod may be created
+		// in the meantime.
+		h.addPod(newPod("late", "n1"))
+		h.setShardError(nil)
+		advance(time.Minute)
+		h.expectAcknowledged("i-n1")
 	})
 }
 
-func TestDrainsOfOtherShardsGoOnWhileOneHangs(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newWorld(t)
+func TestDrainsContinueWhileAcknowledgementsHang(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
 		release := make(chan struct{})
-		w.hang = func(string) { <-release }
-		for i := range 2 * callers {
-			w.tell(fmt.Sprintf("gone-%d", i), time.Now().Add(time.Hour))
+		h.delayAcknowledgement = func(string) { <-release }
+		for i := range 2 * shardCallWorkers {
+			h.announce(fmt.Sprintf("missing-%d", i), time.Now().Add(time.Hour))
 		}
-		after(time.Second)
-		w.add(newNode("n1"))
-		w.tell("n1", time.Now().Add(time.Hour))
-		after(time.Second)
-		w.wantCordoned("n1", "ours")
+		advance(time.Second)
+		h.addNode(newNode("n1"))
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(time.Second)
+		h.expectCordonedBy("n1", "operator")
 		close(release)
-		after(2 * time.Second)
-		if got := len(w.acknowledged()); got != 2*callers+1 {
+		advance(2 * time.Second)
+		if got := len(h.shards.Acknowledged()); got != 2*shardCallWorkers+1 {
 			t.Errorf("%d acknowledgements", got)
 		}
 	})
 }
 
-func TestShardThatHangsHoldsUpNoAcknowledgementOfAnother(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newWorld(t)
+func TestShardThatHangsDoesNotDelayAnother(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
 		release := make(chan struct{})
-		w.hang = func(id string) {
+		h.delayAcknowledgement = func(id string) {
 			if id == "a" {
 				<-release
 			}
 		}
 		for i := range 200 {
-			w.tell(fmt.Sprintf("gone-%d", i), time.Now().Add(time.Hour))
+			h.announce(fmt.Sprintf("missing-%d", i), time.Now().Add(time.Hour))
 		}
-		after(time.Second)
-		w.tellAlso("b", "n1", time.Now().Add(time.Hour))
-		after(time.Second)
-		w.want("i-n1")
+		advance(time.Second)
+		h.announceOn("b", "n1", time.Now().Add(time.Hour))
+		advance(time.Second)
+		h.expectAcknowledged("i-n1")
 		close(release)
-		after(5 * time.Second)
-		if got := len(w.acknowledged()); got != 201 {
+		advance(5 * time.Second)
+		if got := len(h.shards.Acknowledged()); got != 201 {
 			t.Errorf("%d acknowledgements", got)
 		}
 	})
 }
 
-func TestShardThatIsDownCostsFewLists(t *testing.T) {
-	bubble(t, func(t *testing.T) {
-		w := newWorld(t, newNode("n1"))
-		w.shardIs(errUnreachable)
-		w.tell("n1", time.Now().Add(time.Hour))
-		after(10 * time.Minute)
-		if n := w.count("list pods"); n > 60 {
+func TestUnreachableShardCausesFewLists(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"))
+		h.setShardError(errUnreachable)
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(10 * time.Minute)
+		if n := h.count("list pods"); n > 60 {
 			t.Errorf("%d lists of Pods in 10 min", n)
 		}
-		w.shardIs(nil)
-		after(20 * time.Second)
-		w.want("i-n1")
+		h.setShardError(nil)
+		advance(20 * time.Second)
+		h.expectAcknowledged("i-n1")
 	})
 }

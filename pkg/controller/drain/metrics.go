@@ -7,62 +7,70 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/component-base/metrics"
-	"k8s.io/component-base/metrics/legacyregistry"
+	"github.com/prometheus/client_golang/prometheus"
 )
 
-const namespace = "nstance_operator"
-
-// outcome is how a drain has ended.
+// outcome is the outcome of a drain.
 type outcome string
 
 const (
-	// drained: no Pod was left that had to leave.
+	// drained: all Pods that had to leave were evicted.
 	drained outcome = "drained"
-	// volumesAttached: nor was here, but their volumes were not detached.
+	// volumesAttached: all Pods were evicted, but some of their volumes are still
+	// attached.
 	volumesAttached outcome = "volumes_attached"
 	// noNode: the instance had no Node.
 	noNode outcome = "no_node"
-	// timedOut: the shard's deadline came first.
+	// timedOut: the shard's deadline was reached before the drain was complete.
 	timedOut outcome = "timed_out"
-	// deleted: the shard has deleted the instance without an acknowledgement.
+	// deleted: the shard deleted the instance without an acknowledgement.
 	deleted outcome = "deleted"
-	// withdrawn: the shard no longer tells of it.
+	// withdrawn: the shard no longer reports the notice.
 	withdrawn outcome = "withdrawn"
 )
 
-// reasons are those of the wire contract. What else a shard says counts as one, so
-// that it cannot make more and more series.
+// reasons are the reasons that are a label value (docs/protocol.md#drains). Others
+// are counted as "other", so that a server cannot create any number of series.
 var reasons = []string{"unhealthy", "config-drift", "expired", "scale-down"}
 
-var (
-	drainDuration = metrics.NewHistogramVec(&metrics.HistogramOpts{
-		Namespace:      namespace,
-		Name:           "drain_duration_seconds",
-		Help:           "Time from the beginning of a drain to its acknowledgement or other end, by the shard's reason and by how it ended.",
-		Buckets:        []float64{1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200},
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"reason", "outcome"})
-	drains = metrics.NewGaugeVec(&metrics.GaugeOpts{
-		Namespace:      namespace,
-		Name:           "drains",
-		Help:           "Drains that are not acknowledged, by state: running, or blocked by a Pod that cannot be evicted or by more than one Node with the same provider id.",
-		StabilityLevel: metrics.ALPHA,
-	}, []string{"state"})
-	evictionsRefused = metrics.NewCounter(&metrics.CounterOpts{
-		Namespace:      namespace,
-		Name:           "evictions_refused_total",
-		Help:           "Evictions that the API server has refused, each try counted.",
-		StabilityLevel: metrics.ALPHA,
-	})
-)
+// metrics are the metrics of drains. They have no label with the name of an
+// instance, so their number is bounded.
+type metrics struct {
+	duration         *prometheus.HistogramVec
+	drains           *prometheus.GaugeVec
+	evictionsRefused prometheus.Counter
+}
 
-func init() { legacyregistry.MustRegister(drainDuration, drains, evictionsRefused) }
+func newMetrics(registry prometheus.Registerer) *metrics {
+	m := &metrics{
+		duration: prometheus.NewHistogramVec(prometheus.HistogramOpts{
+			Name:    "nstance_operator_drain_duration_seconds",
+			Help:    "Time from the start of a drain to its acknowledgement or other outcome, by the shard's reason and by outcome.",
+			Buckets: []float64{1, 2, 5, 10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200},
+		}, []string{"reason", "outcome"}),
+		drains: prometheus.NewGaugeVec(prometheus.GaugeOpts{
+			Name: "nstance_operator_drains",
+			Help: "Drains that are not acknowledged, by state: running, or blocked by a Pod that cannot be evicted or by more than one Node with the same provider id.",
+		}, []string{"state"}),
+		evictionsRefused: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nstance_operator_evictions_refused_total",
+			Help: "Evictions that the API server rejected; each attempt is counted.",
+		}),
+	}
+	registry.MustRegister(m.duration, m.drains, m.evictionsRefused)
+	return m
+}
 
-// observeDrain counts the end of a drain.
-func observeDrain(reason string, took time.Duration, end outcome) {
+// drainFinished counts a drain.
+func (m *metrics) drainFinished(reason string, took time.Duration, result outcome) {
 	if !slices.Contains(reasons, reason) {
 		reason = "other"
 	}
-	drainDuration.WithLabelValues(reason, string(end)).Observe(max(took, 0).Seconds())
+	m.duration.WithLabelValues(reason, string(result)).Observe(max(took, 0).Seconds())
+}
+
+// setDrains sets the number of drains that are not acknowledged.
+func (m *metrics) setDrains(running, blocked int) {
+	m.drains.WithLabelValues("running").Set(float64(running))
+	m.drains.WithLabelValues("blocked").Set(float64(blocked))
 }

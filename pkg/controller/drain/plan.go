@@ -12,42 +12,35 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// volumeTimeout is how long a Node without Pods waits for their volumes to be
-// detached. A detachment that fails must not hold the machine until its end.
-const volumeTimeout = 2 * time.Minute
-
-// echo is how long the cache has to show a cordon.
-const echo = time.Second
-
-// observation is what is known about an instance at the moment of a sync.
+// observation is the state of an instance and its Node at the time of a sync.
 type observation struct {
-	// notice is what the shard tells of the instance's end, nil when it tells of
-	// none. While settled is false nil means nothing.
-	notice  *shard.Notice
+	// notice is the deletion notice of the instance, nil if there is none. If settled
+	// is false, nil has no meaning, because the cache of notices is not complete.
+	notice  *shard.DeletionNotice
 	settled bool
-	// marked are the Nodes that carry the mark of this instance.
-	marked []*corev1.Node
-	// acknowledged: the shard has an answer to this announcement.
+	// cordoned are the Nodes that the operator has cordoned for this instance.
+	cordoned []*corev1.Node
+	// acknowledged is set when the shard has the acknowledgement of this notice.
 	acknowledged bool
-	// nodes are the Nodes that the cache has for the provider id. absent: a live
-	// list had none.
-	nodes  []*corev1.Node
-	absent bool
-	pods   podsSeen
+	// nodes are the cached Nodes with the provider id. notFound is set when a live
+	// list did not contain any.
+	nodes    []*corev1.Node
+	notFound bool
+	pods     podsObservation
 }
 
-// podsSeen is what is known about the Pods of a Node.
-type podsSeen struct {
-	// watched: they are being watched. synced: all of them have been seen.
+// podsObservation is the state of the Pods of a Node.
+type podsObservation struct {
+	// watched is set while the Pods are watched, synced when the watch is complete.
 	watched, synced bool
-	// sorted: of each it is known whether it has to leave. Until listAfter nobody
-	// tries to find that out again.
-	sorted    bool
-	listAfter time.Time
-	// remaining are those that have to leave and have not.
+	// classified is set when it is known for each Pod whether it has to leave. The
+	// Pods are not listed again before listAfter.
+	classified bool
+	listAfter  time.Time
+	// remaining are the Pods that have to leave and still block the drain.
 	remaining []*corev1.Pod
-	// attached is how many volumes are attached to the Node for Pods that have
-	// left; emptySince is since when none remained.
+	// attached is the number of volumes of evicted Pods that are attached to the Node,
+	// and emptySince the time since which no Pod remains.
 	attached   int
 	emptySince time.Time
 }
@@ -56,98 +49,108 @@ type podsSeen struct {
 type step int
 
 const (
-	// nothing: wait for news, or for a moment.
+	// nothing waits for a change or until a time.
 	nothing step = iota
-	// forget: the shard does not want a drain.
+	// forget removes the state of a drain that the shard does not request.
 	forget
-	// ask the shard what has become of an instance without a notice.
-	ask
-	// lookUp the Node, live: the cache does not have it.
-	lookUp
-	// report that more than one Node may be meant.
-	report
+	// checkWithdrawal queries the shard about an instance without a notice.
+	checkWithdrawal
+	// lookUpNode lists all Nodes live, because the cache does not have the Node.
+	lookUpNode
+	// reportAmbiguity reports that several Nodes match.
+	reportAmbiguity
 	cordon
-	// watchPods of the Node.
+	// watchPods starts to watch the Pods of the Node.
 	watchPods
-	// sortPods into those that have to leave and those that stay.
-	sortPods
-	// evict the Pods that remain.
+	// classifyPods finds out which Pods have to leave.
+	classifyPods
+	// evict evicts the remaining Pods.
 	evict
-	// detach: wait until the volumes of Pods that have left are detached.
-	detach
-	// acknowledge the drain.
+	// awaitVolumes waits until the volumes of evicted Pods are detached.
+	awaitVolumes
 	acknowledge
 )
 
-// decision is a step, and when to look again if no news came before, zero for
-// never.
+// continuesEvictions reports whether evictions of the drain continue during a step.
+func (s step) continuesEvictions() bool {
+	switch s {
+	case nothing, cordon, watchPods, classifyPods, evict:
+		return true
+	}
+	return false
+}
+
+// decision is a step.
 type decision struct {
-	step  step
+	step step
+	// until is the time of the next sync if nothing changes before, zero for none.
 	until time.Time
-	// outcome is how a drain ends that is forgotten or acknowledged.
+	// outcome is the outcome of a drain that is forgotten or acknowledged.
 	outcome outcome
 }
 
-// plan decides what is next.
-func plan(seen observation, now time.Time) decision {
-	notice := seen.notice
+// plan decides on the next step.
+func plan(observed observation, now time.Time) decision {
+	notice := observed.notice
 	switch {
-	case notice == nil && !seen.settled:
+	case notice == nil && !observed.settled:
 		return decision{step: nothing}
-	case notice == nil && len(seen.marked) == 0:
+	case notice == nil && len(observed.cordoned) == 0:
 		return decision{step: forget, outcome: withdrawn}
 	case notice == nil:
-		return decision{step: ask}
+		return decision{step: checkWithdrawal}
 	case notice.State != shard.Draining:
 		return decision{step: forget, outcome: deleted}
-	case !seen.acknowledged && overdue(notice, now):
+	case !observed.acknowledged && overdue(notice, now):
 		return decision{step: acknowledge, outcome: timedOut}
-	case len(seen.nodes) == 1 && !seen.nodes[0].Spec.Unschedulable:
-		// Also when there was no Node at the time of the acknowledgement: no Pod is to
-		// start on a machine that is about to go. The drain goes on when the cache
-		// shows the cordon, so that of many Nodes all are cordoned before the Pods of
-		// the first are listed.
-		return decision{step: cordon, until: now.Add(echo)}
-	case seen.acknowledged:
+	case len(observed.nodes) == 1 && !observed.nodes[0].Spec.Unschedulable:
+		// A Node is cordoned also if it registered after the acknowledgement: no Pod may
+		// start on a machine that is about to be deleted. The drain continues when the
+		// cache shows the cordon, so that all Nodes of a burst are cordoned before the
+		// Pods of the first are listed.
+		return decision{step: cordon, until: now.Add(cordonTimeout)}
+	case observed.acknowledged:
 		return decision{step: nothing}
 	}
-	next := planDrain(seen, now)
+	next := planDrain(observed, now)
 	if !notice.DeleteAt.IsZero() {
 		next.until = earliest(next.until, notice.DeleteAt)
 	}
 	return next
 }
 
-// overdue tells whether the shard deletes the instance now, drained or not.
-func overdue(notice *shard.Notice, now time.Time) bool {
+// overdue reports whether the deadline of a notice is over: the shard deletes the
+// instance, drained or not.
+func overdue(notice *shard.DeletionNotice, now time.Time) bool {
 	return !notice.DeleteAt.IsZero() && !now.Before(notice.DeleteAt)
 }
 
-// planDrain decides what is next for an instance with a notice, in time.
-func planDrain(seen observation, now time.Time) decision {
-	pods := seen.pods
+// planDrain decides on the next step for an instance with a notice whose deadline
+// is not over.
+func planDrain(observed observation, now time.Time) decision {
+	pods := observed.pods
 	switch {
-	case len(seen.nodes) > 1:
-		return decision{step: report}
-	case len(seen.nodes) == 0 && providerid.Key(seen.notice.ProviderID) == "":
-		// Nobody can say which Node it is not.
+	case len(observed.nodes) > 1:
+		return decision{step: reportAmbiguity}
+	case len(observed.nodes) == 0 && providerid.Key(observed.notice.ProviderID) == "":
+		// Any Node may be the Node of the instance.
 		return decision{step: nothing}
-	case len(seen.nodes) == 0 && seen.absent:
+	case len(observed.nodes) == 0 && observed.notFound:
 		return decision{step: acknowledge, outcome: noNode}
-	case len(seen.nodes) == 0:
-		return decision{step: lookUp}
+	case len(observed.nodes) == 0:
+		return decision{step: lookUpNode}
 	case !pods.watched:
 		return decision{step: watchPods}
 	case !pods.synced:
 		return decision{step: nothing}
-	case !pods.sorted && now.Before(pods.listAfter):
+	case !pods.classified && now.Before(pods.listAfter):
 		return decision{step: nothing, until: pods.listAfter}
-	case !pods.sorted:
-		return decision{step: sortPods}
+	case !pods.classified:
+		return decision{step: classifyPods}
 	case len(pods.remaining) > 0:
-		return decision{step: evict, until: graceOver(seen.nodes[0], pods.remaining)}
+		return decision{step: evict, until: firstGracePeriodEnd(observed.nodes[0], pods.remaining)}
 	case pods.attached > 0 && now.Before(pods.emptySince.Add(volumeTimeout)):
-		return decision{step: detach, until: pods.emptySince.Add(volumeTimeout)}
+		return decision{step: awaitVolumes, until: pods.emptySince.Add(volumeTimeout)}
 	case pods.attached > 0:
 		return decision{step: acknowledge, outcome: volumesAttached}
 	default:
@@ -155,9 +158,9 @@ func planDrain(seen observation, now time.Time) decision {
 	}
 }
 
-// graceOver is when the first of pods stops holding up the drain of a Node that
-// has not been heard of, zero for never.
-func graceOver(node *corev1.Node, pods []*corev1.Pod) time.Time {
+// firstGracePeriodEnd returns the time at which the first of pods no longer blocks
+// the drain of an unreachable Node, zero for none.
+func firstGracePeriodEnd(node *corev1.Node, pods []*corev1.Pod) time.Time {
 	var first time.Time
 	if !unreachable(node) {
 		return first
@@ -170,7 +173,7 @@ func graceOver(node *corev1.Node, pods []*corev1.Pod) time.Time {
 	return first
 }
 
-// earliest is the earlier of two moments; a zero one does not count.
+// earliest returns the earlier of two times. A zero time counts as none.
 func earliest(a, b time.Time) time.Time {
 	if a.IsZero() || !b.IsZero() && b.Before(a) {
 		return b

@@ -5,7 +5,6 @@ package drain
 
 import (
 	"context"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -17,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// podWatch watches the Pods of one Node for as long as it is drained. The
-// operator never watches the Pods of all Nodes.
+// podWatch watches the Pods of one Node while it is drained. The operator never
+// watches the Pods of all Nodes.
 type podWatch struct {
 	node     string
 	informer cache.SharedIndexInformer
@@ -26,17 +25,17 @@ type podWatch struct {
 	stop     context.CancelFunc
 }
 
-// watchPods watches the Pods of a Node, and of no other, for a drain. Each change
-// of one asks for a sync, and so does the moment when all of them were seen.
-func (c *Controller) watchPods(ctx context.Context, key cache.ObjectName, r *record, node string) {
-	r.stopWatching()
+// startPodWatch watches the Pods of a Node for a drain, which is enqueued on each
+// change and when the watch is complete.
+func (c *Controller) startPodWatch(ctx context.Context, key Key, s *state, node string) {
+	s.stopPodWatch()
 
 	informer := coreinformers.NewFilteredPodInformer(c.client, metav1.NamespaceAll, 0, cache.Indexers{},
 		func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector("spec.nodeName", node).String()
 		})
-	// An informer that has not been started refuses neither of these.
-	if err := informer.SetTransform(podEssentials); err != nil {
+	// Neither of these fails before an informer is started.
+	if err := informer.SetTransform(trimPod); err != nil {
 		panic(err)
 	}
 	registration, err := informer.AddEventHandler(controller.OnChange(func(_, _ *corev1.Pod) { c.queue.Add(key) }))
@@ -44,8 +43,8 @@ func (c *Controller) watchPods(ctx context.Context, key cache.ObjectName, r *rec
 		panic(err)
 	}
 	ctx, stop := context.WithCancel(klog.NewContext(ctx, klog.LoggerWithValues(klog.FromContext(ctx), "node", node)))
-	c.watches.Go(func() { informer.RunWithContext(ctx) })
-	c.watches.Go(func() {
+	c.podWatches.Go(func() { informer.RunWithContext(ctx) })
+	c.podWatches.Go(func() {
 		select {
 		case <-registration.HasSyncedChecker().Done():
 			c.queue.Add(key)
@@ -53,30 +52,9 @@ func (c *Controller) watchPods(ctx context.Context, key cache.ObjectName, r *rec
 		}
 	})
 
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.watch = &podWatch{node: node, informer: informer, synced: registration.HasSynced, stop: stop}
-}
-
-// stopWatching ends the watch, if there is one, and what is known from it.
-func (r *record) stopWatching() {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	if r.watch != nil {
-		r.watch.stop()
-	}
-	r.watch, r.known, r.leaving = nil, nil, nil
-}
-
-// beginList notes that a list begins, and returns the Pods that the watch shows.
-func (r *record) beginList(now time.Time) []*corev1.Pod {
-	r.mu.Lock()
-	defer r.mu.Unlock()
-	r.listAfter = now.Add(listPeriod)
-	if r.watch == nil {
-		return nil
-	}
-	return r.watch.pods()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.watch = &podWatch{node: node, informer: informer, synced: registration.HasSynced, stop: stop}
 }
 
 func (w *podWatch) pods() []*corev1.Pod {
@@ -90,14 +68,14 @@ func (w *podWatch) pods() []*corev1.Pod {
 	return pods
 }
 
-// podEssentials keeps of a Pod what a drain reads. Many Nodes may be drained at
-// once.
-func podEssentials(obj any) (any, error) {
+// trimPod is the transform of a watch: it keeps the fields that drains read, because
+// many Nodes may be drained at the same time.
+func trimPod(obj any) (any, error) {
 	pod, ok := obj.(*corev1.Pod)
 	if !ok {
 		return obj, nil
 	}
-	kept := &corev1.Pod{
+	trimmed := &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 			Labels: pod.Labels, DeletionTimestamp: pod.DeletionTimestamp,
@@ -107,8 +85,8 @@ func podEssentials(obj any) (any, error) {
 	}
 	for _, volume := range pod.Spec.Volumes {
 		if volume.PersistentVolumeClaim != nil || volume.Ephemeral != nil {
-			kept.Spec.Volumes = append(kept.Spec.Volumes, volume)
+			trimmed.Spec.Volumes = append(trimmed.Spec.Volumes, volume)
 		}
 	}
-	return kept, nil
+	return trimmed, nil
 }

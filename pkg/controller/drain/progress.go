@@ -8,56 +8,47 @@ import (
 	"slices"
 	"strings"
 	"sync"
-
-	"k8s.io/client-go/tools/cache"
 )
 
-// maxNamed is how many blocked drains a summary names.
-const maxNamed = 3
+// maxListed is the maximum number of blocked drains that a summary lists.
+const maxListed = 3
 
-// progress is what the status of other objects says about drains.
+// progress is the state of drains that other controllers report in status.
 type progress struct {
-	mu       sync.Mutex
-	drains   map[cache.ObjectName]ongoing
-	handlers []func(shard, group, instanceID string)
+	metrics  *metrics
+	handlers []func(shard, group, instance string)
+
+	mu     sync.Mutex
+	drains map[Key]drainProgress
 }
 
-// ongoing is a drain that is not acknowledged. Its message is empty while nothing
-// blocks it.
-type ongoing struct {
+// drainProgress is the state of a drain that is not acknowledged. message is empty
+// while the drain is not blocked.
+type drainProgress struct {
 	group, message string
 }
 
-func newProgress() *progress { return &progress{drains: make(map[cache.ObjectName]ongoing)} }
+func newProgress(metrics *metrics) *progress {
+	return &progress{metrics: metrics, drains: make(map[Key]drainProgress)}
+}
 
-// AddHandler adds a function that is called when Summary of a group, or OfInstance
-// of an instance, has changed. It must be quick. Add handlers before Run.
-func (c *Controller) AddHandler(handler func(shard, group, instanceID string)) {
+// AddHandler adds a function that is called when the result of Summary or
+// OfInstance has changed. It must return quickly. Add handlers before Run.
+func (c *Controller) AddHandler(handler func(shard, group, instance string)) {
 	c.progress.handlers = append(c.progress.handlers, handler)
 }
 
-// Summary tells how many instances of a group on a shard are being drained, how
-// many of these drains are blocked, and by what. The message is empty when none
-// is, and does not change as long as the same drains are blocked by the same.
+// Summary returns how many instances of a group on a shard are being drained, how
+// many of these drains are blocked, and by what. The message is empty if none is
+// blocked. It changes only when a drain becomes blocked or unblocked or is blocked
+// for another reason.
 func (c *Controller) Summary(shard, group string) (draining, blocked int, message string) {
-	return c.progress.summary(shard, group)
-}
-
-// OfInstance tells whether an instance is being drained, and whether that is
-// blocked and by what.
-func (c *Controller) OfInstance(shard, id string) (blocked bool, message string, draining bool) {
-	c.progress.mu.Lock()
-	defer c.progress.mu.Unlock()
-	drain, draining := c.progress.drains[cache.NewObjectName(shard, id)]
-	return drain.message != "", drain.message, draining
-}
-
-func (p *progress) summary(shard, group string) (draining, blocked int, message string) {
+	p := c.progress
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	var messages []string
 	for key, drain := range p.drains {
-		if key.Namespace != shard || drain.group != group {
+		if key.Shard != shard || drain.group != group {
 			continue
 		}
 		draining++
@@ -66,63 +57,73 @@ func (p *progress) summary(shard, group string) (draining, blocked int, message 
 		}
 	}
 	slices.Sort(messages)
-	return draining, len(messages), named(messages)
+	return draining, len(messages), summarize(messages)
 }
 
-// set notes that a drain goes on, and what blocks it.
-func (p *progress) set(key cache.ObjectName, group string, blocked []blockage) {
-	messages := make([]string, len(blocked))
-	for i := range blocked {
-		messages[i] = blocked[i].message
+// OfInstance reports whether an instance is being drained, and whether the drain is
+// blocked and by what.
+func (c *Controller) OfInstance(shard, id string) (blocked bool, message string, draining bool) {
+	c.progress.mu.Lock()
+	defer c.progress.mu.Unlock()
+	drain, draining := c.progress.drains[Key{Shard: shard, Instance: id}]
+	return drain.message != "", drain.message, draining
+}
+
+// set stores that a drain is in progress, and its blockages.
+func (p *progress) set(key Key, group string, blockages []blockage) {
+	messages := make([]string, len(blockages))
+	for i := range blockages {
+		messages[i] = blockages[i].message
 	}
-	p.change(key, ongoing{group: group, message: named(messages)}, true)
+	p.update(key, &drainProgress{group: group, message: summarize(messages)})
 }
 
-// remove notes that a drain does not go on.
-func (p *progress) remove(key cache.ObjectName) { p.change(key, ongoing{}, false) }
+// remove stores that a drain is not in progress.
+func (p *progress) remove(key Key) { p.update(key, nil) }
 
-func (p *progress) change(key cache.ObjectName, after ongoing, is bool) {
+// update replaces the state of a drain, nil for none, and calls the handlers if it
+// has changed.
+func (p *progress) update(key Key, after *drainProgress) {
 	p.mu.Lock()
-	before, was := p.drains[key]
-	if was == is && before == after {
+	before, existed := p.drains[key]
+	if existed == (after != nil) && (after == nil || before == *after) {
 		p.mu.Unlock()
 		return
 	}
-	if is {
-		p.drains[key] = after
+	if after != nil {
+		p.drains[key] = *after
 	} else {
 		delete(p.drains, key)
 	}
-	p.count()
+	p.updateMetrics()
 	p.mu.Unlock()
 
 	for _, handler := range p.handlers {
-		if was {
-			handler(key.Namespace, before.group, key.Name)
+		if existed {
+			handler(key.Shard, before.group, key.Instance)
 		}
-		if is && (!was || after.group != before.group) {
-			handler(key.Namespace, after.group, key.Name)
+		if after != nil && (!existed || after.group != before.group) {
+			handler(key.Shard, after.group, key.Instance)
 		}
 	}
 }
 
-// count sets the gauges. It is called with the lock.
-func (p *progress) count() {
+// updateMetrics sets the gauges. mu must be locked.
+func (p *progress) updateMetrics() {
 	blocked := 0
 	for _, drain := range p.drains {
 		if drain.message != "" {
 			blocked++
 		}
 	}
-	drains.WithLabelValues("running").Set(float64(len(p.drains) - blocked))
-	drains.WithLabelValues("blocked").Set(float64(blocked))
+	p.metrics.setDrains(len(p.drains)-blocked, blocked)
 }
 
-// named is the first of messages, and how many there are besides.
-func named(messages []string) string {
-	more := len(messages) - maxNamed
+// summarize joins the first messages and the number of the others.
+func summarize(messages []string) string {
+	more := len(messages) - maxListed
 	if more <= 0 {
 		return strings.Join(messages, "; ")
 	}
-	return fmt.Sprintf("%s; and %d more", strings.Join(messages[:maxNamed], "; "), more)
+	return fmt.Sprintf("%s; and %d more", strings.Join(messages[:maxListed], "; "), more)
 }

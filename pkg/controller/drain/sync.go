@@ -10,132 +10,132 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 )
 
-// staleRetry is how long a sync waits for the cache to show the last cordon.
-const staleRetry = 50 * time.Millisecond
-
 // sync takes the next step of one drain.
-func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 	now := c.clock.Now()
-	seen, r, err := c.observe(ctx, key, now)
+	observed, s, err := c.observe(ctx, key, now)
 	if err != nil {
 		return 0, err
 	}
-	for _, node := range seen.nodes {
-		if !c.writes.Seen(cache.MetaObjectToName(node)) {
-			return staleRetry, nil
+	for _, node := range observed.nodes {
+		if !c.writes.CaughtUp(cache.MetaObjectToName(node)) {
+			return controller.StaleRetry, nil
 		}
 	}
-	next := plan(seen, now)
-	if r == nil || seen.acknowledged {
-		c.standDown(key)
+	next := plan(observed, now)
+	inProgress := s != nil && !observed.acknowledged
+	if !inProgress {
+		c.stop(key)
 	}
-	if err := c.take(ctx, key, r, seen, next); err != nil {
+	if !inProgress || !next.step.continuesEvictions() {
+		c.evictions.drop(key)
+	}
+	if err := c.act(ctx, key, s, observed, next); err != nil {
 		return 0, err
 	}
-	if r != nil && !seen.acknowledged {
-		c.show(key, r, seen, next)
+	if inProgress {
+		c.reportProgress(key, s, observed, next)
 	}
-	return until(next.until, now), nil
+	return delayUntil(next.until, now), nil
 }
 
-// take takes a step.
-func (c *Controller) take(ctx context.Context, key cache.ObjectName, r *record, seen observation, next decision) error {
+// observe reads the caches. The state is nil if the shard does not request a drain.
+func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (observation, *state, error) {
+	// Settled is read first: a notice that arrives after it must not look withdrawn.
+	observed := observation{settled: c.notices.Settled(key.Shard), cordoned: c.nodesCordonedFor(key)}
+	notice, ok := c.notices.Get(key.Shard, key.Instance)
+	if !ok {
+		return observed, nil, nil
+	}
+	observed.notice = &notice
+	if notice.State != shard.Draining {
+		return observed, nil, nil
+	}
+	s := c.ensureState(key, observed.notice)
+	observed.acknowledged = s.isAcknowledged(notice.Announced)
+	observed.nodes = c.nodes.WithProviderID(notice.ProviderID)
+	if len(observed.nodes) == 0 {
+		observed.notFound = c.nodeLookup.notFound(key)
+	} else {
+		// If the Node is deleted later, that needs a new lookup.
+		c.nodeLookup.forget(key)
+	}
+	if len(observed.nodes) != 1 || observed.acknowledged || overdue(observed.notice, now) {
+		return observed, s, nil
+	}
+	var err error
+	observed.pods, err = c.observePods(ctx, s, observed.nodes[0], now)
+	return observed, s, err
+}
+
+// act takes a step.
+func (c *Controller) act(ctx context.Context, key Key, s *state, observed observation, next decision) error {
 	switch next.step {
 	case forget:
 		c.forget(key, next.outcome)
-	case ask:
+	case checkWithdrawal:
 		c.forget(key, withdrawn)
-		c.calls.add(key)
-	case lookUp:
-		c.evictions.drop(key)
-		c.lookups.ask(key, seen.notice.ProviderID)
-	case report, detach:
-		c.evictions.drop(key)
+		c.shardCalls.add(key)
+	case lookUpNode:
+		c.nodeLookup.request(key, observed.notice.ProviderID)
 	case cordon:
-		if err := c.applyCordon(ctx, seen.nodes[0], mark(key)); err != nil {
+		node := observed.nodes[0]
+		if err := c.applyCordon(ctx, node, key); err != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("Node cordoned", "node", seen.nodes[0].Name, "reason", seen.notice.Reason, "deleteAt", seen.notice.DeleteAt)
+		klog.FromContext(ctx).Info("Node cordoned", "node", node.Name, "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
 	case watchPods:
-		c.watchPods(ctx, key, r, seen.nodes[0].Name)
-	case sortPods:
-		if _, err := c.sortPods(ctx, r, seen.nodes[0]); err != nil {
+		c.startPodWatch(ctx, key, s, observed.nodes[0].Name)
+	case classifyPods:
+		if _, err := c.classifyPods(ctx, s, observed.nodes[0]); err != nil {
 			return err
 		}
 		c.queue.Add(key)
 	case evict:
-		c.evictions.want(key, seen.nodes[0], running(seen.pods.remaining), seen.notice.DeleteAt)
+		c.evictions.set(key, observed.nodes[0], notDeleted(observed.pods.remaining), observed.notice.DeleteAt)
 	case acknowledge:
-		c.evictions.drop(key)
-		c.calls.add(key)
+		c.shardCalls.add(key)
+	case nothing, reportAmbiguity, awaitVolumes:
 	}
 	return nil
 }
 
-// observe reads the caches. There is a record if the shard wants a drain.
-func (c *Controller) observe(ctx context.Context, key cache.ObjectName, now time.Time) (observation, *record, error) {
-	// First: a notice that comes between the two must not look withdrawn.
-	seen := observation{settled: c.notices.Settled(key.Namespace), marked: c.markedFor(key)}
-	notice, ok := c.notices.Get(key.Namespace, key.Name)
-	if !ok {
-		return seen, nil, nil
-	}
-	seen.notice = &notice
-	if notice.State != shard.Draining {
-		return seen, nil, nil
-	}
-	r := c.recordOf(key, seen.notice)
-	seen.acknowledged = r.acknowledgedFor(notice.Announced)
-	seen.nodes = c.nodes.WithProviderID(notice.ProviderID)
-	if len(seen.nodes) == 0 {
-		seen.absent = c.lookups.absent(key)
-	} else {
-		// If it goes, that has to be looked up anew.
-		c.lookups.forget(key)
-	}
-	if len(seen.nodes) != 1 || seen.acknowledged || overdue(seen.notice, now) {
-		return seen, r, nil
-	}
-	var err error
-	seen.pods, err = c.observePods(ctx, r, seen.nodes[0], now)
-	return seen, r, err
-}
-
-// standDown ends what goes on for a drain that nobody wants any more, or that is
-// acknowledged.
-func (c *Controller) standDown(key cache.ObjectName) {
-	c.evictions.drop(key)
+// stop stops the work on a drain that the shard does not request or that is
+// acknowledged, except for its evictions.
+func (c *Controller) stop(key Key) {
 	c.progress.remove(key)
-	c.lookups.forget(key)
-	if r := c.existing(key); r != nil {
-		r.stopWatching()
+	c.nodeLookup.forget(key)
+	if s := c.getState(key); s != nil {
+		s.stopPodWatch()
 	}
 }
 
-// forget ends the memory of a drain.
-func (c *Controller) forget(key cache.ObjectName, end outcome) {
-	if r := c.existing(key); r != nil {
-		c.remove(key, r)
-		if !r.ended() {
-			observeDrain(r.reason, c.clock.Since(r.began), end)
+// forget removes the state of a drain.
+func (c *Controller) forget(key Key, result outcome) {
+	if s := c.getState(key); s != nil {
+		c.removeState(key, s)
+		if !s.isCounted() {
+			c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), result)
 		}
 	}
 }
 
-// show puts a drain that goes on into the summary, and reports what keeps it. One
-// that is only to be acknowledged again is over.
-func (c *Controller) show(key cache.ObjectName, r *record, seen observation, next decision) {
-	blocked := c.evictions.blocked(key)
-	if next.step == report {
-		blocked = []blockage{ambiguous(seen.notice.ProviderID, seen.nodes)}
+// reportProgress updates the summary of drains, and records an event when the drain
+// becomes blocked. A drain that was acknowledged before and only waits for another
+// acknowledgement is not part of the summary.
+func (c *Controller) reportProgress(key Key, s *state, observed observation, next decision) {
+	blockages := c.evictions.blockages(key)
+	if next.step == reportAmbiguity {
+		blockages = []blockage{newAmbiguity(observed.notice.ProviderID, observed.nodes)}
 	}
-	if r.becomesReported(len(blocked) > 0) {
-		c.recordBlocked(seen.nodes, blocked[0])
+	if s.setBlocked(len(blockages) > 0) {
+		c.recordBlockage(observed.nodes, blockages[0])
 	}
-	if !r.isConcluded() {
-		c.progress.set(key, seen.notice.Group, blocked)
+	if !s.wasAcknowledged() {
+		c.progress.set(key, observed.notice.Group, blockages)
 	}
 }

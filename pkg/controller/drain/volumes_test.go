@@ -5,6 +5,7 @@ package drain
 
 import (
 	"testing"
+	"testing/synctest"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -13,7 +14,7 @@ import (
 	"k8s.io/utils/ptr"
 )
 
-// newVolume is a volume of a claim of the same name, and its attachment to a Node.
+// newVolume returns a volume of a claim of the same name, and its attachment to a Node.
 func newVolume(name, node string) (*corev1.PersistentVolume, *storagev1.VolumeAttachment) {
 	return &corev1.PersistentVolume{
 			ObjectMeta: metav1.ObjectMeta{Name: name},
@@ -24,64 +25,64 @@ func newVolume(name, node string) (*corev1.PersistentVolume, *storagev1.VolumeAt
 		}
 }
 
-func claiming(pod *corev1.Pod, claim string) *corev1.Pod {
+func withClaim(pod *corev1.Pod, claim string) *corev1.Pod {
 	pod.Spec.Volumes = []corev1.Volume{{Name: "data", VolumeSource: corev1.VolumeSource{
 		PersistentVolumeClaim: &corev1.PersistentVolumeClaimVolumeSource{ClaimName: claim}}}}
 	return pod
 }
 
 func TestAcknowledgementWaitsUntilVolumesAreDetached(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		volume, attachment := newVolume("data", "n1")
 		elsewhere, attachedElsewhere := newVolume("elsewhere", "n2")
-		w := newWorld(t, newNode("n1"), newNode("n2"), volume, attachment, elsewhere, attachedElsewhere, claiming(newPod("db-0", "n1"), "data"))
-		w.tell("n1", time.Now().Add(time.Hour))
-		after(time.Minute)
-		w.want()
-		if err := w.StorageV1().VolumeAttachments().Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
+		h := newHarness(t, newNode("n1"), newNode("n2"), volume, attachment, elsewhere, attachedElsewhere, withClaim(newPod("db-0", "n1"), "data"))
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(time.Minute)
+		h.expectAcknowledged()
+		if err := h.StorageV1().VolumeAttachments().Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
 			t.Fatal(err)
 		}
-		after(2 * time.Second)
-		w.want("i-n1")
+		advance(2 * time.Second)
+		h.expectAcknowledged("i-n1")
 	})
 }
 
-func TestVolumesThatStayAttachedHoldUpTheAcknowledgementForALimitedTime(t *testing.T) {
+func TestAttachedVolumesBlockTheAcknowledgementForALimitedTime(t *testing.T) {
 	for name, c := range map[string]struct {
-		deleteIn, before, then time.Duration
+		deleteIn, blockedFor, then time.Duration
 	}{
-		"two minutes":           {time.Hour, 2*time.Minute + 4*time.Second, 3 * time.Second},
-		"as long as there is":   {time.Minute, 59 * time.Second, 2 * time.Second},
-		"the shard says no end": {0, 2*time.Minute + 4*time.Second, 3 * time.Second},
+		"two minutes":        {time.Hour, 2*time.Minute + 4*time.Second, 3 * time.Second},
+		"until the deadline": {time.Minute, 59 * time.Second, 2 * time.Second},
+		"no deadline":        {0, 2*time.Minute + 4*time.Second, 3 * time.Second},
 	} {
 		t.Run(name, func(t *testing.T) {
-			bubble(t, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
 				volume, attachment := newVolume("data", "n1")
-				w := newWorld(t, newNode("n1"), volume, attachment, claiming(newPod("db-0", "n1"), "data"))
+				h := newHarness(t, newNode("n1"), volume, attachment, withClaim(newPod("db-0", "n1"), "data"))
 				deleteAt := time.Now().Add(c.deleteIn)
 				if c.deleteIn == 0 {
 					deleteAt = time.Time{}
 				}
-				w.tell("n1", deleteAt)
-				after(c.before)
-				w.want()
-				after(c.then)
-				w.want("i-n1")
+				h.announce("n1", deleteAt)
+				advance(c.blockedFor)
+				h.expectAcknowledged()
+				advance(c.then)
+				h.expectAcknowledged("i-n1")
 			})
 		})
 	}
 }
 
 func TestVolumesOfPodsThatStayDoNotCount(t *testing.T) {
-	bubble(t, func(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
 		volume, attachment := newVolume("logs", "n1")
 		scratch, attachedScratch := newVolume("agent-1-scratch", "n1")
-		ephemeral := newAgent("agent-1", "n1")
+		ephemeral := newDaemonSetPod("agent-1", "n1")
 		ephemeral.Spec.Volumes = []corev1.Volume{{Name: "scratch", VolumeSource: corev1.VolumeSource{Ephemeral: &corev1.EphemeralVolumeSource{}}}}
-		w := newWorld(t, newNode("n1"), newDaemonSet(), volume, attachment, scratch, attachedScratch,
-			claiming(newAgent("agent-0", "n1"), "logs"), ephemeral, newPod("web-0", "n1"))
-		w.tell("n1", time.Now().Add(time.Hour))
-		after(8 * time.Second)
-		w.want("i-n1")
+		h := newHarness(t, newNode("n1"), newDaemonSet(), volume, attachment, scratch, attachedScratch,
+			withClaim(newDaemonSetPod("agent-0", "n1"), "logs"), ephemeral, newPod("web-0", "n1"))
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(8 * time.Second)
+		h.expectAcknowledged("i-n1")
 	})
 }

@@ -13,8 +13,8 @@ const (
 	reasonNameTaken = "NameTaken"
 )
 
-func (c *Controller) record(told *warning) {
-	if told != nil {
-		controller.Warn(c.recorder, told.pool, told.reason, "Import", told.message)
+func (c *Controller) warn(w *warning) {
+	if w != nil {
+		controller.Warn(c.recorder, w.pool, w.reason, "Import", w.message)
 	}
 }

@@ -4,21 +4,20 @@
 package importer
 
 import (
-	"slices"
-	"strings"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 const (
-	namespace   = "default"
-	clusterName = "cluster--default"
+	namespace   = controllertest.Namespace
+	clusterName = controllertest.ClusterName
 )
 
 // newPool is the pool name of a group on these shards.
@@ -58,60 +57,26 @@ func paused(cluster *clusterv1.Cluster) *clusterv1.Cluster {
 	return cluster
 }
 
-// leaving is object as it is once its deletion was asked for.
-func leaving[T metav1.Object](object T) T {
-	object.SetDeletionTimestamp(ptr.To(metav1.Now()))
-	object.SetFinalizers([]string{"example.com/wait"})
-	return object
+// up returns a shard that is connected and synced.
+func up(groups ...shard.Group) *shardtest.Shard {
+	return unknown(true, true, groups...)
 }
 
-// server is what is known of one shard.
-type server struct {
-	synced, reachable bool
-	groups            []shard.Group
-}
-
-// servers are the configured shards by id, and the cache of their groups.
-type servers map[string]*server
-
-// up is a shard of which everything is known.
-func up(groups ...shard.Group) *server { return &server{synced: true, reachable: true, groups: groups} }
-
-func (s servers) Shards() []string {
-	var ids []string
-	for id := range s {
-		ids = append(ids, id)
+// unknown returns a shard that is synced or connected, or not.
+func unknown(synced, reachable bool, groups ...shard.Group) *shardtest.Shard {
+	state := shardtest.NewShard()
+	state.Synced, state.Reachable = synced, reachable
+	for _, group := range groups {
+		state.Groups[group.Key] = group
 	}
-	// Of an order that is not the wanted one.
-	slices.SortFunc(ids, func(a, b string) int { return strings.Compare(b, a) })
-	return ids
+	return state
 }
-
-func (s servers) Get(id, key string) (shard.Group, bool) {
-	for _, group := range s.List(id) {
-		if group.Key == key {
-			return group, true
-		}
-	}
-	return shard.Group{}, false
-}
-
-func (s servers) List(id string) []shard.Group {
-	if s[id] == nil {
-		return nil
-	}
-	return s[id].groups
-}
-
-func (s servers) HasSynced(id string) bool { return s[id] != nil && s[id].synced }
-
-func (s servers) Reachable(id string) (bool, error) { return s[id] != nil && s[id].reachable, nil }
 
 // A group "main" as a shard reports it.
 func static(size int32) shard.Group {
 	return shard.Group{
-		Key: "main", Size: size, Template: "server", InstanceType: "large", Subnets: []string{"private"},
-		Vars: map[string]string{"a": "1"}, Static: true,
+		Key: "main", Size: size, GroupSettings: shard.GroupSettings{Template: "server", InstanceType: "large", Subnets: []string{"private"},
+			Vars: map[string]string{"a": "1"}}, Static: true,
 	}
 }
 

@@ -15,8 +15,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// byGroup finds pools by their group. Other controllers index the same cache under
-// other names.
+// byGroup is the index of pools by group.
 const byGroup = "group"
 
 var poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
@@ -26,25 +25,26 @@ var poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
 	return nil, nil
 }}
 
-// takesAlong is the name of the pool that Cluster API deletes with a MachinePool
-// that is being deleted, whoever made it and when (CAPI contract). "" when there
-// is none.
-func takesAlong(machinePool *clusterv1.MachinePool) string {
+// deletedPoolOf returns the name of the pool that Cluster API deletes together with
+// a MachinePool that is being deleted, "" when there is none
+// (docs/capi.md#deletion).
+func deletedPoolOf(machinePool *clusterv1.MachinePool) string {
 	if machinePool.DeletionTimestamp.IsZero() {
 		return ""
 	}
 	return capi.PoolOf(machinePool)
 }
 
-// poolsOf are the pools of a group, by name. There should be at most one.
+// poolsOf returns the pools of a group, sorted by name. There should be at most one.
 func (c *Controller) poolsOf(group string) []*v1beta1.NstanceMachinePool {
 	pools := controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byGroup, group)
 	slices.SortFunc(pools, func(a, b *v1beta1.NstanceMachinePool) int { return strings.Compare(a.Name, b.Name) })
 	return pools
 }
 
-// takenAlong tells whether a pool of that name would go with a MachinePool.
-func (c *Controller) takenAlong(pool string) bool {
+// hasDeletedMachinePool reports whether a MachinePool that is being deleted refers to
+// the pool of that name.
+func (c *Controller) hasDeletedMachinePool(pool string) bool {
 	return slices.ContainsFunc(controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool),
-		func(machinePool *clusterv1.MachinePool) bool { return takesAlong(machinePool) != "" })
+		func(machinePool *clusterv1.MachinePool) bool { return deletedPoolOf(machinePool) != "" })
 }

@@ -16,39 +16,40 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// observation is what the caches say about a group at the moment of a sync.
+// observation is the cached state that a sync decides from.
 type observation struct {
 	// group is the key of the group.
 	group string
-	// shards are all that are configured.
+	// shards are all configured shards.
 	shards []shardState
-	// pools are those of the group, by name. There should be at most one.
+	// pools are the pools of the group, sorted by name. There should be at most one.
 	pools []*v1beta1.NstanceMachinePool
 	// namesake is the pool of another group that has the group's name.
 	namesake *v1beta1.NstanceMachinePool
-	// takenAlong tells that a pool of the group's name would be deleted with a
-	// MachinePool that goes.
-	takenAlong bool
-	// cluster is the Cluster that pools belong to, nil when there is none yet.
+	// machinePoolDeleted is true while a MachinePool is being deleted that would take a
+	// new pool of the group's name with it.
+	machinePoolDeleted bool
+	// cluster is the Cluster that pools belong to, nil while it does not exist.
 	cluster *clusterv1.Cluster
 }
 
 // shardState is one configured shard.
 type shardState struct {
 	id string
-	// known: all groups of the shard are known, and are up to date.
+	// known is true when the cache has all groups of the shard and is up to date.
 	known bool
 	// group is the group as the shard reports it, nil when it has none.
 	group *shard.Group
-	// shardGroup is the part of a pool that the group on this shard is, or was.
+	// shardGroup is the NstanceShardGroup of the group on this shard, nil when there
+	// is none.
 	shardGroup *v1beta1.NstanceShardGroup
 }
 
-// decision is what a sync is going to do.
+// decision is the result of plan.
 type decision struct {
-	// create is the spec of the pool to make, if one is to be made.
+	// create is the spec of the pool to create, nil for none.
 	create *v1beta1.NstanceMachinePoolSpec
-	// warning is what to tell about a pool.
+	// warning is recorded as an event of a pool.
 	warning *warning
 }
 
@@ -58,55 +59,55 @@ type warning struct {
 	reason, message string
 }
 
-// plan decides whether a group gets a pool. It waits until every shard is known:
-// a pool that has not all shards of its group, and so not the sum of their sizes,
-// is wrong from the beginning and nobody would put it right.
-func plan(seen observation) decision {
-	if slices.ContainsFunc(seen.shards, func(s shardState) bool { return !s.known }) {
+// plan decides whether a group gets a pool. It waits until every shard is known: a
+// pool with only some of the group's shards, and so with a partial sum of sizes,
+// would stay wrong.
+func plan(observed observation) decision {
+	if slices.ContainsFunc(observed.shards, func(s shardState) bool { return !s.known }) {
 		return decision{}
 	}
-	found := slices.DeleteFunc(slices.Clone(seen.shards), func(s shardState) bool { return s.group == nil || s.group.Deleting })
-	slices.SortFunc(found, func(a, b shardState) int { return strings.Compare(a.id, b.id) })
+	having := slices.DeleteFunc(slices.Clone(observed.shards), func(s shardState) bool { return s.group == nil || s.group.Deleting })
+	slices.SortFunc(having, func(a, b shardState) int { return strings.Compare(a.id, b.id) })
 	switch {
-	case len(found) == 0:
+	case len(having) == 0:
 		return decision{}
-	case len(seen.pools) > 0:
-		return decision{warning: notListed(seen.group, seen.pools, found)}
-	case seen.namesake != nil:
-		return decision{warning: nameTaken(seen.group, seen.namesake)}
-	case seen.takenAlong || holdsUp(seen.cluster) || slices.ContainsFunc(seen.shards, leftover):
+	case len(observed.pools) > 0:
+		return decision{warning: notListed(observed.group, observed.pools, having)}
+	case observed.namesake != nil:
+		return decision{warning: nameTaken(observed.group, observed.namesake)}
+	case observed.machinePoolDeleted || blocksImports(observed.cluster) || slices.ContainsFunc(observed.shards, leftover):
 		return decision{}
 	default:
-		return decision{create: newSpec(seen.group, found)}
+		return decision{create: newSpec(observed.group, having)}
 	}
 }
 
-// holdsUp tells whether the Cluster, if there is one, keeps groups from getting
-// pools: its MachinePools are about to go with it, or it is paused.
-func holdsUp(cluster *clusterv1.Cluster) bool {
+// blocksImports reports whether the Cluster blocks imports: it is paused, or it is
+// being deleted and its MachinePools with it.
+func blocksImports(cluster *clusterv1.Cluster) bool {
 	return cluster != nil && (!cluster.DeletionTimestamp.IsZero() || controller.PausedBy(cluster) != "")
 }
 
-// leftover tells whether a shard group, of which there is no pool, is what a
-// former pool has left. It goes, and the group on its shard with it.
+// leftover reports whether a shard group of a former pool exists. It will be
+// deleted, and the group on its shard with it.
 func leftover(s shardState) bool {
 	return s.shardGroup != nil && (!s.shardGroup.DeletionTimestamp.IsZero() || metav1.GetControllerOfNoCopy(s.shardGroup) != nil)
 }
 
-// newSpec is the pool of a group on the shards where it was found, by id: their
-// configuration knows no order. It says no more than it must, because what the
-// servers report is merged with their defaults, which are to stay theirs.
+// newSpec returns the spec of a pool on the shards that have the group, sorted by
+// id. It leaves out what the servers' defaults provide, so that the defaults stay in
+// effect.
 func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
-	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), Template: commonTemplate(found)}
+	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: v1beta1.GroupSettings{Template: commonTemplate(found)}}
 	for _, s := range found {
 		spec.Shards = append(spec.Shards, v1beta1.Identifier(s.id))
 	}
 	return spec
 }
 
-// commonTemplate is the template that all of the shards have for a dynamic group.
-// It is empty when they do not agree, and for a static group, of which no
-// template may be set.
+// commonTemplate returns the template of a dynamic group that is the same on all
+// shards. It is empty when the shards differ, and for a static group, whose template
+// cannot be set.
 func commonTemplate(found []shardState) string {
 	template := found[0].group.Template
 	if slices.ContainsFunc(found, func(s shardState) bool { return s.group.Static || s.group.Template != template }) {
@@ -115,8 +116,8 @@ func commonTemplate(found []shardState) string {
 	return template
 }
 
-// notListed warns of shards that have the group of a pool and are not named by
-// it. One that has a shard group was named until now.
+// notListed warns of shards that have the group of a pool and are missing from
+// spec.shards. A shard with a shard group was removed from spec.shards just now.
 func notListed(group string, pools []*v1beta1.NstanceMachinePool, found []shardState) *warning {
 	staying := slices.DeleteFunc(slices.Clone(pools), func(pool *v1beta1.NstanceMachinePool) bool {
 		return !pool.DeletionTimestamp.IsZero()
@@ -140,7 +141,7 @@ func notListed(group string, pools []*v1beta1.NstanceMachinePool, found []shardS
 		fmt.Sprintf("group %q is also on shards that spec.shards does not name: %s", group, strings.Join(missing, ", "))}
 }
 
-// nameTaken warns of a pool whose name keeps a group from getting one.
+// nameTaken warns of a pool whose name prevents the import of another group.
 func nameTaken(group string, namesake *v1beta1.NstanceMachinePool) *warning {
 	if !namesake.DeletionTimestamp.IsZero() {
 		return nil

@@ -10,52 +10,53 @@ import (
 	"testing"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
 // randomObservation is anything that a sync may see.
 func randomObservation(r *rand.Rand) observation {
 	chance := func(percent int) bool { return r.IntN(100) < percent }
-	seen := observation{group: "main", takenAlong: chance(10)}
+	observed := observation{group: "main", machinePoolDeleted: chance(10)}
 	former := newPool("main", "main", "shard-0")
 	for i := range r.IntN(5) {
 		state := shardState{id: fmt.Sprintf("shard-%d", i), known: !chance(10)}
 		if chance(60) {
 			state.group = &shard.Group{
-				Key: "main", Size: r.Int32N(10), Template: []string{"worker", "other"}[r.IntN(2)], Static: chance(30), Deleting: chance(20),
+				Key: "main", Size: r.Int32N(10), GroupSettings: shard.GroupSettings{Template: []string{"worker", "other"}[r.IntN(2)]}, Static: chance(30), Deleting: chance(20),
 			}
 		}
 		if chance(10) {
 			state.shardGroup = newShardGroup(former, v1beta1.Identifier(state.id))
 		}
-		seen.shards = append(seen.shards, state)
+		observed.shards = append(observed.shards, state)
 	}
-	r.Shuffle(len(seen.shards), func(i, j int) { seen.shards[i], seen.shards[j] = seen.shards[j], seen.shards[i] })
+	r.Shuffle(len(observed.shards), func(i, j int) { observed.shards[i], observed.shards[j] = observed.shards[j], observed.shards[i] })
 	for _, name := range []string{"one", "two"} {
 		if chance(20) {
 			pool := newPool(name, "main", v1beta1.Identifier(fmt.Sprintf("shard-%d", r.IntN(5))))
 			if chance(30) {
-				leaving(pool)
+				controllertest.Deleting(pool)
 			}
-			seen.pools = append(seen.pools, pool)
+			observed.pools = append(observed.pools, pool)
 		}
 	}
 	if chance(10) {
-		seen.namesake = newPool("main", "another", "shard-0")
+		observed.namesake = newPool("main", "another", "shard-0")
 	}
 	if chance(50) {
-		seen.cluster = newCluster(clusterName)
+		observed.cluster = newCluster(clusterName)
 		if chance(20) {
-			leaving(seen.cluster)
+			controllertest.Deleting(observed.cluster)
 		}
 		if chance(20) {
-			paused(seen.cluster)
+			paused(observed.cluster)
 		}
 	}
-	return seen
+	return observed
 }
 
-// Whatever is seen: a pool is made of all or of nothing, beside no other, and
+// For every observation: a pool is created of all or of nothing, beside no other, and
 // what was made is not made again.
 func TestPlanProperties(t *testing.T) {
 	seed := rand.Uint64()
@@ -63,19 +64,19 @@ func TestPlanProperties(t *testing.T) {
 	t.Logf("seed %d", seed)
 	made := 0
 	for range 50_000 {
-		seen := randomObservation(r)
-		d := plan(seen)
+		observed := randomObservation(r)
+		d := plan(observed)
 		if d.create != nil && d.warning != nil {
-			t.Fatalf("creates and warns: %+v", seen)
+			t.Fatalf("creates and warns: %+v", observed)
 		}
 		if d.create == nil {
 			continue
 		}
 		made++
 		var have, named []v1beta1.Identifier
-		for _, state := range seen.shards {
+		for _, state := range observed.shards {
 			if !state.known {
-				t.Fatalf("a pool is made before shard %s is known: %+v", state.id, seen)
+				t.Fatalf("a pool is made before shard %s is known: %+v", state.id, observed)
 			}
 			if state.group != nil && !state.group.Deleting {
 				have = append(have, v1beta1.Identifier(state.id))
@@ -84,26 +85,26 @@ func TestPlanProperties(t *testing.T) {
 		slices.Sort(have)
 		named = d.create.Shards
 		if len(named) == 0 || !slices.Equal(named, have) {
-			t.Fatalf("a pool is made of shards %s and the group is on %s: %+v", named, have, seen)
+			t.Fatalf("a pool is made of shards %s and the group is on %s: %+v", named, have, observed)
 		}
-		if len(seen.pools) > 0 || seen.namesake != nil {
-			t.Fatalf("a pool is made beside another: %+v", seen)
+		if len(observed.pools) > 0 || observed.namesake != nil {
+			t.Fatalf("a pool is made beside another: %+v", observed)
 		}
-		if seen.takenAlong || seen.cluster != nil && (seen.cluster.DeletionTimestamp != nil || seen.cluster.Spec.Paused != nil) {
-			t.Fatalf("a pool is made that is held up: %+v", seen)
+		if observed.machinePoolDeleted || observed.cluster != nil && (observed.cluster.DeletionTimestamp != nil || observed.cluster.Spec.Paused != nil) {
+			t.Fatalf("a pool is created that is blocked: %+v", observed)
 		}
-		for _, state := range seen.shards {
+		for _, state := range observed.shards {
 			if d.create.Template != "" && state.group != nil && !state.group.Deleting &&
 				(state.group.Static || state.group.Template != d.create.Template) {
-				t.Fatalf("template %q is not that of shard %s: %+v", d.create.Template, state.id, seen)
+				t.Fatalf("template %q is not that of shard %s: %+v", d.create.Template, state.id, observed)
 			}
 		}
 
 		pool := newPool("main", "main")
 		pool.Spec = *d.create
-		seen.pools = []*v1beta1.NstanceMachinePool{pool}
-		if again := told(plan(seen)); again != "" {
-			t.Fatalf("decided %q after it was carried out: %+v", again, seen)
+		observed.pools = []*v1beta1.NstanceMachinePool{pool}
+		if again := describe(plan(observed)); again != "" {
+			t.Fatalf("decided %q after it was carried out: %+v", again, observed)
 		}
 	}
 	if made < 500 {

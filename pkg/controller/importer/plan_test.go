@@ -8,11 +8,12 @@ import (
 	"testing"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
-// told is a decision in words.
-func told(d decision) string {
+// describe returns a decision in words.
+func describe(d decision) string {
 	switch {
 	case d.create != nil && d.warning != nil:
 		return "creates and warns"
@@ -40,11 +41,11 @@ func TestPlan(t *testing.T) {
 	unowned := newShardGroup(pool, "a")
 	unowned.OwnerReferences = nil
 	tests := map[string]struct {
-		seen observation
-		want string
+		observed observation
+		want     string
 	}{
 		"no shard is configured": {observation{}, ""},
-		"nobody has the group":   {observation{shards: []shardState{empty("a"), empty("b")}}, ""},
+		"no shard has the group": {observation{shards: []shardState{empty("a"), empty("b")}}, ""},
 		"the shards that have it are named by id": {
 			observation{shards: []shardState{on("c", static(1)), empty("b"), on("a", static(2))}}, "create main on [a c]"},
 		"one shard is not known, of those that have it": {
@@ -69,7 +70,7 @@ func TestPlan(t *testing.T) {
 		"its pool has another name": {
 			observation{shards: []shardState{on("a", static(1))}, pools: []*v1beta1.NstanceMachinePool{newPool("other", "main", "a")}}, ""},
 		"its pool is being deleted": {
-			observation{shards: []shardState{on("a", static(1)), on("b", static(1))}, pools: []*v1beta1.NstanceMachinePool{leaving(pool.DeepCopy())}}, ""},
+			observation{shards: []shardState{on("a", static(1)), on("b", static(1))}, pools: []*v1beta1.NstanceMachinePool{controllertest.Deleting(pool.DeepCopy())}}, ""},
 		"its pool does not name all of its shards": {
 			observation{shards: []shardState{on("c", static(1)), on("b", static(1)), on("a", static(1))}, pools: []*v1beta1.NstanceMachinePool{pool}},
 			`warn main: ShardNotListed: group "main" is also on shards that spec.shards does not name: b, c`},
@@ -82,40 +83,40 @@ func TestPlan(t *testing.T) {
 		"of two pools each names a shard": {
 			observation{shards: []shardState{on("a", static(1)), on("b", static(1))}, pools: []*v1beta1.NstanceMachinePool{pool, newPool("other", "main", "b")}}, ""},
 		"of two pools the one that stays is warned": {
-			observation{shards: []shardState{on("c", static(1))}, pools: []*v1beta1.NstanceMachinePool{leaving(pool.DeepCopy()), newPool("other", "main", "b")}},
+			observation{shards: []shardState{on("c", static(1))}, pools: []*v1beta1.NstanceMachinePool{controllertest.Deleting(pool.DeepCopy()), newPool("other", "main", "b")}},
 			`warn other: ShardNotListed: group "main" is also on shards that spec.shards does not name: c`},
 
 		"another group's pool has the name": {
 			observation{shards: []shardState{on("a", static(1))}, namesake: newPool("main", "workers", "a")},
 			`warn main: NameTaken: group "main" on the shards gets no pool, because the pool of that name has group "workers"`},
-		"another group's pool has the name, and goes": {
-			observation{shards: []shardState{on("a", static(1))}, namesake: leaving(newPool("main", "workers", "a"))}, ""},
+		"another group's pool has the name and is being deleted": {
+			observation{shards: []shardState{on("a", static(1))}, namesake: controllertest.Deleting(newPool("main", "workers", "a"))}, ""},
 		"another group's pool has the name, but it has a pool": {
 			observation{shards: []shardState{on("a", static(1))}, namesake: newPool("main", "workers", "a"), pools: []*v1beta1.NstanceMachinePool{newPool("other", "main", "a")}}, ""},
 		"another group's pool has the name, but no shard has the group": {
 			observation{shards: []shardState{empty("a")}, namesake: newPool("main", "workers", "a")}, ""},
 
 		"a MachinePool would take the pool along": {
-			observation{shards: []shardState{on("a", static(1))}, takenAlong: true}, ""},
+			observation{shards: []shardState{on("a", static(1))}, machinePoolDeleted: true}, ""},
 		"there is a Cluster": {
 			observation{shards: []shardState{on("a", static(1))}, cluster: newCluster(clusterName)}, "create main on [a]"},
 		"the Cluster is being deleted": {
-			observation{shards: []shardState{on("a", static(1))}, cluster: leaving(newCluster(clusterName))}, ""},
+			observation{shards: []shardState{on("a", static(1))}, cluster: controllertest.Deleting(newCluster(clusterName))}, ""},
 		"the Cluster is paused": {
 			observation{shards: []shardState{on("a", static(1))}, cluster: paused(newCluster(clusterName))}, ""},
 		"a former pool has left a shard group": {
 			observation{shards: []shardState{with(on("a", dynamic("worker")), newShardGroup(pool, "a"))}}, ""},
-		"a former pool has left a shard group where the group is gone": {
+		"a former pool has a shard group where the group was deleted": {
 			observation{shards: []shardState{on("a", dynamic("worker")), with(empty("b"), newShardGroup(pool, "b"))}}, ""},
 		"a shard group of no pool is being deleted": {
-			observation{shards: []shardState{with(on("a", static(1)), leaving(unowned.DeepCopy()))}}, ""},
+			observation{shards: []shardState{with(on("a", static(1)), controllertest.Deleting(unowned.DeepCopy()))}}, ""},
 		"a shard group of no pool stays": {
 			observation{shards: []shardState{with(on("a", static(1)), unowned)}}, "create main on [a]"},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			test.seen.group = "main"
-			if got := told(plan(test.seen)); got != test.want {
+			test.observed.group = "main"
+			if got := describe(plan(test.observed)); got != test.want {
 				t.Errorf("got  %q,\nwant %q", got, test.want)
 			}
 		})

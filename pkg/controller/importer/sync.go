@@ -20,52 +20,48 @@ import (
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	if err := identifier.Validate(key.Name); err != nil {
-		if _, logged := c.unnameable.LoadOrStore(key.Name, struct{}{}); !logged {
-			klog.FromContext(ctx).Info("Ignored a group that no pool can be named for", "err", err)
+		if _, logged := c.invalidNames.LoadOrStore(key.Name, struct{}{}); !logged {
+			klog.FromContext(ctx).Info("Ignored a group whose name is not valid for a pool", "err", err)
 		}
 		return 0, nil
 	}
-	if !c.writes.Seen(key) {
-		return staleRetry, nil
+	if !c.writes.CaughtUp(key) {
+		return controller.StaleRetry, nil
 	}
-	seen, err := c.observe(key.Name)
+	observed, err := c.observe(key.Name)
 	if err != nil {
 		return 0, err
 	}
-	decided := plan(seen)
-	c.record(decided.warning)
-	return 0, c.create(ctx, key, decided.create)
+	decision := plan(observed)
+	c.warn(decision.warning)
+	return 0, c.create(ctx, key, decision.create)
 }
 
 // observe reads the caches.
 func (c *Controller) observe(group string) (observation, error) {
-	seen := observation{
-		group:      group,
-		pools:      c.poolsOf(group),
-		takenAlong: c.takenAlong(group),
+	observed := observation{
+		group:              group,
+		pools:              c.poolsOf(group),
+		machinePoolDeleted: c.hasDeletedMachinePool(group),
 	}
-	namesake, err := c.poolLister.Get(group)
-	switch {
-	case err == nil && string(namesake.Spec.Group) != group:
-		seen.namesake = namesake
-	case err != nil && !apierrors.IsNotFound(err):
-		return observation{}, fmt.Errorf("read pool %s from the cache: %w", c.key(group), err)
+	namesake, err := controller.GetCached(c.poolLister.Get, "pool", c.key(group))
+	if err != nil {
+		return observation{}, err
 	}
-	cluster, err := c.clusterLister.Get(c.clusterName)
-	switch {
-	case err == nil:
-		seen.cluster = cluster
-	case !apierrors.IsNotFound(err):
-		return observation{}, fmt.Errorf("read Cluster %s from the cache: %w", c.key(c.clusterName), err)
+	if namesake != nil && string(namesake.Spec.Group) != group {
+		observed.namesake = namesake
+	}
+	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
+		return observation{}, err
 	}
 	for _, id := range c.shards.Shards() {
 		state, err := c.observeShard(id, group)
 		if err != nil {
 			return observation{}, err
 		}
-		seen.shards = append(seen.shards, state)
+		observed.shards = append(observed.shards, state)
 	}
-	return seen, nil
+	return observed, nil
 }
 
 func (c *Controller) observeShard(id, key string) (shardState, error) {
@@ -75,14 +71,9 @@ func (c *Controller) observeShard(id, key string) (shardState, error) {
 		state.group = &group
 	}
 	name := v1beta1.ShardGroupName(key, id)
-	shardGroup, err := c.shardGroupLister.Get(name)
-	switch {
-	case err == nil:
-		state.shardGroup = shardGroup
-	case !apierrors.IsNotFound(err):
-		return shardState{}, fmt.Errorf("read shard group %s from the cache: %w", c.key(name), err)
-	}
-	return state, nil
+	var err error
+	state.shardGroup, err = controller.GetCached(c.shardGroupLister.Get, "shard group", c.key(name))
+	return state, err
 }
 
 // create makes the pool. It is not applied: its spec is then its users', and a
@@ -101,13 +92,13 @@ func (c *Controller) create(ctx context.Context, key cache.ObjectName, spec *v1b
 		Spec: *spec,
 	}, metav1.CreateOptions{FieldManager: controller.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
-		// Somebody was faster; the cache will show it.
+		// Another client created it first; the cache will have it.
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("create pool %s: %w", key, err)
 	}
-	c.writes.Wrote(created)
-	klog.FromContext(ctx).Info("Pool made for a group that the shards have", "shards", spec.Shards, "template", spec.Template)
+	c.writes.Record(created)
+	klog.FromContext(ctx).Info("Imported a group", "shards", spec.Shards, "template", spec.Template)
 	return nil
 }

@@ -18,13 +18,15 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 const create = "create nstancemachinepools"
 
-func TestSyncMakesThePoolOnce(t *testing.T) {
-	h := newHarness(t, servers{"us-west-2b": up(static(2)), "us-west-2c": up(), "us-west-2a": up(static(3))})
+func TestSyncCreatesThePoolOnce(t *testing.T) {
+	h := newHarness(t, map[string]*shardtest.Shard{"us-west-2b": up(static(2)), "us-west-2c": up(), "us-west-2a": up(static(3))})
 	writes, _, err := h.sync()
 	if err != nil || !slices.Equal(writes, []string{create}) {
 		t.Fatalf("wrote %q, error %v", writes, err)
@@ -38,18 +40,18 @@ func TestSyncMakesThePoolOnce(t *testing.T) {
 	}
 
 	writes, requeue, err := h.sync()
-	if err != nil || len(writes) > 0 || requeue != staleRetry {
+	if err != nil || len(writes) > 0 || requeue != controller.StaleRetry {
 		t.Errorf("before the cache shows it: wrote %q, requeue %s, error %v", writes, requeue, err)
 	}
 	h.show(shownVersion)
 	h.expect()
-	if got := h.events(); got != nil {
+	if got := h.Events(); got != nil {
 		t.Errorf("recorded %q", got)
 	}
 }
 
 func TestSyncCreatesAsTheOperator(t *testing.T) {
-	h := newHarness(t, servers{"a": up(static(1))})
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
 	var manager string
 	h.PrependReactor("create", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		manager = action.(clienttesting.CreateActionImpl).CreateOptions.FieldManager
@@ -61,17 +63,17 @@ func TestSyncCreatesAsTheOperator(t *testing.T) {
 	}
 }
 
-func TestSyncMakesNothingOfAPart(t *testing.T) {
-	shards := servers{"a": up(static(3)), "b": {}}
+func TestSyncWaitsForAllShards(t *testing.T) {
+	shards := map[string]*shardtest.Shard{"a": up(static(3)), "b": unknown(false, false)}
 	h := newHarness(t, shards)
-	for _, state := range []server{
-		{},
-		{reachable: true},
-		{synced: true},
-		{synced: true, groups: []shard.Group{static(2)}},
-		{reachable: true, groups: []shard.Group{static(2)}},
+	for _, state := range []*shardtest.Shard{
+		unknown(false, false),
+		unknown(false, true),
+		unknown(true, false),
+		unknown(true, false, static(2)),
+		unknown(false, true, static(2)),
 	} {
-		*shards["b"] = state
+		*shards["b"] = *state
 		h.expect()
 	}
 	*shards["b"] = *up(static(2))
@@ -81,33 +83,33 @@ func TestSyncMakesNothingOfAPart(t *testing.T) {
 	}
 }
 
-func TestSyncIsQuietWhenSomebodyElseMadeThePool(t *testing.T) {
-	h := newHarness(t, servers{"a": up(static(1))})
-	h.refusal = apierrors.NewAlreadyExists(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools").GroupResource(), "main")
+func TestSyncIgnoresAPoolThatAnotherClientCreated(t *testing.T) {
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
+	h.rejection = apierrors.NewAlreadyExists(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools").GroupResource(), "main")
 	h.expect(create)
 }
 
-func TestSyncSaysWhatItCouldNotMake(t *testing.T) {
+func TestSyncReturnsTheErrorOfACreation(t *testing.T) {
 	refusal := errors.New("refused")
-	h := newHarness(t, servers{"a": up(static(1))})
-	h.refusal = refusal
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
+	h.rejection = refusal
 	if _, _, err := h.sync(); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "create pool default/main") {
 		t.Errorf("got error %v", err)
 	}
-	h.refusal = nil
+	h.rejection = nil
 	h.expect(create)
 }
 
 func TestSyncLeavesPoolsAlone(t *testing.T) {
 	for name, objects := range map[string][]runtime.Object{
 		"the group's pool of another name": {newPool("other", "main", "a")},
-		"a pool that is being deleted":     {leaving(newPool("main", "main", "a"))},
+		"a pool that is being deleted":     {controllertest.Deleting(newPool("main", "main", "a"))},
 		"what a former pool has left":      {newShardGroup(newPool("main", "main", "a"), "a")},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, servers{"a": up(static(1))}, objects...)
+			h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))}, objects...)
 			h.expect()
-			if got := h.events(); got != nil {
+			if got := h.Events(); got != nil {
 				t.Errorf("recorded %q", got)
 			}
 		})
@@ -115,46 +117,46 @@ func TestSyncLeavesPoolsAlone(t *testing.T) {
 }
 
 func TestSyncWarns(t *testing.T) {
-	h := newHarness(t, servers{"a": up(static(1)), "b": up(static(1))}, newPool("other", "main", "a"))
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1)), "b": up(static(1))}, newPool("other", "main", "a"))
 	h.expect()
-	if got, want := h.events(), []string{`Warning ShardNotListed group "main" is also on shards that spec.shards does not name: b`}; !slices.Equal(got, want) {
+	if got, want := h.Events(), []string{`Warning ShardNotListed group "main" is also on shards that spec.shards does not name: b`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 
-	h = newHarness(t, servers{"a": up(static(1))}, newPool("main", "workers", "a"))
+	h = newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))}, newPool("main", "workers", "a"))
 	h.expect()
-	if got, want := h.events(), []string{`Warning NameTaken group "main" on the shards gets no pool, because the pool of that name has group "workers"`}; !slices.Equal(got, want) {
+	if got, want := h.Events(), []string{`Warning NameTaken group "main" on the shards gets no pool, because the pool of that name has group "workers"`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 }
 
 func TestSyncWaitsForMachinePoolAndCluster(t *testing.T) {
-	h := newHarness(t, servers{"a": up(static(1))})
-	elsewhere := leaving(newMachinePool("elsewhere", "main"))
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
+	elsewhere := controllertest.Deleting(newMachinePool("elsewhere", "main"))
 	elsewhere.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
-	h.add(h.machinePools.GetIndexer(), elsewhere)
-	h.add(h.machinePools.GetIndexer(), leaving(newMachinePool("another", "workers")))
-	h.add(h.clusters.GetIndexer(), paused(newCluster("another")))
+	h.Put(h.Informers.MachinePools, elsewhere)
+	h.Put(h.Informers.MachinePools, controllertest.Deleting(newMachinePool("another", "workers")))
+	h.Put(h.Informers.Clusters, paused(newCluster("another")))
 
-	// A MachinePool takes along the pool that it refers to, whatever its own name.
-	machinePool := leaving(newMachinePool("other", "main"))
-	h.add(h.machinePools.GetIndexer(), machinePool)
+	// A MachinePool takes along the pool that it refers to, also one of another name.
+	machinePool := controllertest.Deleting(newMachinePool("other", "main"))
+	h.Put(h.Informers.MachinePools, machinePool)
 	h.expect()
-	if err := h.machinePools.GetIndexer().Delete(machinePool); err != nil {
+	if err := h.Informers.MachinePools.GetIndexer().Delete(machinePool); err != nil {
 		t.Fatal(err)
 	}
-	h.add(h.clusters.GetIndexer(), paused(newCluster(clusterName)))
+	h.Put(h.Informers.Clusters, paused(newCluster(clusterName)))
 	h.expect()
-	h.add(h.clusters.GetIndexer(), leaving(newCluster(clusterName)))
+	h.Put(h.Informers.Clusters, controllertest.Deleting(newCluster(clusterName)))
 	h.expect()
-	h.add(h.clusters.GetIndexer(), newCluster(clusterName))
-	h.add(h.machinePools.GetIndexer(), newMachinePool("other", "main"))
+	h.Put(h.Informers.Clusters, newCluster(clusterName))
+	h.Put(h.Informers.MachinePools, newMachinePool("other", "main"))
 	h.expect(create)
 }
 
 func TestSyncIgnoresWhatNoPoolCanBeNamedForAndLogsItOnce(t *testing.T) {
 	odd := shard.Group{Key: "No--Key"}
-	h := newHarness(t, servers{"a": up(odd)})
+	h := newHarness(t, map[string]*shardtest.Shard{"a": up(odd)})
 	logger := ktesting.NewLogger(t, ktesting.NewConfig(ktesting.BufferLogs(true)))
 	ctx := klog.NewContext(t.Context(), logger)
 	for range 3 {

@@ -14,9 +14,9 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// reported are the reasons for which a machine that is not ready gets an event:
-// the ones that somebody has to do something about.
-var reported = []string{
+// eventReasons are the reasons of the condition Ready for which an event is
+// recorded: those that need attention.
+var eventReasons = []string{
 	v1beta1.ReasonUnknownShard,
 	v1beta1.ReasonNoShard,
 	v1beta1.ReasonShardUnreachable,
@@ -25,25 +25,25 @@ var reported = []string{
 	v1beta1.ReasonServerDeleted,
 }
 
-// recordTrouble reports what the new status says for the first time.
-func (c *Controller) recordTrouble(machine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus) {
-	trouble := controller.TurnedFalse(machine.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
-	if trouble == nil || !slices.Contains(reported, trouble.Reason) {
+// recordProblem records an event when the new status has a new problem.
+func (c *Controller) recordProblem(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus) {
+	problem := controller.TurnedFalse(nstanceMachine.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
+	if problem == nil || !slices.Contains(eventReasons, problem.Reason) {
 		return
 	}
 	action := "CreateInstance"
 	if meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionInstanceCreated) {
 		action = "FollowInstance"
 	}
-	controller.Warn(c.recorder, machine, trouble.Reason, action, trouble.Message)
+	controller.Warn(c.recorder, nstanceMachine, problem.Reason, action, problem.Message)
 }
 
-// recordAmbiguity reports that it is not clear which Node is meant, once.
-func (c *Controller) recordAmbiguity(machine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus, nodes []*corev1.Node, recalled *memory) {
+// recordAmbiguity records an event when more than one Node begins to match.
+func (c *Controller) recordAmbiguity(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus, nodes []*corev1.Node, state *syncState) {
 	ambiguous := len(nodes) > 1
-	if ambiguous && !recalled.ambiguous {
-		controller.Warn(c.recorder, machine, v1beta1.ReasonAmbiguousProviderID, "MatchNode",
+	if ambiguous && !state.ambiguous {
+		controller.Warn(c.recorder, nstanceMachine, v1beta1.ReasonAmbiguousProviderID, "MatchNode",
 			fmt.Sprintf("provider id %q matches %d Nodes", status.ProviderID, len(nodes)))
 	}
-	recalled.ambiguous = ambiguous
+	state.ambiguous = ambiguous
 }

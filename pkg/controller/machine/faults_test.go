@@ -17,33 +17,34 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
-// fault is what goes wrong with one call.
+// fault is the failure of one call.
 type fault int
 
 const (
-	// fine: nothing goes wrong.
-	fine fault = iota
-	// conflicting: somebody else was faster.
-	conflicting
-	// broken: the call fails and has no effect.
-	broken
-	// lost: the call has its effect, and the answer is lost.
+	// none: the call succeeds.
+	none fault = iota
+	// conflict: another client has written before.
+	conflict
+	// failed: the call has no effect.
+	failed
+	// lost: the call has its effect, and the reply is lost.
 	lost
 )
 
-var errBroken = errors.New("something broke")
+var errFailed = errors.New("failed on purpose")
 
-// sabotage has writes to machines go wrong as next says.
-func (h *harness) sabotage(next func() fault) {
+// failWrites makes writes of NstanceMachines fail as next decides.
+func (h *harness) failWrites(next func() fault) {
 	chain := slices.Clone(h.ReactionChain)
-	h.PrependReactor("patch", machines.Resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
+	h.PrependReactor("patch", nstanceMachines.Resource, func(action clienttesting.Action) (bool, runtime.Object, error) {
 		switch next() {
-		case conflicting:
-			return true, nil, apierrors.NewConflict(machines.GroupResource(), "m", errBroken)
-		case broken:
-			return true, nil, apierrors.NewInternalError(errBroken)
+		case conflict:
+			return true, nil, apierrors.NewConflict(nstanceMachines.GroupResource(), "m", errFailed)
+		case failed:
+			return true, nil, apierrors.NewInternalError(errFailed)
 		case lost:
 			for _, reactor := range chain {
 				if !reactor.Handles(action) {
@@ -53,40 +54,37 @@ func (h *harness) sabotage(next func() fault) {
 					break
 				}
 			}
-			return true, nil, apierrors.NewTimeoutError("no answer", 1)
+			return true, nil, apierrors.NewTimeoutError("no reply", 1)
 		default:
 			return false, nil, nil
 		}
 	})
 }
 
-// reliable is another name for Shards, which has a method of that name.
-type reliable = Shards
-
-// unreliable are shards whose orders go wrong as next says.
-type unreliable struct {
-	reliable
+// unreliableClient loses create requests and replies as next decides.
+type unreliableClient struct {
+	shard.Client
 
 	next func() fault
 }
 
-func (u unreliable) CreateInstance(ctx context.Context, id, request string, order shard.InstanceOrder) (shard.Instance, error) {
-	failed := u.next()
-	if failed == conflicting || failed == broken {
-		return shard.Instance{}, unreachable
+func (u unreliableClient) CreateInstance(ctx context.Context, id, requestID string, spec shard.InstanceSpec) (shard.Instance, error) {
+	failure := u.next()
+	if failure == conflict || failure == failed {
+		return shard.Instance{}, shardtest.Unavailable
 	}
-	instance, err := u.reliable.CreateInstance(ctx, id, request, order)
-	if failed == lost {
-		return shard.Instance{}, unreachable
+	instance, err := u.Client.CreateInstance(ctx, id, requestID, spec)
+	if failure == lost {
+		return shard.Instance{}, shardtest.Unavailable
 	}
 	return instance, err
 }
 
-// Whatever goes wrong, one time, at whatever write or call, and whether or not
-// another process goes on with a cache as old as that of the first: there is one
-// instance, and none is asked for before it is written down where.
-func TestOneInstanceWhateverGoesWrong(t *testing.T) {
-	for _, failure := range []fault{conflicting, broken, lost} {
+// One call or write fails, each in turn, with or without a restart and with or
+// without a stale cache after it. There is always one instance, and it is requested
+// only after shard and request id are stored.
+func TestOneInstanceDespiteAnyFault(t *testing.T) {
+	for _, failure := range []fault{conflict, failed, lost} {
 		for _, restarted := range []bool{false, true} {
 			for _, stale := range []int{0, 2} {
 				reached := true
@@ -99,15 +97,14 @@ func TestOneInstanceWhateverGoesWrong(t *testing.T) {
 	}
 }
 
-// testOneFault tells whether there are as many calls.
+// testOneFault reports whether there were enough calls to reach the fault.
 func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int) (reached bool) {
-	// The next choice would be another shard.
+	// A second choice would be another shard.
 	s := newShards("a", "b")
-	machine, neighbour := newMachine("m"), claiming(newMachine("neighbour"))
-	h := newHarness(t, s, machine, neighbour)
-	s.ordered = func(id, request string) {
-		if stored := h.machine("m"); !held(stored) || stored.Status.Shard != id || stored.Status.RequestID != request {
-			t.Errorf("asked shard %q for %q, stored is %+v", id, request, stored.Status)
+	h := newHarness(t, s, newNstanceMachine("m"), withShard(newNstanceMachine("neighbour")))
+	s.OnCreate = func(id, requestID string) {
+		if stored := h.nstanceMachine("m"); !hasFinalizer(stored) || stored.Status.Shard != id || stored.Status.RequestID != requestID {
+			t.Errorf("requested %q from shard %q, stored is %+v", requestID, id, stored.Status)
 		}
 	}
 	calls := 0
@@ -116,16 +113,19 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 		if calls == at+1 {
 			return failure
 		}
-		return fine
+		return none
 	}
-	h.sabotage(next)
-	h.restart(unreliable{s, next})
-	s.run()
+	h.failWrites(next)
+	h.ShardClient = unreliableClient{s, next}
+	h.restart()
+	for _, on := range s.ByID {
+		on.Instances["i-1"] = shard.Instance{ID: "i-1", State: shard.InstanceRunning, ProviderID: "provider-i-1"}
+	}
 
 	left := 0
 	for range 30 {
 		if left == 0 {
-			h.Show(h.informers)
+			h.Show()
 		}
 		before := calls
 		_, _, err := h.syncStale()
@@ -133,26 +133,31 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 		if err != nil && before <= at && calls > at {
 			left = stale
 			if restarted {
-				h.restart(unreliable{s, next})
+				h.restart()
 			}
-			// Others have come and gone meanwhile.
-			s.byID["a"].hasGroup, s.byID["b"].hasGroup = !s.byID["a"].hasGroup, true
+			// The groups change meanwhile.
+			if _, ok := h.shardA().Groups["workers"]; ok {
+				delete(h.shardA().Groups, "workers")
+			} else {
+				s.SetGroup("a", shard.Group{Key: "workers", ETag: "1"})
+			}
 		}
-		h.after(time.Minute)
+		h.Advance(time.Minute)
 	}
-	got := h.machine("m")
-	if len(s.requested) != 1 || told(got, v1beta1.ConditionReady) != "True Ready: " || s.requested[got.Status.Shard+"/uid-of-m"] != got.Status.InstanceID {
-		t.Errorf("asked for are %v, the machine has %s on %s, Ready is %q",
-			s.requested, got.Status.InstanceID, got.Status.Shard, told(got, v1beta1.ConditionReady))
+	status := h.nstanceMachine("m").Status
+	ready := conditionOf(h.nstanceMachine("m"), v1beta1.ConditionReady)
+	if h.requests() != 1 || ready != "True Ready: " || s.ByID[status.Shard].Requests["uid-of-m"] != status.InstanceID {
+		t.Errorf("there were %d requests; the NstanceMachine has %s on %s, Ready is %q",
+			h.requests(), status.InstanceID, status.Shard, ready)
 	}
 	return calls > at
 }
 
-// Some servers make another instance for each order. What one has answered is not
-// asked again, as long as the process lives.
-func TestAnAnswerIsNotAskedForAgain(t *testing.T) {
-	h := newHarness(t, newShards("a"), claiming(newMachine("m")))
-	h.Fail(applyStatusM, apierrors.NewConflict(machines.GroupResource(), "m", errBroken))
+// Some servers create another instance for each request, so a request that was
+// answered is not repeated before a restart.
+func TestACreateRequestThatWasAnsweredIsNotRepeated(t *testing.T) {
+	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
+	h.Fail(applyStatusM, apierrors.NewConflict(nstanceMachines.GroupResource(), "m", errFailed))
 	for _, want := range [][]string{{createOnA, applyStatusM}, {applyStatusM}, {applyStatusM}} {
 		if did, _, err := h.sync(); !slices.Equal(did, want) || !apierrors.IsConflict(err) {
 			t.Errorf("did %q, error %v, want %q", did, err, want)
@@ -160,7 +165,7 @@ func TestAnAnswerIsNotAskedForAgain(t *testing.T) {
 	}
 	h.Fail(applyStatusM, nil)
 	h.expect(applyStatusM)
-	if got := h.machine("m").Status.InstanceID; got != "i-1" {
+	if got := h.nstanceMachine("m").Status.InstanceID; got != "i-1" {
 		t.Errorf("the instance is %q", got)
 	}
 }

@@ -15,21 +15,17 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
-const (
-	namespace   = "default"
-	clusterName = "cluster--default"
-)
-
-// newMachine asks for one instance of the group "workers". The Machine of its name
-// owns it.
-func newMachine(name string) *v1beta1.NstanceMachine {
+// newNstanceMachine returns one for an instance of the group "workers". The Machine
+// with the same name owns it.
+func newNstanceMachine(name string) *v1beta1.NstanceMachine {
 	return &v1beta1.NstanceMachine{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
+			Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
 			OwnerReferences: []metav1.OwnerReference{
-				*metav1.NewControllerRef(newOwner(name), clusterv1.GroupVersion.WithKind("Machine")),
+				*metav1.NewControllerRef(newMachine(name), clusterv1.GroupVersion.WithKind("Machine")),
 			},
 		},
 		Spec: v1beta1.NstanceMachineSpec{
@@ -38,13 +34,13 @@ func newMachine(name string) *v1beta1.NstanceMachine {
 	}
 }
 
-// newMember stands for an instance of the group "workers" on shard a, which has its
-// name. No Machine owns it yet.
-func newMember(name string) *v1beta1.NstanceMachine {
+// newPoolMember returns one for an instance of a pool: of the group "workers" on shard
+// a, with the same name. No Machine owns it yet.
+func newPoolMember(name string) *v1beta1.NstanceMachine {
 	pool := newPool()
 	return &v1beta1.NstanceMachine{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
+			Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-of-" + name), Generation: 1,
 			Labels:     map[string]string{clusterv1.MachinePoolNameLabel: "pool"},
 			Finalizers: []string{v1beta1.FinalizerMachine},
 			OwnerReferences: []metav1.OwnerReference{
@@ -55,44 +51,44 @@ func newMember(name string) *v1beta1.NstanceMachine {
 	}
 }
 
-// runningMember is one whose instance runs, as that was reported.
-func runningMember(name string) *v1beta1.NstanceMachine {
-	machine := running(newMember(name), name)
-	machine.Status.RequestID = ""
-	return machine
+// runningPoolMember returns a pool member whose instance is reported as running.
+func runningPoolMember(name string) *v1beta1.NstanceMachine {
+	nstanceMachine := running(newPoolMember(name), name)
+	nstanceMachine.Status.RequestID = ""
+	return nstanceMachine
 }
 
-func withoutShard(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	machine.Spec.Shard = ""
-	return machine
+func withoutShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Spec.Shard = ""
+	return nstanceMachine
 }
 
-func labelled(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	machine.Labels = newMember(machine.Name).Labels
-	return machine
+func withPoolLabel(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Labels = newPoolMember(nstanceMachine.Name).Labels
+	return nstanceMachine
 }
 
-// owned has the Machine of its name own a machine.
-func owned(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	machine.OwnerReferences = append(machine.OwnerReferences, newMachine(machine.Name).OwnerReferences...)
-	return machine
+// owned makes the Machine with the same name the owner.
+func owned(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.OwnerReferences = append(nstanceMachine.OwnerReferences, newNstanceMachine(nstanceMachine.Name).OwnerReferences...)
+	return nstanceMachine
 }
 
-// newPool has the group "workers" on shards a and b.
+// newPool returns the pool of the group "workers" on shards a and b.
 func newPool() *v1beta1.NstanceMachinePool {
 	return &v1beta1.NstanceMachinePool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "pool", UID: "uid-of-pool"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "pool", UID: "uid-of-pool"},
 		Spec:       v1beta1.NstanceMachinePoolSpec{Group: "workers", Shards: []v1beta1.Identifier{"a", "b"}},
 	}
 }
 
-// newOwner is a Machine without bootstrap data of its own.
-func newOwner(name string) *clusterv1.Machine {
+// newMachine returns a Machine with empty bootstrap data.
+func newMachine(name string) *clusterv1.Machine {
 	return &clusterv1.Machine{
 		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID("uid-of-owner-" + name), ResourceVersion: "7"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-of-machine-" + name), ResourceVersion: "7"},
 		Spec: clusterv1.MachineSpec{
-			ClusterName: clusterName,
+			ClusterName: controllertest.ClusterName,
 			Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: name,
@@ -101,27 +97,27 @@ func newOwner(name string) *clusterv1.Machine {
 	}
 }
 
-// newShardGroup is the part of the pool on a shard.
+// newShardGroup returns the part of the pool on a shard.
 func newShardGroup(id string, size int32, removeFirst ...string) *v1beta1.NstanceShardGroup {
 	return &v1beta1.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: v1beta1.ShardGroupName("workers", id), UID: types.UID("uid-of-workers-on-" + id),
+			Namespace: controllertest.Namespace, Name: v1beta1.ShardGroupName("workers", id), UID: types.UID("uid-of-workers-on-" + id),
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(newPool(), v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
 		},
 		Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: v1beta1.Identifier(id), Size: size, RemoveFirst: removeFirst},
 	}
 }
 
-// newMachinePool is the one that refers to the pool.
+// newMachinePool returns the MachinePool that refers to the pool.
 func newMachinePool(replicas int32) *clusterv1.MachinePool {
 	return &clusterv1.MachinePool{
 		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "machine-pool", UID: "uid-of-machine-pool"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "machine-pool", UID: "uid-of-machine-pool"},
 		Spec: clusterv1.MachinePoolSpec{
-			ClusterName: clusterName,
+			ClusterName: controllertest.ClusterName,
 			Replicas:    &replicas,
 			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
-				ClusterName: clusterName,
+				ClusterName: controllertest.ClusterName,
 				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
 					APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: "pool",
 				},
@@ -132,7 +128,7 @@ func newMachinePool(replicas int32) *clusterv1.MachinePool {
 
 func newCluster() *clusterv1.Cluster {
 	return &clusterv1.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName},
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: controllertest.ClusterName},
 		Status:     clusterv1.ClusterStatus{Initialization: clusterv1.ClusterInitializationStatus{InfrastructureProvisioned: ptr.To(true)}},
 	}
 }
@@ -147,53 +143,54 @@ func newNode(name, providerID string) *corev1.Node {
 	}
 }
 
-// The stages of a machine's life, each with what those before it have left behind.
+// The following functions bring an NstanceMachine to a stage of its life, with all
+// that the stages before it have written.
 
-func holding(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	machine.Finalizers = []string{v1beta1.FinalizerMachine}
-	return machine
+func withFinalizer(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.Finalizers = []string{v1beta1.FinalizerMachine}
+	return nstanceMachine
 }
 
-func claiming(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	holding(machine)
-	machine.Status.Shard, machine.Status.RequestID = "a", string(machine.UID)
-	return machine
+func withShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	withFinalizer(nstanceMachine)
+	nstanceMachine.Status.Shard, nstanceMachine.Status.RequestID = "a", string(nstanceMachine.UID)
+	return nstanceMachine
 }
 
-func having(machine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
-	claiming(machine).Status.InstanceID = instance
-	return machine
+func withInstance(nstanceMachine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
+	withShard(nstanceMachine).Status.InstanceID = instance
+	return nstanceMachine
 }
 
-func running(machine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
-	having(machine, instance)
-	machine.Spec.ProviderID = "provider-" + instance
-	machine.Status.ProviderID = machine.Spec.ProviderID
-	machine.Status.Ready, machine.Status.Initialization.Provisioned = ptr.To(true), ptr.To(true)
-	machine.Status.ObservedGeneration = 1
-	setCondition(machine, v1beta1.ConditionInstanceCreated, metav1.ConditionTrue, v1beta1.ReasonInstanceCreated, "")
-	setCondition(machine, v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
-	setCondition(machine, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
-	return machine
+func running(nstanceMachine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
+	withInstance(nstanceMachine, instance)
+	nstanceMachine.Spec.ProviderID = "provider-" + instance
+	nstanceMachine.Status.ProviderID = nstanceMachine.Spec.ProviderID
+	nstanceMachine.Status.Ready, nstanceMachine.Status.Initialization.Provisioned = ptr.To(true), ptr.To(true)
+	nstanceMachine.Status.ObservedGeneration = 1
+	setCondition(nstanceMachine, v1beta1.ConditionInstanceCreated, metav1.ConditionTrue, v1beta1.ReasonInstanceCreated, "")
+	setCondition(nstanceMachine, v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
+	setCondition(nstanceMachine, v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
+	return nstanceMachine
 }
 
-func deleting(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	machine.DeletionTimestamp = ptr.To(metav1.Now())
-	return machine
+func deleting(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	nstanceMachine.DeletionTimestamp = ptr.To(metav1.Now())
+	return nstanceMachine
 }
 
-func endedByServer(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
-	setCondition(machine, v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, "unhealthy")
-	return machine
+func withServerDeleted(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
+	setCondition(nstanceMachine, v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, "unhealthy")
+	return nstanceMachine
 }
 
-func setCondition(machine *v1beta1.NstanceMachine, kind string, status metav1.ConditionStatus, reason, message string) {
-	controller.SetCondition(&machine.Status.Conditions, machine.Generation, kind, status, reason, message)
+func setCondition(nstanceMachine *v1beta1.NstanceMachine, kind string, status metav1.ConditionStatus, reason, message string) {
+	controller.SetCondition(&nstanceMachine.Status.Conditions, nstanceMachine.Generation, kind, status, reason, message)
 }
 
-// told is a condition of a machine in words, "" when it has none of that type.
-func told(machine *v1beta1.NstanceMachine, kind string) string {
-	condition := meta.FindStatusCondition(machine.Status.Conditions, kind)
+// conditionOf returns a condition as text, "" when there is none of that type.
+func conditionOf(nstanceMachine *v1beta1.NstanceMachine, kind string) string {
+	condition := meta.FindStatusCondition(nstanceMachine.Status.Conditions, kind)
 	if condition == nil {
 		return ""
 	}

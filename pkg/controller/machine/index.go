@@ -7,25 +7,26 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/providerid"
 )
 
-// The indexers that machines are looked up by, so that no news of a shard or of a
-// Node ever walks the whole cache.
+// The indexes of NstanceMachines. With them no change of a shard or of a Node
+// iterates over the whole cache.
 const (
-	// byShard has the machines of a shard, and under "" those that have none yet.
+	// byShard indexes NstanceMachines by shard, those without a shard by "".
 	byShard = "shard"
-	// byGroup has the machines of a group, wherever they are, members of pools left
-	// out.
+	// byGroup indexes NstanceMachines by group, those of pools excluded.
 	byGroup = "group"
-	// byPlacement has the machines of a group on a shard, see placementKey, members
-	// of pools left out: those are not placed.
+	// byPlacement indexes NstanceMachines by group and shard, see placementKey. Those
+	// of pools are excluded because the controller does not place them.
 	byPlacement = "placement"
-	// byMembership has the members of pools by the same key.
-	byMembership = "membership"
-	// byInstance has the machine of an instance, see instanceKey.
+	// byPoolMembership indexes the NstanceMachines of pools by the same key.
+	byPoolMembership = "poolMembership"
+	// byInstance indexes NstanceMachines by instance, see instanceKey.
 	byInstance = "instance"
-	// byProviderID has machines by the key of the shard's provider id.
+	// byProviderID indexes NstanceMachines by the key of the provider id that the
+	// shard reported.
 	byProviderID = "machineProviderID"
 )
 
@@ -33,37 +34,44 @@ const (
 func placementKey(group, shard string) string { return group + "/" + shard }
 func instanceKey(shard, id string) string     { return shard + "/" + id }
 
-var machineIndexers = cache.Indexers{
-	byShard: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return shardOf(machine), true
+var indexers = cache.Indexers{
+	byShard: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return locate(nstanceMachine).shardID, true
 	}),
-	byGroup: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return string(machine.Spec.GroupRef.Name), !poolMember(machine)
+	byGroup: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return string(nstanceMachine.Spec.GroupRef.Name), !locate(nstanceMachine).poolMember
 	}),
-	byPlacement: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return placementKey(string(machine.Spec.GroupRef.Name), shardOf(machine)), shardOf(machine) != "" && !poolMember(machine)
+	byPlacement: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		at := locate(nstanceMachine)
+		return placementKey(string(nstanceMachine.Spec.GroupRef.Name), at.shardID), at.shardID != "" && !at.poolMember
 	}),
-	byMembership: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return placementKey(string(machine.Spec.GroupRef.Name), shardOf(machine)), poolMember(machine)
+	byPoolMembership: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		at := locate(nstanceMachine)
+		return placementKey(string(nstanceMachine.Spec.GroupRef.Name), at.shardID), at.poolMember
 	}),
-	byInstance: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return instanceKey(shardOf(machine), instanceOf(machine)), instanceOf(machine) != ""
+	byInstance: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		at := locate(nstanceMachine)
+		return instanceKey(at.shardID, at.instanceID), at.instanceID != ""
 	}),
-	byProviderID: indexBy(func(machine *v1beta1.NstanceMachine) (string, bool) {
-		return providerid.Key(machine.Status.ProviderID), machine.Status.ProviderID != ""
+	byProviderID: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return providerid.Key(nstanceMachine.Status.ProviderID), nstanceMachine.Status.ProviderID != ""
 	}),
 }
 
-// indexBy indexes the machines that have a value by it.
+// indexBy returns an index function for a value that not every NstanceMachine has.
 func indexBy(value func(*v1beta1.NstanceMachine) (string, bool)) cache.IndexFunc {
 	return func(obj any) ([]string, error) {
-		machine, ok := obj.(*v1beta1.NstanceMachine)
+		nstanceMachine, ok := obj.(*v1beta1.NstanceMachine)
 		if !ok {
 			return nil, nil
 		}
-		if value, has := value(machine); has {
+		if value, has := value(nstanceMachine); has {
 			return []string{value}, nil
 		}
 		return nil, nil
 	}
+}
+
+func (c *Controller) indexed(index, value string) []*v1beta1.NstanceMachine {
+	return controller.Indexed[v1beta1.NstanceMachine](c.nstanceMachineIndex, index, value)
 }

@@ -20,25 +20,25 @@ import (
 	"nstance.dev/operator/pkg/providerid"
 )
 
-// maxAddress is the longest address that the CRD allows.
+// maxAddress is the length of the longest address that the CRD allows.
 const maxAddress = 256
 
-// writtenProviderID is what spec.providerID is to be: the id of the one Node that
-// matches, byte for byte, because Cluster API compares so. While there is none it
-// is what it was, or else what the shard says; while it is not clear which Node is
-// meant it stays as it is.
-func writtenProviderID(before, told string, nodes []*corev1.Node) string {
+// wantedProviderID returns what spec.providerID should be: the id of the one Node
+// that matches, byte for byte, because Cluster API compares so
+// (docs/capi.md#provider-ids). Without a Node it keeps the value if that matches, and
+// is otherwise what the shard reported. With several Nodes the value stays.
+func wantedProviderID(current, reported string, nodes []*corev1.Node) string {
 	switch {
 	case len(nodes) == 1:
 		return nodes[0].Spec.ProviderID
-	case told == "" || len(nodes) > 1 || providerid.Match(before, told):
-		return before
+	case reported == "" || len(nodes) > 1 || providerid.Match(current, reported):
+		return current
 	default:
-		return told
+		return reported
 	}
 }
 
-// addressesOf are the addresses of a Node of which Cluster API knows the kind.
+// addressesOf returns the addresses of a Node whose type Cluster API knows.
 func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 	var addresses []v1beta1.MachineAddress
 	for _, address := range node.Status.Addresses {
@@ -52,41 +52,42 @@ func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 	return addresses
 }
 
-// linkNode tells the Machine its Node when Cluster API has not found it by itself,
-// and returns how long to wait until then. A Node that is set is never changed:
-// Cluster API would not correct it, and drains and deletes what it names.
-func (c *Controller) linkNode(ctx context.Context, seen observation, nodes []*corev1.Node, recalled *memory) (time.Duration, error) {
-	owner := seen.owner
-	if len(nodes) != 1 || owner == nil || !owner.DeletionTimestamp.IsZero() || owner.Status.NodeRef.Name != "" {
-		recalled.node = ""
+// setNodeRef sets the Node of the Machine when Cluster API has not found it in time
+// (docs/capi.md#node-references). It returns the delay until that time. A Node that
+// is set is never changed: Cluster API would not correct it, and drains and deletes
+// the Node of this name.
+func (c *Controller) setNodeRef(ctx context.Context, seen observation, nodes []*corev1.Node, state *syncState) (time.Duration, error) {
+	machine := seen.machine
+	if len(nodes) != 1 || machine == nil || !machine.DeletionTimestamp.IsZero() || machine.Status.NodeRef.Name != "" {
+		state.node = ""
 		return 0, nil
 	}
 	node := nodes[0]
-	if recalled.node != node.UID {
-		recalled.node, recalled.since = node.UID, seen.now
+	if state.node != node.UID {
+		state.node, state.nodeSince = node.UID, seen.now
 	}
-	if wait := nodeRefGrace - seen.now.Sub(recalled.since); wait > 0 {
+	if wait := nodeRefGrace - seen.now.Sub(state.nodeSince); wait > 0 {
 		return wait, nil
 	}
-	// The version makes it fail when Cluster API has written meanwhile.
+	// With the resource version the patch fails if Cluster API has written meanwhile.
 	patch, err := json.Marshal(map[string]any{
-		"metadata": map[string]any{"uid": owner.UID, "resourceVersion": owner.ResourceVersion},
+		"metadata": map[string]any{"uid": machine.UID, "resourceVersion": machine.ResourceVersion},
 		"status":   map[string]any{"nodeRef": map[string]any{"name": node.Name}},
 	})
 	if err != nil {
-		return 0, fmt.Errorf("encode the patch that sets the Node of Machine %s: %w", klog.KObj(owner), err)
+		return 0, fmt.Errorf("encode the patch that sets the Node of Machine %s: %w", klog.KObj(machine), err)
 	}
-	_, err = c.owners.Patch(ctx, owner.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager}, "status")
+	_, err = c.machines.Patch(ctx, machine.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager}, "status")
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil
 	case apierrors.IsConflict(err):
-		// Cluster API is at work on the Machine, if slowly.
-		recalled.since = seen.now
+		// Cluster API has changed the Machine, so it gets the same time again.
+		state.nodeSince = seen.now
 		return nodeRefGrace, nil
 	case err != nil:
-		return 0, fmt.Errorf("set Node %s of Machine %s: %w", node.Name, klog.KObj(owner), err)
+		return 0, fmt.Errorf("set Node %s of Machine %s: %w", node.Name, klog.KObj(machine), err)
 	}
-	klog.FromContext(ctx).Info("Node of the Machine set", "machine", klog.KObj(owner), "node", node.Name)
+	klog.FromContext(ctx).Info("Node of the Machine set", "machine", klog.KObj(machine), "node", node.Name)
 	return 0, nil
 }

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-func TestAPausedMachineOnlyReports(t *testing.T) {
+func TestAPausedNstanceMachineOnlyReports(t *testing.T) {
 	annotation := map[string]string{clusterv1.PausedAnnotation: ""}
 	for by, test := range map[string]struct {
 		pause   func(*harness)
@@ -26,38 +26,38 @@ func TestAPausedMachineOnlyReports(t *testing.T) {
 		"its Cluster": {func(h *harness) {
 			cluster := newCluster()
 			cluster.Spec.Paused = ptr.To(true)
-			h.put(h.clusters, cluster)
+			h.Put(h.Informers.Clusters, cluster)
 		}, "Cluster cluster--default has spec.paused"},
 		"its Machine": {func(h *harness) {
-			owner := newOwner("m")
+			owner := newMachine("m")
 			owner.Annotations = annotation
-			h.put(h.owners, owner)
+			h.Put(h.Informers.Machines, owner)
 		}, "m has the annotation cluster.x-k8s.io/paused"},
 		"itself": {func(h *harness) {
 			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = annotation })
 		}, "m has the annotation cluster.x-k8s.io/paused"},
 	} {
 		for stage, machine := range map[string]*v1beta1.NstanceMachine{
-			"new":               newMachine("m"),
-			"perhaps ordered":   claiming(newMachine("m")),
-			"ordered":           having(newMachine("m"), "i-1"),
-			"running":           running(newMachine("m"), "i-1"),
-			"ended by shard":    endedByServer(running(newMachine("m"), "i-1")),
-			"deleted":           deleting(running(newMachine("m"), "i-1")),
-			"deleted, no order": deleting(holding(newMachine("m"))),
+			"new":                     newNstanceMachine("m"),
+			"shard assigned":          withShard(newNstanceMachine("m")),
+			"requested":               withInstance(newNstanceMachine("m"), "i-1"),
+			"running":                 running(newNstanceMachine("m"), "i-1"),
+			"deleted by shard":        withServerDeleted(running(newNstanceMachine("m"), "i-1")),
+			"deleting":                deleting(running(newNstanceMachine("m"), "i-1")),
+			"deleting, not requested": deleting(withFinalizer(newNstanceMachine("m"))),
 		} {
 			t.Run(stage+", paused by "+by, func(t *testing.T) {
 				h := newHarness(t, newShards("a"), machine.DeepCopy())
-				h.shards.session = 1
-				h.shards.notices["i-1"] = shard.Notice{State: shard.Deleted}
+				h.shardA().Session = 1
+				h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleted}
 				h.addNode(newNode("n", "aws:///zone/provider-i-1"))
 				test.pause(h)
 				h.expect(applyStatusM)
 				h.expectCondition(v1beta1.ConditionPaused, "True Paused: "+test.message)
 				for range 2 {
-					h.after(time.Hour)
+					h.Advance(time.Hour)
 					if requeue := h.expect(); requeue != 0 {
-						t.Errorf("looks again in %s, want to be woken", requeue)
+						t.Errorf("syncs again in %s, want no delay", requeue)
 					}
 				}
 			})
@@ -65,83 +65,84 @@ func TestAPausedMachineOnlyReports(t *testing.T) {
 	}
 }
 
-func TestAMachineGoesOnAfterAPause(t *testing.T) {
-	machine := newMachine("m")
+func TestSyncContinuesAfterAPause(t *testing.T) {
+	machine := newNstanceMachine("m")
 	machine.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 	h := newHarness(t, newShards("a"), machine)
 	h.expect(applyStatusM)
 	h.expectReady("False Paused: m has the annotation cluster.x-k8s.io/paused")
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
-	h.expect(applyMachineM, applyStatusM)
+	h.expect(applyM, applyStatusM)
 	h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
 }
 
-// The shard tells of an end once, and the cache forgets it after a while.
-func TestAnEndThatWasAnnouncedDuringAPause(t *testing.T) {
+// There is one notice of a deletion, and the cache drops it after some time.
+func TestADeletionNoticeDuringAPause(t *testing.T) {
 	for name, test := range map[string]struct {
-		announce func(*harness)
-		want     []string
+		report func(*harness)
+		want   []string
 	}{
-		"and is forgotten": {func(h *harness) {
-			h.shards.notices["i-1"] = shard.Notice{State: shard.Deleted}
-			delete(h.shards.instances, "i-1")
-		}, []string{askA, applyStatusM}},
-		"and nothing else": {func(*harness) {}, []string{askA, applyStatusM}},
+		"that the cache drops": {func(h *harness) {
+			h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleted}
+			delete(h.shardA().Instances, "i-1")
+		}, []string{getOnA, applyStatusM}},
+		"that never came": {func(*harness) {}, []string{getOnA, applyStatusM}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
-			h.shards.run()
-			h.shards.session = 1
-			h.expect(askA)
+			h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
+			h.runInstance()
+			h.shardA().Session = 1
+			h.expect(getOnA)
 			h.expect()
 
 			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
 			h.expect(applyStatusM)
-			test.announce(h)
+			test.report(h)
 			h.expect()
-			delete(h.shards.notices, "i-1")
+			delete(h.shardA().Notices, "i-1")
 			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
 			h.expect(test.want...)
 			h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
-			if got, want := serverDeleted(h.machine("m")), h.shards.instances["i-1"] == nil; got != want {
-				t.Errorf("ended by the server is %t, want %t", got, want)
+			_, exists := h.shardA().Instances["i-1"]
+			if got := serverDeleted(h.nstanceMachine("m")); got == exists {
+				t.Errorf("ServerDeleted is %t, want %t", got, !exists)
 			}
 		})
 	}
 }
 
-// Nor can an end be written down while the API server is away.
-func TestAnEndThatCouldNotBeWrittenDown(t *testing.T) {
-	h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
-	h.shards.run()
-	h.shards.session = 1
-	h.expect(askA)
-	h.shards.notices["i-1"] = shard.Notice{State: shard.Deleted}
-	delete(h.shards.instances, "i-1")
-	away := true
-	h.PrependReactor("patch", machines.Resource, func(clienttesting.Action) (bool, runtime.Object, error) {
-		return away, nil, apierrors.NewServiceUnavailable("away")
+// The status cannot be written while the API server does not reply.
+func TestADeletionNoticeThatCannotBeWritten(t *testing.T) {
+	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
+	h.runInstance()
+	h.shardA().Session = 1
+	h.expect(getOnA)
+	h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleted}
+	delete(h.shardA().Instances, "i-1")
+	failing := true
+	h.PrependReactor("patch", nstanceMachines.Resource, func(clienttesting.Action) (bool, runtime.Object, error) {
+		return failing, nil, apierrors.NewServiceUnavailable("later")
 	})
 	if _, _, err := h.sync(); err == nil {
 		t.Fatal("got no error")
 	}
-	away = false
-	delete(h.shards.notices, "i-1")
-	h.expect(askA, applyStatusM)
-	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard no longer knows the instance")
+	failing = false
+	delete(h.shardA().Notices, "i-1")
+	h.expect(getOnA, applyStatusM)
+	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
 }
 
-// The notice of its end is not kept for as long as a pause may last.
+// The cache drops a notice earlier than a pause may end.
 func TestAnInstanceIsVerifiedAfterAPause(t *testing.T) {
-	h := newHarness(t, newShards("a"), running(newMachine("m"), "i-1"))
-	h.shards.session = 1
-	h.shards.run()
-	h.expect(askA)
+	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
+	h.shardA().Session = 1
+	h.runInstance()
+	h.expect(getOnA)
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
 	h.expect(applyStatusM)
-	delete(h.shards.instances, "i-1")
+	delete(h.shardA().Instances, "i-1")
 	h.expect()
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
-	h.expect(askA, applyStatusM)
-	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard no longer knows the instance")
+	h.expect(getOnA, applyStatusM)
+	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
 }

@@ -15,75 +15,75 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// candidate is a configured shard as a machine of one group sees it.
+// candidate is a configured shard as it is for one group.
 type candidate struct {
 	id string
-	// synced: the groups of the shard are known completely.
+	// synced: the groups of the shard are known.
 	synced bool
-	// reachable: the shard is connected now.
+	// reachable: the shard is connected.
 	reachable bool
 	// hasGroup: the shard has the group, and is not deleting it.
 	hasGroup bool
-	// machines of the group are there already.
-	machines int
+	// nstanceMachines is the number of NstanceMachines of the group on the shard.
+	nstanceMachines int
 }
 
-// choose is the shard for a new machine. One that is named must be configured.
-// Otherwise it is, of those that can be reached and have the group, the one with
-// the fewest machines of it, and of several the first by id. There is trouble
-// when there is no such shard.
-func choose(named string, candidates []candidate) (string, *trouble) {
+// choose returns the shard for a new NstanceMachine. A shard that is requested must
+// be configured. Otherwise the shard is connected, has the group, and has the fewest
+// NstanceMachines of it; of several, the first by id. Without such a shard there is a
+// problem.
+func choose(requested string, candidates []candidate) (string, *problem) {
 	var best *candidate
-	var away, unread []string
+	var disconnected, notSynced []string
 	for i, shard := range candidates {
 		switch {
-		case named != "":
-			if shard.id == named {
-				return named, nil
+		case requested != "":
+			if shard.id == requested {
+				return requested, nil
 			}
 		case !shard.synced:
-			unread = append(unread, shard.id)
+			notSynced = append(notSynced, shard.id)
 		case !shard.hasGroup:
 		case !shard.reachable:
-			away = append(away, shard.id)
-		case best == nil || cmp.Or(cmp.Compare(shard.machines, best.machines), cmp.Compare(shard.id, best.id)) < 0:
+			disconnected = append(disconnected, shard.id)
+		case best == nil || cmp.Or(cmp.Compare(shard.nstanceMachines, best.nstanceMachines), cmp.Compare(shard.id, best.id)) < 0:
 			best = &candidates[i]
 		}
 	}
 	switch {
-	case named != "":
-		return "", &trouble{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", named)}
+	case requested != "":
+		return "", &problem{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", requested)}
 	case best != nil:
 		return best.id, nil
-	case len(unread) > 0:
-		return "", &trouble{v1beta1.ReasonNotSynced,
-			fmt.Sprintf("no shard that was read so far can be used; not read yet: %s", strings.Join(unread, ", "))}
-	case len(away) > 0:
-		return "", &trouble{v1beta1.ReasonNoShard,
-			fmt.Sprintf("no shard that has the group is connected; not connected: %s", strings.Join(away, ", "))}
+	case len(notSynced) > 0:
+		return "", &problem{v1beta1.ReasonNotSynced,
+			fmt.Sprintf("no shard whose groups are known can be used; not known yet: %s", strings.Join(notSynced, ", "))}
+	case len(disconnected) > 0:
+		return "", &problem{v1beta1.ReasonNoShard,
+			fmt.Sprintf("no shard that has the group is connected; not connected: %s", strings.Join(disconnected, ", "))}
 	default:
-		return "", &trouble{v1beta1.ReasonNoShard, "no shard has the group"}
+		return "", &problem{v1beta1.ReasonNoShard, "no shard has the group"}
 	}
 }
 
-// placement is a shard that was chosen and that the cache does not show yet.
+// placement is a choice that the cache does not show yet.
 type placement struct {
 	uid          types.UID
 	group, shard string
 }
 
-// place chooses the shard of a machine. Machines that come together are placed
-// one after the other, each counting those before it.
-func (c *Controller) place(seen observation) (string, *trouble) {
-	machine := seen.machine
-	group := string(machine.Spec.GroupRef.Name)
-	key := cache.MetaObjectToName(machine)
+// place chooses the shard of an NstanceMachine. It runs for one at a time, and
+// counts the placements before, so that many new NstanceMachines are spread evenly.
+func (c *Controller) place(seen observation) (string, *problem) {
+	nstanceMachine := seen.nstanceMachine
+	group := string(nstanceMachine.Spec.GroupRef.Name)
+	key := cache.MetaObjectToName(nstanceMachine)
 
-	c.placing.Lock()
-	defer c.placing.Unlock()
+	c.placementsMu.Lock()
+	defer c.placementsMu.Unlock()
 	delete(c.placements, key)
 	maps.DeleteFunc(c.placements, func(key cache.ObjectName, placed placement) bool {
-		cached, err := c.machineLister.Get(key.Name)
+		cached, err := c.nstanceMachineLister.Get(key.Name)
 		return err != nil || cached.UID != placed.uid || cached.Status.Shard != ""
 	})
 	placed := map[string]int{}
@@ -95,24 +95,25 @@ func (c *Controller) place(seen observation) (string, *trouble) {
 	ids := c.shards.Shards()
 	candidates := make([]candidate, len(ids))
 	for i, id := range ids {
-		candidates[i] = candidate{id: id, synced: c.groups.HasSynced(id), machines: placed[id] + c.counted(group, id)}
+		candidates[i] = candidate{id: id, synced: c.groups.HasSynced(id), nstanceMachines: placed[id] + c.countPlaced(group, id)}
 		candidates[i].reachable, _ = c.groups.Reachable(id)
 		if has, ok := c.groups.Get(id, group); ok {
 			candidates[i].hasGroup = !has.Deleting
 		}
 	}
-	chosen, wrong := choose(cmp.Or(string(machine.Spec.Shard), seen.owner.Spec.FailureDomain), candidates)
-	if wrong == nil {
-		c.placements[key] = placement{machine.UID, group, chosen}
+	chosen, blocked := choose(cmp.Or(string(nstanceMachine.Spec.Shard), seen.machine.Spec.FailureDomain), candidates)
+	if blocked == nil {
+		c.placements[key] = placement{nstanceMachine.UID, group, chosen}
 	}
-	return chosen, wrong
+	return chosen, blocked
 }
 
-// counted is the number of machines of a group on a shard that the cache shows.
-func (c *Controller) counted(group, shard string) int {
-	keys, err := c.machineIndex.IndexKeys(byPlacement, placementKey(group, shard))
+// countPlaced returns the number of NstanceMachines of a group on a shard in the
+// cache.
+func (c *Controller) countPlaced(group, shard string) int {
+	keys, err := c.nstanceMachineIndex.IndexKeys(byPlacement, placementKey(group, shard))
 	if err != nil {
-		// Only an index that was never added gives an error.
+		// Only an index that was never added returns an error.
 		panic(err)
 	}
 	return len(keys)

@@ -17,245 +17,207 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// observation is what the caches say about a machine at the moment of a sync.
-type observation struct {
-	machine *v1beta1.NstanceMachine
-	// owner is the Machine that owns it, nil when there is none; orphan tells that
-	// there was one, and that the API server has it no more.
-	owner  *clusterv1.Machine
-	orphan bool
-	// cluster is nil when there is none.
-	cluster *clusterv1.Cluster
-	// paused is what pauses the machine, "" when nothing does.
-	paused string
+// problem is why a step cannot be done, as reason and message of a condition.
+type problem struct{ reason, message string }
 
-	// configured, reachable and lost are about the shard of the machine: whether it
-	// is in the configuration, is connected, and if not why.
-	configured, reachable bool
-	lost                  error
-	// etag is that of the group on the shard, "" when it has none.
-	etag string
-	// listed is what the shard lists of the instance of a pool, nil for nothing.
-	// missing tells that it would be listed if there were one.
-	listed  *shard.Instance
-	missing bool
-	// session is that of the watch of the shard's instances.
-	session int64
-	// notice is what the shard announced of the instance's end, nil for nothing.
-	notice *shard.Notice
-	drain  drain
-
-	now time.Time
-}
-
-// drain is how the drain of the instance's Node gets on.
-type drain struct {
-	blocked, running bool
-	message          string
-}
-
-// trouble is why something is not as it should be.
-type trouble struct{ reason, message string }
-
-// step is the one thing that a sync does besides reporting. The zero value is
-// none: all is well, or nothing can be done.
+// step is what a sync does before it reports. The zero value is no step.
 type step int
 
 const (
-	// claim: write down the shard and the request id.
-	claim step = iota + 1
-	// order: ask the shard for the instance that was written down.
-	order
-	// hear: take what the shard lists of the instance.
-	hear
-	// ask: ask the shard what the instance does.
-	ask
-	// end: have the shard end the instance.
-	end
-	// release: let the API server remove the machine.
-	release
-	// removeOwner: delete the Machine, whose instance is gone.
-	removeOwner
-	// discard: delete the machine, which nobody owns any more.
-	discard
+	// assignShard: store the shard and the request id.
+	assignShard step = iota + 1
+	// createInstance: send the create request that was stored.
+	createInstance
+	// useListed: take over what the shard lists of the instance.
+	useListed
+	// queryInstance: query the shard for the instance.
+	queryInstance
+	// deleteInstance: have the shard delete the instance.
+	deleteInstance
+	// removeFinalizer: let the API server delete the NstanceMachine.
+	removeFinalizer
+	// deleteMachine: delete the Machine, whose instance was deleted.
+	deleteMachine
+	// deleteNstanceMachine: delete the NstanceMachine, which has no Machine any more.
+	deleteNstanceMachine
 )
 
-// decision is a step, or why there is none, and when to look again.
+// decision is a step, or the problem that prevents it, and the delay until the next
+// sync.
 type decision struct {
 	step    step
-	trouble *trouble
+	problem *problem
 	wait    time.Duration
 }
 
-// plan decides on the next step. It never acts on missing information: a shard
-// that is not connected keeps everything as it is.
-func plan(seen observation, recalled memory) decision {
-	machine := seen.machine
+// plan decides on the next step. Missing information changes nothing: while a shard
+// is not connected everything stays as it is.
+func plan(seen observation, state syncState) decision {
 	switch {
 	case seen.paused != "":
-		return decision{trouble: &trouble{v1beta1.ReasonPaused, seen.paused}}
-	case !machine.DeletionTimestamp.IsZero():
-		return planEnd(seen, recalled)
-	case seen.orphan && !poolMember(machine):
-		// Cluster API makes the Machine of a pool's instance again, as long as there
-		// is a MachinePool.
-		return decision{step: discard}
-	case serverDeleted(machine):
+		return decision{problem: &problem{v1beta1.ReasonPaused, seen.paused}}
+	case !seen.nstanceMachine.DeletionTimestamp.IsZero():
+		return planDeletion(seen, state)
+	case seen.machineDeleted && !seen.poolMember:
+		// The Machine of a pool member is created again by Cluster API, as long as
+		// there is a MachinePool.
+		return decision{step: deleteNstanceMachine}
+	case serverDeleted(seen.nstanceMachine):
 		return planServerDeleted(seen)
-	case instanceOf(machine) != "":
-		return planFollowing(seen, recalled)
+	case seen.instanceID != "":
+		return planInstance(seen, state)
 	default:
-		return planOrder(seen, recalled)
+		return planCreation(seen, state)
 	}
 }
 
-// planOrder brings a machine to its instance. What the shard is asked for is
-// written down before: a process that ends in between is followed by one that
-// asks for the same.
-func planOrder(seen observation, recalled memory) decision {
-	if wrong := unready(seen); wrong != nil {
-		return decision{trouble: wrong}
+// planCreation creates the instance. The request is stored before it is sent, so
+// that a process that crashes in between is followed by one that sends the same.
+func planCreation(seen observation, state syncState) decision {
+	if blocked := checkPreconditions(seen); blocked != nil {
+		return decision{problem: blocked}
 	}
-	if !claimed(seen.machine) {
-		return decision{step: claim}
+	if !assigned(seen.nstanceMachine) {
+		return decision{step: assignShard}
 	}
-	if wrong := unusable(seen); wrong != nil {
-		return decision{trouble: wrong}
+	if blocked := checkShard(seen); blocked != nil {
+		return decision{problem: blocked}
 	}
-	if recalled.refused.holds(seen.etag, seen.now) {
+	if state.rejection.applies(seen.etag, seen.now) {
 		return decision{
-			trouble: &trouble{v1beta1.ReasonInstanceRefused, recalled.refused.message},
-			wait:    recalled.refused.until.Sub(seen.now),
+			problem: &problem{v1beta1.ReasonInstanceRefused, state.rejection.message},
+			wait:    state.rejection.until.Sub(seen.now),
 		}
 	}
-	return decision{step: order}
+	return decision{step: createInstance}
 }
 
-// planFollowing asks for an instance until it runs, and once after each time that
-// something may have happened to it unheard. What the shard lists it is not asked
-// for; what it should list and does not it is asked for until it is clear why.
-func planFollowing(seen observation, recalled memory) decision {
+// planInstance follows an instance. It is queried until it runs, and then once in
+// each session of the watch of notices. An instance that the shard lists is not
+// queried. One that is missing in the list is queried until the reason is known.
+func planInstance(seen observation, state syncState) decision {
 	if seen.notice != nil && seen.notice.State == shard.Deleted {
 		return decision{}
 	}
-	wrong := unusable(seen)
-	if seen.listed != nil && (wrong == nil || runs(seen.listed)) {
-		return decision{step: hear}
+	blocked := checkShard(seen)
+	if seen.listed != nil && (blocked == nil || usable(seen.listed)) {
+		return decision{step: useListed}
 	}
-	ready := ready(seen.machine)
-	if ready && !seen.missing && recalled.verified >= seen.session {
+	ready := ready(seen.nstanceMachine)
+	if ready && !seen.missing && state.verifiedSession >= seen.session {
 		return decision{}
 	}
-	if wrong != nil {
+	if blocked != nil {
 		if ready {
 			return decision{}
 		}
-		return decision{trouble: wrong}
+		return decision{problem: blocked}
 	}
-	if wait := recalled.asking.wait(seen.now); (!ready || seen.missing) && wait > 0 {
+	if wait := state.queries.remaining(seen.now); (!ready || seen.missing) && wait > 0 {
 		return decision{wait: wait}
 	}
-	return decision{step: ask}
+	return decision{step: queryInstance}
 }
 
-// planServerDeleted hands the end of an instance on to the Machine, which ends the
-// machine (operator document).
+// planServerDeleted deletes the Machine of an instance that its shard has deleted.
+// Cluster API then deletes the NstanceMachine (docs/capi.md#deletion).
 func planServerDeleted(seen observation) decision {
 	switch {
-	case seen.owner == nil:
-		return decision{step: discard}
-	case seen.owner.DeletionTimestamp.IsZero():
-		return decision{step: removeOwner}
+	case seen.machine == nil:
+		return decision{step: deleteNstanceMachine}
+	case seen.machine.DeletionTimestamp.IsZero():
+		return decision{step: deleteMachine}
 	default:
 		return decision{}
 	}
 }
 
-// planEnd lets a machine go when its shard has said that the instance is gone, or
-// has never been asked for one. By then Cluster API has drained its Node.
-func planEnd(seen observation, recalled memory) decision {
-	machine := seen.machine
-	gone := serverDeleted(machine) || seen.notice != nil && seen.notice.State == shard.Deleted
-	if !held(machine) {
+// planDeletion removes the finalizer when the shard has confirmed that the instance
+// is deleted, or when no instance was ever requested. Cluster API has drained the
+// Node before.
+func planDeletion(seen observation, state syncState) decision {
+	deleted := serverDeleted(seen.nstanceMachine) || seen.notice != nil && seen.notice.State == shard.Deleted
+	if !hasFinalizer(seen.nstanceMachine) {
 		return decision{}
 	}
-	if gone || shardOf(machine) == "" || instanceOf(machine) == "" && !claimed(machine) {
-		return decision{step: release}
+	if deleted || seen.shardID == "" || seen.instanceID == "" && !assigned(seen.nstanceMachine) {
+		return decision{step: removeFinalizer}
 	}
-	if wrong := unusable(seen); wrong != nil {
-		return decision{trouble: wrong}
+	if blocked := checkShard(seen); blocked != nil {
+		return decision{problem: blocked}
 	}
-	if instanceOf(machine) == "" {
-		// The order may have been taken without an answer. Given again it tells the
-		// id of what is to be ended.
-		return decision{step: order}
+	if seen.instanceID == "" {
+		// The create request may have been carried out, and its reply lost. Repeating
+		// it returns the id of the instance to delete.
+		return decision{step: createInstance}
 	}
-	if undrained(seen) {
-		return decision{trouble: &trouble{v1beta1.ReasonDeleting, "no Machine owns it, and the shard is draining it"}}
+	if drainedByShardOnly(seen) {
+		return decision{problem: &problem{v1beta1.ReasonDeleting, "no Machine owns it, and the shard is draining it"}}
 	}
-	if wait := recalled.ending.wait(seen.now); wait > 0 {
+	if wait := state.deletions.remaining(seen.now); wait > 0 {
 		return decision{wait: wait}
 	}
-	return decision{step: end}
+	return decision{step: deleteInstance}
 }
 
-// undrained tells whether it is only the shard that drains an instance of a pool:
-// there was no Machine for which Cluster API would have. The shard ends it in time.
-func undrained(seen observation) bool {
-	return poolMember(seen.machine) && metav1.GetControllerOfNoCopy(seen.machine) == nil &&
+// drainedByShardOnly reports whether the shard drains an instance of a pool for
+// which there was no Machine, so that Cluster API has not drained its Node. The shard
+// deletes the instance after the drain.
+func drainedByShardOnly(seen observation) bool {
+	return seen.poolMember && metav1.GetControllerOfNoCopy(seen.nstanceMachine) == nil &&
 		seen.notice != nil && seen.notice.State == shard.Draining
 }
 
-// unready is why no instance may be ordered yet, nil when it may (CAPI contract).
-func unready(seen observation) *trouble {
-	waiting := func(format string, args ...any) *trouble {
-		return &trouble{v1beta1.ReasonWaitingForMachine, fmt.Sprintf(format, args...)}
+// checkPreconditions returns why no instance may be requested yet, nil when it may
+// (docs/capi.md#machines).
+func checkPreconditions(seen observation) *problem {
+	waiting := func(format string, args ...any) *problem {
+		return &problem{v1beta1.ReasonWaitingForMachine, fmt.Sprintf(format, args...)}
 	}
 	switch {
-	case seen.owner == nil:
+	case seen.machine == nil:
 		return waiting("no Machine owns it")
-	case !seen.owner.DeletionTimestamp.IsZero():
-		return waiting("Machine %q is being deleted", seen.owner.Name)
+	case !seen.machine.DeletionTimestamp.IsZero():
+		return waiting("Machine %q is being deleted", seen.machine.Name)
 	case !provisioned(seen.cluster):
 		return waiting("the infrastructure of the Cluster is not provisioned")
-	case seen.owner.Spec.Bootstrap.DataSecretName == nil:
-		return waiting("Machine %q has no bootstrap data", seen.owner.Name)
+	case seen.machine.Spec.Bootstrap.DataSecretName == nil:
+		return waiting("Machine %q has no bootstrap data", seen.machine.Name)
 	}
 	return nil
 }
 
-// unusable is why the shard of a machine cannot be asked, nil when it can.
-func unusable(seen observation) *trouble {
+// checkShard returns why the shard cannot be called, nil when it can.
+func checkShard(seen observation) *problem {
 	switch {
 	case !seen.configured:
-		return &trouble{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", shardOf(seen.machine))}
+		return &problem{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", seen.shardID)}
 	case seen.reachable:
 		return nil
 	case seen.lost != nil:
-		return &trouble{v1beta1.ReasonShardUnreachable, shard.Message(seen.lost)}
+		return &problem{v1beta1.ReasonShardUnreachable, shard.Message(seen.lost)}
 	default:
-		return &trouble{v1beta1.ReasonNotSynced, "the shard is being connected"}
+		return &problem{v1beta1.ReasonNotSynced, "the shard is being connected"}
 	}
 }
 
-// claimed tells whether it is written down where the instance is asked for, and
-// as what.
-func claimed(machine *v1beta1.NstanceMachine) bool {
-	return machine.Status.Shard != "" && machine.Status.RequestID != ""
+// assigned reports whether shard and request id of the create request are stored.
+func assigned(nstanceMachine *v1beta1.NstanceMachine) bool {
+	return nstanceMachine.Status.Shard != "" && nstanceMachine.Status.RequestID != ""
 }
 
-// ready tells whether the instance ran when it was last heard of. Then it is taken
-// to run until its shard says otherwise.
-func ready(machine *v1beta1.NstanceMachine) bool {
-	return ptr.Deref(machine.Status.Ready, false) && machine.Status.ProviderID != ""
+// ready reports whether the instance was running when it was last reported. It
+// counts as running until its shard reports something else.
+func ready(nstanceMachine *v1beta1.NstanceMachine) bool {
+	return ptr.Deref(nstanceMachine.Status.Ready, false) && nstanceMachine.Status.ProviderID != ""
 }
 
-func held(machine *v1beta1.NstanceMachine) bool {
-	return slices.Contains(machine.Finalizers, v1beta1.FinalizerMachine)
+func hasFinalizer(nstanceMachine *v1beta1.NstanceMachine) bool {
+	return slices.Contains(nstanceMachine.Finalizers, v1beta1.FinalizerMachine)
 }
 
-func serverDeleted(machine *v1beta1.NstanceMachine) bool {
-	return meta.IsStatusConditionTrue(machine.Status.Conditions, v1beta1.ConditionServerDeleted)
+func serverDeleted(nstanceMachine *v1beta1.NstanceMachine) bool {
+	return meta.IsStatusConditionTrue(nstanceMachine.Status.Conditions, v1beta1.ConditionServerDeleted)
 }
 
 func provisioned(cluster *clusterv1.Cluster) bool {

@@ -17,34 +17,34 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// newStatus is the status of a machine after a sync. What the shard has not told
-// stays as it was. machine is the one of the newest version.
-func newStatus(machine *v1beta1.NstanceMachine, seen observation, done outcome, nodes []*corev1.Node) v1beta1.NstanceMachineStatus {
-	status := *machine.Status.DeepCopy()
-	status.ObservedGeneration = machine.Generation
+// newStatus returns the status after a sync. What the shard has not reported stays
+// as it was. nstanceMachine is the newest version.
+func newStatus(nstanceMachine *v1beta1.NstanceMachine, seen observation, done outcome, nodes []*corev1.Node) v1beta1.NstanceMachineStatus {
+	status := *nstanceMachine.Status.DeepCopy()
+	status.ObservedGeneration = nstanceMachine.Generation
 	if done.shard != "" {
-		status.RequestID = string(machine.UID)
+		status.RequestID = string(nstanceMachine.UID)
 	}
-	status.Shard = cmp.Or(done.shard, shardOf(machine))
-	status.InstanceID = cmp.Or(done.id, instanceOf(machine))
-	status.ProviderID = toldProviderID(machine, done)
+	status.Shard = cmp.Or(done.shard, seen.shardID)
+	status.InstanceID = cmp.Or(done.instanceID, seen.instanceID)
+	status.ProviderID = reportedProviderID(nstanceMachine, done)
 	if len(nodes) == 1 {
 		status.Addresses = addressesOf(nodes[0])
 	}
-	if done.instance != nil && runs(done.instance) {
+	if done.instance != nil && usable(done.instance) {
 		status.Initialization.Provisioned = ptr.To(true)
 	}
 	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
-		controller.SetCondition(&status.Conditions, machine.Generation, kind, value, reason, message)
+		controller.SetCondition(&status.Conditions, nstanceMachine.Generation, kind, value, reason, message)
 	}
 
 	if status.InstanceID != "" {
 		set(v1beta1.ConditionInstanceCreated, metav1.ConditionTrue, v1beta1.ReasonInstanceCreated, "")
 	} else {
-		missing := orderable(status, done)
-		set(v1beta1.ConditionInstanceCreated, metav1.ConditionFalse, missing.reason, missing.message)
+		blocked := notCreated(status, done)
+		set(v1beta1.ConditionInstanceCreated, metav1.ConditionFalse, blocked.reason, blocked.message)
 	}
-	if message, gone := serverEnd(seen, done); gone && !serverDeleted(machine) && machine.DeletionTimestamp.IsZero() && seen.paused == "" {
+	if message, deleted := deletedByServer(seen, done); deleted && !serverDeleted(nstanceMachine) && nstanceMachine.DeletionTimestamp.IsZero() && seen.paused == "" {
 		set(v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, message)
 	}
 	switch {
@@ -60,82 +60,82 @@ func newStatus(machine *v1beta1.NstanceMachine, seen observation, done outcome, 
 	} else {
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.paused)
 	}
-	if ready, news := readiness(status, seen, done); news {
+	if ready, known := readiness(status, seen, done); known {
 		status.Ready = ptr.To(ready.Status == metav1.ConditionTrue)
 		set(v1beta1.ConditionReady, ready.Status, ready.Reason, ready.Message)
 	}
 	return status
 }
 
-// orderable is why there is no instance yet.
-func orderable(status v1beta1.NstanceMachineStatus, done outcome) trouble {
-	if done.trouble != nil {
-		return *done.trouble
+// notCreated returns why there is no instance yet.
+func notCreated(status v1beta1.NstanceMachineStatus, done outcome) problem {
+	if done.problem != nil {
+		return *done.problem
 	}
-	return trouble{v1beta1.ReasonProvisioning, fmt.Sprintf("an instance is being ordered from shard %q", status.Shard)}
+	return problem{v1beta1.ReasonProvisioning, fmt.Sprintf("an instance is being requested from shard %q", status.Shard)}
 }
 
-// serverEnd tells whether the shard has said that the instance is gone, and how it
-// puts it. A shard that says nothing has not.
-func serverEnd(seen observation, done outcome) (message string, gone bool) {
+// deletedByServer reports whether the shard has deleted the instance, and with which
+// message. A shard that reports nothing has not deleted it.
+func deletedByServer(seen observation, done outcome) (message string, deleted bool) {
+	const byShard = "the shard has deleted the instance"
 	switch {
 	case seen.notice != nil && seen.notice.State == shard.Deleted:
-		return cmp.Or(seen.notice.Reason, "the shard has ended the instance"), true
+		return cmp.Or(seen.notice.Reason, byShard), true
 	case done.lost:
-		return "the shard no longer knows the instance", true
+		return "the shard does not have the instance any more", true
 	case done.instance != nil && done.instance.State == shard.InstanceTerminated:
-		return "the shard has ended the instance", true
+		return byShard, true
 	}
 	return "", false
 }
 
-// readiness is the condition Ready; there is none when nothing new is known.
-func readiness(status v1beta1.NstanceMachineStatus, seen observation, done outcome) (ready metav1.Condition, news bool) {
-	not := func(reason, format string, args ...any) (metav1.Condition, bool) {
-		return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}, true
-	}
-	ended := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionServerDeleted)
+// readiness returns the condition Ready, and whether there is anything new to report.
+func readiness(status v1beta1.NstanceMachineStatus, seen observation, done outcome) (ready metav1.Condition, known bool) {
+	deleting := !seen.nstanceMachine.DeletionTimestamp.IsZero()
+	deleted := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionServerDeleted)
 	created := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionInstanceCreated)
 	switch {
-	case !seen.machine.DeletionTimestamp.IsZero() && done.trouble != nil:
-		return not(v1beta1.ReasonDeleting, "the shard has not confirmed that the instance is gone: %s", done.trouble.message)
-	case !seen.machine.DeletionTimestamp.IsZero():
-		return not(v1beta1.ReasonDeleting, "the shard is ending the instance")
-	case ended != nil && ended.Status == metav1.ConditionTrue:
-		return not(v1beta1.ReasonServerDeleted, "%s", ended.Message)
+	case deleting && done.problem != nil:
+		return notReady(v1beta1.ReasonDeleting, "the shard has not confirmed that the instance is deleted: %s", done.problem.message), true
+	case deleting:
+		return notReady(v1beta1.ReasonDeleting, "the shard is deleting the instance"), true
+	case deleted != nil && deleted.Status == metav1.ConditionTrue:
+		return notReady(v1beta1.ReasonServerDeleted, "%s", deleted.Message), true
 	case created.Status != metav1.ConditionTrue:
-		return not(created.Reason, "%s", created.Message)
+		return notReady(created.Reason, "%s", created.Message), true
 	case seen.paused != "":
 		return metav1.Condition{}, false
 	case seen.notice != nil && seen.notice.State == shard.Deleting:
-		return not(v1beta1.ReasonServerDeleted, "the shard is ending the instance: %s", seen.notice.Reason)
+		return notReady(v1beta1.ReasonServerDeleted, "the shard is deleting the instance: %s", seen.notice.Reason), true
 	case done.instance != nil:
-		return standing(done.instance), true
-	case done.trouble != nil:
-		return not(done.trouble.reason, "%s", done.trouble.message)
-	case done.id != "":
-		return not(v1beta1.ReasonProvisioning, "instance %s is ordered", status.InstanceID)
+		return instanceReadiness(done.instance), true
+	case done.problem != nil:
+		return notReady(done.problem.reason, "%s", done.problem.message), true
+	case done.instanceID != "":
+		return notReady(v1beta1.ReasonProvisioning, "instance %s was requested", status.InstanceID), true
 	}
 	return metav1.Condition{}, false
 }
 
-// standing is the condition Ready as far as the instance is concerned.
-func standing(instance *shard.Instance) metav1.Condition {
-	not := func(reason, format string, args ...any) metav1.Condition {
-		return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
-	}
+// instanceReadiness returns the condition Ready that follows from an instance alone.
+func instanceReadiness(instance *shard.Instance) metav1.Condition {
 	switch {
-	case runs(instance):
+	case usable(instance):
 		return metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady}
 	case instance.State == shard.InstanceRunning:
-		return not(v1beta1.ReasonProvisioning, "instance %s has no provider id", instance.ID)
+		return notReady(v1beta1.ReasonProvisioning, "instance %s has no provider id", instance.ID)
 	default:
-		return not(idle(instance.State), "instance %s is %s", instance.ID, instance.State)
+		return notReady(notRunningReason(instance.State), "instance %s is %s", instance.ID, instance.State)
 	}
 }
 
-// idle is the reason why an instance in a state does not run.
-func idle(state shard.InstanceState) string {
+func notReady(reason, format string, args ...any) metav1.Condition {
+	return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: fmt.Sprintf(format, args...)}
+}
+
+// notRunningReason returns why an instance in a state does not run.
+func notRunningReason(state shard.InstanceState) string {
 	switch state {
 	case shard.InstanceStopped, shard.InstanceFailed:
 		return v1beta1.ReasonInstanceFailed
@@ -146,8 +146,27 @@ func idle(state shard.InstanceState) string {
 	}
 }
 
-// runs tells whether an instance can be used. Without a provider id nobody finds
-// its Node.
-func runs(instance *shard.Instance) bool {
+// usable reports whether an instance is running and has a provider id, without which
+// its Node cannot be found.
+func usable(instance *shard.Instance) bool {
 	return instance.State == shard.InstanceRunning && instance.ProviderID != ""
+}
+
+// upToDate reports whether the status of a pool member is what its shard lists. One
+// that is being deleted does not depend on the list.
+func upToDate(nstanceMachine *v1beta1.NstanceMachine, listed *shard.Instance, missing bool) bool {
+	if !nstanceMachine.DeletionTimestamp.IsZero() || serverDeleted(nstanceMachine) {
+		return true
+	}
+	if listed == nil {
+		return !missing
+	}
+	if listed.ProviderID != "" && listed.ProviderID != nstanceMachine.Status.ProviderID {
+		return false
+	}
+	current := meta.FindStatusCondition(nstanceMachine.Status.Conditions, v1beta1.ConditionReady)
+	wanted := instanceReadiness(listed)
+	return current != nil && current.Reason == wanted.Reason &&
+		// The message from a deletion notice has more details.
+		(current.Message == wanted.Message || wanted.Reason == v1beta1.ReasonServerDeleted)
 }

@@ -22,17 +22,16 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// Annotations by which the cluster autoscaler is told of labels and taints of a
-// Node that there is not yet. A MachinePool has no other way.
+// The cluster autoscaler reads the labels and taints of Nodes that do not exist yet
+// from these annotations. A MachinePool has no other field for them.
 const (
 	annotationLabels = "capacity.cluster-autoscaler.kubernetes.io/labels"
 	annotationTaints = "capacity.cluster-autoscaler.kubernetes.io/taints"
 )
 
-// annotate tells the cluster autoscaler on the MachinePool which labels and taints
-// its Nodes will have. Of an annotation that somebody else has set, his value
-// stays, and is no error. While no shard tells, shape is nil, and what was told
-// stays.
+// annotate writes the labels and taints of future Nodes to the MachinePool, for the
+// cluster autoscaler. An annotation that another client set keeps its value; that is
+// no error. A nil shape is not known, and changes nothing.
 func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.MachinePool, shape *shard.NodeShape) error {
 	if shape == nil {
 		return nil
@@ -43,7 +42,7 @@ func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.Machin
 		if !slices.ContainsFunc(ours, func(key string) bool { return machinePool.Annotations[key] != wanted[key] }) {
 			return nil
 		}
-		// All of ours at once: an apply takes away what it leaves out.
+		// All of ours together: an apply removes the ones that it omits.
 		applied := make(map[string]string, len(ours))
 		for _, key := range ours {
 			if wanted[key] != "" {
@@ -52,26 +51,26 @@ func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.Machin
 		}
 		written, err := c.capi.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: controller.FieldManager})
 		if foreign := conflicting(err, applied); len(foreign) > 0 {
-			klog.FromContext(ctx).V(2).Info("MachinePool has annotations of somebody else", "annotations", foreign)
-			c.annotations.leave(machinePool, wanted, foreign)
+			klog.FromContext(ctx).V(2).Info("MachinePool has annotations of other clients", "annotations", foreign)
+			c.annotations.add(machinePool, wanted, foreign)
 			continue
 		}
 		if err != nil {
 			return fmt.Errorf("annotate MachinePool %s: %w", klog.KObj(machinePool), err)
 		}
-		klog.FromContext(ctx).Info("MachinePool annotated for the cluster autoscaler", "annotations", applied)
-		c.machinePoolWrites.Wrote(written)
-		c.annotations.take(machinePool, ours)
-		// One that is no longer needed and that is still there was never ours.
-		c.annotations.leave(machinePool, wanted, slices.DeleteFunc(ours, func(key string) bool {
+		klog.FromContext(ctx).Info("Annotated the MachinePool for the cluster autoscaler", "annotations", applied)
+		c.machinePoolWrites.Record(written)
+		c.annotations.remove(machinePool, ours)
+		// One that is no longer needed and still exists was never ours.
+		c.annotations.add(machinePool, wanted, slices.DeleteFunc(ours, func(key string) bool {
 			return wanted[key] != "" || written.Annotations[key] == ""
 		}))
 		return nil
 	}
 }
 
-// nodeAnnotations are the annotations that tell of labels and taints, "" for one
-// that is not needed.
+// nodeAnnotations returns the annotations for labels and taints, "" for one that is
+// not needed.
 func nodeAnnotations(shape *shard.NodeShape) map[string]string {
 	var labels, taints []string
 	for _, key := range slices.Sorted(maps.Keys(shape.Labels)) {
@@ -83,8 +82,8 @@ func nodeAnnotations(shape *shard.NodeShape) map[string]string {
 	return map[string]string{annotationLabels: strings.Join(labels, ","), annotationTaints: strings.Join(taints, ",")}
 }
 
-// conflicting are those of the annotations that somebody else has set, as err
-// says.
+// conflicting returns the keys of annotations that other clients set, according to
+// err.
 func conflicting(err error, annotations map[string]string) []string {
 	var status apierrors.APIStatus
 	if !errors.As(err, &status) || status.Status().Details == nil {
@@ -100,52 +99,51 @@ func conflicting(err error, annotations map[string]string) []string {
 	return keys
 }
 
-// annotationOwners remembers which annotations of MachinePools are somebody
-// else's. The API server knows, and would have to be asked in every sync. The zero
-// value is ready for use.
-type annotationOwners struct {
+// foreignAnnotations records which annotations of MachinePools other clients own.
+// Otherwise every sync would send an apply to find out. The zero value is empty.
+type foreignAnnotations struct {
 	mu sync.Mutex
-	// foreign are by name, so that there are never more than MachinePools had names.
-	foreign map[annotationName]refused
+	// conflicts are by name, which bounds them by the names of MachinePools.
+	conflicts map[annotationKey]conflict
 }
 
-// annotationName is an annotation of a MachinePool.
-type annotationName struct {
+// annotationKey is an annotation of a MachinePool.
+type annotationKey struct {
 	machinePool cache.ObjectName
 	key         string
 }
 
-// refused is what was wanted of an annotation and could not be, and what the
-// cache showed then. When either changes it is time to ask again.
-type refused struct{ wanted, shown string }
+// conflict is the value that could not be written, and the value in the cache at that
+// time. If either changes, the annotation is tried again.
+type conflict struct{ wanted, cached string }
 
-// ours are the keys of wanted, sorted, that are not known to be somebody else's.
-func (a *annotationOwners) ours(machinePool *clusterv1.MachinePool, wanted map[string]string) []string {
+// ours returns the keys of wanted, sorted, without those that other clients own.
+func (a *foreignAnnotations) ours(machinePool *clusterv1.MachinePool, wanted map[string]string) []string {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return slices.DeleteFunc(slices.Sorted(maps.Keys(wanted)), func(key string) bool {
-		left, ok := a.foreign[annotationName{cache.MetaObjectToName(machinePool), key}]
-		return ok && left == refused{wanted[key], machinePool.Annotations[key]}
+		recorded, ok := a.conflicts[annotationKey{cache.MetaObjectToName(machinePool), key}]
+		return ok && recorded == conflict{wanted[key], machinePool.Annotations[key]}
 	})
 }
 
-// leave has annotations be somebody else's.
-func (a *annotationOwners) leave(machinePool *clusterv1.MachinePool, wanted map[string]string, keys []string) {
+// add records annotations of other clients.
+func (a *foreignAnnotations) add(machinePool *clusterv1.MachinePool, wanted map[string]string, keys []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.foreign == nil {
-		a.foreign = make(map[annotationName]refused)
+	if a.conflicts == nil {
+		a.conflicts = make(map[annotationKey]conflict)
 	}
 	for _, key := range keys {
-		a.foreign[annotationName{cache.MetaObjectToName(machinePool), key}] = refused{wanted[key], machinePool.Annotations[key]}
+		a.conflicts[annotationKey{cache.MetaObjectToName(machinePool), key}] = conflict{wanted[key], machinePool.Annotations[key]}
 	}
 }
 
-// take has annotations be ours.
-func (a *annotationOwners) take(machinePool *clusterv1.MachinePool, keys []string) {
+// remove records that annotations are ours.
+func (a *foreignAnnotations) remove(machinePool *clusterv1.MachinePool, keys []string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, key := range keys {
-		delete(a.foreign, annotationName{cache.MetaObjectToName(machinePool), key})
+		delete(a.conflicts, annotationKey{cache.MetaObjectToName(machinePool), key})
 	}
 }

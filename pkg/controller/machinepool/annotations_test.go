@@ -30,13 +30,14 @@ import (
 
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
 var machinePoolResource = clusterv1.GroupVersion.WithResource("machinepools")
 
 // annotated is a controller's annotate, and a MachinePool on an API server that
-// keeps record of who owns which field as a real one does.
+// records the managers of fields as a real one does.
 type annotated struct {
 	t          *testing.T
 	tracker    clienttesting.ObjectTracker
@@ -59,15 +60,15 @@ func newAnnotated(t *testing.T) *annotated {
 		t.Fatal(err)
 	}
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
-	// A cache that has synced knows how new it is, empty or not.
+	// A synced cache has a resource version, empty or not.
 	if err := store.Replace(nil, "1"); err != nil {
 		t.Fatal(err)
 	}
-	a.controller = &Controller{capi: client, machinePoolWrites: controller.NewWrites(store)}
+	a.controller = &Controller{capi: client, machinePoolWrites: controller.NewWriteTracker(store)}
 	made := machinePool("workers", ptr.To[int32](3))
 	made.TypeMeta = metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"}
 	made.Annotations = map[string]string{"example.com/team": "shop"}
-	if err := a.tracker.Create(machinePoolResource, made, namespace, metav1.CreateOptions{FieldManager: "kubectl"}); err != nil {
+	if err := a.tracker.Create(machinePoolResource, made, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"}); err != nil {
 		t.Fatal(err)
 	}
 	a.show()
@@ -76,14 +77,14 @@ func newAnnotated(t *testing.T) *annotated {
 
 func (a *annotated) live() *clusterv1.MachinePool {
 	a.t.Helper()
-	object, err := a.tracker.Get(machinePoolResource, namespace, "workers")
+	object, err := a.tracker.Get(machinePoolResource, controllertest.Namespace, "workers")
 	if err != nil {
 		a.t.Fatal(err)
 	}
 	return object.(*clusterv1.MachinePool)
 }
 
-// show has the cache show what there is.
+// show makes the cache equal to the API server.
 func (a *annotated) show() { a.cached = a.live() }
 
 // set changes the annotations of the MachinePool as a user would; "" removes one.
@@ -96,7 +97,7 @@ func (a *annotated) set(annotations map[string]string) {
 			delete(changed.Annotations, key)
 		}
 	}
-	if err := a.tracker.Update(machinePoolResource, changed, namespace, metav1.UpdateOptions{FieldManager: "kubectl-annotate"}); err != nil {
+	if err := a.tracker.Update(machinePoolResource, changed, controllertest.Namespace, metav1.UpdateOptions{FieldManager: "kubectl-annotate"}); err != nil {
 		a.t.Fatal(err)
 	}
 }
@@ -117,10 +118,10 @@ func (a *annotated) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, fmt.Errorf("unexpected request %s %s", request.Method, request.URL)
 	}
 	code, answer := http.StatusOK, any(nil)
-	var refused *apierrors.StatusError
+	var rejected *apierrors.StatusError
 	switch err := a.apply(applied); {
-	case errors.As(err, &refused):
-		status := refused.Status()
+	case errors.As(err, &rejected):
+		status := rejected.Status()
 		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 		code, answer = int(status.Code), status
 	case err != nil:
@@ -141,11 +142,11 @@ func (a *annotated) apply(applied *unstructured.Unstructured) error {
 	if applied.GetUID() != a.live().UID {
 		return apierrors.NewConflict(machinePoolResource.GroupResource(), "workers", errors.New("the uid is another one"))
 	}
-	return a.tracker.Apply(machinePoolResource, applied, namespace, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	return a.tracker.Apply(machinePoolResource, applied, controllertest.Namespace, metav1.PatchOptions{FieldManager: controller.FieldManager})
 }
 
-// expect annotates with what shape tells, and compares how many requests that
-// took, and which annotations there are then beside the user's own.
+// expect annotates with shape, and compares the number of requests and the annotations
+// other than the user's own.
 func (a *annotated) expect(shape *shard.NodeShape, requests int, want map[string]string) {
 	a.t.Helper()
 	a.requests = 0
@@ -157,7 +158,7 @@ func (a *annotated) expect(shape *shard.NodeShape, requests int, want map[string
 	}
 	got := maps.Clone(a.live().Annotations)
 	if got["example.com/team"] != "shop" {
-		a.t.Error("took the user's own annotation away")
+		a.t.Error("removed the user's own annotation")
 	}
 	delete(got, "example.com/team")
 	if !maps.Equal(got, want) {
@@ -170,59 +171,59 @@ func (a *annotated) annotate(shape *shard.NodeShape) error {
 	return a.controller.annotate(ctx, a.cached, shape)
 }
 
-// batch and plain are shapes with and without something to tell.
+// batch and plain are shapes with and without labels and taints.
 var (
 	batch = &shard.NodeShape{Labels: map[string]string{"tier": "batch"}, Taints: []shard.Taint{{Key: "batch", Value: "yes", Effect: "NoSchedule"}}}
 	plain = &shard.NodeShape{Architecture: "amd64"}
-	// batchTold are the annotations of batch.
-	batchTold = map[string]string{annotationLabels: "tier=batch", annotationTaints: "batch=yes:NoSchedule"}
+	// batchAnnotations are those of batch.
+	batchAnnotations = map[string]string{annotationLabels: "tier=batch", annotationTaints: "batch=yes:NoSchedule"}
 )
 
-func TestAnnotateTellsOnceAndTakesBack(t *testing.T) {
+func TestAnnotateWritesOnceAndRemoves(t *testing.T) {
 	a := newAnnotated(t)
 	a.expect(nil, 0, nil)
 	a.expect(plain, 0, nil)
-	a.expect(batch, 1, batchTold)
-	if a.controller.machinePoolWrites.Seen(cache.NewObjectName(namespace, "workers")) {
+	a.expect(batch, 1, batchAnnotations)
+	if a.controller.machinePoolWrites.CaughtUp(cache.NewObjectName(controllertest.Namespace, "workers")) {
 		t.Error("the next sync would not wait for the cache to show what was written")
 	}
 	a.show()
-	a.expect(batch, 0, batchTold)
+	a.expect(batch, 0, batchAnnotations)
 
-	// Shards that no longer tell do not make it untrue.
-	a.expect(nil, 0, batchTold)
+	// Annotations stay while no shard reports a shape.
+	a.expect(nil, 0, batchAnnotations)
 	night := &shard.NodeShape{Labels: map[string]string{"tier": "night"}, Taints: batch.Taints}
-	a.expect(night, 1, map[string]string{annotationLabels: "tier=night", annotationTaints: batchTold[annotationTaints]})
+	a.expect(night, 1, map[string]string{annotationLabels: "tier=night", annotationTaints: batchAnnotations[annotationTaints]})
 	a.show()
-	a.expect(&shard.NodeShape{Taints: batch.Taints}, 1, map[string]string{annotationTaints: batchTold[annotationTaints]})
+	a.expect(&shard.NodeShape{Taints: batch.Taints}, 1, map[string]string{annotationTaints: batchAnnotations[annotationTaints]})
 	a.show()
 	a.expect(plain, 1, nil)
 	a.show()
 	a.expect(plain, 0, nil)
 
-	// What somebody took away comes back.
-	a.expect(batch, 1, batchTold)
+	// An annotation that a user removes is written again.
+	a.expect(batch, 1, batchAnnotations)
 	a.set(map[string]string{annotationTaints: ""})
 	a.show()
-	a.expect(batch, 1, batchTold)
+	a.expect(batch, 1, batchAnnotations)
 }
 
-func TestAnnotateLeavesWhatSomebodyElseHasSet(t *testing.T) {
+func TestAnnotateKeepsAnnotationsOfOtherClients(t *testing.T) {
 	a := newAnnotated(t)
 	a.set(map[string]string{annotationTaints: "mine=:NoExecute"})
 	a.show()
-	both := map[string]string{annotationLabels: batchTold[annotationLabels], annotationTaints: "mine=:NoExecute"}
+	both := map[string]string{annotationLabels: batchAnnotations[annotationLabels], annotationTaints: "mine=:NoExecute"}
 	a.expect(batch, 2, both)
 	a.show()
 	for range 3 {
 		a.expect(batch, 0, both)
 	}
-	// His stays when there is nothing to tell, and the other goes.
+	// The user's stays if none is needed, and the other is removed.
 	a.expect(plain, 1, map[string]string{annotationTaints: "mine=:NoExecute"})
 	a.show()
 	a.expect(plain, 0, map[string]string{annotationTaints: "mine=:NoExecute"})
 
-	// With another value it is still his, after one question.
+	// With another value it is still the user's, after one request.
 	a.expect(batch, 2, both)
 	a.set(map[string]string{annotationTaints: "mine=:NoSchedule"})
 	a.show()
@@ -230,15 +231,15 @@ func TestAnnotateLeavesWhatSomebodyElseHasSet(t *testing.T) {
 	a.expect(batch, 1, both)
 	a.expect(batch, 0, both)
 
-	// Without it, it is ours to set.
+	// Once the user removes it, it is written.
 	a.set(map[string]string{annotationTaints: ""})
 	a.show()
-	a.expect(batch, 1, batchTold)
+	a.expect(batch, 1, batchAnnotations)
 }
 
-func TestAnnotateLeavesWhatSomebodyElseSetsLater(t *testing.T) {
+func TestAnnotateKeepsLaterAnnotationsOfOtherClients(t *testing.T) {
 	a := newAnnotated(t)
-	a.expect(batch, 1, batchTold)
+	a.expect(batch, 1, batchAnnotations)
 	mine := map[string]string{annotationLabels: "tier=mine", annotationTaints: "mine=:NoExecute"}
 	a.set(mine)
 	// The cache is older than that.
@@ -249,8 +250,8 @@ func TestAnnotateLeavesWhatSomebodyElseSetsLater(t *testing.T) {
 	a.expect(batch, 0, mine)
 }
 
-// What was somebody else's once is not for ever.
-func TestAnnotateForgetsFormerOwners(t *testing.T) {
+// An annotation can change its owner.
+func TestAnnotateDropsFormerOwners(t *testing.T) {
 	a := newAnnotated(t)
 	night := map[string]string{annotationLabels: "tier=night"}
 	a.set(night)
@@ -260,11 +261,11 @@ func TestAnnotateForgetsFormerOwners(t *testing.T) {
 	a.show()
 	a.expect(&shard.NodeShape{Labels: map[string]string{"tier": "night"}}, 1, night)
 	a.show()
-	a.expect(batch, 1, batchTold)
+	a.expect(batch, 1, batchAnnotations)
 }
 
-// A MachinePool of the same name that was made anew is nobody's.
-func TestAnnotateKnowsMachinePoolsApart(t *testing.T) {
+// A MachinePool that was created again with the same name has other owners.
+func TestAnnotateDistinguishesMachinePoolsByUID(t *testing.T) {
 	a := newAnnotated(t)
 	mine := map[string]string{annotationLabels: "tier=mine"}
 	a.set(mine)
@@ -272,11 +273,11 @@ func TestAnnotateKnowsMachinePoolsApart(t *testing.T) {
 	a.expect(&shard.NodeShape{Labels: batch.Labels}, 1, mine)
 
 	former := a.cached
-	anew := former.DeepCopy()
-	anew.UID, anew.ManagedFields = "another", nil
-	delete(anew.Annotations, annotationLabels)
-	if err := errors.Join(a.tracker.Delete(machinePoolResource, namespace, "workers"),
-		a.tracker.Create(machinePoolResource, anew, namespace, metav1.CreateOptions{FieldManager: "kubectl"})); err != nil {
+	recreated := former.DeepCopy()
+	recreated.UID, recreated.ManagedFields = "another", nil
+	delete(recreated.Annotations, annotationLabels)
+	if err := errors.Join(a.tracker.Delete(machinePoolResource, controllertest.Namespace, "workers"),
+		a.tracker.Create(machinePoolResource, recreated, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"})); err != nil {
 		t.Fatal(err)
 	}
 	a.cached = former
@@ -284,5 +285,5 @@ func TestAnnotateKnowsMachinePoolsApart(t *testing.T) {
 		t.Errorf("annotating a MachinePool that is another one by now: got error %v", err)
 	}
 	a.show()
-	a.expect(batch, 1, batchTold)
+	a.expect(batch, 1, batchAnnotations)
 }

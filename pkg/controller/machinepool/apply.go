@@ -4,9 +4,10 @@
 package machinepool
 
 import (
-	"maps"
+	"encoding/json"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/api/equality"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
@@ -17,10 +18,10 @@ import (
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 )
 
-// applyShardGroup is a shard group with all that the pool's controller owns of
-// it. The finalizer comes with the object, so that no group can exist on a shard
-// without something that waits for its end.
-func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *applyv1beta1.NstanceShardGroupApplyConfiguration {
+// applyShardGroup returns the fields of a shard group that this controller owns. The
+// finalizer is created with the object, so that no deletion of the object leaves the
+// group on the shard.
+func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *applyv1beta1.NstanceShardGroupApplyConfiguration {
 	spec := want.spec
 	applied := applyv1beta1.NstanceShardGroup(v1beta1.ShardGroupName(string(spec.Group), string(spec.Shard)), pool.Namespace).
 		WithLabels(shardGroupLabels(&spec)).
@@ -35,15 +36,8 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *app
 			WithGroup(spec.Group).
 			WithShard(spec.Shard).
 			WithSize(spec.Size).
-			WithSubnets(spec.Subnets...).
-			WithVars(spec.Vars).
 			WithRemoveFirst(spec.RemoveFirst...))
-	if spec.Template != "" {
-		applied.Spec.WithTemplate(spec.Template)
-	}
-	if spec.InstanceType != "" {
-		applied.Spec.WithInstanceType(spec.InstanceType)
-	}
+	applied.Spec.GroupSettingsApplyConfiguration = applySettings(&spec.GroupSettings)
 	if want.kept != "" {
 		applied.WithAnnotations(map[string]string{v1beta1.AnnotationKept: want.kept})
 	}
@@ -53,9 +47,9 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want shardGroupSpec) *app
 	return applied
 }
 
-// sameShardGroup tells whether a shard group already is what applyShardGroup
-// would make of it.
-func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, wanted shardGroupSpec) bool {
+// sameShardGroup reports whether a shard group already has what applyShardGroup would
+// write.
+func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup, wanted wantedShardGroup) bool {
 	want := wanted.spec
 	for name, value := range shardGroupLabels(&want) {
 		if group.Labels[name] != value {
@@ -65,14 +59,22 @@ func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShar
 	return metav1.IsControlledBy(group, pool) &&
 		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
 		group.Annotations[v1beta1.AnnotationKept] == wanted.kept &&
-		group.Spec.Group == want.Group &&
-		group.Spec.Shard == want.Shard &&
-		group.Spec.Size == want.Size &&
-		group.Spec.Template == want.Template &&
-		group.Spec.InstanceType == want.InstanceType &&
-		slices.Equal(group.Spec.Subnets, want.Subnets) &&
-		slices.Equal(group.Spec.RemoveFirst, want.RemoveFirst) &&
-		maps.Equal(group.Spec.Vars, want.Vars)
+		equality.Semantic.DeepEqual(group.Spec, want)
+}
+
+// applySettings returns settings as an apply configuration. Both have the same JSON,
+// so that a new setting needs no change here; empty settings are left out.
+func applySettings(settings *v1beta1.GroupSettings) applyv1beta1.GroupSettingsApplyConfiguration {
+	var applied applyv1beta1.GroupSettingsApplyConfiguration
+	data, err := json.Marshal(settings)
+	if err == nil {
+		err = json.Unmarshal(data, &applied)
+	}
+	if err != nil {
+		// Strings, lists and maps of strings have no error.
+		panic(err)
+	}
+	return applied
 }
 
 func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
@@ -82,8 +84,8 @@ func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
 	}
 }
 
-// applyPool is all that the operator owns of a pool apart from its status: the
-// finalizer, one field of the spec, and in deletion the owners.
+// applyPool returns the fields of a pool that this controller owns, without the
+// status: the finalizer, one field of the spec, and during the deletion the owners.
 func applyPool(seen observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
 	pool := seen.pool
 	applied := applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
@@ -102,7 +104,7 @@ func applyPool(seen observation, ids []string) *applyv1beta1.NstanceMachinePoolA
 	return applied
 }
 
-// applyStatus is status as the whole of what the operator owns in it.
+// applyStatus returns the fields of the status that this controller owns.
 func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
 	applied := applyv1beta1.NstanceMachinePoolStatus().
 		WithShards(applyv1beta1.ShardsSummary().WithTotal(status.Shards.Total).WithReachable(status.Shards.Reachable)).
@@ -123,7 +125,7 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 		applied.WithTemplate(status.Template)
 	}
 	if status.InfrastructureMachineKind != "" {
-		// Left out it is none. An empty one would be a kind to Cluster API.
+		// Cluster API would take an empty kind for a kind.
 		applied.WithInfrastructureMachineKind(status.InfrastructureMachineKind)
 	}
 	if status.Capacity != nil {

@@ -10,78 +10,106 @@ import (
 	"slices"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 )
 
-// planDeletion lets a pool go when its last shard group is gone, each of which
-// waits for its shard. It deletes the MachinePool and does not wait for it:
-// Cluster API keeps a MachinePool until its pool is gone (CAPI contract).
+// planDeletion completes the deletion of a pool after its last shard group and
+// nstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
+// Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
 func planDeletion(seen observation) decision {
 	d := decision{
-		machines: machinesMode{on: hasMachines(seen.pool)},
-		adopt:    slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
-		hold:     &trouble{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
+		machines:  machinesMode{on: hasMachines(seen.pool)},
+		addOwners: slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
+		blocked:   &problem{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}
-	if len(seen.members) > 0 {
-		d.hold.message = "the pool is being deleted and waits for the Machines of its instances"
+	if len(seen.nstanceMachines) > 0 {
+		d.blocked.message = "the pool is being deleted and waits for the Machines of its instances"
 	}
-	d.release = len(seen.owned) == 0 && len(seen.members) == 0 && !d.adopt
+	d.removeFinalizer = len(seen.shardGroups) == 0 && len(seen.nstanceMachines) == 0 && !d.addOwners
 	for _, machinePool := range seen.machinePools {
 		if machinePool.DeletionTimestamp.IsZero() {
-			d.removeMachinePools = append(d.removeMachinePools, machinePool)
+			d.deleteMachinePools = append(d.deleteMachinePools, machinePool)
 		}
 	}
-	for _, group := range seen.owned {
+	for _, group := range seen.shardGroups {
 		if group.DeletionTimestamp.IsZero() {
-			planLeaving(seen, group, &d)
+			planShardGroupDeletion(seen, group, &d)
 		}
 	}
 	return d
 }
 
-// hold puts the finalizer on a pool, before there is anything on a shard to wait
-// for, and the owners on a pool that is being deleted.
-func (c *Controller) hold(ctx context.Context, seen observation) (*v1beta1.NstanceMachinePool, error) {
+// planShardGroupDeletion deletes a shard group of a pool that is being deleted once no
+// instance on the shard has an NstanceMachine. Until then Cluster API drains the
+// Machines, and each drained instance makes the shard smaller, so that the server does
+// not replace it.
+func planShardGroupDeletion(seen observation, group *v1beta1.NstanceShardGroup, d *decision) {
+	nstanceMachines := onShardOf(seen.nstanceMachines, group)
+	if len(nstanceMachines) == 0 {
+		d.deleteShardGroups = append(d.deleteShardGroups, group)
+		return
+	}
+	state := shardState{id: string(group.Spec.Shard), group: group}
+	for _, other := range seen.shards {
+		if other.group != nil && other.group.UID == group.UID {
+			state = other
+		}
+	}
+	var drained []string
+	for _, nstanceMachine := range nstanceMachines {
+		if !nstanceMachine.DeletionTimestamp.IsZero() &&
+			!meta.IsStatusConditionTrue(nstanceMachine.Status.Conditions, v1beta1.ConditionServerDeleted) {
+			drained = append(drained, nstanceMachine.Name)
+		}
+	}
+	shard := state.distributeShard()
+	size, removeFirst := shard.RemoveDrained(drained)
+	if size == group.Spec.Size {
+		return
+	}
+	want := wantedShardGroup{uid: string(group.UID), spec: *group.Spec.DeepCopy(), kept: state.keptNote()}
+	want.spec.Size, want.spec.RemoveFirst = size, removeFirst
+	d.apply = append(d.apply, want)
+}
+
+// onShardOf returns the nstanceMachines whose instances are on the shard of group.
+func onShardOf(nstanceMachines []*v1beta1.NstanceMachine, group *v1beta1.NstanceShardGroup) []*v1beta1.NstanceMachine {
+	var found []*v1beta1.NstanceMachine
+	for _, nstanceMachine := range nstanceMachines {
+		if nstanceMachine.Spec.Shard == group.Spec.Shard {
+			found = append(found, nstanceMachine)
+		}
+	}
+	return found
+}
+
+// ensureFinalizer adds the finalizer to a pool before anything exists on a shard, and
+// the owners to a pool that is being deleted.
+func (c *Controller) ensureFinalizer(ctx context.Context, seen observation) (*v1beta1.NstanceMachinePool, error) {
 	written, err := c.pools.Apply(ctx, applyPool(seen, seen.pool.Spec.ProviderIDList), controller.Apply)
 	if err != nil {
 		return nil, fmt.Errorf("write finalizer and owners of pool %s: %w", klog.KObj(seen.pool), err)
 	}
-	c.poolWrites.Wrote(written)
+	c.poolWrites.Record(written)
 	return written, nil
 }
 
-// ownedBy tells whether a MachinePool is among the owners of a pool. Cluster API
-// makes it one, but not when it meets the MachinePool in deletion, and then it is
-// never told that the pool is gone and keeps the MachinePool for ever.
+// ownedBy reports whether a MachinePool is among the owners of a pool. Cluster API
+// makes it one, unless the MachinePool was already being deleted. Then it would not
+// notice that the pool was deleted, and keep the MachinePool forever.
 func ownedBy(pool *v1beta1.NstanceMachinePool, machinePool *clusterv1.MachinePool) bool {
 	return slices.ContainsFunc(pool.OwnerReferences, func(owner metav1.OwnerReference) bool { return owner.UID == machinePool.UID })
 }
 
-// hidden tells whether the pool has a MachinePool that the cache does not show:
-// one that was made by a request without an answer, or by a former leader.
-func (c *Controller) hidden(ctx context.Context, seen observation) (bool, error) {
-	if len(seen.machinePools) > 0 {
-		return false, nil
-	}
-	machinePool, err := c.machinePools.Get(ctx, seen.pool.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("look for the MachinePool of pool %s: %w", klog.KObj(seen.pool), err)
-	}
-	return capi.PoolOf(machinePool) == seen.pool.Name, nil
-}
-
-// releasePool lets the API server remove the pool.
-func (c *Controller) releasePool(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
+// removeFinalizer completes the deletion of a pool.
+func (c *Controller) removeFinalizer(ctx context.Context, pool *v1beta1.NstanceMachinePool) error {
 	patch, err := controller.RemoveFinalizer(pool, v1beta1.FinalizerMachinePool)
 	if err != nil || patch == nil {
 		return err
@@ -90,24 +118,24 @@ func (c *Controller) releasePool(ctx context.Context, pool *v1beta1.NstanceMachi
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer of pool %s: %w", klog.KObj(pool), err)
 	}
-	klog.FromContext(ctx).Info("Pool released")
+	klog.FromContext(ctx).Info("Removed the finalizer of the pool")
 	return nil
 }
 
-func (c *Controller) removeShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
+func (c *Controller) deleteShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
 	var failed []error
 	for _, group := range groups {
-		if err := c.shardGroups.Delete(ctx, group.Name, controller.Exactly(group)); err != nil && !apierrors.IsNotFound(err) {
+		if err := c.shardGroups.Delete(ctx, group.Name, controller.DeleteByUID(group)); err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete shard group %s: %w", klog.KObj(group), err))
 		}
 	}
 	return errors.Join(failed...)
 }
 
-func (c *Controller) removeMachinePools(ctx context.Context, machinePools []*clusterv1.MachinePool) error {
+func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clusterv1.MachinePool) error {
 	var failed []error
 	for _, machinePool := range machinePools {
-		if err := c.machinePools.Delete(ctx, machinePool.Name, controller.Exactly(machinePool)); err != nil && !apierrors.IsNotFound(err) {
+		if err := c.machinePools.Delete(ctx, machinePool.Name, controller.DeleteByUID(machinePool)); err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete MachinePool %s: %w", klog.KObj(machinePool), err))
 		}
 	}

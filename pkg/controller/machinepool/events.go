@@ -10,10 +10,10 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// reported are the reasons for which a pool that is not ready gets an event: the
-// ones that somebody has to do something about. Those of a shard are reported on
-// its shard group as well.
-var reported = []string{
+// warningReasons are the reasons for which a pool that is not ready gets an event:
+// those that a user can resolve. Those of a shard are also recorded on its shard
+// group.
+var warningReasons = []string{
 	v1beta1.ReasonUnknownShard,
 	v1beta1.ReasonGroupInUse,
 	v1beta1.ReasonMachinePoolConflict,
@@ -23,10 +23,10 @@ var reported = []string{
 	v1beta1.ReasonProviderError,
 }
 
-// recordTrouble reports what the new status says for the first time.
-func (c *Controller) recordTrouble(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
-	trouble := controller.TurnedFalse(pool.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
-	if trouble != nil && slices.Contains(reported, trouble.Reason) {
-		controller.Warn(c.recorder, pool, trouble.Reason, "Distribute", trouble.Message)
+// recordProblem records the reason of the new status if the old one did not have it.
+func (c *Controller) recordProblem(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
+	problem := controller.TurnedFalse(pool.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
+	if problem != nil && slices.Contains(warningReasons, problem.Reason) {
+		controller.Warn(c.recorder, pool, problem.Reason, "Distribute", problem.Message)
 	}
 }

@@ -11,18 +11,17 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
-
-const namespace = "default"
 
 // newPool is the pool "workers" of the group "workers" on these shards.
 func newPool(shards ...v1beta1.Identifier) *v1beta1.NstanceMachinePool {
 	return &v1beta1.NstanceMachinePool{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers", UID: "uid-workers", Generation: 1,
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "workers", UID: "uid-workers", Generation: 1,
 			Finalizers: []string{v1beta1.FinalizerMachinePool}},
 		Spec: v1beta1.NstanceMachinePoolSpec{
 			Group: "workers", Shards: shards,
-			Template: "standard", InstanceType: "large", Subnets: []v1beta1.Identifier{"private"}, Vars: map[string]string{"a": "1"},
+			GroupSettings: v1beta1.GroupSettings{Template: "standard", InstanceType: "large", Subnets: []v1beta1.Identifier{"private"}, Vars: map[string]string{"a": "1"}},
 		},
 	}
 }
@@ -32,7 +31,7 @@ func newShardGroup(pool *v1beta1.NstanceMachinePool, shard string, size int32) *
 	spec := wantedSpec(pool, shard, size)
 	return &v1beta1.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{
-			Namespace: namespace, Name: v1beta1.ShardGroupName(string(spec.Group), shard), UID: types.UID("uid-" + shard), Generation: 1,
+			Namespace: controllertest.Namespace, Name: v1beta1.ShardGroupName(string(spec.Group), shard), UID: types.UID("uid-" + shard), Generation: 1,
 			Labels: shardGroupLabels(&spec), Finalizers: []string{v1beta1.FinalizerShardGroup},
 			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
 		},
@@ -70,14 +69,14 @@ func condition(group *v1beta1.NstanceShardGroup, kind string, status metav1.Cond
 
 // machinePool is a MachinePool that refers to the pool "workers".
 func machinePool(name string, replicas *int32) *clusterv1.MachinePool {
-	made := newMachinePool(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "workers"}}, "cluster", 0)
+	made := newMachinePool(&v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "workers"}}, "cluster", 0)
 	made.Name, made.UID = name, types.UID("uid-machinepool-"+name)
 	made.Spec.Replicas = replicas
 	return made
 }
 
-// unasked makes it Cluster API's own number of replicas that machinePool has.
-func unasked(machinePool *clusterv1.MachinePool) *clusterv1.MachinePool {
+// withDefaultReplicas marks the replicas of machinePool as the default of Cluster API.
+func withDefaultReplicas(machinePool *clusterv1.MachinePool) *clusterv1.MachinePool {
 	machinePool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "kubectl", FieldsV1: metav1.NewFieldsV1(`{"f:spec":{"f:clusterName":{}}}`)}}
 	return machinePool
 }
@@ -97,7 +96,7 @@ func observed(pool *v1beta1.NstanceMachinePool, replicas int32, groups ...*v1bet
 	}
 	for _, group := range groups {
 		if metav1.IsControlledBy(group, pool) {
-			seen.owned = append(seen.owned, group)
+			seen.shardGroups = append(seen.shardGroups, group)
 		}
 	}
 	return seen

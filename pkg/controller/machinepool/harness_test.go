@@ -12,123 +12,74 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	kubeinformers "k8s.io/client-go/informers"
-	"k8s.io/client-go/kubernetes/fake"
-	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
-	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
-// shardSizes are shards that are configured and synced, by id, with the size of
-// the group "workers" on each.
-type shardSizes map[string]int32
+var shardGroupResource = v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
 
-func (s shardSizes) Has(id string) bool {
-	_, ok := s[id]
-	return ok
-}
-
-func (s shardSizes) HasSynced(id string) bool { return s.Has(id) }
-
-func (s shardSizes) Get(id, key string) (shard.Group, bool) {
-	size, ok := s[id]
-	return shard.Group{Key: key, Size: size}, ok && key == "workers" && size > 0
-}
-
-// shardGroups are what shards report of the group "workers", by id. All are
-// configured and synced.
-type shardGroups map[string]*shard.Group
-
-func (s shardGroups) Has(id string) bool {
-	_, ok := s[id]
-	return ok
-}
-
-func (s shardGroups) HasSynced(id string) bool { return s.Has(id) }
-
-func (s shardGroups) Get(id, _ string) (shard.Group, bool) {
-	if group := s[id]; group != nil {
-		return *group, true
+// withSizes returns shards whose servers have the group "workers" with these sizes,
+// or none if the size is 0.
+func withSizes(sizes map[string]int32) *shardtest.Shards {
+	shards := shardtest.New()
+	for id, size := range sizes {
+		shards.ByID[id] = shardtest.NewShard()
+		if size > 0 {
+			shards.SetGroup(id, shard.Group{Key: "workers", Size: size})
+		}
 	}
-	return shard.Group{}, false
+	return shards
+}
+
+// withGroups returns shards whose servers report these groups, nil for none.
+func withGroups(groups map[string]*shard.Group) *shardtest.Shards {
+	shards := shardtest.New()
+	for id, group := range groups {
+		shards.ByID[id] = shardtest.NewShard()
+		if group != nil {
+			shards.SetGroup(id, *group)
+		}
+	}
+	return shards
 }
 
 // harness is a controller whose caches show what the test wants.
 type harness struct {
-	*controllertest.API
-
-	t            *testing.T
-	controller   *Controller
-	informers    infrastructure.Interface
-	capi         *controllertest.CAPI
-	machinePools *capi.Informer[*clusterv1.MachinePool]
-	clusters     *capi.Informer[*clusterv1.Cluster]
-	nodes        cache.SharedIndexInformer
-	recorder     *events.FakeRecorder
+	*controllertest.Harness
+	controller *Controller
 }
 
-// newHarness makes a controller that sees objects in its caches.
-func newHarness(t *testing.T, shards interface {
-	Shards
-	Groups
-}, objects ...runtime.Object) *harness {
+// newHarness returns a controller with objects in its caches.
+func newHarness(t *testing.T, shards *shardtest.Shards, objects ...runtime.Object) *harness {
 	t.Helper()
-	h := &harness{
-		API:      controllertest.NewAPI(t, objects...),
-		t:        t,
-		capi:     controllertest.NewCAPI(t),
-		nodes:    kubeinformers.NewSharedInformerFactory(fake.NewClientset(), 0).Core().V1().Nodes().Informer(),
-		recorder: events.NewFakeRecorder(10),
-	}
-	h.informers = h.Informers()
-	h.machinePools = capi.NewMachinePoolInformer(h.capi.Client, namespace, 0)
-	h.clusters = capi.NewClusterInformer(h.capi.Client, namespace, 0)
-	c, _, err := New(namespace, "cluster--default", h.InfrastructureV1beta1(), h.capi.Client,
-		h.informers.NstanceMachinePools(), h.informers.NstanceShardGroups(), h.informers.NstanceMachines(), h.machinePools, h.clusters, h.nodes, shards, shards, h.recorder)
-	if err != nil {
+	h := &harness{Harness: controllertest.NewHarness(t, shards, objects...)}
+	var err error
+	if h.controller, err = New(h.Dependencies); err != nil {
 		t.Fatal(err)
 	}
-	h.controller = c
-	// A cache that has synced knows how new it is, empty or not.
-	if err := h.machinePools.GetIndexer().Replace(nil, "1"); err != nil {
-		t.Fatal(err)
-	}
-	h.show()
+	h.Show()
 	return h
 }
 
-// show makes the caches of our kinds up to date.
-func (h *harness) show() { h.Show(h.informers) }
-
-// scale has the cache show the pool's MachinePool with these replicas.
+// scale sets the replicas of the pool's MachinePool in the cache.
 func (h *harness) scale(replicas int32) {
-	h.t.Helper()
-	if err := h.machinePools.GetIndexer().Add(machinePool("workers", &replicas)); err != nil {
-		h.t.Fatal(err)
-	}
+	h.T.Helper()
+	h.Put(h.Informers.MachinePools, machinePool("workers", &replicas))
 }
 
 func (h *harness) addNodes(nodes ...*corev1.Node) {
-	h.t.Helper()
+	h.T.Helper()
 	for _, node := range nodes {
-		if err := h.nodes.GetIndexer().Add(node); err != nil {
-			h.t.Fatal(err)
-		}
+		h.Put(h.Informers.Nodes, node)
 	}
 }
 
-// sync syncs the pool once and returns the writes, sorted.
+// sync syncs the pool once and returns the writes of our kinds, sorted.
 func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
-	ctx := klog.NewContext(h.t.Context(), ktesting.NewLogger(h.t, ktesting.NewConfig()))
-	requeue, err = h.controller.sync(ctx, cache.NewObjectName(namespace, "workers"))
+	requeue, err = h.controller.sync(h.Ctx, controllertest.Key("workers"))
 	writes = h.Writes()
 	slices.Sort(writes)
 	return writes, requeue, err
@@ -136,66 +87,71 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 
 // expect syncs the pool once, without an error, and compares the writes.
 func (h *harness) expect(want ...string) {
-	h.t.Helper()
+	h.T.Helper()
 	got, _, err := h.sync()
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	if !slices.Equal(got, want) {
-		h.t.Errorf("wrote %q, want %q", got, want)
+		h.T.Errorf("wrote %q, want %q", got, want)
 	}
 }
 
-// report puts a status into a shard group as its own controller would.
+// report changes the status of a shard group as its own controller does.
 func (h *harness) report(shard string, change func(*v1beta1.NstanceShardGroup)) {
-	h.t.Helper()
+	h.T.Helper()
 	group := h.shardGroup(shard)
 	change(group)
-	resource := v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
-	if err := h.Tracker().Update(resource, group, namespace); err != nil {
-		h.t.Fatal(err)
+	if err := h.Tracker().Update(shardGroupResource, group, controllertest.Namespace); err != nil {
+		h.T.Fatal(err)
 	}
-	h.show()
+	h.Show()
 }
 
-// forget has a shard group gone, from the API server and the caches.
-func (h *harness) forget(shard string) {
-	h.t.Helper()
-	resource := v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
-	if err := h.Tracker().Delete(resource, namespace, v1beta1.ShardGroupName("workers", shard)); err != nil {
-		h.t.Fatal(err)
+// deleteShardGroup deletes a shard group from the API server and the caches.
+func (h *harness) deleteShardGroup(shard string) {
+	h.T.Helper()
+	if err := h.Tracker().Delete(shardGroupResource, controllertest.Namespace, v1beta1.ShardGroupName("workers", shard)); err != nil {
+		h.T.Fatal(err)
 	}
-	h.show()
+	h.Show()
+}
+
+// updatePool changes the pool on the API server and in the caches.
+func (h *harness) updatePool(change func(*v1beta1.NstanceMachinePool)) {
+	h.T.Helper()
+	pool := h.pool()
+	change(pool)
+	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), pool, controllertest.Namespace); err != nil {
+		h.T.Fatal(err)
+	}
+	h.Show()
 }
 
 func (h *harness) pool() *v1beta1.NstanceMachinePool {
-	h.t.Helper()
-	pool, err := h.InfrastructureV1beta1().NstanceMachinePools(namespace).Get(context.Background(), "workers", metav1.GetOptions{})
+	h.T.Helper()
+	pool, err := h.controller.pools.Get(context.Background(), "workers", metav1.GetOptions{})
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	return pool
 }
 
 func (h *harness) shardGroup(shard string) *v1beta1.NstanceShardGroup {
-	h.t.Helper()
-	group, err := h.InfrastructureV1beta1().NstanceShardGroups(namespace).
-		Get(context.Background(), v1beta1.ShardGroupName("workers", shard), metav1.GetOptions{})
+	h.T.Helper()
+	group, err := h.controller.shardGroups.Get(context.Background(), v1beta1.ShardGroupName("workers", shard), metav1.GetOptions{})
 	if err != nil {
-		h.t.Fatal(err)
+		h.T.Fatal(err)
 	}
 	return group
 }
 
-// events are what was recorded since the last call.
-func (h *harness) events() []string {
-	var recorded []string
-	for {
-		select {
-		case event := <-h.recorder.Events:
-			recorded = append(recorded, event)
-		default:
-			return recorded
+// expectSizes compares the sizes of shard groups.
+func (h *harness) expectSizes(sizes map[string]int32) {
+	h.T.Helper()
+	for shard, size := range sizes {
+		if got := h.shardGroup(shard).Spec; got.Size != size {
+			h.T.Errorf("shard %s has size %d and removes %q first, want size %d", shard, got.Size, got.RemoveFirst, size)
 		}
 	}
 }

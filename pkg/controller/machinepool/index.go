@@ -22,9 +22,8 @@ const (
 	byShard = "shard"
 	// byPool finds shard groups by the pool that owns them.
 	byPool = "pool"
-	// byPoolOfMember finds NstanceMachines by the uid of the pool whose instances
-	// they stand for.
-	byPoolOfMember = "poolOfMember"
+	// byPoolUID finds nstanceMachines by the uid of their pool.
+	byPoolUID = "poolUID"
 	// byProviderID finds shard groups by the keys of their provider ids.
 	byProviderID = "providerID"
 )
@@ -42,9 +41,9 @@ var (
 		return shards, nil
 	}}
 
-	memberIndexers = cache.Indexers{byPoolOfMember: func(obj any) ([]string, error) {
-		if member, ok := obj.(*v1beta1.NstanceMachine); ok {
-			if owner := controller.PoolOf(member); owner != nil {
+	nstanceMachineIndexers = cache.Indexers{byPoolUID: func(obj any) ([]string, error) {
+		if nstanceMachine, ok := obj.(*v1beta1.NstanceMachine); ok {
+			if owner := controller.PoolOf(nstanceMachine); owner != nil {
 				return []string{string(owner.UID)}, nil
 			}
 		}
@@ -72,7 +71,7 @@ var (
 	}
 )
 
-// poolOf is the name of the pool that owns a shard group, "" when none does.
+// poolOf returns the name of the pool that owns a shard group, "" if none does.
 func poolOf(group *v1beta1.NstanceShardGroup) string {
 	owner := metav1.GetControllerOfNoCopy(group)
 	if owner == nil || owner.Kind != v1beta1.PoolKind {
@@ -81,8 +80,8 @@ func poolOf(group *v1beta1.NstanceShardGroup) string {
 	return owner.Name
 }
 
-// shardGroupsOf are the shard groups of a pool, by name. Those of a former pool
-// with the same name are not its own.
+// shardGroupsOf returns the shard groups of a pool, sorted by name. Those of a former
+// pool of the same name are not included.
 func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceShardGroup {
 	groups := slices.DeleteFunc(controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool.Name),
 		func(group *v1beta1.NstanceShardGroup) bool { return !metav1.IsControlledBy(group, pool) })
@@ -90,14 +89,15 @@ func (c *Controller) shardGroupsOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.
 	return groups
 }
 
-// membersOf are the NstanceMachines of a pool, by name.
-func (c *Controller) membersOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceMachine {
-	members := controller.Indexed[v1beta1.NstanceMachine](c.memberIndex, byPoolOfMember, string(pool.UID))
-	slices.SortFunc(members, func(a, b *v1beta1.NstanceMachine) int { return strings.Compare(a.Name, b.Name) })
-	return members
+// nstanceMachinesOf returns the nstanceMachines of a pool, sorted by name.
+func (c *Controller) nstanceMachinesOf(pool *v1beta1.NstanceMachinePool) []*v1beta1.NstanceMachine {
+	found := controller.Indexed[v1beta1.NstanceMachine](c.nstanceMachineIndex, byPoolUID, string(pool.UID))
+	slices.SortFunc(found, func(a, b *v1beta1.NstanceMachine) int { return strings.Compare(a.Name, b.Name) })
+	return found
 }
 
-// shardGroupsWith are the shard groups that may have an instance of that id.
+// shardGroupsWith returns the shard groups that may have an instance with a provider
+// id.
 func (c *Controller) shardGroupsWith(id string) []*v1beta1.NstanceShardGroup {
 	return controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byProviderID, providerid.Key(id))
 }

@@ -14,26 +14,43 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// nodeShape is what is true of a Node of a pool on whichever shard it will be, nil
-// when no shard tells. Who plans with it must not be disappointed: a resource
-// counts with the smallest quantity, and only if every shard that tells names it; a
-// label, architecture or operating system counts if all say the same; a taint
-// counts if one shard has it. A shape that is nil is of a shard that does not tell.
-func nodeShape(shapes []*shard.NodeShape) *shard.NodeShape {
-	told := slices.DeleteFunc(slices.Clone(shapes), func(shape *shard.NodeShape) bool { return shape == nil })
-	if len(told) == 0 {
+// shapeOf returns what the Nodes of a pool will be like, nil if that is not known: no
+// shard reports it, or a shard is missing and the pool's status has a shape from
+// before. The missing shard may have less than the others, or taints.
+func shapeOf(seen observation) *shard.NodeShape {
+	known := seen.pool.Status.Capacity != nil || seen.pool.Status.NodeInfo != v1beta1.NodeInfo{}
+	var shapes []*shard.NodeShape
+	for _, state := range seen.shards {
+		if state.reported == nil && known {
+			return nil
+		}
+		if state.reported != nil {
+			shapes = append(shapes, state.reported.Node)
+		}
+	}
+	return commonShape(shapes)
+}
+
+// commonShape returns what is true of a Node of a pool on every shard, nil if no shard
+// reports it. It must not promise too much: a resource counts with its smallest
+// quantity, and only if all shards have it; a label, architecture or operating system
+// counts if all shards have the same; a taint counts if one shard has it. A nil shape
+// is that of a shard without a report.
+func commonShape(shapes []*shard.NodeShape) *shard.NodeShape {
+	reported := slices.DeleteFunc(slices.Clone(shapes), func(shape *shard.NodeShape) bool { return shape == nil })
+	if len(reported) == 0 {
 		return nil
 	}
 	common := &shard.NodeShape{Capacity: map[string]string{}, Labels: map[string]string{}}
-	common.Architecture, _ = agreed(told, func(s *shard.NodeShape) (string, bool) { return s.Architecture, true })
-	common.OperatingSystem, _ = agreed(told, func(s *shard.NodeShape) (string, bool) { return s.OperatingSystem, true })
-	for name := range told[0].Capacity {
-		if quantity, ok := smallest(told, name); ok {
+	common.Architecture, _ = agreed(reported, func(s *shard.NodeShape) (string, bool) { return s.Architecture, true })
+	common.OperatingSystem, _ = agreed(reported, func(s *shard.NodeShape) (string, bool) { return s.OperatingSystem, true })
+	for name := range reported[0].Capacity {
+		if quantity, ok := smallest(reported, name); ok {
 			common.Capacity[name] = quantity.String()
 		}
 	}
-	for key := range told[0].Labels {
-		value, ok := agreed(told, func(s *shard.NodeShape) (string, bool) {
+	for key := range reported[0].Labels {
+		value, ok := agreed(reported, func(s *shard.NodeShape) (string, bool) {
 			value, ok := s.Labels[key]
 			return value, ok
 		})
@@ -41,7 +58,7 @@ func nodeShape(shapes []*shard.NodeShape) *shard.NodeShape {
 			common.Labels[key] = value
 		}
 	}
-	for _, shape := range told {
+	for _, shape := range reported {
 		common.Taints = append(common.Taints, shape.Taints...)
 	}
 	slices.SortFunc(common.Taints, func(a, b shard.Taint) int {
@@ -51,19 +68,19 @@ func nodeShape(shapes []*shard.NodeShape) *shard.NodeShape {
 	return common
 }
 
-// agreed is what all shapes say, and whether they do.
-func agreed(shapes []*shard.NodeShape, say func(*shard.NodeShape) (string, bool)) (string, bool) {
-	first, ok := say(shapes[0])
+// agreed returns the value that all shapes have, and whether there is one.
+func agreed(shapes []*shard.NodeShape, value func(*shard.NodeShape) (string, bool)) (string, bool) {
+	first, ok := value(shapes[0])
 	for _, shape := range shapes[1:] {
-		if said, also := say(shape); !also || said != first {
+		if other, ok := value(shape); !ok || other != first {
 			return "", false
 		}
 	}
 	return first, ok
 }
 
-// smallest is the smallest quantity of a resource, and whether all shapes name one.
-// What is no quantity names none.
+// smallest returns the smallest quantity of a resource, and whether all shapes have a
+// valid one.
 func smallest(shapes []*shard.NodeShape, name string) (resource.Quantity, bool) {
 	var least resource.Quantity
 	for i, shape := range shapes {
@@ -78,8 +95,8 @@ func smallest(shapes []*shard.NodeShape, name string) (resource.Quantity, bool) 
 	return least, true
 }
 
-// capacityOf is the capacity of shape as Cluster API has it. What is no quantity is
-// left out.
+// capacityOf returns the capacity of shape as Cluster API has it, without invalid
+// quantities.
 func capacityOf(shape *shard.NodeShape) corev1.ResourceList {
 	if shape == nil || len(shape.Capacity) == 0 {
 		return nil
@@ -93,7 +110,8 @@ func capacityOf(shape *shard.NodeShape) corev1.ResourceList {
 	return capacity
 }
 
-// nodeInfoOf is architecture and operating system of shape as Cluster API has them.
+// nodeInfoOf returns the architecture and operating system of shape as Cluster API
+// has them.
 func nodeInfoOf(shape *shard.NodeShape) v1beta1.NodeInfo {
 	if shape == nil {
 		return v1beta1.NodeInfo{}

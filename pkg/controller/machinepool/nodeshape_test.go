@@ -40,9 +40,9 @@ func TestNodeShape(t *testing.T) {
 		want   *shape
 	}{
 		"no shards":               {nil, nil},
-		"no shard tells":          {[]*shape{nil, nil}, nil},
+		"no shard reports one":    {[]*shape{nil, nil}, nil},
 		"one shard":               {[]*shape{&whole}, &whole},
-		"one that tells, of two":  {[]*shape{nil, &whole}, &whole},
+		"one of two reports one":  {[]*shape{nil, &whole}, &whole},
 		"two of a kind":           {[]*shape{&whole, &whole}, &whole},
 		"one that knows nothing":  {[]*shape{{}}, &shape{}},
 		"and one that knows all":  {[]*shape{{}, &whole}, &shape{Taints: whole.Taints}},
@@ -62,7 +62,7 @@ func TestNodeShape(t *testing.T) {
 			&shape{Taints: taints("a 1 NoExecute", "a 1 NoSchedule", "a 2 NoSchedule", "z  NoExecute")}},
 	} {
 		t.Run(name, func(t *testing.T) {
-			if got := nodeShape(test.shapes); !got.Equal(test.want) {
+			if got := commonShape(test.shapes); !got.Equal(test.want) {
 				t.Errorf("got %+v, want %+v", got, test.want)
 			}
 		})
@@ -73,7 +73,7 @@ func TestNodeShape(t *testing.T) {
 func TestNodeShapeLeavesTheShapesAlone(t *testing.T) {
 	taints := []shard.Taint{{Key: "z"}, {Key: "a"}}
 	shapes := []*shard.NodeShape{nil, {Taints: taints[:1:2]}, {Taints: []shard.Taint{{Key: "b"}}}}
-	nodeShape(shapes)
+	commonShape(shapes)
 	if shapes[0] != nil || !slices.Equal(taints, []shard.Taint{{Key: "z"}, {Key: "a"}}) {
 		t.Errorf("left %+v and %+v", shapes, taints)
 	}

@@ -15,13 +15,15 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 var pausedAnnotation = map[string]string{clusterv1.PausedAnnotation: ""}
 
 func newCluster(paused bool) *clusterv1.Cluster {
 	return &clusterv1.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "cluster--default"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "cluster--default"},
 		Spec:       clusterv1.ClusterSpec{Paused: ptr.To(paused)},
 	}
 }
@@ -32,7 +34,7 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 		message string
 	}{
 		"its Cluster": {func(h *harness, _ *v1beta1.NstanceMachinePool) {
-			if err := h.clusters.GetIndexer().Add(newCluster(true)); err != nil {
+			if err := h.Informers.Clusters.GetIndexer().Add(newCluster(true)); err != nil {
 				t.Fatal(err)
 			}
 		}, "Cluster cluster--default has spec.paused"},
@@ -42,14 +44,14 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 		"the annotation of its MachinePool": {func(h *harness, _ *v1beta1.NstanceMachinePool) {
 			paused := machinePool("workers", ptr.To[int32](50))
 			paused.Annotations = pausedAnnotation
-			if err := h.machinePools.GetIndexer().Update(paused); err != nil {
+			if err := h.Informers.MachinePools.GetIndexer().Update(paused); err != nil {
 				t.Fatal(err)
 			}
 		}, "workers has the annotation"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := newPool("a", "b")
-			h := newHarness(t, shardSizes{"a": 1, "b": 1}, pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
+			h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"))
 			h.scale(50)
 			seen := h.pool()
 			test.pause(h, seen)
@@ -72,7 +74,7 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 	}
 }
 
-func TestPauseWakesThePoolAndItsShardGroups(t *testing.T) {
+func TestPauseEnqueuesThePoolAndItsShardGroups(t *testing.T) {
 	pool := newPool("a", "b")
 	paused := pool.DeepCopy()
 	paused.Annotations = pausedAnnotation
@@ -83,24 +85,24 @@ func TestPauseWakesThePoolAndItsShardGroups(t *testing.T) {
 		change func(*Controller)
 		want   []string
 	}{
-		"the pool is paused": {func(c *Controller) { c.poolChanged(pool, paused) }, both},
-		"the pool goes on":   {func(c *Controller) { c.poolChanged(paused, pool) }, both},
+		"the pool is paused":   {func(c *Controller) { c.poolChanged(pool, paused) }, both},
+		"the pool is unpaused": {func(c *Controller) { c.poolChanged(paused, pool) }, both},
 		"its MachinePool is paused": {func(c *Controller) {
 			c.machinePoolChanged(machinePool("workers", ptr.To[int32](2)), pausedMachinePool)
 		}, both},
 		"its Cluster is paused":                 {func(c *Controller) { c.clusterChanged(newCluster(false), newCluster(true)) }, both},
-		"its Cluster is gone":                   {func(c *Controller) { c.clusterChanged(newCluster(true), nil) }, both},
+		"its Cluster is deleted":                {func(c *Controller) { c.clusterChanged(newCluster(true), nil) }, both},
 		"its Cluster changes in some other way": {func(c *Controller) { c.clusterChanged(newCluster(true), newCluster(true)) }, nil},
 		"the pool has a new spec":               {func(c *Controller) { c.poolChanged(nil, pool) }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, nil, pool.DeepCopy(), newShardGroup(pool, "a", 1), newShardGroup(pool, "b", 1))
-			var woken []string
-			h.controller.AddPauseHandler(func(group cache.ObjectName) { woken = append(woken, group.Name) })
+			h := newHarness(t, shardtest.New(), pool.DeepCopy(), newShardGroup(pool, "a", 1), newShardGroup(pool, "b", 1))
+			var enqueued []string
+			h.controller.AddPauseHandler(func(group cache.ObjectName) { enqueued = append(enqueued, group.Name) })
 			test.change(h.controller)
-			slices.Sort(woken)
-			if woken = slices.Compact(woken); !slices.Equal(woken, test.want) {
-				t.Errorf("woke %q, want %q", woken, test.want)
+			slices.Sort(enqueued)
+			if enqueued = slices.Compact(enqueued); !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
 			}
 		})
 	}

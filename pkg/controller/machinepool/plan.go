@@ -14,111 +14,106 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// observation is what the caches say about a pool at the moment of a sync.
+// observation is what a sync has read about a pool.
 type observation struct {
 	pool *v1beta1.NstanceMachinePool
 	// machinePools refer to the pool. There should be one.
 	machinePools []*clusterv1.MachinePool
-	// namesake tells that a MachinePool of the pool's name refers elsewhere.
-	namesake bool
-	// paused is what pauses the pool, "" when nothing does.
+	// nameTaken is set if a MachinePool of the pool's name refers to another object.
+	nameTaken bool
+	// paused is what pauses the pool, "" if nothing does.
 	paused string
-	// clusterGoes tells that the Cluster is being deleted.
-	clusterGoes bool
+	// clusterDeleting is set while the Cluster is being deleted.
+	clusterDeleting bool
 	// shards are in the order of the pool's spec.
 	shards []shardState
-	// owned are the shard groups of the pool, also of shards it no longer names.
-	owned []*v1beta1.NstanceShardGroup
-	// members are the NstanceMachines that stand for instances of the pool.
-	members []*v1beta1.NstanceMachine
-	// victims were chosen to go before others.
-	victims []distribute.Victim
+	// shardGroups are those of the pool, also on shards that it no longer names.
+	shardGroups []*v1beta1.NstanceShardGroup
+	// nstanceMachines are those of the pool's instances.
+	nstanceMachines []*v1beta1.NstanceMachine
+	// candidates are the deletion candidates. They are read only for a scale-down.
+	candidates []distribute.Candidate
 }
 
 // shardState is one shard of a pool.
 type shardState struct {
 	id string
-	// configured: the shard is in the configuration.
+	// configured reports whether the shard is in the configuration.
 	configured bool
-	// synced: its groups are known completely.
+	// synced reports whether all groups of the shard are known.
 	synced bool
-	// size is the size of the pool's group on the shard, 0 when it has none or
-	// is about to have none.
+	// size is the size of the pool's group on the shard, 0 if there is none or it is
+	// being deleted.
 	size int32
-	// reported is the pool's group on the shard, nil when it has none.
+	// reported is the pool's group on the shard, nil if there is none.
 	reported *shard.Group
-	// group is the shard group of that name, whoever owns it.
+	// group is the shard group of that name, of this pool or another owner.
 	group *v1beta1.NstanceShardGroup
 }
 
-// decision is what a sync is going to do.
+// decision is what a sync will do.
 type decision struct {
-	// create is the number of replicas of the MachinePool to make, if one is to
-	// be made.
+	// create is the number of replicas of the MachinePool to create, nil for none.
 	create *int32
-	// raise is the number of replicas that the MachinePool is to have, if that
-	// is to be changed.
+	// raise is the number of replicas to set on the MachinePool, nil for no change.
 	raise *int32
-	// apply are the shard groups that have to be written.
-	apply []shardGroupSpec
-	// remove are shard groups that have to go: of shards that the pool no longer
-	// names, or all of a pool that is being deleted.
-	remove []*v1beta1.NstanceShardGroup
-	// removeMachinePools are MachinePools of a pool that is being deleted.
-	removeMachinePools []*clusterv1.MachinePool
-	// adopt makes the MachinePools of a pool that is being deleted its owners.
-	adopt bool
-	// release lets a pool go that is being deleted.
-	release bool
-	// frozen: nothing of the pool's spec may be written.
-	frozen bool
-	// sizes are the wanted sizes by shard, nil while nothing may be spread.
+	// apply are the shard groups to write.
+	apply []wantedShardGroup
+	// deleteShardGroups are the shard groups to delete: those on shards that the pool
+	// no longer names, or all of a pool that is being deleted.
+	deleteShardGroups []*v1beta1.NstanceShardGroup
+	// deleteMachinePools are the MachinePools of a pool that is being deleted.
+	deleteMachinePools []*clusterv1.MachinePool
+	// addOwners adds the MachinePools to the owners of a pool that is being deleted.
+	addOwners bool
+	// removeFinalizer completes the deletion of the pool.
+	removeFinalizer bool
+	// statusOnly is set while the pool is paused: only its status may be written.
+	statusOnly bool
+	// sizes are the wanted sizes by shard, nil while the replicas cannot be spread.
 	sizes []int32
 	// machines is whether the instances have Machines.
 	machines machinesMode
-	// hold is why nothing may be spread.
-	hold *trouble
+	// blocked is why the replicas cannot be spread.
+	blocked *problem
 }
 
-// shardGroupSpec is a shard group as it should be.
-type shardGroupSpec struct {
-	// uid is that of the existing object. With it an apply cannot bring back an
-	// object that was deleted meanwhile.
+// wantedShardGroup is a shard group as it should be.
+type wantedShardGroup struct {
+	// uid is that of the existing object. With it an apply cannot create an object
+	// again that was deleted meanwhile.
 	uid  string
 	spec v1beta1.NstanceShardGroupSpec
 	// kept is the value of AnnotationKept, "" for none.
 	kept string
 }
 
-// trouble becomes a condition.
-type trouble struct{ reason, message string }
-
-// plan decides how the pool's replicas are spread. It changes nothing on
-// missing information: sizes stay as they are until the number of replicas is
-// known and every shard is.
+// plan decides how the replicas of a pool are spread. It changes nothing while
+// information is missing: sizes stay until the number of replicas and all shards are
+// known.
 func plan(seen observation) decision {
 	switch {
 	case seen.paused != "":
-		return decision{frozen: true, sizes: presentSizes(seen.shards), machines: machinesMode{on: hasMachines(seen.pool)}}
+		return decision{statusOnly: true, sizes: currentSizes(seen.shards), machines: machinesMode{on: hasMachines(seen.pool)}}
 	case !seen.pool.DeletionTimestamp.IsZero():
 		return planDeletion(seen)
 	}
 	machines := planMachines(seen)
-	if hold := hindrance(seen); hold != nil {
-		return decision{hold: hold, machines: machines}
+	if blocked := checkPreconditions(seen); blocked != nil {
+		return decision{blocked: blocked, machines: machines}
 	}
-	present := sum(presentSizes(seen.shards))
+	current := distribute.Total(currentSizes(seen.shards))
 	if len(seen.machinePools) == 0 {
-		// With the number of what there is, taking a group over changes nothing.
-		return decision{create: &present, machines: machines, hold: &trouble{
-			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being made", seen.pool.Name),
+		// With the current number of instances, an import changes nothing.
+		return decision{create: &current, machines: machines, blocked: &problem{
+			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being created", seen.pool.Name),
 		}}
 	}
 	machinePool := seen.machinePools[0]
-	if !asked(seen, machinePool) && *machinePool.Spec.Replicas < present {
-		return decision{raise: &present, machines: machines, hold: &trouble{
-			v1beta1.ReasonNoMachinePool, fmt.Sprintf("nobody asked for the %d replicas of MachinePool %q and the shards have %d, which it is going to be",
-				*machinePool.Spec.Replicas, machinePool.Name, present),
+	if !replicasExplicit(seen, machinePool) && *machinePool.Spec.Replicas < current {
+		return decision{raise: &current, machines: machines, blocked: &problem{
+			v1beta1.ReasonNoMachinePool, fmt.Sprintf("the %d replicas of MachinePool %q are a default, and are being raised to the %d instances of the shards",
+				*machinePool.Spec.Replicas, machinePool.Name, current),
 		}}
 	}
 
@@ -126,42 +121,39 @@ func plan(seen observation) decision {
 	divided := spread(seen, *machinePool.Spec.Replicas, machines.on)
 	d.sizes = divided.sizes
 	for i, shard := range seen.shards {
-		want := shardGroupSpec{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
-		want.spec.RemoveFirst = shard.removeFirst(d.sizes[i], divided.chosen[i])
+		want := wantedShardGroup{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
+		want.spec.RemoveFirst = divided.removeFirst[i]
 		switch {
 		case shard.group == nil && !shard.synced && hasMachines(seen.pool):
-			// Its size is what the server has, which is not known.
+			// The size is the one on the server, which is not known.
 		case shard.group == nil:
 			d.apply = append(d.apply, want)
 		case !shard.group.DeletionTimestamp.IsZero():
-			// It is made again once it is gone.
+			// It is created again after it was deleted.
 		case !sameShardGroup(seen.pool, shard.group, want):
 			want.uid = string(shard.group.UID)
 			d.apply = append(d.apply, want)
 		}
 	}
-	for _, group := range seen.owned {
-		if leaves(seen.pool, group) && group.DeletionTimestamp.IsZero() {
-			d.remove = append(d.remove, group)
+	for _, group := range seen.shardGroups {
+		if shardRemoved(seen.pool, group) && group.DeletionTimestamp.IsZero() {
+			d.deleteShardGroups = append(d.deleteShardGroups, group)
 		}
 	}
 	return d
 }
 
-// leaves tells whether a shard group of the pool is of a shard that the pool no
-// longer names.
-func leaves(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup) bool {
+// shardRemoved reports whether a shard group of the pool is on a shard that the pool
+// no longer names.
+func shardRemoved(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShardGroup) bool {
 	return !slices.Contains(pool.Spec.Shards, group.Spec.Shard)
 }
 
 func wantedSpec(pool *v1beta1.NstanceMachinePool, shard string, size int32) v1beta1.NstanceShardGroupSpec {
 	return v1beta1.NstanceShardGroupSpec{
-		Group:        pool.Spec.Group,
-		Shard:        v1beta1.Identifier(shard),
-		Size:         size,
-		Template:     pool.Spec.Template,
-		InstanceType: pool.Spec.InstanceType,
-		Subnets:      pool.Spec.Subnets,
-		Vars:         pool.Spec.Vars,
+		Group:         pool.Spec.Group,
+		Shard:         v1beta1.Identifier(shard),
+		Size:          size,
+		GroupSettings: pool.Spec.GroupSettings,
 	}
 }

@@ -13,17 +13,18 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/distribute"
 )
 
-// randomObservation is anything that a sync may see.
+// randomObservation returns an observation that a sync may make.
 func randomObservation(r *rand.Rand) observation {
 	chance := func(percent int) bool { return r.IntN(100) < percent }
 	pool := newPool()
-	stranger := newPool()
-	stranger.Name, stranger.UID = "stranger", "uid-stranger"
-	seen := observation{pool: pool, namesake: chance(10), clusterGoes: chance(10)}
+	otherPool := newPool()
+	otherPool.Name, otherPool.UID = "other", "uid-other"
+	seen := observation{pool: pool, nameTaken: chance(10), clusterDeleting: chance(10)}
 	if chance(5) {
-		seen.paused = "somebody"
+		seen.paused = "the pool"
 	}
 	newcomer := chance(30)
 	for i := range 1 + r.IntN(5) {
@@ -33,7 +34,7 @@ func randomObservation(r *rand.Rand) observation {
 		if !newcomer && !chance(25) {
 			owner := pool
 			if chance(5) {
-				owner = stranger
+				owner = otherPool
 			}
 			state.group = newShardGroup(owner, id, r.Int32N(20))
 			state.group.Spec.Template = []string{"standard", "old"}[r.IntN(2)]
@@ -41,13 +42,13 @@ func randomObservation(r *rand.Rand) observation {
 				state.group.DeletionTimestamp = ptr.To(metav1.Now())
 			}
 			if owner == pool {
-				seen.owned = append(seen.owned, state.group)
+				seen.shardGroups = append(seen.shardGroups, state.group)
 			}
 		}
 		seen.shards = append(seen.shards, state)
 	}
 	if chance(20) {
-		seen.owned = append(seen.owned, newShardGroup(pool, "removed", r.Int32N(20)))
+		seen.shardGroups = append(seen.shardGroups, newShardGroup(pool, "removed", r.Int32N(20)))
 	}
 	for i := range []int{0, 1, 1, 1, 1, 1, 2}[r.IntN(7)] {
 		replicas := ptr.To(r.Int32N(50))
@@ -56,7 +57,7 @@ func randomObservation(r *rand.Rand) observation {
 		}
 		made := machinePool(fmt.Sprintf("workers-%d", i), replicas)
 		if chance(20) {
-			unasked(made)
+			withDefaultReplicas(made)
 		}
 		if chance(5) {
 			made.DeletionTimestamp = ptr.To(metav1.Now())
@@ -65,12 +66,12 @@ func randomObservation(r *rand.Rand) observation {
 	}
 	if newcomer && len(seen.machinePools) == 1 && chance(50) {
 		// As many as there are.
-		seen.machinePools[0].Spec.Replicas = ptr.To(sum(presentSizes(seen.shards)))
+		seen.machinePools[0].Spec.Replicas = ptr.To(distribute.Total(currentSizes(seen.shards)))
 	}
 	return seen
 }
 
-// carriedOut is what the next sync sees when everything decided was done.
+// carriedOut returns the observation of the next sync after everything was done.
 func carriedOut(seen observation, d decision) observation {
 	if d.create != nil {
 		seen.machinePools = []*clusterv1.MachinePool{machinePool("workers", d.create)}
@@ -89,18 +90,17 @@ func carriedOut(seen observation, d decision) observation {
 			}
 		}
 	}
-	seen.owned = nil
+	seen.shardGroups = nil
 	for _, shard := range seen.shards {
 		if shard.group != nil && metav1.IsControlledBy(shard.group, seen.pool) {
-			seen.owned = append(seen.owned, shard.group)
+			seen.shardGroups = append(seen.shardGroups, shard.group)
 		}
 	}
 	return seen
 }
 
-// Whatever is seen: no size falls, and no group goes, without one number of
-// replicas that somebody has set, and what has been carried out is not decided
-// again.
+// For all observations: no size is lowered and no group deleted without one explicit
+// number of replicas, and a decision that was carried out is not repeated.
 func TestPlanProperties(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -120,8 +120,8 @@ func TestPlanProperties(t *testing.T) {
 			sum += size
 		}
 		if seen.paused != "" {
-			if told(d) != "" {
-				t.Fatalf("decided %q while it is paused: %+v", told(d), seen)
+			if describe(d) != "" {
+				t.Fatalf("decided %q while it is paused: %+v", describe(d), seen)
 			}
 			continue
 		}
@@ -133,14 +133,14 @@ func TestPlanProperties(t *testing.T) {
 				t.Fatalf("shard %s gets size %d in place of %d without a number: %+v", want.spec.Shard, want.spec.Size, before[want.spec.Shard], seen)
 			}
 		}
-		if !number && len(d.remove) > 0 {
-			t.Fatalf("%d groups are removed without a number: %+v", len(d.remove), seen)
+		if !number && len(d.deleteShardGroups) > 0 {
+			t.Fatalf("%d groups are removed without a number: %+v", len(d.deleteShardGroups), seen)
 		}
 		if d.create != nil {
 			var there int32
 			for _, shard := range seen.shards {
 				if !shard.synced || !shard.configured {
-					t.Fatalf("a MachinePool is made before shard %s was read: %+v", shard.id, seen)
+					t.Fatalf("a MachinePool is created before shard %s was read: %+v", shard.id, seen)
 				}
 				if shard.group != nil {
 					there += shard.group.Spec.Size
@@ -149,27 +149,26 @@ func TestPlanProperties(t *testing.T) {
 				}
 			}
 			if *d.create != there {
-				t.Fatalf("a MachinePool is made with %d replicas and there are %d: %+v", *d.create, there, seen)
+				t.Fatalf("a MachinePool is created with %d replicas and there are %d: %+v", *d.create, there, seen)
 			}
 		}
 
 		// One step for a number of replicas, one to spread it, and one more when
-		// that shows that nobody asked for so few.
+		// that shows that the replicas were a default.
 		next, again := seen, d
 		for range 4 {
 			next = carriedOut(next, again)
 			again = plan(next)
 		}
-		if again.create != nil || again.raise != nil || len(again.apply)+len(again.remove) > 0 {
-			t.Fatalf("decided %q after it was carried out: %+v", told(again), next)
+		if again.create != nil || again.raise != nil || len(again.apply)+len(again.deleteShardGroups) > 0 {
+			t.Fatalf("decided %q after it was carried out: %+v", describe(again), next)
 		}
 	}
 }
 
-// Whoever makes the MachinePool, and wherever the operator is killed meanwhile:
-// taking over what shards have ends nothing there, as long as nobody asks for
-// another number.
-func TestTakingOverEndsNothing(t *testing.T) {
+// With every MachinePool, and with crashes of the operator: an import terminates no
+// instance, as long as the replicas do not change.
+func TestImportTerminatesNothing(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
 	t.Logf("seed %d", seed)
@@ -181,19 +180,19 @@ func TestTakingOverEndsNothing(t *testing.T) {
 			pool.Spec.Shards = append(pool.Spec.Shards, v1beta1.Identifier(id))
 			seen.shards = append(seen.shards, shardState{id: id, configured: true, synced: true, size: r.Int32N(6)})
 		}
-		found := sum(presentSizes(seen.shards))
+		found := distribute.Total(currentSizes(seen.shards))
 		switch r.IntN(3) {
 		case 0:
 			seen.machinePools = []*clusterv1.MachinePool{machinePool("workers", &found)}
 		case 1:
-			seen.machinePools = []*clusterv1.MachinePool{unasked(machinePool("workers", ptr.To(min(1, found))))}
+			seen.machinePools = []*clusterv1.MachinePool{withDefaultReplicas(machinePool("workers", ptr.To(min(1, found))))}
 		}
 		steps := 0
 		for d := plan(seen); d.create != nil || d.raise != nil || len(d.apply) > 0; d = plan(seen) {
 			if steps++; steps > 20 {
-				t.Fatalf("no end: %q of %+v", told(d), seen)
+				t.Fatalf("no end: %q of %+v", describe(d), seen)
 			}
-			// Some of it was written when the operator was killed.
+			// The operator crashed after some of the writes.
 			d.apply = d.apply[:min(len(d.apply), 1+r.IntN(4))]
 			for _, want := range d.apply {
 				for _, shard := range seen.shards {
@@ -204,8 +203,8 @@ func TestTakingOverEndsNothing(t *testing.T) {
 			}
 			seen = carriedOut(seen, d)
 		}
-		if got := sum(presentSizes(seen.shards)); got != found || *seen.machinePools[0].Spec.Replicas != found {
-			t.Fatalf("%d replicas and sizes %v of %d: %+v", *seen.machinePools[0].Spec.Replicas, presentSizes(seen.shards), found, seen)
+		if got := distribute.Total(currentSizes(seen.shards)); got != found || *seen.machinePools[0].Spec.Replicas != found {
+			t.Fatalf("%d replicas and sizes %v of %d: %+v", *seen.machinePools[0].Spec.Replicas, currentSizes(seen.shards), found, seen)
 		}
 	}
 }

@@ -11,13 +11,13 @@ import (
 	"nstance.dev/operator/pkg/providerid"
 )
 
-// providerIDs are the ids of all instances of the given shard groups, sorted,
-// since Cluster API compares the list in order. Each is written as on its Node,
-// because Cluster API finds the Node by comparing byte for byte. While there is
-// no such Node, or more than one could be meant, it stays written as it is in
-// before: Cluster API deletes the Node of an id that leaves the list. An id that
-// is in no way written there yet is written as the server writes it.
-func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup) (ids []string, ambiguous *trouble) {
+// providerIDs returns the ids of all instances of the shard groups, sorted, because
+// Cluster API compares the list in order. Each is written as on its Node, because
+// Cluster API finds the Node by comparing bytes. While there is no such Node, or
+// several match, an id stays written as it is in before: Cluster API deletes the Node
+// of an id that is removed from the list. A new id is written as the server reports
+// it.
+func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup) (ids []string, ambiguous *problem) {
 	listed := make(map[string][]string, len(before))
 	for _, id := range before {
 		key := providerid.Key(id)
@@ -31,7 +31,7 @@ func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShard
 				continue
 			}
 			if len(nodes) > 1 && ambiguous == nil {
-				ambiguous = &trouble{v1beta1.ReasonAmbiguousProviderID,
+				ambiguous = &problem{v1beta1.ReasonAmbiguousProviderID,
 					fmt.Sprintf("provider id %q matches %d Nodes", id, len(nodes))}
 			}
 			ids = append(ids, asListed(listed[providerid.Key(id)], id))
@@ -41,8 +41,7 @@ func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShard
 	return slices.Compact(ids), ambiguous
 }
 
-// asListed is id in the words of the first of listed that names the same
-// machine.
+// asListed returns the first of listed that names the same instance as id, or id.
 func asListed(listed []string, id string) string {
 	at := slices.IndexFunc(listed, func(other string) bool { return providerid.Match(id, other) })
 	if at < 0 {

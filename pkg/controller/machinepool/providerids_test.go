@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 func node(name, providerID string) *corev1.Node {
@@ -46,7 +47,7 @@ func TestProviderIDs(t *testing.T) {
 			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-1")},
 			want:   []string{"i-1"},
 		},
-		"two Nodes are trouble, and the server's words are all there is": {
+		"two Nodes are problem, and the server's words are all there is": {
 			groups:    []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
 			nodes:     []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2b/i-1")},
 			want:      []string{"i-1"},
@@ -64,7 +65,7 @@ func TestProviderIDs(t *testing.T) {
 			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
 			want:   []string{"aws:///us-west-2a/i-1"},
 		},
-		"an id that no shard reports goes": {
+		"an id that no shard reports is removed": {
 			before: []string{"aws:///us-west-2a/i-1", "aws:///us-west-2a/i-2"},
 			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
 			nodes:  []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2a/i-2")},
@@ -79,7 +80,7 @@ func TestProviderIDs(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			h := newHarness(t, nil)
+			h := newHarness(t, shardtest.New())
 			h.addNodes(test.nodes...)
 			got, ambiguous := h.controller.providerIDs(test.before, test.groups)
 			if !slices.Equal(got, test.want) {
@@ -90,7 +91,7 @@ func TestProviderIDs(t *testing.T) {
 				message = ambiguous.message
 			}
 			if message != test.ambiguous {
-				t.Errorf("got trouble %q, want %q", message, test.ambiguous)
+				t.Errorf("got problem %q, want %q", message, test.ambiguous)
 			}
 		})
 	}

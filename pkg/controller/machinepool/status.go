@@ -17,14 +17,13 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// newStatus adds up the shard groups. pool is the pool as it now is, with its
-// newest generation.
-func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decision, ambiguous *trouble) v1beta1.NstanceMachinePoolStatus {
+// newStatus adds up the shard groups. pool is the pool with its newest generation.
+func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, d decision, ambiguous *problem) v1beta1.NstanceMachinePoolStatus {
 	status := *pool.Status.DeepCopy()
 	status.ObservedGeneration = pool.Generation
-	addUp(&status, seen, decided)
+	addUp(&status, seen, d)
 	status.InfrastructureMachineKind = ""
-	if decided.machines.on {
+	if d.machines.on {
 		status.InfrastructureMachineKind = v1beta1.MachineKind
 	}
 	if shape := shapeOf(seen); shape != nil {
@@ -42,26 +41,26 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, decided decis
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.paused)
 	}
 
-	if mode := decided.machines; mode.status != "" {
+	if mode := d.machines; mode.status != "" {
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
 
-	wrong := cmp.Or(deletionHeldUp(seen), decided.hold, ambiguous, unready(seen, decided))
-	if wrong == nil {
+	blocked := cmp.Or(deletionBlocked(seen), d.blocked, ambiguous, shardProblem(seen, d))
+	if blocked == nil {
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
 		status.Ready = ptr.To(true)
 		status.Initialization.Provisioned = ptr.To(true)
 	} else {
-		set(v1beta1.ConditionReady, metav1.ConditionFalse, wrong.reason, wrong.message)
+		set(v1beta1.ConditionReady, metav1.ConditionFalse, blocked.reason, blocked.message)
 	}
 	return status
 }
 
-func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided decision) {
+func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, d decision) {
 	var desired, replicas, draining, blocked, reachable int32
 	static := false
 	var config *v1beta1.GroupConfig
-	for _, group := range seen.owned {
+	for _, group := range seen.shardGroups {
 		desired += group.Spec.Size
 		replicas += ptr.Deref(group.Status.Replicas, 0)
 		draining += ptr.Deref(group.Status.Draining, 0)
@@ -79,9 +78,9 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided d
 			reachable++
 		}
 	}
-	if decided.sizes != nil {
+	if d.sizes != nil {
 		desired = 0
-		for _, size := range decided.sizes {
+		for _, size := range d.sizes {
 			desired += size
 		}
 	}
@@ -97,11 +96,11 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, decided d
 	}
 }
 
-// reachability tells whether all shards are connected, and names those that are
-// not. A shard of which nobody has said anything yet is not known to be away.
+// reachability returns whether all shards are connected, and names those that are not.
+// Shards without a report are unknown.
 func reachability(seen observation) (status metav1.ConditionStatus, reason, message string) {
 	reason = v1beta1.ReasonShardUnreachable
-	var away, unknown []string
+	var unreachable, unknown []string
 	for _, shard := range seen.shards {
 		var connected *metav1.Condition
 		if shard.group != nil {
@@ -110,16 +109,16 @@ func reachability(seen observation) (status metav1.ConditionStatus, reason, mess
 		switch {
 		case !shard.configured:
 			reason = v1beta1.ReasonUnknownShard
-			away = append(away, shard.id)
+			unreachable = append(unreachable, shard.id)
 		case connected == nil || connected.Status == metav1.ConditionUnknown:
 			unknown = append(unknown, shard.id)
 		case connected.Status == metav1.ConditionFalse:
-			away = append(away, shard.id)
+			unreachable = append(unreachable, shard.id)
 		}
 	}
 	switch {
-	case len(away) > 0:
-		return metav1.ConditionFalse, reason, fmt.Sprintf("not connected: %s", strings.Join(away, ", "))
+	case len(unreachable) > 0:
+		return metav1.ConditionFalse, reason, fmt.Sprintf("not connected: %s", strings.Join(unreachable, ", "))
 	case len(unknown) > 0:
 		return metav1.ConditionUnknown, v1beta1.ReasonNotSynced, fmt.Sprintf("not known yet: %s", strings.Join(unknown, ", "))
 	default:
@@ -127,12 +126,12 @@ func reachability(seen observation) (status metav1.ConditionStatus, reason, mess
 	}
 }
 
-// unready is the first reason why a shard does not run what is wanted. While
-// shards scale it always says the same: how far they are is in the numbers, and
-// a message that counts would be written once per instance.
-func unready(seen observation, decided decision) *trouble {
-	var scaling *trouble
-	for i, size := range decided.sizes {
+// shardProblem returns the first reason why a shard does not run the wanted
+// instances. While shards scale, the message is always the same: the progress is in
+// the numbers, and a message with a number would be written once per instance.
+func shardProblem(seen observation, d decision) *problem {
+	var scaling *problem
+	for i, size := range d.sizes {
 		shard := seen.shards[i]
 		ready := &metav1.Condition{Reason: v1beta1.ReasonScaling}
 		if group := shard.group; group != nil && group.Spec.Size == size && group.Status.ObservedGeneration == group.Generation {
@@ -141,44 +140,43 @@ func unready(seen observation, decided decision) *trouble {
 		switch {
 		case ready.Status == metav1.ConditionTrue:
 		case ready.Reason == v1beta1.ReasonScaling:
-			scaling = &trouble{v1beta1.ReasonScaling, "not every shard runs the wanted number of instances yet"}
+			scaling = &problem{v1beta1.ReasonScaling, "not every shard runs the wanted number of instances yet"}
 		default:
-			return &trouble{ready.Reason, fmt.Sprintf("%s: %s", shard.id, ready.Message)}
+			return &problem{ready.Reason, fmt.Sprintf("%s: %s", shard.id, ready.Message)}
 		}
 	}
-	return cmp.Or(leaving(seen), scaling)
+	return cmp.Or(removalBlocked(seen), scaling)
 }
 
-// deletionHeldUp is why a pool that is being deleted is still there: the first of
-// its shard groups that its shard holds up. Those that wait for Machines do not go
-// yet.
-func deletionHeldUp(seen observation) *trouble {
+// deletionBlocked returns why the deletion of a pool waits: for the first shard group
+// that its shard blocks. Those that wait for Machines are not deleted yet.
+func deletionBlocked(seen observation) *problem {
 	if seen.pool.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	return heldUp(slices.DeleteFunc(slices.Clone(seen.owned), func(group *v1beta1.NstanceShardGroup) bool {
-		return len(membersOn(seen.members, group)) > 0
+	return blockedBy(slices.DeleteFunc(slices.Clone(seen.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
+		return len(onShardOf(seen.nstanceMachines, group)) > 0
 	}))
 }
 
-// leaving is why the group of a shard that the pool no longer names is still
-// there.
-func leaving(seen observation) *trouble {
-	return heldUp(slices.DeleteFunc(slices.Clone(seen.owned), func(group *v1beta1.NstanceShardGroup) bool {
-		return !leaves(seen.pool, group)
+// removalBlocked returns why the group on a shard that the pool no longer names still
+// exists.
+func removalBlocked(seen observation) *problem {
+	return blockedBy(slices.DeleteFunc(slices.Clone(seen.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
+		return !shardRemoved(seen.pool, group)
 	}))
 }
 
-// heldUp is what the first of some shard groups that are to go waits for.
-func heldUp(groups []*v1beta1.NstanceShardGroup) *trouble {
+// blockedBy returns what the first of some shard groups in deletion waits for.
+func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 	for _, group := range groups {
 		ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady)
 		if ready != nil && ready.Reason == v1beta1.ReasonDeleting {
-			return &trouble{v1beta1.ReasonDeleting, fmt.Sprintf("%s: %s", group.Spec.Shard, ready.Message)}
+			return &problem{v1beta1.ReasonDeleting, fmt.Sprintf("%s: %s", group.Spec.Shard, ready.Message)}
 		}
 	}
 	if len(groups) > 0 {
-		return &trouble{v1beta1.ReasonDeleting, fmt.Sprintf("%s: the group is being removed", groups[0].Spec.Shard)}
+		return &problem{v1beta1.ReasonDeleting, fmt.Sprintf("%s: the group is being removed", groups[0].Spec.Shard)}
 	}
 	return nil
 }

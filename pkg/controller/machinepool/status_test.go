@@ -42,7 +42,7 @@ func TestStatusConditions(t *testing.T) {
 			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), notReady(newShardGroup(pool, "b", 2), "Scaling", "1 of 2 instances run")),
 			"False", "Scaling", "not every shard runs the wanted number of instances yet", "True", "Reachable",
 		},
-		"a shard has not been told the new size": {
+		"a shard was not sent the new size": {
 			observed(pool, 9, ready(newShardGroup(pool, "a", 3)), ready(newShardGroup(pool, "b", 2))),
 			"False", "Scaling", "not every shard runs the wanted number of instances yet", "True", "Reachable",
 		},
@@ -54,12 +54,12 @@ func TestStatusConditions(t *testing.T) {
 			}()),
 			"False", "Scaling", "not every shard runs the wanted number of instances yet", "True", "Reachable",
 		},
-		"a refusal is worth more than another shard's scaling": {
+		"a rejection has priority over another shard's scaling": {
 			observed(pool, 5, notReady(newShardGroup(pool, "a", 3), "Scaling", "1 of 3 instances run"),
 				notReady(newShardGroup(pool, "b", 2), "ConfigRejected", "no such template")),
 			"False", "ConfigRejected", "b: no such template", "True", "Reachable",
 		},
-		"a shard is away": {
+		"a shard is unreachable": {
 			observed(pool, 5, away(ready(newShardGroup(pool, "a", 3))), ready(newShardGroup(pool, "b", 2))),
 			"False", "ShardUnreachable", "a: connection refused", "False", "ShardUnreachable",
 		},
@@ -99,14 +99,14 @@ func TestStatusStaysReady(t *testing.T) {
 		"while it scales":             observed(pool, 5, ready(newShardGroup(pool, "a", 3))),
 		"while its shard is away":     observed(pool, 3, away(ready(newShardGroup(pool, "a", 3)))),
 		"while its group is missing":  observed(pool, 3),
-		"while nobody wants a number": {pool: pool, shards: []shardState{{id: "a", configured: true}}},
+		"while there are no replicas": {pool: pool, shards: []shardState{{id: "a", configured: true}}},
 	} {
 		status := statusOf(seen)
 		if !ptr.Deref(status.Ready, false) || !ptr.Deref(status.Initialization.Provisioned, false) {
 			t.Errorf("%s: ready is %v and provisioned %v", name, status.Ready, status.Initialization.Provisioned)
 		}
 		if !meta.IsStatusConditionFalse(status.Conditions, v1beta1.ConditionReady) {
-			t.Errorf("%s: the condition Ready does not tell the present", name)
+			t.Errorf("%s: the condition Ready is not current", name)
 		}
 	}
 }
@@ -140,19 +140,19 @@ func TestStatusAddsUp(t *testing.T) {
 		t.Error("not static although one shard's group is")
 	}
 	if status.Template != "from-b" || len(status.Subnets) != 1 {
-		t.Errorf("template %q and subnets %v, want those of the first shard that told", status.Template, status.Subnets)
+		t.Errorf("template %q and subnets %v, want those of the first shard that reported", status.Template, status.Subnets)
 	}
 	if status.ObservedGeneration != 7 {
 		t.Errorf("observed generation %d", status.ObservedGeneration)
 	}
 }
 
-func TestStatusOfAPoolOnHoldKeepsTheSizesAsDesired(t *testing.T) {
+func TestStatusOfABlockedPoolKeepsTheSizesAsDesired(t *testing.T) {
 	pool := newPool("a")
 	seen := observed(pool, 9, ready(newShardGroup(pool, "a", 3)))
 	seen.machinePools[0].Spec.Replicas = nil
 	if got := *statusOf(seen).DesiredReplicas; got != 3 {
-		t.Errorf("desired %d, want the 3 that the shard was told", got)
+		t.Errorf("desired %d, want the 3 that the shard was sent", got)
 	}
 }
 
@@ -167,10 +167,10 @@ func TestStatusIsTheSameWhileOnlyTheShardsMessagesChange(t *testing.T) {
 	}
 }
 
-func TestStatusAmbiguousIDIsTrouble(t *testing.T) {
+func TestStatusAmbiguousIDIsAProblem(t *testing.T) {
 	pool := newPool("a")
 	seen := observed(pool, 1, ready(newShardGroup(pool, "a", 1), "i-1"))
-	status := newStatus(pool, seen, plan(seen), &trouble{v1beta1.ReasonAmbiguousProviderID, "two Nodes"})
+	status := newStatus(pool, seen, plan(seen), &problem{v1beta1.ReasonAmbiguousProviderID, "two Nodes"})
 	got := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady)
 	if got.Status != metav1.ConditionFalse || got.Reason != v1beta1.ReasonAmbiguousProviderID {
 		t.Errorf("Ready is %s, %s", got.Status, got.Reason)

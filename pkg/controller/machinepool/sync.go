@@ -24,121 +24,118 @@ import (
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
-	pool, err := c.poolLister.Get(key.Name)
-	if apierrors.IsNotFound(err) {
+	pool, err := controller.GetCached(c.poolLister.Get, "pool", key)
+	if pool == nil || err != nil {
+		return 0, err
+	}
+	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
+	if !pool.DeletionTimestamp.IsZero() && !hasFinalizer {
+		// The remaining finalizers are those of other clients.
 		return 0, nil
 	}
-	if err != nil {
-		return 0, fmt.Errorf("read pool %s from the cache: %w", key, err)
-	}
-	held := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
-	if !pool.DeletionTimestamp.IsZero() && !held {
-		// What keeps it is somebody else's.
-		return 0, nil
-	}
-	if !c.upToDate(pool) {
-		return staleRetry, nil
+	if !c.caughtUp(pool) {
+		return controller.StaleRetry, nil
 	}
 	seen, err := c.observe(pool)
 	if err != nil {
 		return 0, err
 	}
-	if shrinks(seen) {
-		if current, err := c.look(ctx, &seen); err != nil || !current {
-			return staleRetry, err
+	if needsCandidates(seen) {
+		if current, err := c.readCandidates(ctx, &seen); err != nil || !current {
+			return controller.StaleRetry, err
 		}
 	}
-	decided := plan(seen)
-	if (!held && !decided.frozen) || decided.adopt {
-		if seen.pool, err = c.hold(ctx, seen); err != nil {
+	d := plan(seen)
+	if (!hasFinalizer && !d.statusOnly) || d.addOwners {
+		if seen.pool, err = c.ensureFinalizer(ctx, seen); err != nil {
 			return 0, err
 		}
 	}
-	if decided.adopt {
-		// The pool comes back with its owners.
+	if d.addOwners {
+		// The change of the owners enqueues the pool again.
 		return 0, nil
 	}
-	if decided.release {
-		if hidden, err := c.hidden(ctx, seen); hidden || err != nil {
-			return staleRetry, err
+	if d.removeFinalizer {
+		if uncached, err := c.hasUncachedMachinePool(ctx, seen); uncached || err != nil {
+			return controller.StaleRetry, err
 		}
 	}
-	err = c.carryOut(ctx, seen, decided)
+	err = c.act(ctx, seen, d)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
 	if err != nil {
-		// What depends on it is not so yet.
-		decided.machines.on = hasMachines(seen.pool)
+		// The mode changes only with shard groups that were written.
+		d.machines.on = hasMachines(seen.pool)
 	}
-	if !decided.frozen && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
+	if !d.statusOnly && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
 		err = errors.Join(err, c.annotate(ctx, seen.machinePools[0], shapeOf(seen)))
 	}
-	if err == nil && (decided.release || decided.awaitsNews()) {
+	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return 0, nil
 	}
-	return 0, errors.Join(err, c.report(ctx, seen, decided))
+	return 0, errors.Join(err, c.report(ctx, seen, d))
 }
 
-// carryOut does what was decided, each part whether or not the others can be
+// act carries out a decision. A part that fails does not keep the others from being
 // done.
-func (c *Controller) carryOut(ctx context.Context, seen observation, decided decision) error {
+func (c *Controller) act(ctx context.Context, seen observation, d decision) error {
 	failed := []error{
-		c.applyShardGroups(ctx, seen.pool, decided.apply),
-		c.removeShardGroups(ctx, decided.remove),
-		c.removeMachinePools(ctx, decided.removeMachinePools),
+		c.applyShardGroups(ctx, seen.pool, d.apply),
+		c.deleteShardGroups(ctx, d.deleteShardGroups),
+		c.deleteMachinePools(ctx, d.deleteMachinePools),
 	}
-	if decided.create != nil {
-		failed = append(failed, c.createMachinePool(ctx, seen.pool, *decided.create))
+	if d.create != nil {
+		failed = append(failed, c.createMachinePool(ctx, seen.pool, *d.create))
 	}
-	if decided.raise != nil {
-		failed = append(failed, c.raise(ctx, seen.machinePools[0], *decided.raise))
+	if d.raise != nil {
+		failed = append(failed, c.raiseReplicas(ctx, seen.machinePools[0], *d.raise))
 	}
 	err := errors.Join(failed...)
-	if decided.release && err == nil {
-		err = c.releasePool(ctx, seen.pool)
+	if d.removeFinalizer && err == nil {
+		err = c.removeFinalizer(ctx, seen.pool)
 	}
 	return err
 }
 
-// awaitsNews tells whether what was done is certain to bring news of the pool in
-// a moment: a MachinePool, or the first report of a shard group. A status before
-// that would be a write for nothing.
-func (d decision) awaitsNews() bool {
+// expectsChange reports whether the decision soon causes an event that enqueues the
+// pool: a new MachinePool, or the first report of a shard group. A status before that
+// would be an unnecessary write.
+func (d decision) expectsChange() bool {
 	return d.create != nil || d.raise != nil ||
-		slices.ContainsFunc(d.apply, func(want shardGroupSpec) bool { return want.uid == "" })
+		slices.ContainsFunc(d.apply, func(want wantedShardGroup) bool { return want.uid == "" })
 }
 
-// upToDate tells whether the caches show everything that earlier syncs of this
-// pool have written.
-func (c *Controller) upToDate(pool *v1beta1.NstanceMachinePool) bool {
+// caughtUp reports whether the caches have everything that earlier syncs of the pool
+// wrote.
+func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) bool {
 	own := cache.MetaObjectToName(pool)
 	groups := make([]cache.ObjectName, len(pool.Spec.Shards))
 	for i, shard := range pool.Spec.Shards {
 		groups[i] = c.key(v1beta1.ShardGroupName(string(pool.Spec.Group), string(shard)))
 	}
-	return c.poolWrites.Seen(own) && c.machinePoolWrites.Seen(own) && c.shardGroupWrites.Seen(groups...)
+	return c.poolWrites.CaughtUp(own) && c.machinePoolWrites.CaughtUp(own) && c.shardGroupWrites.CaughtUp(groups...)
 }
 
 // observe reads the caches.
 func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, error) {
 	seen := observation{
-		pool:         pool,
-		machinePools: controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
-		owned:        c.shardGroupsOf(pool),
-		members:      c.membersOf(pool),
+		pool:            pool,
+		machinePools:    controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
+		shardGroups:     c.shardGroupsOf(pool),
+		nstanceMachines: c.nstanceMachinesOf(pool),
 	}
 	cluster, err := c.cluster()
 	if err != nil {
 		return observation{}, err
 	}
-	seen.clusterGoes = cluster != nil && !cluster.DeletionTimestamp.IsZero()
+	seen.clusterDeleting = cluster != nil && !cluster.DeletionTimestamp.IsZero()
 	seen.paused = pausedBy(cluster, pool, seen.machinePools)
-	_, namesake, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
+	_, nameTaken, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
 	if err != nil {
 		return observation{}, fmt.Errorf("read MachinePool %s from the cache: %w", c.key(pool.Name), err)
 	}
-	seen.namesake = namesake
+	seen.nameTaken = nameTaken
 	for _, id := range pool.Spec.Shards {
 		state := shardState{
 			id:         string(id),
@@ -149,37 +146,34 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 			state.size, state.reported = group.Size, &group
 		}
 		name := v1beta1.ShardGroupName(string(pool.Spec.Group), string(id))
-		state.group, err = c.shardGroupLister.Get(name)
-		if apierrors.IsNotFound(err) {
-			state.group = nil
-		} else if err != nil {
-			return observation{}, fmt.Errorf("read shard group %s from the cache: %w", c.key(name), err)
+		if state.group, err = controller.GetCached(c.shardGroupLister.Get, "shard group", c.key(name)); err != nil {
+			return observation{}, err
 		}
 		seen.shards = append(seen.shards, state)
 	}
 	return seen, nil
 }
 
-// createMachinePool makes the MachinePool of a pool that has none. Afterwards
-// its replicas belong to users and the autoscaler alone.
+// createMachinePool creates the MachinePool of a pool that has none. Afterwards only
+// users and the autoscaler change its replicas.
 func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool, replicas int32) error {
 	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, replicas),
 		metav1.CreateOptions{FieldManager: controller.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
-		// Somebody was faster; the cache will show it and wake this pool.
+		// Another client created it. The pool is enqueued when the cache has it.
 		return nil
 	}
 	if err != nil {
 		return fmt.Errorf("create MachinePool %s: %w", klog.KObj(pool), err)
 	}
-	c.machinePoolWrites.Wrote(created)
-	klog.FromContext(ctx).Info("MachinePool created", "replicas", replicas)
+	c.machinePoolWrites.Record(created)
+	klog.FromContext(ctx).Info("Created the MachinePool", "replicas", replicas)
 	return nil
 }
 
-// newMachinePool is a MachinePool without a bootstrap provider: instances get
-// what they need from their shard server, so the name of the bootstrap Secret is
-// set and empty (CAPI contract).
+// newMachinePool returns a MachinePool without a bootstrap provider: the shard server
+// provides the userdata of instances, so the name of the bootstrap Secret is set and
+// empty (docs/capi.md#machine-pools).
 func newMachinePool(pool *v1beta1.NstanceMachinePool, clusterName string, replicas int32) *clusterv1.MachinePool {
 	return &clusterv1.MachinePool{
 		ObjectMeta: metav1.ObjectMeta{Name: pool.Name, Namespace: pool.Namespace},
@@ -197,7 +191,17 @@ func newMachinePool(pool *v1beta1.NstanceMachinePool, clusterName string, replic
 	}
 }
 
-func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []shardGroupSpec) error {
+// raiseReplicas replaces the default of Cluster API's webhook.
+func (c *Controller) raiseReplicas(ctx context.Context, machinePool *clusterv1.MachinePool, replicas int32) error {
+	err := c.capi.ScaleMachinePool(ctx, machinePool, replicas, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	if err != nil {
+		return fmt.Errorf("set the replicas of MachinePool %s to %d: %w", klog.KObj(machinePool), replicas, err)
+	}
+	klog.FromContext(ctx).Info("Raised the replicas of the MachinePool to the instances of the shards", "replicas", replicas)
+	return nil
+}
+
+func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []wantedShardGroup) error {
 	var failed []error
 	for _, want := range wanted {
 		written, err := c.shardGroups.Apply(ctx, applyShardGroup(pool, want), controller.Apply)
@@ -206,27 +210,27 @@ func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.Nstance
 				v1beta1.ShardGroupName(string(want.spec.Group), string(want.spec.Shard)), klog.KObj(pool), err))
 			continue
 		}
-		c.shardGroupWrites.Wrote(written)
+		c.shardGroupWrites.Record(written)
 	}
 	return errors.Join(failed...)
 }
 
-// report writes what the shard groups say: first the provider ids into the spec,
-// where Cluster API reads them, then the status, which names the generation that
-// the spec then has.
-func (c *Controller) report(ctx context.Context, seen observation, decided decision) error {
+// report writes what the shard groups report: first the provider ids into the spec,
+// where Cluster API reads them, then the status, which has the new generation of the
+// spec.
+func (c *Controller) report(ctx context.Context, seen observation, d decision) error {
 	pool := seen.pool
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, seen.owned)
-	if !decided.frozen && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, seen.shardGroups)
+	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyPool(seen, ids), controller.Apply)
 		if err != nil {
 			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
 		}
-		c.poolWrites.Wrote(written)
+		c.poolWrites.Record(written)
 		pool = written
 	}
 
-	status := newStatus(pool, seen, decided, ambiguous)
+	status := newStatus(pool, seen, d, ambiguous)
 	if equality.Semantic.DeepEqual(status, seen.pool.Status) {
 		return nil
 	}
@@ -237,7 +241,7 @@ func (c *Controller) report(ctx context.Context, seen observation, decided decis
 	if err != nil {
 		return fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
 	}
-	c.poolWrites.Wrote(written)
-	c.recordTrouble(seen.pool, status)
+	c.poolWrites.Record(written)
+	c.recordProblem(seen.pool, status)
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 )
 
 const (
@@ -23,8 +24,8 @@ const (
 	groupB     = "apply nstanceshardgroups workers--b"
 )
 
-func TestSyncSpreadsAndThenIsQuiet(t *testing.T) {
-	h := newHarness(t, shardSizes{"a": 0, "b": 0}, newPool("b", "a"))
+func TestSyncSpreadsAndThenWritesNothing(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 0, "b": 0}), newPool("b", "a"))
 	h.scale(5)
 	// The status waits for the first report.
 	h.expect(groupA, groupB)
@@ -53,39 +54,39 @@ func TestSyncSpreadsAndThenIsQuiet(t *testing.T) {
 		t.Errorf("status is %+v", pool.Status)
 	}
 
-	h.show()
+	h.Show()
 	h.expect()
 }
 
 func TestSyncWritesOnlyTheGroupsThatDiffer(t *testing.T) {
 	pool := newPool("a", "b")
-	h := newHarness(t, shardSizes{"a": 2, "b": 2}, pool, ready(newShardGroup(pool, "a", 2), "i-1"), ready(newShardGroup(pool, "b", 2), "i-2"))
+	h := newHarness(t, withSizes(map[string]int32{"a": 2, "b": 2}), pool, ready(newShardGroup(pool, "a", 2), "i-1"), ready(newShardGroup(pool, "b", 2), "i-2"))
 	h.scale(4)
 	h.expect(poolSpec, poolStatus)
-	h.show()
+	h.Show()
 	h.scale(5)
 	h.expect(poolStatus, groupA)
 }
 
 func TestSyncOfAStaleCacheWritesNothing(t *testing.T) {
-	h := newHarness(t, shardSizes{"a": 0, "b": 0}, newPool("a", "b"))
+	h := newHarness(t, withSizes(map[string]int32{"a": 0, "b": 0}), newPool("a", "b"))
 	h.scale(5)
 	h.expect(groupA, groupB)
 	h.scale(50)
 	writes, requeue, err := h.sync()
-	if err != nil || len(writes) > 0 || requeue != staleRetry {
+	if err != nil || len(writes) > 0 || requeue != controller.StaleRetry {
 		t.Errorf("wrote %q and waits %s for the caches, error %v", writes, requeue, err)
 	}
-	h.show()
+	h.Show()
 	h.expect(poolStatus, groupA, groupB)
 }
 
 func TestSyncEmptiesTheListAtZero(t *testing.T) {
 	pool := newPool("a")
-	h := newHarness(t, shardSizes{"a": 1}, pool, ready(newShardGroup(pool, "a", 1), "i-1"))
+	h := newHarness(t, withSizes(map[string]int32{"a": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"))
 	h.scale(1)
 	h.expect(poolSpec, poolStatus)
-	h.show()
+	h.Show()
 	h.scale(0)
 	h.expect(poolStatus, groupA)
 	h.report("a", func(g *v1beta1.NstanceShardGroup) { ready(g) })
@@ -94,13 +95,13 @@ func TestSyncEmptiesTheListAtZero(t *testing.T) {
 	if len(got.Spec.ProviderIDList) != 0 || *got.Status.Replicas != 0 || !*got.Status.Ready {
 		t.Errorf("list %q, replicas %d, ready %t", got.Spec.ProviderIDList, *got.Status.Replicas, *got.Status.Ready)
 	}
-	h.show()
+	h.Show()
 	h.expect()
 }
 
 func TestSyncDeletesTheGroupOfARemovedShardByItsUID(t *testing.T) {
 	pool := newPool("a")
-	h := newHarness(t, shardSizes{"a": 0}, pool, ready(newShardGroup(pool, "a", 1)), ready(newShardGroup(pool, "b", 1)))
+	h := newHarness(t, withSizes(map[string]int32{"a": 0}), pool, ready(newShardGroup(pool, "a", 1)), ready(newShardGroup(pool, "b", 1)))
 	h.scale(1)
 	var options metav1.DeleteOptions
 	h.PrependReactor("delete", "nstanceshardgroups", func(action clienttesting.Action) (bool, runtime.Object, error) {
@@ -111,13 +112,13 @@ func TestSyncDeletesTheGroupOfARemovedShardByItsUID(t *testing.T) {
 	if options.Preconditions == nil || options.Preconditions.UID == nil || *options.Preconditions.UID != "uid-b" {
 		t.Errorf("deleted with the preconditions %+v", options.Preconditions)
 	}
-	h.show()
+	h.Show()
 	h.expect()
 }
 
 func TestSyncWritesProviderIDsAsOnTheNodes(t *testing.T) {
 	pool := newPool("a")
-	h := newHarness(t, shardSizes{"a": 1}, pool, ready(newShardGroup(pool, "a", 1), "i-1"))
+	h := newHarness(t, withSizes(map[string]int32{"a": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"))
 	h.scale(1)
 	h.addNodes(node("one", "aws:///us-west-2a/i-1"))
 	h.expect(poolSpec, poolStatus)
@@ -125,23 +126,23 @@ func TestSyncWritesProviderIDsAsOnTheNodes(t *testing.T) {
 		t.Errorf("provider ids are %q", got)
 	}
 
-	h.show()
+	h.Show()
 	h.addNodes(node("two", "aws:///us-west-2b/i-1"))
 	h.expect(poolStatus)
 	if got := h.pool().Spec.ProviderIDList; !slices.Equal(got, []string{"aws:///us-west-2a/i-1"}) {
 		t.Errorf("with a second Node the provider ids are %q", got)
 	}
-	if got := h.events(); len(got) != 1 {
+	if got := h.Events(); len(got) != 1 {
 		t.Errorf("recorded %q, want one event about the second Node", got)
 	}
-	h.show()
+	h.Show()
 	h.expect()
 }
 
-// Caches give objects back in any order.
-func TestSyncWithTwoAmbiguousIDsIsQuiet(t *testing.T) {
+// Caches return objects in any order.
+func TestSyncWithTwoAmbiguousIDsWritesNothing(t *testing.T) {
 	pool := newPool("a", "b", "c", "d")
-	h := newHarness(t, shardSizes{"a": 1, "b": 1, "c": 1, "d": 1}, pool,
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1, "c": 1, "d": 1}), pool,
 		ready(newShardGroup(pool, "a", 1), "i-1"), ready(newShardGroup(pool, "b", 1), "i-2"),
 		ready(newShardGroup(pool, "c", 1), "i-3"), ready(newShardGroup(pool, "d", 1), "i-4"))
 	h.scale(4)
@@ -149,7 +150,7 @@ func TestSyncWithTwoAmbiguousIDsIsQuiet(t *testing.T) {
 		h.addNodes(node("one-"+id, "aws:///a/"+id), node("two-"+id, "aws:///b/"+id))
 	}
 	h.expect(poolSpec, poolStatus)
-	h.show()
+	h.Show()
 	for range 20 {
 		h.expect()
 	}
@@ -158,54 +159,54 @@ func TestSyncWithTwoAmbiguousIDsIsQuiet(t *testing.T) {
 func TestSyncDoesNotCountTheGroupsOfAFormerPool(t *testing.T) {
 	former := newPool("a", "b")
 	former.UID = "uid-of-the-former-pool"
-	h := newHarness(t, shardSizes{"a": 1, "b": 1}, newPool("a"), ready(newShardGroup(former, "b", 4), "i-1"))
+	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 1}), newPool("a"), ready(newShardGroup(former, "b", 4), "i-1"))
 	h.scale(1)
 	h.expect(groupA)
 	h.report("a", func(g *v1beta1.NstanceShardGroup) { ready(g) })
-	h.controller.groups = shardSizes{"a": 1}
+	h.Fake.ByID["b"].Synced = false
 	h.expect(poolStatus)
 	if got := h.pool(); len(got.Spec.ProviderIDList) > 0 || *got.Status.Replicas != 1 {
 		t.Errorf("the new pool has the ids %q and %d replicas", got.Spec.ProviderIDList, *got.Status.Replicas)
 	}
 }
 
-func TestSyncOfAnUnknownShardTellsOnce(t *testing.T) {
-	h := newHarness(t, shardSizes{"a": 0}, newPool("a", "nowhere"))
+func TestSyncOfAnUnknownShardRecordsOneEvent(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 0}), newPool("a", "nowhere"))
 	h.scale(5)
 	h.expect(poolStatus)
-	h.show()
+	h.Show()
 	h.expect()
 	want := []string{"Warning UnknownShard spec.shards names shards that are not configured: nowhere"}
-	if got := h.events(); !slices.Equal(got, want) {
+	if got := h.Events(); !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 }
 
 func TestSyncReportsWhatItCanWhenAGroupCannotBeWritten(t *testing.T) {
-	h := newHarness(t, shardSizes{"a": 0, "b": 0}, newPool("a", "b"))
+	h := newHarness(t, withSizes(map[string]int32{"a": 0, "b": 0}), newPool("a", "b"))
 	h.scale(5)
-	refused := errors.New("refused")
-	h.Fail(groupA, refused)
+	rejected := errors.New("rejected")
+	h.Fail(groupA, rejected)
 	writes, _, err := h.sync()
-	if !errors.Is(err, refused) {
+	if !errors.Is(err, rejected) {
 		t.Errorf("got error %v, want one for the retry", err)
 	}
 	if want := []string{poolStatus, groupA, groupB}; !slices.Equal(writes, want) {
 		t.Errorf("wrote %q, want %q", writes, want)
 	}
 	h.Fail(groupA, nil)
-	h.show()
+	h.Show()
 	h.expect(groupA)
 }
 
-func TestSyncOfAPoolThatIsGoneOrGoingWritesNothing(t *testing.T) {
-	h := newHarness(t, shardSizes{"a": 0})
+func TestSyncOfADeletedPoolWritesNothing(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 0}))
 	h.scale(5)
 	h.expect()
 
 	pool := newPool("a")
-	pool.DeletionTimestamp, pool.Finalizers = &metav1.Time{Time: metav1.Now().Time}, []string{"somebody/else"}
-	h = newHarness(t, shardSizes{"a": 0}, pool)
+	pool.DeletionTimestamp, pool.Finalizers = &metav1.Time{Time: metav1.Now().Time}, []string{"example.com/other"}
+	h = newHarness(t, withSizes(map[string]int32{"a": 0}), pool)
 	h.scale(5)
 	h.expect()
 }

@@ -21,29 +21,29 @@ import (
 	"k8s.io/client-go/rest"
 )
 
-// apiServer is an API server in memory, reached by config. It knows creations,
+// apiServer is an API server in memory, reached by config. It has creations,
 // deletions and reads of single objects of any kind, and the metadata of Pods in
 // lists and watches (podapi_test.go).
 type apiServer struct {
 	mu      sync.Mutex
 	version int
 	objects map[string]*unstructured.Unstructured
-	// writes are the changes that were asked for, as "create machines name".
+	// writes are the changes that were req for, as "create machines name".
 	writes []string
 	// refused are the errors that answer writes. lost are those that answer them
 	// after they have been carried out.
 	refused, lost map[string]*apierrors.StatusError
 	// changed is called, in order, with every object that was changed, and with
-	// whether it is gone.
-	changed func(object *unstructured.Unstructured, gone bool)
+	// whether it was deleted.
+	changed func(object *unstructured.Unstructured, deleted bool)
 
-	// podFailure answers lists of Pods. expired answers one that goes on with
+	// podFailure answers lists of Pods. expired answers one that continues
 	// another.
 	podFailure, expired *apierrors.StatusError
 	// lists are the queries of the lists of Pods.
 	lists    []string
 	watchers map[*watcher]struct{}
-	// oldWatches makes it a server that knows no watch that begins with a list.
+	// oldWatches makes it a server that has no watch that begins with a list.
 	oldWatches bool
 }
 
@@ -61,17 +61,19 @@ func (s *apiServer) config() *rest.Config {
 	return &rest.Config{Host: "http://api.test", Transport: s, QPS: -1}
 }
 
-// request is what a path and a method ask for.
-type request struct {
+// apiRequest is a request with the parts of its path.
+type apiRequest struct {
 	*http.Request
 	group                     schema.GroupResource
 	namespace, resource, name string
 }
 
-func (r *request) key() string { return strings.Join([]string{r.resource, r.namespace, r.name}, "/") }
+func (r *apiRequest) key() string {
+	return strings.Join([]string{r.resource, r.namespace, r.name}, "/")
+}
 
-func parse(r *http.Request) *request {
-	parsed := &request{Request: r}
+func parse(r *http.Request) *apiRequest {
+	parsed := &apiRequest{Request: r}
 	parts := strings.Split(strings.Trim(r.URL.Path, "/"), "/")
 	if parts[0] == "apis" {
 		parsed.group.Group = parts[1]
@@ -93,27 +95,27 @@ func parse(r *http.Request) *request {
 func (s *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	asked := parse(r)
-	if asked.resource == "pods" {
-		return s.pods(asked)
+	req := parse(r)
+	if req.resource == "pods" {
+		return s.pods(req)
 	}
 	switch r.Method {
 	case http.MethodPost:
-		return s.write(asked, "create", s.create)
+		return s.write(req, "create", s.create)
 	case http.MethodDelete:
-		return s.write(asked, "delete", s.delete)
+		return s.write(req, "delete", s.delete)
 	case http.MethodGet:
-		if object, ok := s.objects[asked.key()]; ok && asked.name != "" {
+		if object, ok := s.objects[req.key()]; ok && req.name != "" {
 			return respond(r, object), nil
 		}
-		return respond(r, apierrors.NewNotFound(asked.group, asked.name)), nil
+		return respond(r, apierrors.NewNotFound(req.group, req.name)), nil
 	default:
-		return respond(r, apierrors.NewMethodNotSupported(asked.group, r.Method)), nil
+		return respond(r, apierrors.NewMethodNotSupported(req.group, r.Method)), nil
 	}
 }
 
-func (s *apiServer) write(asked *request, verb string, do func(*request, []byte) any) (*http.Response, error) {
-	body, err := io.ReadAll(asked.Body)
+func (s *apiServer) write(req *apiRequest, verb string, do func(*apiRequest, []byte) any) (*http.Response, error) {
+	body, err := io.ReadAll(req.Body)
 	if err != nil {
 		return nil, err
 	}
@@ -122,52 +124,52 @@ func (s *apiServer) write(asked *request, verb string, do func(*request, []byte)
 		if err := json.Unmarshal(body, &sent); err != nil {
 			return nil, err
 		}
-		asked.name = sent.Name
+		req.name = sent.Name
 	}
-	described := strings.Join([]string{verb, asked.resource, asked.name}, " ")
+	described := strings.Join([]string{verb, req.resource, req.name}, " ")
 	s.writes = append(s.writes, described)
 	if refused := s.refused[described]; refused != nil {
-		return respond(asked.Request, refused), nil
+		return respond(req.Request, refused), nil
 	}
-	answer := do(asked, body)
+	answer := do(req, body)
 	if lost := s.lost[described]; lost != nil {
 		answer = lost
 	}
-	return respond(asked.Request, answer), nil
+	return respond(req.Request, answer), nil
 }
 
-func (s *apiServer) create(asked *request, body []byte) any {
-	if _, taken := s.objects[asked.key()]; taken {
-		return apierrors.NewAlreadyExists(asked.group, asked.name)
+func (s *apiServer) create(req *apiRequest, body []byte) any {
+	if _, taken := s.objects[req.key()]; taken {
+		return apierrors.NewAlreadyExists(req.group, req.name)
 	}
 	object := &unstructured.Unstructured{}
 	if err := object.UnmarshalJSON(body); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
-	s.put(asked.resource, object)
+	s.put(req.resource, object)
 	return object
 }
 
-func (s *apiServer) delete(asked *request, body []byte) any {
-	object, ok := s.objects[asked.key()]
+func (s *apiServer) delete(req *apiRequest, body []byte) any {
+	object, ok := s.objects[req.key()]
 	if !ok {
-		return apierrors.NewNotFound(asked.group, asked.name)
+		return apierrors.NewNotFound(req.group, req.name)
 	}
 	var options metav1.DeleteOptions
 	if err := json.Unmarshal(body, &options); err != nil {
 		return apierrors.NewBadRequest(err.Error())
 	}
 	if conditions := options.Preconditions; conditions != nil && conditions.UID != nil && *conditions.UID != object.GetUID() {
-		return apierrors.NewConflict(asked.group, asked.name, io.ErrUnexpectedEOF)
+		return apierrors.NewConflict(req.group, req.name, io.ErrUnexpectedEOF)
 	}
 	if len(object.GetFinalizers()) == 0 {
-		s.drop(asked.key())
+		s.drop(req.key())
 		return success()
 	}
 	object = object.DeepCopy()
 	now := metav1.Now()
 	object.SetDeletionTimestamp(&now)
-	s.put(asked.resource, object)
+	s.put(req.resource, object)
 	return object
 }
 

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package ondemand gives a machine to each Pod that asks for one by annotation,
-// and takes it back when the Pod is gone or has finished. It makes and removes
-// pairs of a Machine and an NstanceMachine and nothing else; Pods are never
-// changed.
+// Package ondemand creates a machine for each Pod that requests one by annotation,
+// and deletes it when the Pod was deleted or has finished. It creates and deletes
+// pairs of a Machine and an NstanceMachine and nothing else. Pods are never changed.
 package ondemand
 
 import (
@@ -22,42 +21,35 @@ import (
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
-	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
 )
 
 const (
-	// workers bound how many machines are made or removed at once.
+	// workers is the number of Pods that are synced at once.
 	workers = 8
-	// staleRetry is how long a sync waits for the caches to show the last write.
-	// Usually the change itself wakes it before.
+	// staleRetry is the delay of a sync whose caches are older than its last write. It
+	// is longer than controller.StaleRetry, because usually the change in the cache
+	// enqueues the Pod before.
 	staleRetry = time.Second
-	// livingRetry is after what time a machine is looked at again whose Pod is
-	// there and does not ask for it any more.
-	livingRetry = 5 * time.Minute
+	// existingPodRetry is the delay until a pair is checked again whose Pod exists and
+	// does not request it any more.
+	existingPodRetry = 5 * time.Minute
 )
 
-// Shards tells which shards are configured.
-type Shards interface {
-	// Shards are the ids of the configured shards.
-	Shards() []string
+// Options are the inputs of the controller that others do not have.
+type Options struct {
+	// Limit is the number of machines for the Pods of one namespace that name one
+	// group. 0 is no limit.
+	Limit int
 }
 
-// Groups is the cache of what shard servers report.
-type Groups interface {
-	// Get returns a group of a shard, if the shard has it.
-	Get(shard, key string) (shard.Group, bool)
-	// List returns the groups of a shard.
-	List(shard string) []shard.Group
-	// HasSynced tells whether the shard's groups are known completely.
-	HasSynced(shard string) bool
-}
-
-// Controller is the controller of Pods that ask for a machine. The keys of its
-// queue are the UIDs of Pods: a Pod that is made anew under its old name is
-// another one, and gets another machine.
+// Controller is the controller of Pods that request a machine. The keys of its queue
+// are the UIDs of Pods: a Pod that is created again with the same name is another Pod,
+// and gets another machine.
 type Controller struct {
+	controller.Registrations
+
 	namespace   string
 	clusterName string
 
@@ -71,70 +63,60 @@ type Controller struct {
 	machineIndex         cache.Indexer
 	nstanceMachineIndex  cache.Indexer
 	podsSynced           func() bool
-	shards               Shards
-	groups               Groups
+	shards               shard.Set
+	groups               shard.Groups
 	recorder             events.EventRecorder
 	queue                *controller.Queue[types.UID]
-	machineWrites        *controller.Writes
-	nstanceMachineWrites *controller.Writes
+	machineWrites        *controller.WriteTracker
+	nstanceMachineWrites *controller.WriteTracker
 	limiter              *limiter
-	complaints           complaints
+	rejections           rejections
 }
 
-// New makes the controller and registers its handlers, which it returns for
-// waiting until they have seen every object. Machines are made in namespace, for
-// the Cluster clusterName. There are at most limit of them for the Pods of one
-// namespace that name one group; 0 is no limit. The informer of Pods is one that
-// NewPodInformer made with podClient.
-func New(
-	namespace, clusterName string,
-	limit int,
-	podClient metadata.Interface,
-	client clientset.InfrastructureV1beta1Interface,
-	capiClient *capi.Client,
-	pods cache.SharedIndexInformer,
-	nstanceMachines informers.NstanceMachineInformer,
-	machines *capi.Informer[*clusterv1.Machine],
-	clusters *capi.Informer[*clusterv1.Cluster],
-	shards Shards,
-	groups Groups,
-	recorder events.EventRecorder,
-) (*Controller, []cache.ResourceEventHandlerRegistration, error) {
+// New returns the controller, whose event handlers are registered. The informer of
+// Pods must be one that NewPodInformer returned.
+func New(d controller.Dependencies, o Options) (*Controller, error) {
+	pods, machines := d.Informers.Pods, d.Informers.Machines
+	nstanceMachines := d.Informers.Nstance.NstanceMachines()
 	c := &Controller{
-		namespace:            namespace,
-		clusterName:          clusterName,
-		podClient:            podClient,
-		machines:             capiClient.Machines(namespace),
-		nstanceMachines:      client.NstanceMachines(namespace),
+		namespace:            d.Namespace,
+		clusterName:          d.ClusterName,
+		podClient:            d.Metadata,
+		machines:             d.CAPI.Machines(d.Namespace),
+		nstanceMachines:      d.Nstance.NstanceMachines(d.Namespace),
 		machineLister:        machines.Lister(),
-		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(namespace),
-		clusterLister:        clusters.Lister(),
+		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),
+		clusterLister:        d.Informers.Clusters.Lister(),
 		podIndex:             pods.GetIndexer(),
 		machineIndex:         machines.GetIndexer(),
 		nstanceMachineIndex:  nstanceMachines.Informer().GetIndexer(),
 		podsSynced:           pods.HasSynced,
-		shards:               shards,
-		groups:               groups,
-		recorder:             recorder,
-		machineWrites:        controller.NewWrites(machines.GetStore()),
-		nstanceMachineWrites: controller.NewWrites(nstanceMachines.Informer().GetStore()),
-		limiter:              newLimiter(limit, nstanceMachines.Informer().GetIndexer()),
+		shards:               d.Shards,
+		groups:               d.Groups,
+		recorder:             d.Recorder,
+		machineWrites:        controller.NewWriteTracker(machines.GetStore()),
+		nstanceMachineWrites: controller.NewWriteTracker(nstanceMachines.Informer().GetStore()),
+		limiter:              newLimiter(o.Limit, nstanceMachines.Informer().GetIndexer()),
 	}
 	c.queue = controller.NewQueue("ondemand", c.sync)
-
-	registrations, err := controller.Watch(
+	var err error
+	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "Pods", Informer: pods, Handler: controller.OnChange(c.podChanged)},
-		controller.Watched{What: "machines", Informer: nstanceMachines.Informer(), Indexers: slotIndexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
+		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: slotIndexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "Machines", Informer: machines, Handler: controller.OnChange(c.machineChanged)},
-		controller.Watched{What: "Clusters", Informer: clusters, Handler: controller.OnChange(c.clusterChanged)},
+		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
 	)
-	return c, registrations, err
+	if err != nil {
+		return nil, err
+	}
+	d.WatchShards(c.shardChanged, c.groupChanged)
+	return c, nil
 }
 
-// Run makes and removes machines until ctx ends.
+// Run creates and deletes machines until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
 
-// pod is the Pod of that UID, nil when the cache has none.
+// pod returns the Pod with a UID, nil when the cache has none.
 func (c *Controller) pod(uid types.UID) *metav1.PartialObjectMetadata {
 	if found := controller.Indexed[metav1.PartialObjectMetadata](c.podIndex, byUID, string(uid)); len(found) > 0 {
 		return found[0]

@@ -12,52 +12,52 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// Reasons of the events that Pods get.
+// Reasons of the events of Pods.
 const (
-	// reasonInvalidAnnotation: an annotation has a value that it cannot have.
+	// reasonInvalidAnnotation: the value of an annotation is not valid.
 	reasonInvalidAnnotation = "InvalidAnnotation"
 	// reasonUnknownGroup: no shard has the group.
 	reasonUnknownGroup = "UnknownGroup"
-	// reasonLimit: there are as many machines as there may be.
+	// reasonLimit: the limit of machines is reached.
 	reasonLimit = "OnDemandLimit"
-	// reasonNameTaken: something else has the name of the machine.
+	// reasonNameTaken: another object has the name of the machine.
 	reasonNameTaken = "NameTaken"
 )
 
-// complaint is why a Pod gets no machine. Two of one reason and subject are the
-// same, whatever else their messages say.
-type complaint struct{ reason, subject, message string }
+// rejection is why a Pod gets no machine. Two rejections with the same reason and
+// subject are the same, even if their messages differ.
+type rejection struct{ reason, subject, message string }
 
-// complaints are what Pods were told last. The same is told once, however often
-// the Pod is looked at.
-type complaints struct {
+// rejections are the last rejections that Pods got an event for. A rejection is
+// recorded once, and not in each sync.
+type rejections struct {
 	mu   sync.Mutex
-	last map[types.UID]complaint
+	last map[types.UID]rejection
 }
 
-// isNew notes a complaint, and tells whether it differs from the last.
-func (c *complaints) isNew(pod types.UID, about complaint) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if last := c.last[pod]; last.reason == about.reason && last.subject == about.subject {
+// isNew stores a rejection, and reports whether it differs from the last one.
+func (r *rejections) isNew(pod types.UID, latest rejection) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if last := r.last[pod]; last.reason == latest.reason && last.subject == latest.subject {
 		return false
 	}
-	if c.last == nil {
-		c.last = make(map[types.UID]complaint)
+	if r.last == nil {
+		r.last = make(map[types.UID]rejection)
 	}
-	c.last[pod] = about
+	r.last[pod] = latest
 	return true
 }
 
-func (c *complaints) forget(pod types.UID) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.last, pod)
+func (r *rejections) drop(pod types.UID) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	delete(r.last, pod)
 }
 
-// complain records an event about a Pod, unless it is what the Pod was told last.
-func (c *Controller) complain(pod *metav1.PartialObjectMetadata, about *complaint) {
-	if about != nil && c.complaints.isNew(pod.UID, *about) {
-		controller.Warn(c.recorder, pod, about.reason, "MakeMachine", about.message)
+// recordRejection records an event about a Pod, unless it is the last one again.
+func (c *Controller) recordRejection(pod *metav1.PartialObjectMetadata, rejected *rejection) {
+	if rejected != nil && c.rejections.isNew(pod.UID, *rejected) {
+		controller.Warn(c.recorder, pod, rejected.reason, "CreateMachine", rejected.message)
 	}
 }

@@ -10,8 +10,8 @@ import (
 )
 
 // filteredWatch is a watch with some of the events of another. Unlike the one of
-// package watch it knows which of them have been received, and it does not wait
-// for a reader that has stopped it.
+// package watch it reports which events were received, and it does not block when its
+// reader has stopped it.
 type filteredWatch struct {
 	source  watch.Interface
 	result  chan watch.Event
@@ -19,8 +19,8 @@ type filteredWatch struct {
 	stopped chan struct{}
 }
 
-// newFilteredWatch passes on what filter makes of each event of source, and calls
-// delivered when it was received. It ends with source, or when it is stopped.
+// newFilteredWatch passes on what filter returns for each event of source, and calls
+// delivered after it was received. It is closed with source, or when it is stopped.
 func newFilteredWatch(source watch.Interface, filter func(watch.Event) (watch.Event, bool), delivered func(watch.Event)) *filteredWatch {
 	w := &filteredWatch{source: source, result: make(chan watch.Event), stopped: make(chan struct{})}
 	go w.run(filter, delivered)

@@ -4,9 +4,6 @@
 package ondemand
 
 import (
-	"slices"
-	"strings"
-
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -14,15 +11,17 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 const (
-	namespace   = "nstance-system"
-	clusterName = "cluster--default"
+	namespace   = controllertest.Namespace
+	clusterName = controllertest.ClusterName
 )
 
-// newPod is a Pod that asks for a machine of a group.
+// newPod returns a Pod that requests a machine of a group.
 func newPod(name, group string) *corev1.Pod {
 	return &corev1.Pod{
 		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
@@ -34,14 +33,14 @@ func newPod(name, group string) *corev1.Pod {
 	}
 }
 
-// plainPod is a Pod that asks for nothing.
+// plainPod returns a Pod that requests no machine.
 func plainPod(name string) *corev1.Pod {
 	pod := newPod(name, "")
 	pod.Annotations = map[string]string{"example.com/note": "nothing"}
 	return pod
 }
 
-// inCache is a Pod as the cache has it.
+// inCache returns a Pod as the cache has it.
 func inCache(pod *corev1.Pod) *metav1.PartialObjectMetadata {
 	return essentials(&metav1.PartialObjectMetadata{ObjectMeta: pod.ObjectMeta})
 }
@@ -55,18 +54,18 @@ func paused(cluster *clusterv1.Cluster) *clusterv1.Cluster {
 	return cluster
 }
 
-// newMachine and newNstanceMachine are the machine of a Pod, as far as is needed.
+// newMachine and newNstanceMachine return the pair of a Pod without most of its spec.
 func newMachine(pod *corev1.Pod) *clusterv1.Machine {
-	return &clusterv1.Machine{ObjectMeta: madeFor(pod)}
+	return &clusterv1.Machine{ObjectMeta: metaFor(pod)}
 }
 
 func newNstanceMachine(pod *corev1.Pod) *v1beta1.NstanceMachine {
-	machine := &v1beta1.NstanceMachine{ObjectMeta: madeFor(pod)}
+	machine := &v1beta1.NstanceMachine{ObjectMeta: metaFor(pod)}
 	machine.Spec.GroupRef.Name = v1beta1.Identifier(pod.Annotations[v1beta1.AnnotationOnDemandGroup])
 	return machine
 }
 
-func madeFor(pod *corev1.Pod) metav1.ObjectMeta {
+func metaFor(pod *corev1.Pod) metav1.ObjectMeta {
 	return metav1.ObjectMeta{
 		Namespace: namespace, Name: "on-demand-" + string(pod.UID), UID: "uid-of-" + pod.UID, ResourceVersion: "1",
 		Labels:      map[string]string{v1beta1.LabelPodUID: string(pod.UID)},
@@ -74,14 +73,14 @@ func madeFor(pod *corev1.Pod) metav1.ObjectMeta {
 	}
 }
 
-// deleting is object as it is once its deletion was asked for.
+// deleting marks an object as being deleted.
 func deleting[T metav1.Object](object T) T {
 	object.SetDeletionTimestamp(ptr.To(metav1.Now()))
 	object.SetFinalizers([]string{"example.com/wait"})
 	return object
 }
 
-// owned is a machine to which Cluster API has given its Machine as owner.
+// owned adds the Machine as owner, as Cluster API does.
 func owned(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
 	machine.OwnerReferences = []metav1.OwnerReference{{
 		APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: machine.Name, UID: "uid-of-owner", Controller: ptr.To(true),
@@ -94,42 +93,17 @@ func withPause[T metav1.Object](object T) T {
 	return object
 }
 
-// server is what is known of one shard.
-type server struct {
-	synced bool
-	groups []shard.Group
+// newShards returns shard a with groups.
+func newShards(groups ...string) *shardtest.Shards {
+	shards := shardtest.New()
+	setGroups(shards, "a", groups...)
+	return shards
 }
 
-// servers are the configured shards by id, and the cache of their groups.
-type servers map[string]*server
-
-// having is a shard that is known, with these groups.
-func having(groups ...string) *server {
-	s := &server{synced: true}
+// setGroups replaces a shard, or adds it, by one with groups.
+func setGroups(shards *shardtest.Shards, id string, groups ...string) {
+	shards.ByID[id] = shardtest.NewShard()
 	for _, key := range groups {
-		s.groups = append(s.groups, shard.Group{Key: key})
+		shards.SetGroup(id, shard.Group{Key: key})
 	}
-	return s
 }
-
-func (s servers) Shards() []string {
-	var ids []string
-	for id := range s {
-		ids = append(ids, id)
-	}
-	slices.SortFunc(ids, strings.Compare)
-	return ids
-}
-
-func (s servers) Get(id, key string) (shard.Group, bool) {
-	for _, group := range s.List(id) {
-		if group.Key == key {
-			return group, true
-		}
-	}
-	return shard.Group{}, false
-}
-
-func (s servers) List(id string) []shard.Group { return s[id].groups }
-
-func (s servers) HasSynced(id string) bool { return s[id].synced }

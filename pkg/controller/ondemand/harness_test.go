@@ -15,34 +15,31 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
-	"nstance.dev/operator/pkg/generated/informers/externalversions"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
-// harness is a controller, an API server, and caches that show what a test wants.
+// harness is a controller and what it depends on. Its API server is reached by HTTP,
+// because the informer of Pods filters what it reads.
 type harness struct {
+	*controllertest.Harness
+
 	*apiServer
 
-	t               *testing.T
-	controller      *Controller
-	pods            cache.SharedIndexInformer
-	machines        *capi.Informer[*clusterv1.Machine]
-	nstanceMachines cache.SharedIndexInformer
-	clusters        *capi.Informer[*clusterv1.Cluster]
-	recorder        *events.FakeRecorder
+	t          *testing.T
+	controller *Controller
+	recorder   *events.FakeRecorder
 }
 
-// newHarness makes a controller that sees shards, a Cluster, and Pods that the API
-// server has too.
-func newHarness(t *testing.T, limit int, shards servers, pods ...*corev1.Pod) *harness {
+// newHarness returns a controller with shards, and an API server with a Cluster and
+// Pods.
+func newHarness(t *testing.T, limit int, shards *shardtest.Shards, pods ...*corev1.Pod) *harness {
 	t.Helper()
 	h := &harness{apiServer: newAPIServer(), t: t}
 	for _, pod := range pods {
@@ -52,36 +49,32 @@ func newHarness(t *testing.T, limit int, shards servers, pods ...*corev1.Pod) *h
 	return h
 }
 
-// start makes the controller anew, as after a restart: of what it knew only the
-// API server is left.
-func (h *harness) start(limit int, shards servers) {
+// start replaces the controller, as a restart does. Only the API server stays.
+func (h *harness) start(limit int, shards *shardtest.Shards) {
 	h.t.Helper()
+	h.Harness = controllertest.NewHarness(h.t, shards)
 	podClient, err := metadata.NewForConfig(h.config())
 	h.noError(err)
 	client, err := versioned.NewForConfig(h.config())
 	h.noError(err)
 	capiClient, err := capi.NewForConfig(h.config())
 	h.noError(err)
-	nstance := externalversions.NewSharedInformerFactory(client, 0).Infrastructure().V1beta1()
-	h.pods = NewPodInformer(podClient, 0)
-	h.machines = capi.NewMachineInformer(capiClient, namespace, 0)
-	h.nstanceMachines = nstance.NstanceMachines().Informer()
-	h.clusters = capi.NewClusterInformer(capiClient, namespace, 0)
+	h.Metadata, h.Nstance, h.Dependencies.CAPI = podClient, client.InfrastructureV1beta1(), capiClient
+	h.Informers.Pods = NewPodInformer(podClient, 0)
 	h.recorder = events.NewFakeRecorder(10_000)
-	c, registrations, err := New(namespace, clusterName, limit, podClient, client.InfrastructureV1beta1(), capiClient,
-		h.pods, nstance.NstanceMachines(), h.machines, h.clusters, shards, shards, h.recorder)
+	h.Recorder = h.recorder
+	h.controller, err = New(h.Dependencies, Options{Limit: limit})
 	h.noError(err)
-	if len(registrations) != 4 {
-		h.t.Errorf("%d registrations to wait for, want one per informer", len(registrations))
+	if got := len(h.controller.HasSynced()); got != 4 {
+		h.t.Errorf("%d handlers to wait for, want one per informer", got)
 	}
-	c.podsSynced = func() bool { return true }
-	h.controller = c
-	h.noError(h.clusters.GetIndexer().Add(newCluster()))
+	h.controller.podsSynced = func() bool { return true }
+	h.Put(h.Informers.Clusters, newCluster())
 	h.show()
 }
 
-// show makes the caches equal to what the API server has. A Pod that does not ask
-// or has finished is not in them.
+// show makes the caches equal to the API server. They do not have Pods that request no
+// machine or have finished.
 func (h *harness) show() {
 	h.t.Helper()
 	h.mu.Lock()
@@ -91,7 +84,7 @@ func (h *harness) show() {
 		resource, _, _ := strings.Cut(key, "/")
 		switch resource {
 		case "pods":
-			if pod := metadataOf(object); asks(pod) && unfinished.Matches(fieldsOf(object)) {
+			if pod := metadataOf(object); requestsMachine(pod) && unfinished.Matches(fieldsOf(object)) {
 				pods = append(pods, essentials(pod))
 			}
 		case "machines":
@@ -101,12 +94,12 @@ func (h *harness) show() {
 		}
 	}
 	version := strconv.Itoa(h.version)
-	h.noError(h.pods.GetIndexer().Replace(pods, version))
-	h.noError(h.machines.GetIndexer().Replace(machines, version))
-	h.noError(h.nstanceMachines.GetIndexer().Replace(nstanceMachines, version))
+	h.noError(h.Informers.Pods.GetIndexer().Replace(pods, version))
+	h.noError(h.Informers.Machines.GetIndexer().Replace(machines, version))
+	h.noError(h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(nstanceMachines, version))
 }
 
-// store puts an object into the API server, as somebody else would.
+// store puts an object into the API server, as another client would.
 func (h *harness) store(resource string, object runtime.Object) {
 	h.t.Helper()
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
@@ -116,7 +109,7 @@ func (h *harness) store(resource string, object runtime.Object) {
 	h.put(resource, &unstructured.Unstructured{Object: content})
 }
 
-// remove takes an object out of the API server.
+// remove removes an object from the API server.
 func (h *harness) remove(resource string, pod *corev1.Pod) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
@@ -126,9 +119,8 @@ func (h *harness) remove(resource string, pod *corev1.Pod) {
 // sync syncs a Pod once and returns the writes.
 func (h *harness) sync(pod types.UID) (writes []string, requeue time.Duration, err error) {
 	h.t.Helper()
-	ctx := klog.NewContext(h.t.Context(), ktesting.NewLogger(h.t, ktesting.NewConfig()))
 	h.writes = nil
-	requeue, err = h.controller.sync(ctx, pod)
+	requeue, err = h.controller.sync(h.Ctx, pod)
 	return h.writes, requeue, err
 }
 
@@ -147,7 +139,7 @@ func (h *harness) expect(pod *corev1.Pod, want ...string) {
 	}
 }
 
-// events are what was recorded since the last call.
+// events returns the events since the last call.
 func (h *harness) events() []string {
 	var recorded []string
 	for {
@@ -174,7 +166,7 @@ func (h *harness) noError(err error) {
 	}
 }
 
-// stored is an object of the API server.
+// stored returns an object of the API server.
 func stored[T any](h *harness, resource string, pod *corev1.Pod) *T {
 	h.t.Helper()
 	h.mu.Lock()

@@ -13,16 +13,15 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// bySlot is the index of NstanceMachines by the slot that they take a place of.
+// bySlot indexes NstanceMachines by slot.
 const bySlot = "slot"
 
-// slot is what the limit counts for: the Pods of one namespace that name one
-// group.
+// slot is what the limit applies to: the Pods of one namespace that name one group.
 type slot struct{ namespace, group string }
 
 func (s slot) String() string { return s.namespace + "/" + s.group }
 
-// slotOf is the slot of a machine that was made for a Pod, zero for another one.
+// slotOf returns the slot of an NstanceMachine, zero if it was not created for a Pod.
 func slotOf(machine *v1beta1.NstanceMachine) slot {
 	if _, ok := machine.Labels[v1beta1.LabelPodUID]; !ok {
 		return slot{}
@@ -39,8 +38,8 @@ var slotIndexers = cache.Indexers{bySlot: func(obj any) ([]string, error) {
 	return nil, nil
 }}
 
-// limiter hands out the places of slots. It counts the machines in the cache, and
-// those that are being made and are not in it yet.
+// limiter limits the NstanceMachines per slot. It counts those in the cache, and those
+// that are being created and are not in the cache yet.
 type limiter struct {
 	limit int
 	index cache.Indexer
@@ -53,8 +52,8 @@ func newLimiter(limit int, index cache.Indexer) *limiter {
 	return &limiter{limit: limit, index: index, claimed: make(map[types.UID]slot)}
 }
 
-// claim takes a place for the machine of a Pod, if there is one left, or if it has
-// one already.
+// claim reports whether the machine of a Pod may be created, and counts it from now
+// on. A machine that is counted already may be created.
 func (l *limiter) claim(pod types.UID, of slot) bool {
 	if l.limit <= 0 {
 		return true
@@ -77,9 +76,8 @@ func (l *limiter) claim(pod types.UID, of slot) bool {
 	return true
 }
 
-// release gives up a claim: the machine is in the cache, where it counts for as
-// long as it is there, or it is not going to be made. It returns the slot of the
-// claim, if there was one.
+// release drops a claim, because the machine is counted in the cache or is not going
+// to be created. It returns the slot of the claim, if there was one.
 func (l *limiter) release(pod types.UID) (slot, bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

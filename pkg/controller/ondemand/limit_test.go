@@ -14,7 +14,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 )
 
-const limitEvent = `Warning OnDemandLimit the Pods of namespace "team" have as many on-demand machines of group "gpu" as they may: 1`
+const limitEvent = `Warning OnDemandLimit the Pods of namespace "team" have as many on-demand machines of group "gpu" as the limit allows: 1`
 
 func TestLimiter(t *testing.T) {
 	machines := cache.NewIndexer(cache.MetaNamespaceKeyFunc, slotIndexers)
@@ -74,30 +74,30 @@ func TestSyncKeepsTheLimit(t *testing.T) {
 	first, second, third := newPod("first", "gpu"), newPod("second", "gpu"), newPod("third", "gpu")
 	elsewhere := newPod("elsewhere", "gpu")
 	elsewhere.Namespace = "other"
-	h := newHarness(t, 1, servers{"a": having("gpu", "cpu")}, first, second, third, elsewhere, newPod("another", "cpu"))
-	h.expect(first, makesNstanceMachine, makesMachine)
+	h := newHarness(t, 1, newShards("gpu", "cpu"), first, second, third, elsewhere, newPod("another", "cpu"))
+	h.expect(first, createsNstanceMachine, createsMachine)
 	for range 3 {
 		h.expect(second)
 		h.expect(third)
 	}
 	h.expectEvents(limitEvent, limitEvent)
-	h.expect(elsewhere, makesNstanceMachine, makesMachine)
-	h.expect(newPod("another", "cpu"), makesNstanceMachine, makesMachine)
+	h.expect(elsewhere, createsNstanceMachine, createsMachine)
+	h.expect(newPod("another", "cpu"), createsNstanceMachine, createsMachine)
 
 	// Other Pods come and go while the first has its place.
 	h.dropPod(third)
 	h.expect(third)
 	h.dropPod(first)
-	h.expect(first, removesMachine)
+	h.expect(first, deletesMachine)
 	h.expect(second)
 	h.remove("nstancemachines", first)
-	h.expect(second, makesNstanceMachine, makesMachine)
+	h.expect(second, createsNstanceMachine, createsMachine)
 	h.expectEvents()
 }
 
-func TestAClaimIsGivenUpWithThePod(t *testing.T) {
+func TestAClaimIsDroppedWithThePod(t *testing.T) {
 	first, second := newPod("first", "gpu"), newPod("second", "gpu")
-	h := newHarness(t, 1, servers{"a": having("gpu")}, first, second)
+	h := newHarness(t, 1, newShards("gpu"), first, second)
 	h.refused["create nstancemachines on-demand-pod-first"] = apierrors.NewInternalError(apierrors.NewBadRequest("no"))
 	if _, _, err := h.sync(first.UID); err == nil {
 		t.Error("made")
@@ -105,35 +105,34 @@ func TestAClaimIsGivenUpWithThePod(t *testing.T) {
 	h.expect(second)
 	h.expectEvents(limitEvent)
 	h.dropPod(first)
-	woken := h.wakes(t, func() { h.expect(first) })
-	if want := []string{"pod-second at 0s"}; !slices.Equal(woken, want) {
-		t.Errorf("woke %q, want %q", woken, want)
+	keys := h.enqueued(t, func() { h.expect(first) })
+	if want := []string{"pod-second at 0s"}; !slices.Equal(keys, want) {
+		t.Errorf("enqueued %q, want %q", keys, want)
 	}
-	h.expect(second, makesNstanceMachine, makesMachine)
+	h.expect(second, createsNstanceMachine, createsMachine)
 }
 
-// A machine that was asked for may be there, whatever the answer was and whatever
-// the cache shows.
+// A machine may exist after any reply, and while the cache does not show it.
 func TestAClaimIsKeptUntilTheCacheShowsTheMachine(t *testing.T) {
 	first, second := newPod("first", "gpu"), newPod("second", "gpu")
-	h := newHarness(t, 1, servers{"a": having("gpu")}, first, second)
+	h := newHarness(t, 1, newShards("gpu"), first, second)
 	lost, refused := "create nstancemachines on-demand-pod-first", "create machines on-demand-pod-first"
 	h.lost[lost] = apierrors.NewInternalError(http.ErrHandlerTimeout)
 	h.refused[refused] = h.lost[lost]
 	for range 2 {
-		woken := h.wakes(t, func() {
+		keys := h.enqueued(t, func() {
 			if _, _, err := h.sync(first.UID); !apierrors.IsInternalError(err) {
 				t.Errorf("got error %v", err)
 			}
 		})
-		if len(woken) > 0 {
-			t.Errorf("woke %q", woken)
+		if len(keys) > 0 {
+			t.Errorf("enqueued %q", keys)
 		}
 		delete(h.lost, lost)
 	}
 
-	// Its Pod goes. The cache of Pods shows that, the one of machines is late.
-	h.noError(h.pods.GetIndexer().Delete(inCache(first)))
+	// The Pod is deleted. The cache of Pods is up to date, that of machines is not.
+	h.noError(h.Informers.Pods.GetIndexer().Delete(inCache(first)))
 	h.dropPod(first)
 	if writes, requeue, err := h.sync(first.UID); err != nil || len(writes) > 0 || requeue != staleRetry {
 		t.Errorf("wrote %q, requeue %s, error %v", writes, requeue, err)
@@ -143,7 +142,7 @@ func TestAClaimIsKeptUntilTheCacheShowsTheMachine(t *testing.T) {
 	}
 	h.expect(first, "delete nstancemachines {}")
 	h.expect(first)
-	h.expect(second, makesNstanceMachine, makesMachine)
+	h.expect(second, createsNstanceMachine, createsMachine)
 }
 
 func TestSlotOfAMachine(t *testing.T) {

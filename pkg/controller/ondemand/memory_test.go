@@ -26,10 +26,10 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// The size of a large cluster, and how many of its Pods ask for a machine.
+// The size of a large cluster, and how many of its Pods request a machine.
 const (
-	manyPods   = 150_000
-	manyAsking = 1_000
+	manyPods       = 150_000
+	manyRequesting = 1_000
 	// mostMemory is what the heap may grow by while they are listed. The whole
 	// operator is to stay below 300 MiB.
 	mostMemory = 48 << 20
@@ -43,7 +43,7 @@ type crowd struct {
 	most      uint64
 }
 
-func TestMemoryDoesNotGrowWithPodsThatDoNotAsk(t *testing.T) {
+func TestMemoryDoesNotGrowWithPodsThatRequestNothing(t *testing.T) {
 	if testing.Short() {
 		t.Skip("takes seconds")
 	}
@@ -76,11 +76,11 @@ func TestMemoryDoesNotGrowWithPodsThatDoNotAsk(t *testing.T) {
 			if !synced || pods.sent < manyPods {
 				t.Fatalf("synced %t after %d Pods", synced, pods.sent)
 			}
-			if got := len(informer.GetStore().List()); got != manyAsking {
-				t.Errorf("holds %d Pods, want %d", got, manyAsking)
+			if got := len(informer.GetStore().List()); got != manyRequesting {
+				t.Errorf("the cache has %d Pods, want %d", got, manyRequesting)
 			}
-			t.Logf("%d Pods, %d ask: heap %.1f MiB before, at most %.1f MiB meanwhile, %.1f MiB after",
-				pods.sent, manyAsking, mebi(before), mebi(pods.most), mebi(after))
+			t.Logf("%d Pods, %d with a request: heap %.1f MiB before, at most %.1f MiB meanwhile, %.1f MiB after",
+				pods.sent, manyRequesting, mebi(before), mebi(pods.most), mebi(after))
 			if pods.most > before+mostMemory {
 				t.Errorf("the heap grew by %.1f MiB", mebi(pods.most-before))
 			}
@@ -187,7 +187,7 @@ func podOfCrowd(i int) *metav1.PartialObjectMetadata {
 	pod := crowdPod
 	number := strconv.Itoa(i)
 	pod.Name, pod.UID = crowdPod.GenerateName+number, types.UID("00000000-0000-4000-8000-"+number)
-	if i%(manyPods/manyAsking) == 0 {
+	if i%(manyPods/manyRequesting) == 0 {
 		pod.Annotations = map[string]string{v1beta1.AnnotationOnDemandGroup: "gpu"}
 	}
 	return &pod

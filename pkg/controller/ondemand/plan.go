@@ -12,31 +12,28 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// observation is what the caches say about a Pod and its machine at the moment of
-// a sync.
+// observation is the state of a Pod and its machine in the caches.
 type observation struct {
 	uid types.UID
-	// pod is the Pod, nil when there is none that asks. While podsSynced is false
-	// nil means nothing.
+	// pod is nil when no Pod requests the machine, or when podsSynced is false.
 	pod        *metav1.PartialObjectMetadata
 	podsSynced bool
-	// machine and nstanceMachine are what was made for the Pod, nil when it was not.
+	// machine and nstanceMachine are the pair of the Pod, nil when they do not exist.
 	machine        *clusterv1.Machine
 	nstanceMachine *v1beta1.NstanceMachine
-	// nameTaken: there is something else by the name of one of them.
+	// nameTaken: another object has the name of one of them.
 	nameTaken bool
-	// cluster is what Machines belong to, nil when there is none yet.
+	// cluster is the Cluster of the Machines, nil when there is none yet.
 	cluster *clusterv1.Cluster
-	// groups is what is known of the group that the Pod names.
+	// groups is what the shards report about the group that the Pod names.
 	groups groupState
 }
 
-// groupState is what the shards say about one group.
+// groupState is what the shards report about one group.
 type groupState struct {
 	// found: a shard has it. complete: the groups of all shards are known.
 	found, complete bool
-	// others are the groups that there are, sorted. They are known only when the
-	// group was not found.
+	// others are all groups, sorted. They are set only when the group was not found.
 	others []string
 }
 
@@ -44,23 +41,23 @@ type groupState struct {
 type step int
 
 const (
-	// nothing: the Pod has what it asks for, or something is awaited.
+	// nothing: the Pod has its machine, or waits for something.
 	nothing step = iota
-	// makePair: there is neither a Machine nor an NstanceMachine.
-	makePair
-	// makeMachine: the Machine is missing that the NstanceMachine waits for.
-	makeMachine
-	// removePair: the Pod seems to be gone.
-	removePair
-	// removeMachine: the Machine's NstanceMachine seems to be gone.
-	removeMachine
+	// createPair: there is neither a Machine nor an NstanceMachine.
+	createPair
+	// createMachine: the Machine is missing that the NstanceMachine waits for.
+	createMachine
+	// deletePair: the cache does not have the Pod.
+	deletePair
+	// deleteStrayMachine: the cache does not have the NstanceMachine of the Machine.
+	deleteStrayMachine
 )
 
-// decision is a step, and what to tell the Pod.
+// decision is a step, or why the Pod gets no machine.
 type decision struct {
 	step      step
-	order     order
-	complaint *complaint
+	request   request
+	rejection *rejection
 }
 
 // plan decides about one Pod.
@@ -70,57 +67,57 @@ func plan(seen observation) decision {
 		return decision{}
 	case seen.pod == nil:
 		return planWithoutPod(seen)
-	case seen.machine != nil && seen.nstanceMachine != nil, leaving(seen.machine), leaving(seen.nstanceMachine):
+	case seen.machine != nil && seen.nstanceMachine != nil, beingDeleted(seen.machine), beingDeleted(seen.nstanceMachine):
 		return decision{}
 	case seen.machine != nil:
-		return decision{step: removeMachine}
-	case leaving(seen.pod), seen.cluster == nil, leaving(seen.cluster):
+		return decision{step: deleteStrayMachine}
+	case beingDeleted(seen.pod), seen.cluster == nil, beingDeleted(seen.cluster):
 		return decision{}
 	case seen.nameTaken:
-		return decision{complaint: nameTaken(seen.uid)}
+		return decision{rejection: nameTaken(seen.uid)}
 	case seen.nstanceMachine != nil:
-		// One that had a Machine goes after it. A new Machine would be left behind.
+		// One that had a Machine is deleted after it. A new Machine would be left behind.
 		if metav1.GetControllerOfNoCopy(seen.nstanceMachine) != nil {
 			return decision{}
 		}
-		return decision{step: makeMachine}
+		return decision{step: createMachine}
 	default:
 		return planNew(seen)
 	}
 }
 
-// planWithoutPod decides about what is left of a Pod that does not ask, or does
-// not any more. The machine goes with its Machine, which Cluster API drains.
+// planWithoutPod decides about a pair whose Pod the cache does not have. The Machine is
+// deleted, so that Cluster API drains its Node.
 func planWithoutPod(seen observation) decision {
-	gone := seen.machine == nil && seen.nstanceMachine == nil
-	if gone || !seen.podsSynced || leaving(seen.machine) || seen.machine == nil && leaving(seen.nstanceMachine) {
+	deleted := seen.machine == nil && seen.nstanceMachine == nil
+	if deleted || !seen.podsSynced || beingDeleted(seen.machine) || seen.machine == nil && beingDeleted(seen.nstanceMachine) {
 		return decision{}
 	}
-	return decision{step: removePair}
+	return decision{step: deletePair}
 }
 
 // planNew decides whether a Pod gets a machine.
 func planNew(seen observation) decision {
-	wanted, invalid := orderOf(seen.pod)
+	wanted, invalid := requestOf(seen.pod)
 	switch {
 	case invalid != nil:
-		return decision{complaint: invalid}
+		return decision{rejection: invalid}
 	case seen.groups.found:
-		return decision{step: makePair, order: wanted}
+		return decision{step: createPair, request: wanted}
 	case seen.groups.complete:
-		return decision{complaint: unknownGroup(wanted.group, seen.groups.others)}
+		return decision{rejection: unknownGroup(wanted.group, seen.groups.others)}
 	default:
 		return decision{}
 	}
 }
 
-// foreign tells whether an object has the name of a Pod's machine and is not it.
+// foreign reports whether an object has the name of a Pod's machine and is not it.
 func foreign[T any, O object[T]](uid types.UID, object O) bool {
 	return object != nil && object.GetLabels()[v1beta1.LabelPodUID] != string(uid)
 }
 
-// leaving tells whether the deletion of an object was asked for.
-func leaving[T any, O object[T]](object O) bool {
+// beingDeleted reports whether an object is being deleted.
+func beingDeleted[T any, O object[T]](object O) bool {
 	return object != nil && !object.GetDeletionTimestamp().IsZero()
 }
 

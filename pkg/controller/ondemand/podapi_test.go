@@ -23,36 +23,36 @@ import (
 )
 
 // pods answers lists and watches of the metadata of Pods.
-func (s *apiServer) pods(asked *request) (*http.Response, error) {
-	query := asked.URL.Query()
+func (s *apiServer) pods(req *apiRequest) (*http.Response, error) {
+	query := req.URL.Query()
 	selector, err := fields.ParseSelector(query.Get("fieldSelector"))
 	switch {
 	case err != nil:
-		return respond(asked.Request, apierrors.NewBadRequest(err.Error())), nil
-	case asked.Method != http.MethodGet || asked.name != "":
+		return respond(req.Request, apierrors.NewBadRequest(err.Error())), nil
+	case req.Method != http.MethodGet || req.name != "":
 		return nil, errors.New("Pods are to be listed and watched only")
 	case query.Get("watch") == "":
-		return respond(asked.Request, s.listPods(asked, selector)), nil
+		return respond(req.Request, s.listPods(req, selector)), nil
 	case query.Get("sendInitialEvents") != "" && s.oldWatches:
-		return respond(asked.Request, apierrors.NewBadRequest("sendInitialEvents is forbidden")), nil
+		return respond(req.Request, apierrors.NewBadRequest("sendInitialEvents is forbidden")), nil
 	}
 	w := newWatcher(selector)
 	if query.Get("sendInitialEvents") == "true" {
-		for _, pod := range s.matching(asked.namespace, selector) {
+		for _, pod := range s.matching(req.namespace, selector) {
 			w.send(watch.Added, metadataOf(pod))
 		}
 		w.send(watch.Bookmark, bookmark(s.version, true))
 	}
 	s.watchers[w] = struct{}{}
-	return answered(asked.Request, http.StatusOK, w), nil
+	return answered(req.Request, http.StatusOK, w), nil
 }
 
-func (s *apiServer) listPods(asked *request, selector fields.Selector) any {
-	s.lists = append(s.lists, asked.URL.RawQuery)
+func (s *apiServer) listPods(req *apiRequest, selector fields.Selector) any {
+	s.lists = append(s.lists, req.URL.RawQuery)
 	if s.podFailure != nil {
 		return s.podFailure
 	}
-	if expired := s.expired; expired != nil && asked.URL.Query().Has("continue") {
+	if expired := s.expired; expired != nil && req.URL.Query().Has("continue") {
 		s.expired = nil
 		return expired
 	}
@@ -60,9 +60,9 @@ func (s *apiServer) listPods(asked *request, selector fields.Selector) any {
 		TypeMeta: metav1.TypeMeta{APIVersion: "meta.k8s.io/v1", Kind: "PartialObjectMetadataList"},
 		ListMeta: metav1.ListMeta{ResourceVersion: strconv.Itoa(s.version)},
 	}
-	found := s.matching(asked.namespace, selector)
-	from, _ := strconv.Atoi(asked.URL.Query().Get("continue"))
-	limit, _ := strconv.Atoi(asked.URL.Query().Get("limit"))
+	found := s.matching(req.namespace, selector)
+	from, _ := strconv.Atoi(req.URL.Query().Get("continue"))
+	limit, _ := strconv.Atoi(req.URL.Query().Get("limit"))
 	if limit > 0 && from+limit < len(found) {
 		found = found[:from+limit]
 		list.Continue = strconv.Itoa(from + limit)
@@ -126,7 +126,7 @@ func (s *apiServer) dropPod(pod *corev1.Pod) {
 	}
 }
 
-// sendBookmark tells the watchers how far they are.
+// sendBookmark sends a bookmark to the watchers.
 func (s *apiServer) sendBookmark(version int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -135,7 +135,7 @@ func (s *apiServer) sendBookmark(version int) {
 	}
 }
 
-// sendError ends all watches with an error.
+// sendError closes all watches with an error.
 func (s *apiServer) sendError(failed *apierrors.StatusError) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -204,7 +204,7 @@ func newWatcher(selector fields.Selector) *watcher {
 	return w
 }
 
-// Close ends the watch from the side of the client.
+// Close closes the watch from the side of the client.
 func (w *watcher) Close() error {
 	w.once.Do(func() { close(w.closed) })
 	return w.PipeReader.Close()
@@ -221,5 +221,5 @@ func (w *watcher) send(kind watch.EventType, object any) {
 	w.events <- raw
 }
 
-// end ends the watch from the side of the server.
+// end closes the watch from the side of the server.
 func (w *watcher) end() { close(w.events) }

@@ -5,23 +5,22 @@ package ondemand
 
 import (
 	"context"
-	"fmt"
 	"maps"
 	"slices"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 )
 
+// sync brings one Pod and its machine one step further.
 func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, error) {
 	name := cache.NewObjectName(c.namespace, machineName(pod))
-	if !c.nstanceMachineWrites.Seen(name) || !c.machineWrites.Seen(name) {
+	if !c.nstanceMachineWrites.CaughtUp(name) || !c.machineWrites.CaughtUp(name) {
 		return staleRetry, nil
 	}
 	seen, err := c.observe(pod)
@@ -29,35 +28,35 @@ func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, er
 		return 0, err
 	}
 	decided := plan(seen)
-	c.settle(seen, decided.step)
+	c.dropState(seen, decided.step)
 
 	var wait time.Duration
 	switch decided.step {
-	case makePair:
-		decided.complaint, err = c.makePair(ctx, seen.pod, decided.order)
-	case makeMachine:
-		decided.complaint, err = c.makeMachine(ctx, seen.pod)
-	case removePair:
-		wait, err = c.removePair(ctx, seen)
-	case removeMachine:
-		err = c.removeMachine(ctx, seen.machine)
+	case createPair:
+		decided.rejection, err = c.createPair(ctx, seen.pod, decided.request)
+	case createMachine:
+		decided.rejection, err = c.createMachine(ctx, seen.pod)
+	case deletePair:
+		wait, err = c.deletePair(ctx, seen)
+	case deleteStrayMachine:
+		err = c.deleteStrayMachine(ctx, seen.machine)
 	}
 	if seen.pod != nil {
-		c.complain(seen.pod, decided.complaint)
+		c.recordRejection(seen.pod, decided.rejection)
 	}
 	return wait, err
 }
 
-// settle forgets what was remembered about a Pod and is over.
-func (c *Controller) settle(seen observation, decided step) {
+// dropState drops what is stored about a Pod and is not needed any more.
+func (c *Controller) dropState(seen observation, decided step) {
 	if seen.pod == nil || seen.machine != nil && seen.nstanceMachine != nil {
-		c.complaints.forget(seen.uid)
+		c.rejections.drop(seen.uid)
 	}
-	if decided == makePair {
+	if decided == createPair {
 		return
 	}
 	if freed, had := c.limiter.release(seen.uid); had && seen.nstanceMachine == nil {
-		c.wakeSlot(freed)
+		c.enqueueSlot(freed)
 	}
 }
 
@@ -67,12 +66,13 @@ func (c *Controller) observe(pod types.UID) (observation, error) {
 	if seen.pod != nil {
 		seen.groups = c.observeGroup(seen.pod.Annotations[v1beta1.AnnotationOnDemandGroup])
 	}
+	key := cache.NewObjectName(c.namespace, machineName(pod))
 	var err error
-	if seen.nstanceMachine, err = read(c.nstanceMachineLister.Get, machineName(pod)); err != nil {
-		return observation{}, fmt.Errorf("read NstanceMachine %s from the cache: %w", machineName(pod), err)
+	if seen.nstanceMachine, err = controller.GetCached(c.nstanceMachineLister.Get, "NstanceMachine", key); err != nil {
+		return observation{}, err
 	}
-	if seen.machine, err = read(c.machineLister.Get, machineName(pod)); err != nil {
-		return observation{}, fmt.Errorf("read Machine %s from the cache: %w", machineName(pod), err)
+	if seen.machine, err = controller.GetCached(c.machineLister.Get, "Machine", key); err != nil {
+		return observation{}, err
 	}
 	if foreign(pod, seen.nstanceMachine) {
 		seen.nstanceMachine, seen.nameTaken = nil, true
@@ -80,27 +80,14 @@ func (c *Controller) observe(pod types.UID) (observation, error) {
 	if foreign(pod, seen.machine) {
 		seen.machine, seen.nameTaken = nil, true
 	}
-	if seen.cluster, err = read(c.clusterLister.Get, c.clusterName); err != nil {
-		return observation{}, fmt.Errorf("read Cluster %s from the cache: %w", c.clusterName, err)
+	if seen.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", cache.NewObjectName(c.namespace, c.clusterName)); err != nil {
+		return observation{}, err
 	}
 	return seen, nil
 }
 
-// read gets an object from a cache, nil when it is not there.
-func read[T runtime.Object](get func(string) (T, error), name string) (T, error) {
-	object, err := get(name)
-	if err != nil {
-		var none T
-		if apierrors.IsNotFound(err) {
-			err = nil
-		}
-		return none, err
-	}
-	return object, nil
-}
-
-// observeGroup asks all shards for a group. One that is being deleted takes no
-// instances any more. No shard at all means that none is known yet.
+// observeGroup returns what all shards report about a group. A group that is being
+// deleted accepts no instances. Without any shard the configuration is not known yet.
 func (c *Controller) observeGroup(key string) groupState {
 	shards := c.shards.Shards()
 	state := groupState{complete: len(shards) > 0}

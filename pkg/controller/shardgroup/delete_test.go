@@ -18,19 +18,19 @@ const deleteGroup = "delete workers on a"
 
 func TestDeletionWaitsForTheShard(t *testing.T) {
 	h := newHarness(t, deleting(newObject()))
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(deleteGroup, writeStatus)
 	// The deletion is taken, and the group not yet gone.
-	h.shard.group = changed(reported(), func(g *shard.Group) { g.Size, g.Deleting, g.ActualSize, g.ProviderIDs = 0, true, 1, []string{"i-3"} })
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.Deleting, g.ActualSize, g.ProviderIDs = 0, true, 1, []string{"i-3"} }))
 	h.expect(writeStatus)
-	if got, want := h.conditions(), "Ready=False Deleting: the shard is ending the instances of the group"; !slices.Contains(got, want) {
+	if got, want := h.conditions(), "Ready=False Deleting: the shard is terminating the instances of the group"; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}
 	if got := h.object().Status.ProviderIDs; !slices.Equal(got, []string{"i-3"}) {
 		t.Errorf("the provider ids are %q while one instance is left", got)
 	}
 	h.expect()
-	h.shard.group = nil
+	h.setGroup(nil)
 	h.expect(deleteGroup, release)
 	if h.object() != nil {
 		t.Error("the object is still there")
@@ -41,18 +41,20 @@ func TestDeletionWaitsForTheShard(t *testing.T) {
 // A static group goes back to what the server's configuration says.
 func TestDeletionOfAStaticGroupEndsWithTheAnswer(t *testing.T) {
 	h := newHarness(t, deleting(newObject()))
-	h.shard.group = changed(reported(), func(g *shard.Group) { g.Static = true })
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Static = true }))
 	h.expect(deleteGroup, release)
 }
 
 func TestDeletionOfAPausedGroupWaits(t *testing.T) {
 	h := newHarness(t, deleting(newObject()))
-	h.shard.group, h.shard.paused = reported(), "Cluster dev has spec.paused"
+	h.setGroup(reported())
+	h.paused = "Cluster dev has spec.paused"
 	h.expect(writeStatus)
-	if got, want := h.conditions(), "Ready=False Deleting: the shard has not confirmed that the group is gone: Cluster dev has spec.paused"; !slices.Contains(got, want) {
+	if got, want := h.conditions(), "Ready=False Deleting: the shard has not confirmed the deletion of the group: Cluster dev has spec.paused"; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}
-	h.shard.group, h.shard.paused = nil, ""
+	h.setGroup(nil)
+	h.paused = ""
 	h.expect(deleteGroup, release)
 }
 
@@ -76,7 +78,7 @@ func TestDeletionKeepsTheFinalizersOfOthers(t *testing.T) {
 func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
 	for _, code := range []codes.Code{codes.Unavailable, codes.FailedPrecondition, codes.Internal, codes.Unknown} {
 		h := newHarness(t, deleting(newObject()))
-		h.shard.remove = status.Error(code, "still in use")
+		h.Fake.Fail["delete"] = status.Error(code, "still in use")
 		did, _, err := h.sync()
 		if err == nil || !slices.Equal(did, []string{deleteGroup, writeStatus}) {
 			t.Errorf("%s: did %q, error %v; want an error for the retry", code, did, err)
@@ -84,10 +86,10 @@ func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
 		if got := h.object(); got == nil || len(got.Finalizers) != 1 {
 			t.Fatalf("%s: the finalizer is gone", code)
 		}
-		if got, want := h.conditions(), "Ready=False Deleting: the shard has not confirmed that the group is gone: still in use"; !slices.Contains(got, want) {
+		if got, want := h.conditions(), "Ready=False Deleting: the shard has not confirmed the deletion of the group: still in use"; !slices.Contains(got, want) {
 			t.Errorf("%s: the conditions are %q", code, got)
 		}
-		h.shard.remove = nil
+		delete(h.Fake.Fail, "delete")
 		h.expect(deleteGroup, release)
 	}
 }
@@ -95,7 +97,7 @@ func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
 // The cache may be older than a change of the finalizers.
 func TestDeletionDoesNotTakeTheFinalizerOfAnother(t *testing.T) {
 	h := newHarness(t, deleting(newObject()))
-	h.Show(h.informers)
+	h.Show()
 	h.change(func(g *v1beta1.NstanceShardGroup) {
 		g.Finalizers = []string{"somebody/else", v1beta1.FinalizerShardGroup}
 	})
@@ -110,7 +112,7 @@ func TestDeletionDoesNotTakeTheFinalizerOfAnother(t *testing.T) {
 
 func TestDeletionDoesNotTakeTheFinalizerOfASuccessor(t *testing.T) {
 	h := newHarness(t, deleting(newObject()))
-	h.Show(h.informers)
+	h.Show()
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.UID, g.DeletionTimestamp = "uid-of-the-successor", nil })
 	if _, _, err := h.syncStale(); err == nil {
 		t.Error("no error for the retry")

@@ -49,7 +49,7 @@ func TestStatusOfDrains(t *testing.T) {
 			if test.want != "" {
 				want = append(want, test.want)
 			}
-			words := told(got.Conditions)
+			words := describe(got.Conditions)
 			if slices.Sort(words); !slices.Equal(words, slices.Sorted(slices.Values(want))) {
 				t.Errorf("got %q, want %q", words, want)
 			}
@@ -72,8 +72,8 @@ func TestStatusKeepsDrainsOfAShardThatIsBeingConnected(t *testing.T) {
 		"away":            {configured: true, lost: lost},
 	} {
 		got := newStatus(object, seen, outcome{now: metav1.Now()}, nil)
-		if *got.Draining != 3 || *got.DrainsBlocked != 1 || !slices.Contains(told(got.Conditions), "DrainsProgressing=False DrainBlocked: "+blocked) {
-			t.Errorf("%s: %d drain, %d are blocked, %q", name, *got.Draining, *got.DrainsBlocked, told(got.Conditions))
+		if *got.Draining != 3 || *got.DrainsBlocked != 1 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=False DrainBlocked: "+blocked) {
+			t.Errorf("%s: %d drain, %d are blocked, %q", name, *got.Draining, *got.DrainsBlocked, describe(got.Conditions))
 		}
 	}
 }
@@ -92,10 +92,10 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 	object := newObject()
 	object.Status = newStatus(object, connected(reported()), outcome{now: then}, nil)
 	h := newHarness(t, object)
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect()
 
-	h.shard.drains = drains{2, 1, blocked}
+	h.drains = drains{2, 1, blocked}
 	h.expect(writeStatus)
 	h.expect()
 	got := h.object().Status
@@ -103,11 +103,11 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 		t.Errorf("got %+v", got)
 	}
 	// The event is on the Node.
-	if events := h.events(); len(events) > 0 {
+	if events := h.Events(); len(events) > 0 {
 		t.Errorf("events %q", events)
 	}
 
-	h.shard.drains = drains{}
+	h.drains = drains{}
 	h.expect(writeStatus)
 	h.expect()
 }
@@ -117,8 +117,8 @@ func TestStatusOfDrainsOfAGroupThatGoes(t *testing.T) {
 	seen := connected(changed(reported(), func(g *shard.Group) { g.Deleting = true }))
 	seen.drains = drains{draining: 3}
 	got := newStatus(deleting(newObject()), seen, outcome{now: then}, nil)
-	if *got.Draining != 3 || !slices.Contains(told(got.Conditions), "DrainsProgressing=True Draining: ") {
-		t.Errorf("%d drain, %q", *got.Draining, told(got.Conditions))
+	if *got.Draining != 3 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=True Draining: ") {
+		t.Errorf("%d drain, %q", *got.Draining, describe(got.Conditions))
 	}
 }
 

@@ -8,12 +8,13 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
-const namespace = "default"
+const namespace = controllertest.Namespace
 
-// newObject asks shard "a" for 3 instances of the group "workers".
+// newObject wants 3 instances of the group "workers" on shard "a".
 func newObject() *v1beta1.NstanceShardGroup {
 	return &v1beta1.NstanceShardGroup{
 		ObjectMeta: metav1.ObjectMeta{
@@ -22,7 +23,7 @@ func newObject() *v1beta1.NstanceShardGroup {
 		},
 		Spec: v1beta1.NstanceShardGroupSpec{
 			Group: "workers", Shard: "a", Size: 3,
-			Template: "standard", InstanceType: "large", Subnets: []v1beta1.Identifier{"private"}, Vars: map[string]string{"a": "1"},
+			GroupSettings: v1beta1.GroupSettings{Template: "standard", InstanceType: "large", Subnets: []v1beta1.Identifier{"private"}, Vars: map[string]string{"a": "1"}},
 		},
 	}
 }
@@ -32,12 +33,10 @@ func deleting(object *v1beta1.NstanceShardGroup) *v1beta1.NstanceShardGroup {
 	return object
 }
 
-// reported is the group as a shard reports it when all of newObject's wishes
-// have come true.
+// reported returns the group of a shard where newObject is in effect.
 func reported() *shard.Group {
 	return &shard.Group{
-		Key: "workers", Tenant: "default", Template: "standard", Size: 3, InstanceType: "large",
-		Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}, ETag: "etag-1",
+		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "standard", InstanceType: "large", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}}, Size: 3, ETag: "etag-1",
 		ActualSize: 3, ProviderIDs: []string{"i-1", "i-2", "i-3"},
 	}
 }
@@ -47,7 +46,7 @@ func changed(group *shard.Group, change func(*shard.Group)) *shard.Group {
 	return group
 }
 
-// connected is what a sync sees of a shard that has group, or no group.
+// connected is the observation of a connected shard that has group, or no group.
 func connected(group *shard.Group) observation {
 	return observation{configured: true, synced: true, reachable: true, group: group}
 }

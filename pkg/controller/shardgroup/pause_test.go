@@ -14,19 +14,19 @@ import (
 
 func TestPausedCallsNothingAndStillReports(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.paused = "workers has the annotation cluster.x-k8s.io/paused"
+	h.paused = "workers has the annotation cluster.x-k8s.io/paused"
 	h.expect(writeStatus)
-	if got, want := h.conditions(), "Ready=False Paused: "+h.shard.paused; !slices.Contains(got, want) {
+	if got, want := h.conditions(), "Ready=False Paused: "+h.paused; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(writeStatus)
 	if got := h.object().Status; *got.Replicas != 3 || !slices.Contains(h.conditions(), "Ready=True Ready: ") {
 		t.Errorf("while paused %d replicas are reported, and the conditions are %q", *got.Replicas, h.conditions())
 	}
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 1 })
 	h.expect(writeStatus)
-	h.shard.paused = ""
+	h.paused = ""
 	h.expect("upsert workers on a with size 1", writeStatus)
 }
 

@@ -29,33 +29,33 @@ func TestPlanOfEveryCombination(t *testing.T) {
 		for _, configured := range yesAndNo {
 			for _, synced := range yesAndNo {
 				for _, reachable := range yesAndNo {
-					for _, going := range yesAndNo {
+					for _, deleted := range yesAndNo {
 						for _, finalizer := range yesAndNo {
-							for _, refused := range yesAndNo {
+							for _, wasRejected := range yesAndNo {
 								object := newObject()
-								if going {
+								if deleted {
 									deleting(object)
 								}
 								if !finalizer {
 									object.Finalizers = nil
 								}
-								var refusal *rejection
-								if refused {
-									refusal = &rejection{generation: object.Generation, etag: etag(group), until: now.Add(time.Minute)}
+								var rejected *rejection
+								if wasRejected {
+									rejected = &rejection{generation: object.Generation, etag: etag(group), until: now.Add(time.Minute)}
 								}
-								seen := observation{configured: configured, synced: synced, reachable: reachable, group: group}
+								observed := observation{configured: configured, synced: synced, reachable: reachable, group: group}
 								complete := configured && synced && reachable
 								inOrder := name == "the group" || name == "the group with more vars"
 								want := nothing
 								switch {
-								case complete && going && finalizer:
+								case complete && deleted && finalizer:
 									want = remove
-								case complete && !going && !inOrder && !refused:
+								case complete && !deleted && !inOrder && !wasRejected:
 									want = upsert
 								}
-								if got := plan(object, seen, refusal, now); got != want {
-									t.Errorf("%s, configured %t, synced %t, reachable %t, deleting %t, finalizer %t, refused %t: got step %d, want %d",
-										name, configured, synced, reachable, going, finalizer, refused, got, want)
+								if got := plan(object, observed, rejected, now); got != want {
+									t.Errorf("%s, configured %t, synced %t, reachable %t, deleting %t, finalizer %t, rejected %t: got step %d, want %d",
+										name, configured, synced, reachable, deleted, finalizer, wasRejected, got, want)
 								}
 							}
 						}
@@ -66,28 +66,28 @@ func TestPlanOfEveryCombination(t *testing.T) {
 	}
 }
 
-func TestRefusalHolds(t *testing.T) {
+func TestRejectalHolds(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	refused := &rejection{generation: 2, etag: "etag-1", until: now.Add(time.Minute)}
+	rejected := &rejection{generation: 2, etag: "etag-1", until: now.Add(time.Minute)}
 	tests := map[string]struct {
-		refused    *rejection
+		rejected   *rejection
 		generation int64
 		group      *shard.Group
 		now        time.Time
 		want       bool
 	}{
-		"nothing was refused":                   {nil, 2, reported(), now, false},
-		"nothing has changed":                   {refused, 2, reported(), now, true},
-		"the spec has changed":                  {refused, 3, reported(), now, false},
-		"the server's group has changed":        {refused, 2, changed(reported(), func(g *shard.Group) { g.ETag = "etag-2" }), now, false},
-		"the server's group is gone":            {refused, 2, nil, now, false},
-		"instances do not matter":               {refused, 2, changed(reported(), func(g *shard.Group) { g.ActualSize = 0 }), now, true},
-		"its time has come":                     {refused, 2, reported(), now.Add(time.Minute), false},
+		"nothing was rejected":                  {nil, 2, reported(), now, false},
+		"nothing has changed":                   {rejected, 2, reported(), now, true},
+		"the spec has changed":                  {rejected, 3, reported(), now, false},
+		"the server's group has changed":        {rejected, 2, changed(reported(), func(g *shard.Group) { g.ETag = "etag-2" }), now, false},
+		"the server's group is gone":            {rejected, 2, nil, now, false},
+		"instances do not matter":               {rejected, 2, changed(reported(), func(g *shard.Group) { g.ActualSize = 0 }), now, true},
+		"its time has come":                     {rejected, 2, reported(), now.Add(time.Minute), false},
 		"there was no group and there is none":  {&rejection{generation: 2, until: now.Add(time.Minute)}, 2, nil, now, true},
 		"there was no group and now there is 1": {&rejection{generation: 2, until: now.Add(time.Minute)}, 2, reported(), now, false},
 	}
 	for name, test := range tests {
-		if got := test.refused.holds(test.generation, test.group, test.now); got != test.want {
+		if got := test.rejected.stillApplies(test.generation, test.group, test.now); got != test.want {
 			t.Errorf("%s: got %t", name, got)
 		}
 	}
@@ -106,30 +106,30 @@ func TestInOrder(t *testing.T) {
 		group func(*shard.Group)
 		want  bool
 	}{
-		"all is as asked for":               {same, func(*shard.Group) {}, true},
-		"the size differs":                  {same, func(g *shard.Group) { g.Size = 2 }, false},
-		"instances are still on their way":  {same, func(g *shard.Group) { g.ActualSize = 0 }, true},
-		"the type differs":                  {same, func(g *shard.Group) { g.InstanceType = "small" }, false},
-		"the template differs":              {same, func(g *shard.Group) { g.Template = "other" }, false},
-		"the subnets differ":                {same, func(g *shard.Group) { g.Subnets = []string{"public"} }, false},
-		"the subnets are in another order":  {func(s *v1beta1.NstanceShardGroupSpec) { s.Subnets = []v1beta1.Identifier{"x", "y"} }, func(g *shard.Group) { g.Subnets = []string{"y", "x"} }, false},
-		"a var is missing":                  {same, func(g *shard.Group) { g.Vars = nil }, false},
-		"a var differs":                     {same, func(g *shard.Group) { g.Vars = map[string]string{"a": "2"} }, false},
-		"an empty var is missing":           {func(s *v1beta1.NstanceShardGroupSpec) { s.Vars = map[string]string{"b": ""} }, func(*shard.Group) {}, false},
-		"the server adds vars":              {same, func(g *shard.Group) { g.Vars = map[string]string{"a": "1", "b": "2"} }, true},
-		"what is left out is the server's":  {bare, func(*shard.Group) {}, true},
-		"a size is never left out":          {bare, func(g *shard.Group) { g.Size = 0 }, false},
-		"a static group has its template":   {same, func(g *shard.Group) { g.Static, g.Template = true, "other" }, true},
-		"a static group has its subnets":    {same, func(g *shard.Group) { g.Static, g.Subnets = true, nil }, true},
-		"a static group gets its size":      {same, func(g *shard.Group) { g.Static, g.Size = true, 1 }, false},
-		"a static group gets its type":      {same, func(g *shard.Group) { g.Static, g.InstanceType = true, "small" }, false},
-		"those that go first differ":        {same, func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd1"} }, false},
-		"the server is to be told of them":  {first("knd1"), func(g *shard.Group) { g.ListsInstances = true }, false},
-		"the server was told of them":       {first("knd1", "knd2"), func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd1", "knd2"} }, true},
-		"the server was told of others":     {first("knd1"), func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd2"} }, false},
-		"a static group is told of them":    {first("knd1"), func(g *shard.Group) { g.Static, g.ListsInstances = true, true }, false},
-		"the server knows of no such thing": {first("knd1"), func(*shard.Group) {}, true},
-		"a static group gets its vars, too": {same, func(g *shard.Group) { g.Static, g.Vars = true, nil }, false},
+		"all is as asked for":                     {same, func(*shard.Group) {}, true},
+		"the size differs":                        {same, func(g *shard.Group) { g.Size = 2 }, false},
+		"instances are still on their way":        {same, func(g *shard.Group) { g.ActualSize = 0 }, true},
+		"the type differs":                        {same, func(g *shard.Group) { g.InstanceType = "small" }, false},
+		"the template differs":                    {same, func(g *shard.Group) { g.Template = "other" }, false},
+		"the subnets differ":                      {same, func(g *shard.Group) { g.Subnets = []string{"public"} }, false},
+		"the subnets are in another order":        {func(s *v1beta1.NstanceShardGroupSpec) { s.Subnets = []v1beta1.Identifier{"x", "y"} }, func(g *shard.Group) { g.Subnets = []string{"y", "x"} }, false},
+		"a var is missing":                        {same, func(g *shard.Group) { g.Vars = nil }, false},
+		"a var differs":                           {same, func(g *shard.Group) { g.Vars = map[string]string{"a": "2"} }, false},
+		"an empty var is missing":                 {func(s *v1beta1.NstanceShardGroupSpec) { s.Vars = map[string]string{"b": ""} }, func(*shard.Group) {}, false},
+		"the server adds vars":                    {same, func(g *shard.Group) { g.Vars = map[string]string{"a": "1", "b": "2"} }, true},
+		"what is left out is the server's":        {bare, func(*shard.Group) {}, true},
+		"a size is never left out":                {bare, func(g *shard.Group) { g.Size = 0 }, false},
+		"a static group has its template":         {same, func(g *shard.Group) { g.Static, g.Template = true, "other" }, true},
+		"a static group has its subnets":          {same, func(g *shard.Group) { g.Static, g.Subnets = true, nil }, true},
+		"a static group gets its size":            {same, func(g *shard.Group) { g.Static, g.Size = true, 1 }, false},
+		"a static group gets its type":            {same, func(g *shard.Group) { g.Static, g.InstanceType = true, "small" }, false},
+		"those that go first differ":              {same, func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd1"} }, false},
+		"the server does not have the candidates": {first("knd1"), func(g *shard.Group) { g.ListsInstances = true }, false},
+		"the server has the candidates":           {first("knd1", "knd2"), func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd1", "knd2"} }, true},
+		"the server has other candidates":         {first("knd1"), func(g *shard.Group) { g.ListsInstances, g.RemoveFirst = true, []string{"knd2"} }, false},
+		"a static group without the candidates":   {first("knd1"), func(g *shard.Group) { g.Static, g.ListsInstances = true, true }, false},
+		"the server knows of no such thing":       {first("knd1"), func(*shard.Group) {}, true},
+		"a static group gets its vars, too":       {same, func(g *shard.Group) { g.Static, g.Vars = true, nil }, false},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
@@ -144,7 +144,7 @@ func TestInOrder(t *testing.T) {
 }
 
 func TestWanted(t *testing.T) {
-	whole := shard.GroupConfig{Template: "standard", Size: 3, InstanceType: "large", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}, RemoveFirst: []string{"knd1"}}
+	whole := shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "standard", InstanceType: "large", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}}, Size: 3, RemoveFirst: []string{"knd1"}}
 	withoutStatics := whole
 	withoutStatics.Template, withoutStatics.Subnets = "", nil
 	for name, test := range map[string]struct {

@@ -25,11 +25,11 @@ func lists(group *shard.Group) *shard.Group {
 // of another instance.
 func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.group = lists(reported())
+	h.setGroup(lists(reported()))
 	h.expect(writeStatus)
 
 	var sent []shard.GroupConfig
-	h.shard.upsert = func(config shard.GroupConfig) (shard.Group, error) {
+	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) {
 		sent = append(sent, config)
 		return accept(config)
 	}
@@ -40,8 +40,8 @@ func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 	}
 	h.expect()
 
-	// A server that has lost them is told again, and one that is to forget them.
-	h.shard.group = changed(h.shard.group, func(g *shard.Group) { g.RemoveFirst = nil })
+	// The candidates are sent again to a server that lost them, and removed from one that still has them.
+	h.setGroup(changed(h.group(), func(g *shard.Group) { g.RemoveFirst = nil }))
 	h.expect("upsert workers on a with size 2")
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.RemoveFirst = nil })
 	h.expect("upsert workers on a with size 2", writeStatus)
@@ -53,9 +53,9 @@ func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 // A server that knows of no victims cannot confirm them.
 func TestSyncWithAServerThatKnowsNoVictims(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(writeStatus)
-	h.shard.upsert = func(config shard.GroupConfig) (shard.Group, error) {
+	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) {
 		group, err := accept(config)
 		group.RemoveFirst = nil
 		return group, err
@@ -63,7 +63,7 @@ func TestSyncWithAServerThatKnowsNoVictims(t *testing.T) {
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = 2, []string{"knd2"} })
 	h.expect("upsert workers on a with size 2", writeStatus)
 	h.expect()
-	h.after(time.Hour)
+	h.Advance(time.Hour)
 	h.expect()
 }
 
@@ -83,10 +83,10 @@ func TestSyncIsQuietAboutInstances(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, newObject())
-			h.shard.group = lists(reported())
+			h.setGroup(lists(reported()))
 			h.expect(writeStatus)
-			h.after(time.Minute)
-			h.shard.group = changed(lists(reported()), change)
+			h.Advance(time.Minute)
+			h.setGroup(changed(lists(reported()), change))
 			h.expect()
 		})
 	}

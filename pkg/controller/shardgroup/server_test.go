@@ -11,110 +11,84 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
-	"nstance.dev/operator/pkg/shard/pool"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
-
-// patience is how long a condition may take on a busy machine.
-const patience = time.Minute
 
 // served is a harness whose shard "a" is a real server over TCP and mutual TLS.
 type served struct {
 	*harness
 	server *servertest.Server
 	groups *informer.Groups
-	// news has a token when the cache of groups has changed.
-	news chan struct{}
+	// changes has a token when the cache of groups has changed.
+	changes chan struct{}
 }
 
-// newServed makes the controller of a shard group of size instances. A server that
-// does not know extensions is ours without what they add.
+// newServed returns the controller of a shard group of size instances. A server
+// without extensions is ours without what they add.
 func newServed(t *testing.T, size int32, extensions bool) *served {
 	t.Helper()
 	object := newObject()
-	object.Spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: size, Template: "worker"}
-	s := &served{harness: newHarness(t, object), server: servertest.Start(t, servertest.Options{}),
-		groups: informer.NewGroups(), news: make(chan struct{}, 1)}
-	s.groups.AddHandler(informer.Handler{OnGroup: func(string, string) { s.tell() }, OnShard: func(string) { s.tell() }})
-	certPEM, keyPEM, err := s.server.Authority.IssueClient(pki.Client{ID: "operator", Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var id identity.Identity
-	if err := id.Set(certPEM, keyPEM, s.server.Authority.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
-	shards := pool.New(pool.Options{Credentials: id.TransportCredentials()})
-	shards.Set(map[string]shard.Endpoint{"a": {Operator: s.server.Addr}})
-	s.controller.shards, s.controller.groups = shards, s.groups
-	if !extensions {
-		s.controller.shards = plainShards{shards}
-	}
-
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		shards.Run(ctx, func(ctx context.Context, id string, client nstancev1.OperatorServiceClient) {
-			if !extensions {
-				client = plainClient{client}
+	object.Spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: size, GroupSettings: v1beta1.GroupSettings{Template: "worker"}}
+	servers := controllertest.StartServers(t, servertest.Options{Shard: "a"})
+	s := &served{server: servers.ByID["a"], groups: servers.Groups, changes: make(chan struct{}, 1)}
+	s.groups.AddHandler(shard.GroupHandler{OnGroup: func(string, string) { s.signal() }, OnShard: func(string) { s.signal() }})
+	s.harness = newHarnessOf(t, func(h *harness) {
+		servers.Use(&h.Dependencies)
+		if !extensions {
+			h.ShardClient = plainShards{servers.Pool}
+			servers.Wrap = func(client nstancev1.OperatorServiceClient) nstancev1.OperatorServiceClient {
+				return plainClient{client}
 			}
-			s.groups.Serve(ctx, id, client)
-		})
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+		}
+	}, object)
+	servers.Connect()
 	return s
 }
 
-func (s *served) tell() {
+func (s *served) signal() {
 	select {
-	case s.news <- struct{}{}:
+	case s.changes <- struct{}{}:
 	default:
 	}
 }
 
-// until syncs with all that the server tells until the group is as wanted.
+// until syncs after every change that the server reports until the group satisfies
+// condition.
 func (s *served) until(what string, condition func(shard.Group) bool) shard.Group {
-	s.t.Helper()
-	deadline := time.After(patience)
+	s.T.Helper()
+	deadline := time.After(controllertest.Timeout)
 	for {
 		if _, _, err := s.sync(); err != nil {
-			s.t.Fatal(err)
+			s.T.Fatal(err)
 		}
 		if group, ok := s.groups.Get("a", "workers"); ok && condition(group) {
 			return group
 		}
 		select {
-		case <-s.news:
+		case <-s.changes:
 		case <-deadline:
-			s.t.Fatalf("after %v still not: %s", patience, what)
+			s.T.Fatalf("after %v it is not true that %s", controllertest.Timeout, what)
 		}
 	}
 }
 
 // untilRunning waits until size instances run and the status says so.
 func (s *served) untilRunning(size int32) shard.Group {
-	s.t.Helper()
+	s.T.Helper()
 	return s.until("all instances run", func(group shard.Group) bool {
 		status := s.object().Status
 		return group.Size == size && group.ActualSize == size && *status.Replicas == size && len(status.ProviderIDs) == int(size)
 	})
 }
 
-// listsRunning tells whether the server lists as many instances as the group is to
-// have, and all of them run.
+// listsRunning reports whether the server lists as many instances as the group has
+// in its size, and all of them run.
 func listsRunning(group shard.Group) bool {
 	return group.ListsInstances && len(group.Instances) == int(group.Size) &&
 		!slices.ContainsFunc(group.Instances, func(i shard.Instance) bool { return i.State != shard.InstanceRunning })
@@ -128,31 +102,31 @@ func ids(group shard.Group) []string {
 	return slices.Sorted(slices.Values(ids))
 }
 
-func TestExactlyTheChosenInstancesGo(t *testing.T) {
+func TestScaleDownDeletesTheCandidates(t *testing.T) {
 	s := newServed(t, 5, true)
 	s.untilRunning(5)
 	before := ids(s.until("all are listed", listsRunning))
-	// Whichever the server would choose by itself, it is not all of these.
+	// No choice of the server itself would be all of these.
 	for _, chosen := range []func([]string) []string{
 		func(ids []string) []string { return ids[:1] },
 		func(ids []string) []string { return ids[len(ids)-1:] },
 		func(ids []string) []string { return ids[1:2] },
 	} {
-		victims := slices.Clone(chosen(before))
-		size := int32(len(before) - len(victims))
-		s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = size, victims })
+		candidates := slices.Clone(chosen(before))
+		size := int32(len(before) - len(candidates))
+		s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = size, candidates })
 		s.untilRunning(size)
-		after := ids(s.until("the chosen are no longer listed", listsRunning))
-		want := slices.DeleteFunc(slices.Clone(before), func(id string) bool { return slices.Contains(victims, id) })
+		after := ids(s.until("the candidates are no longer listed", listsRunning))
+		want := slices.DeleteFunc(slices.Clone(before), func(id string) bool { return slices.Contains(candidates, id) })
 		if !slices.Equal(after, want) {
-			t.Fatalf("of %q there are %q, want all but %q", before, after, victims)
+			t.Fatalf("of %q there are %q, want all but %q", before, after, candidates)
 		}
 		before = after
 	}
 
-	// Forgetting who went ends nobody, and none of this was said twice.
+	// Without candidates nothing is terminated, and no configuration is sent twice.
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.RemoveFirst = nil })
-	group := s.until("the server has forgotten them", func(group shard.Group) bool { return group.RemoveFirst == nil })
+	group := s.until("the server has no candidates", func(group shard.Group) bool { return group.RemoveFirst == nil })
 	if got := ids(group); !slices.Equal(got, before) {
 		t.Errorf("there are %q, want %q", got, before)
 	}
@@ -175,7 +149,7 @@ func TestServerWithoutTheExtensionScalesAsBefore(t *testing.T) {
 		return slices.Contains(s.conditions(), "Ready=True Ready: ")
 	})
 	for range 3 {
-		s.after(10 * time.Minute)
+		s.Advance(10 * time.Minute)
 		s.expect()
 	}
 	if got := len(s.server.Upserts("workers")); got != 2 {
@@ -183,24 +157,63 @@ func TestServerWithoutTheExtensionScalesAsBefore(t *testing.T) {
 	}
 }
 
-// plainShards are shards whose servers do not know the extensions.
-type plainShards struct{ Shards }
+func TestRemovedSettingsReachTheServer(t *testing.T) {
+	s := newServed(t, 0, true)
+	own := s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" }).GroupSettings
+	s.change(func(g *v1beta1.NstanceShardGroup) {
+		g.Spec.InstanceType, g.Spec.Vars = "c7i.large", map[string]string{"a": "1", "b": "2"}
+	})
+	s.until("the settings are in effect", func(group shard.Group) bool {
+		return group.InstanceType == "c7i.large" && group.Vars["a"] == "1" && group.Vars["b"] == "2"
+	})
+	s.change(func(g *v1beta1.NstanceShardGroup) { delete(g.Spec.Vars, "b") })
+	s.until("one var is removed", func(group shard.Group) bool {
+		_, found := group.Vars["b"]
+		return !found && group.Vars["a"] == "1" && group.InstanceType == "c7i.large"
+	})
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.InstanceType, g.Spec.Vars = "", nil })
+	s.until("the server's own settings are in effect again", func(group shard.Group) bool { return group.GroupSettings.Equal(own) })
+	if got := len(s.server.Upserts("workers")); got != 4 {
+		t.Errorf("the server got %d upserts, want one for each of 4 specs", got)
+	}
+}
+
+// A server without the extension cannot remove a setting, and is not called again
+// and again for it.
+func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
+	s := newServed(t, 0, false)
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = map[string]string{"a": "1"} })
+	s.until("the var is in effect", func(group shard.Group) bool { return group.Vars["a"] == "1" })
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = nil })
+	for range 3 {
+		s.Advance(10 * time.Minute)
+		if _, _, err := s.sync(); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if got := len(s.server.Upserts("workers")); got > 2 {
+		t.Errorf("the server got %d upserts, want one for each of 2 specs", got)
+	}
+}
+
+// plainShards calls servers without the extensions.
+type plainShards struct{ shard.Client }
 
 func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
 	config.RemoveFirst = nil
-	group, err := p.Shards.UpsertGroup(ctx, id, key, config)
-	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node = false, nil, nil, nil
+	group, err := p.Client.UpsertGroup(ctx, id, key, config)
+	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared = false, nil, nil, nil, nil
 	return group, err
 }
 
-// plainClient is the client of a server that does not know the extensions.
+// plainClient is the client of a server without the extensions.
 type plainClient struct {
 	nstancev1.OperatorServiceClient
 }
 
 func plain(group *nstancev1.GroupStatus) {
 	if group != nil {
-		group.Instances, group.RemoveFirst, group.Node = nil, nil, nil
+		group.Instances, group.RemoveFirst, group.Node, group.Declared = nil, nil, nil, nil
 	}
 }
 

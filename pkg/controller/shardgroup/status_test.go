@@ -23,11 +23,11 @@ import (
 
 var (
 	then = metav1.NewTime(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC))
-	lost = status.Error(codes.Unavailable, "connection refused")
+	lost = status.Error(codes.Unavailable, "connection rejected")
 )
 
-// told are the conditions in words, in the order of the list.
-func told(conditions []metav1.Condition) []string {
+// describe returns the conditions in words, in the order of the list.
+func describe(conditions []metav1.Condition) []string {
 	var words []string
 	for _, c := range conditions {
 		words = append(words, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
@@ -38,47 +38,47 @@ func told(conditions []metav1.Condition) []string {
 func TestStatusConditions(t *testing.T) {
 	going := deleting(newObject())
 	smaller := changed(reported(), func(g *shard.Group) { g.Size, g.ActualSize = 1, 1 })
-	refused := &rejection{generation: 1, message: "no such template"}
+	rejected := &rejection{generation: 1, message: "no such template"}
 	tests := map[string]struct {
-		object  *v1beta1.NstanceShardGroup
-		seen    observation
-		done    outcome
-		refused *rejection
-		want    []string
+		object   *v1beta1.NstanceShardGroup
+		seen     observation
+		done     outcome
+		rejected *rejection
+		want     []string
 	}{
 		"the shard runs what is wanted": {newObject(), connected(reported()), outcome{}, nil, []string{
 			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}},
 		"instances are on their way": {newObject(), connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 1 })), outcome{}, nil, []string{
-			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 1 of 3 instances run"}},
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 1 of 3 instances are running"}},
 		"there are too many instances": {newObject(), connected(changed(reported(), func(g *shard.Group) { g.ActualSize = 4 })), outcome{}, nil, []string{
-			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 4 of 3 instances run"}},
+			"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=False Scaling: 4 of 3 instances are running"}},
 		"a size that has not been sent is not there": {newObject(), connected(smaller), outcome{}, nil, []string{
-			"ShardReachable=True Reachable: ", "Ready=False Scaling: 1 of 3 instances run"}},
+			"ShardReachable=True Reachable: ", "Ready=False Scaling: 1 of 3 instances are running"}},
 		"the shard is not configured": {newObject(), observation{lost: errors.New("not connected")}, outcome{}, nil, []string{
 			`ShardReachable=False UnknownShard: shard "a" is not configured`, `Ready=False UnknownShard: shard "a" is not configured`}},
 		"the shard is being connected": {newObject(), observation{configured: true}, outcome{}, nil, []string{
 			"ShardReachable=Unknown NotSynced: the shard is being connected", "Ready=Unknown NotSynced: the shard is being connected"}},
 		"the shard is away": {newObject(), observation{configured: true, lost: lost}, outcome{}, nil, []string{
-			"ShardReachable=False ShardUnreachable: connection refused", "Ready=False ShardUnreachable: connection refused"}},
+			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
 		"the shard did not answer": {newObject(), connected(smaller), outcome{step: upsert, err: fmt.Errorf("upserting: %w", lost)}, nil, []string{
-			"ShardReachable=False ShardUnreachable: connection refused", "Ready=False ShardUnreachable: connection refused"}},
-		"the shard refused": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Internal, "no such template")}, refused, []string{
+			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
+		"the shard rejected": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Internal, "no such template")}, rejected, []string{
 			"ShardReachable=True Reachable: ", "ConfigValid=False ConfigRejected: no such template", "Ready=False ConfigRejected: no such template"}},
 		"the shard failed": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Unimplemented, "no such call")}, nil, []string{
 			"ShardReachable=True Reachable: ", "Ready=False UpsertFailed: no such call"}},
 		"it is being deleted and the shard is away": {going, observation{configured: true, synced: true, lost: lost}, outcome{}, nil, []string{
-			"ShardReachable=False ShardUnreachable: connection refused",
-			"Ready=False Deleting: the shard has not confirmed that the group is gone: connection refused"}},
+			"ShardReachable=False ShardUnreachable: connection rejected",
+			"Ready=False Deleting: the shard has not confirmed the deletion of the group: connection rejected"}},
 		"it is being deleted and the shard is not configured": {going, observation{}, outcome{}, nil, []string{
 			`ShardReachable=False UnknownShard: shard "a" is not configured`,
-			`Ready=False Deleting: the shard has not confirmed that the group is gone: shard "a" is not configured`}},
-		"it is being deleted and the shard refused": {going, connected(smaller), outcome{step: remove, err: status.Error(codes.FailedPrecondition, "still in use")}, nil, []string{
-			"ShardReachable=True Reachable: ", "Ready=False Deleting: the shard has not confirmed that the group is gone: still in use"}},
+			`Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured`}},
+		"it is being deleted and the shard rejected": {going, connected(smaller), outcome{step: remove, err: status.Error(codes.FailedPrecondition, "still in use")}, nil, []string{
+			"ShardReachable=True Reachable: ", "Ready=False Deleting: the shard has not confirmed the deletion of the group: still in use"}},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			got := newStatus(test.object, test.seen, test.done, test.refused)
-			if words := told(got.Conditions); !slices.Equal(words, test.want) {
+			got := newStatus(test.object, test.seen, test.done, test.rejected)
+			if words := describe(got.Conditions); !slices.Equal(words, test.want) {
 				t.Errorf("got\n%q, want\n%q", words, test.want)
 			}
 			if got.ObservedGeneration != test.object.Generation {
@@ -174,7 +174,7 @@ func TestLastSyncTimeMovesOnlyWithTheReport(t *testing.T) {
 	}
 }
 
-// A refusal of an earlier spec says nothing about this one.
+// A rejection of an earlier spec does not apply to this one.
 func TestStatusOfASpecAfterARefusedOne(t *testing.T) {
 	object := newObject()
 	smaller := connected(changed(reported(), func(g *shard.Group) { g.Size = 1 }))

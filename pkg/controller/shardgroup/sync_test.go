@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -26,25 +27,25 @@ func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.expect(upsert3, writeStatus)
 	h.expect()
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(writeStatus)
 	for range 3 {
-		h.after(10 * time.Minute)
+		h.Advance(10 * time.Minute)
 		h.expect()
 	}
 	if want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}; !slices.Equal(h.conditions(), want) {
 		t.Errorf("the conditions are %q", h.conditions())
 	}
-	if got := h.events(); len(got) > 0 {
+	if got := h.Events(); len(got) > 0 {
 		t.Errorf("recorded %q", got)
 	}
 }
 
 func TestSyncPutsDriftRight(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(writeStatus)
-	h.shard.group = changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 9, "etag-2" })
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 9, "etag-2" }))
 	did, _, err := h.sync()
 	if err != nil || len(did) == 0 || did[0] != upsert3 {
 		t.Errorf("did %q, error %v", did, err)
@@ -54,7 +55,7 @@ func TestSyncPutsDriftRight(t *testing.T) {
 // Cluster API deletes the Node of an instance that seems to be gone.
 func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(writeStatus)
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
 	h.expect("upsert workers on a with size 5", writeStatus)
@@ -68,20 +69,20 @@ func TestSyncOfAStaleCacheWaits(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.expect(upsert3, writeStatus)
 	did, requeue, err := h.syncStale()
-	if err != nil || len(did) > 0 || requeue != staleRetry {
+	if err != nil || len(did) > 0 || requeue != controller.StaleRetry {
 		t.Errorf("did %q, requeue %s, error %v", did, requeue, err)
 	}
 }
 
 func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
-	for name, change := range map[string]func(*oneShard){
-		"not configured": func(s *oneShard) { s.configured = false },
-		"not synced":     func(s *oneShard) { s.synced = false },
-		"not reachable":  func(s *oneShard) { s.reachable, s.lost = false, lost },
+	for name, change := range map[string]func(*harness){
+		"not configured": func(h *harness) { delete(h.Fake.ByID, "a") },
+		"not synced":     func(h *harness) { h.a().Synced = false },
+		"not reachable":  func(h *harness) { h.a().Reachable, h.a().Lost = false, lost },
 	} {
 		for _, object := range []*v1beta1.NstanceShardGroup{newObject(), deleting(newObject())} {
 			h := newHarness(t, object)
-			change(h.shard)
+			change(h)
 			h.expect(writeStatus)
 			h.expect()
 			if got := h.object(); got == nil || len(got.Finalizers) != 1 {
@@ -93,12 +94,12 @@ func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
 
 func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.group = reported()
+	h.setGroup(reported())
 	h.expect(writeStatus)
-	h.shard.reachable, h.shard.lost = false, lost
+	h.a().Reachable, h.a().Lost = false, lost
 	h.expect(writeStatus)
 	h.expect()
-	if got, want := h.events(), []string{"Warning ShardUnreachable connection refused"}; !slices.Equal(got, want) {
+	if got, want := h.Events(), []string{"Warning ShardUnreachable connection rejected"}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 	if got := h.object().Status.ProviderIDs; len(got) != 3 {
@@ -108,13 +109,13 @@ func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
 		h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 10 + size })
 		h.expect(writeStatus)
 	}
-	h.shard.reachable, h.shard.lost = true, nil
+	h.a().Reachable, h.a().Lost = true, nil
 	h.expect("upsert workers on a with size 14", writeStatus)
 }
 
 func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.upsert = refuse(status.Error(codes.DeadlineExceeded, "too late"))
+	h.Fake.Fail["upsert"] = status.Error(codes.DeadlineExceeded, "too late")
 	did, _, err := h.sync()
 	if !slices.Equal(did, []string{upsert3, writeStatus}) || !shard.IsUnreachable(err) {
 		t.Errorf("did %q, error %v; want an error for the retry", did, err)
@@ -126,14 +127,14 @@ func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
 	if did, _, err := h.sync(); !slices.Equal(did, []string{upsert3}) || err == nil {
 		t.Errorf("did %q, error %v", did, err)
 	}
-	if got := h.events(); len(got) != 1 {
+	if got := h.Events(); len(got) != 1 {
 		t.Errorf("recorded %q", got)
 	}
 }
 
 func TestSyncOfAFailureIsRetried(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.shard.upsert = refuse(status.Error(codes.Unimplemented, "no such call"))
+	h.Fake.Fail["upsert"] = status.Error(codes.Unimplemented, "no such call")
 	if _, _, err := h.sync(); err == nil {
 		t.Error("no error for the retry")
 	}

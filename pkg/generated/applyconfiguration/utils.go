@@ -25,6 +25,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.GroupConfigApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("GroupReference"):
 		return &infrastructurev1beta1.GroupReferenceApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("GroupSettings"):
+		return &infrastructurev1beta1.GroupSettingsApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("MachineAddress"):
 		return &infrastructurev1beta1.MachineAddressApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NodeInfo"):

@@ -77,6 +77,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.APIEndpoint":                      schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig":                      schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupReference":                   schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupSettings":                    schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.MachineAddress":                   schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo":                         schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceCluster":                   schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref),
@@ -2921,6 +2922,69 @@ func schema_pkg_apis_infrastructure_v1beta1_GroupReference(ref common.ReferenceC
 	}
 }
 
+func schema_pkg_apis_infrastructure_v1beta1_GroupSettings(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "GroupSettings is the configuration of a group apart from its size. A field that is left out has the value that the server's own configuration gives it; a value that is removed here is removed on the servers too.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"template": {
+						SchemaProps: spec.SchemaProps{
+							Description: "template is the server's template of a group that is not in the server's own configuration. It is left out for a group that is.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"subnets": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "subnets are ids of subnet pools, tried in this order. They override the template's.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"instanceType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instanceType overrides the template's, if the server allows it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"vars": {
+						SchemaProps: spec.SchemaProps{
+							Description: "vars are merged over the template's vars.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
 func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -2930,7 +2994,7 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 				Properties: map[string]spec.Schema{
 					"type": {
 						SchemaProps: spec.SchemaProps{
-							Description: "type is the kind of address, as CAPI names them.",
+							Description: "type is the type of the address.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2938,7 +3002,7 @@ func schema_pkg_apis_infrastructure_v1beta1_MachineAddress(ref common.ReferenceC
 					},
 					"address": {
 						SchemaProps: spec.SchemaProps{
-							Description: "address is the address itself.",
+							Description: "address is a host name or an IP address.",
 							Default:     "",
 							Type:        []string{"string"},
 							Format:      "",
@@ -2955,19 +3019,19 @@ func schema_pkg_apis_infrastructure_v1beta1_NodeInfo(ref common.ReferenceCallbac
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NodeInfo is what the cluster autoscaler reads of a Node that there is not yet.",
+				Description: "NodeInfo describes Nodes for the cluster autoscaler before the first one exists.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"architecture": {
 						SchemaProps: spec.SchemaProps{
-							Description: "architecture is as GOARCH names it.",
+							Description: "architecture is the CPU architecture, a value of GOARCH.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"operatingSystem": {
 						SchemaProps: spec.SchemaProps{
-							Description: "operatingSystem is as GOOS names it.",
+							Description: "operatingSystem is the operating system, a value of GOOS.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -2982,7 +3046,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceCluster(ref common.ReferenceC
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceCluster stands for the Kubernetes cluster whose nodes Nstance makes. Nstance manages machines and not clusters, so the object only tells Cluster API where the API server is, and that its control plane is managed elsewhere: the Cluster names it both as infrastructure and as control plane.",
+				Description: "NstanceCluster represents the Kubernetes cluster that the Nodes join. Nstance does not manage clusters: the object contains the address of the API server, and states that the control plane is managed externally. The Cluster refers to it both as infrastructure and as control plane.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3029,19 +3093,19 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterInitialization(ref com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceClusterInitialization holds the marks that CAPI waits for once.",
+				Description: "NstanceClusterInitialization contains the fields that Cluster API waits for once.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"provisioned": {
 						SchemaProps: spec.SchemaProps{
-							Description: "provisioned is true at once, since there is nothing to provision at the level of the cluster.",
+							Description: "provisioned is true from the start, because a cluster needs no infrastructure of its own.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"controlPlaneInitialized": {
 						SchemaProps: spec.SchemaProps{
-							Description: "controlPlaneInitialized is true at once, since the operator talks to the very API server it stands for.",
+							Description: "controlPlaneInitialized is true from the start, because the operator runs in this cluster.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3105,7 +3169,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterSpec(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceClusterSpec says where the cluster's API server is.",
+				Description: "NstanceClusterSpec is the address of the API server.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"controlPlaneEndpoint": {
@@ -3127,19 +3191,19 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceClusterStatus is what Cluster API reads of an infrastructure cluster and of a control plane.",
+				Description: "NstanceClusterStatus is the status that Cluster API reads of an infrastructure cluster and of a control plane.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"initialization": {
 						SchemaProps: spec.SchemaProps{
-							Description: "initialization tells which first steps are done.",
+							Description: "initialization contains the initial steps that are complete.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceClusterInitialization"),
 						},
 					},
 					"externalManagedControlPlane": {
 						SchemaProps: spec.SchemaProps{
-							Description: "externalManagedControlPlane is always true: the control plane is not made of Cluster API Machines. Cluster API drains and deletes Nodes only when it knows that (CAPI contract).",
+							Description: "externalManagedControlPlane is always true: the control plane does not consist of Cluster API Machines. Without this field Cluster API neither drains nor deletes Nodes.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3156,7 +3220,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, Available, KubeconfigAvailable, Paused.",
+							Description: "conditions are the current conditions: Ready, Available, KubeconfigAvailable, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3228,12 +3292,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineInitialization(ref com
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineInitialization holds the mark that CAPI waits for once.",
+				Description: "NstanceMachineInitialization contains the field that Cluster API waits for once.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"provisioned": {
 						SchemaProps: spec.SchemaProps{
-							Description: "provisioned is true once the instance runs.",
+							Description: "provisioned is true once the instance is running.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3248,7 +3312,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineList(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineList is a list of machines.",
+				Description: "NstanceMachineList is a list of NstanceMachines.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3297,7 +3361,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePool(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachinePool maps one Nstance group to a Cluster API MachinePool of the same name. The MachinePool's replicas are spread over the shards.",
+				Description: "NstanceMachinePool is an Nstance group on several shards. Its replicas are set by the MachinePool of the same name and spread over the shards.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3345,12 +3409,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolInitialization(ref
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachinePoolInitialization holds the mark that CAPI waits for once.",
+				Description: "NstanceMachinePoolInitialization contains the field that Cluster API waits for once.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"provisioned": {
 						SchemaProps: spec.SchemaProps{
-							Description: "provisioned is true once the pool was ready for the first time.",
+							Description: "provisioned is equal to ready.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3365,7 +3429,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolList(ref common.Re
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachinePoolList is a list of pools.",
+				Description: "NstanceMachinePoolList is a list of NstanceMachinePools.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3414,7 +3478,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachinePoolSpec says which group, on which shards, of which machines. How many there are is said by the MachinePool.",
+				Description: "NstanceMachinePoolSpec is the configuration of a group and its shards. The MachinePool sets the number of instances.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"group": {
@@ -3432,7 +3496,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "shards are the shards the group is spread over. Order matters: what does not divide evenly goes to the shards listed first.",
+							Description: "shards are the shards that the group is spread over. If the replicas do not divide evenly, the shards that are listed first get one more.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3447,7 +3511,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is the server's template for a group that is not in the server's own configuration; leave it out for one that is.",
+							Description: "template is the server's template of a group that is not in the server's own configuration. It is left out for a group that is.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3459,7 +3523,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "subnets are ids of subnet pools, tried in this order; when left out the template's are used.",
+							Description: "subnets are ids of subnet pools, tried in this order. They override the template's.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3497,7 +3561,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					},
 					"machines": {
 						SchemaProps: spec.SchemaProps{
-							Description: "machines says whether each instance of the pool gets a Machine, so that single instances can be deleted, be it by the cluster autoscaler or a MachineHealthCheck. Auto means: when the MachinePool has the annotations with which the cluster autoscaler is told its minimum and maximum size.",
+							Description: "machines is whether each instance of the pool gets a Machine, so that the cluster autoscaler or a MachineHealthCheck can delete single instances. Auto creates Machines if the MachinePool has the annotations for the minimum and maximum size of the cluster autoscaler.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3509,7 +3573,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "providerIDList are the provider ids of the pool's instances, sorted. The operator writes it; Cluster API reads it.",
+							Description: "providerIDList are the provider ids of the instances of the pool, sorted. The operator sets it.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3533,33 +3597,33 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachinePoolStatus is what the shards of the pool report, added up.",
+				Description: "NstanceMachinePoolStatus is the sum of what the shards of the pool report.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"ready": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ready becomes true when all shard groups were ready for the first time and then stays true: Cluster API stops copying ids and replicas when it falls back. The condition Ready tells the present.",
+							Description: "ready becomes true when all shard groups are ready for the first time, and stays true, because Cluster API stops copying provider ids and replicas if it becomes false. The current state is the condition Ready.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"initialization": {
 						SchemaProps: spec.SchemaProps{
-							Description: "initialization holds the mark of the CAPI contract that equals ready.",
+							Description: "initialization contains the field that Cluster API waits for once.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachinePoolInitialization"),
 						},
 					},
 					"desiredReplicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "desiredReplicas is the number of instances asked of the shards.",
+							Description: "desiredReplicas is the number of instances that the shards are to run.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"replicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "replicas is the number of instances that the shards run.",
+							Description: "replicas is the number of running instances.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -3573,21 +3637,21 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 					},
 					"drainsBlocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "drainsBlocked is how many of those do not get on; the shard groups say why.",
+							Description: "drainsBlocked is the number of blocked drains; the shard groups have the reasons.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
 					},
 					"shards": {
 						SchemaProps: spec.SchemaProps{
-							Description: "shards tells how many shards the pool has and how many are connected.",
+							Description: "shards is the number of shards of the pool and of connected shards.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary"),
 						},
 					},
 					"isStatic": {
 						SchemaProps: spec.SchemaProps{
-							Description: "isStatic is true when any shard has the group in its own configuration; then template, subnets and shards must not be changed.",
+							Description: "isStatic is true if the group is in the server configuration of any shard. Then template, subnets and shards cannot be changed.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3621,14 +3685,14 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 					},
 					"infrastructureMachineKind": {
 						SchemaProps: spec.SchemaProps{
-							Description: "infrastructureMachineKind is NstanceMachine when the instances of the pool have Machines (CAPI contract), and else left out.",
+							Description: "infrastructureMachineKind is NstanceMachine while the instances of the pool have Machines, and not set otherwise.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"capacity": {
 						SchemaProps: spec.SchemaProps{
-							Description: "capacity is that of a Node of the pool, as far as the shards know it before there is one. The cluster autoscaler reads it to scale from zero.",
+							Description: "capacity is the capacity of a Node of the pool, as far as the shards know it. The cluster autoscaler needs it to scale up from zero.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -3642,14 +3706,14 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 					},
 					"nodeInfo": {
 						SchemaProps: spec.SchemaProps{
-							Description: "nodeInfo tells what runs on a Node of the pool.",
+							Description: "nodeInfo is the platform of a Node of the pool.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NodeInfo"),
 						},
 					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "observedGeneration is the generation this status was computed from.",
+							Description: "observedGeneration is the generation that the status was computed from.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -3666,7 +3730,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, ShardsReachable, MachinesEnabled, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3690,33 +3754,33 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineSpec says of which group the instance is. Apart from providerID it never changes: the instance was made of it.",
+				Description: "NstanceMachineSpec is the request for an instance. Only providerID can be changed, because the instance is created from the other fields.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"groupRef": {
 						SchemaProps: spec.SchemaProps{
-							Description: "groupRef names the Nstance group whose template the instance has.",
+							Description: "groupRef is the Nstance group whose template is used.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupReference"),
 						},
 					},
 					"shard": {
 						SchemaProps: spec.SchemaProps{
-							Description: "shard is where to make the instance; when left out the operator chooses.",
+							Description: "shard is the shard of the instance. If it is not set, the operator selects one.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"instanceType": {
 						SchemaProps: spec.SchemaProps{
-							Description: "instanceType overrides the group's.",
+							Description: "instanceType overrides the instance type of the group.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"vars": {
 						SchemaProps: spec.SchemaProps{
-							Description: "vars are merged over the group's vars.",
+							Description: "vars are added to the vars of the group and override them.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -3732,7 +3796,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineSpec(ref common.Refere
 					},
 					"providerID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "providerID is the provider id of the instance. The operator writes it; Cluster API reads it.",
+							Description: "providerID is the provider id of the instance. The operator sets it.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3755,21 +3819,21 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 				Properties: map[string]spec.Schema{
 					"instanceID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "instanceID is the id that the shard gave the instance.",
+							Description: "instanceID is the id of the instance on its shard.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"shard": {
 						SchemaProps: spec.SchemaProps{
-							Description: "shard is where the instance is, or is going to be made: it is written before the instance is asked for.",
+							Description: "shard is the shard of the instance. It is set before the create request is sent.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
 					},
 					"requestID": {
 						SchemaProps: spec.SchemaProps{
-							Description: "requestID is the key under which the instance is asked for, written before that. Asked for again under it, the shard answers with the same instance.",
+							Description: "requestID is the idempotency key of the create request. It is set before the request is sent; a repeated request with the same key returns the same instance.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -3783,14 +3847,14 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 					},
 					"ready": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ready is true while the instance runs.",
+							Description: "ready is true while the instance is running.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"initialization": {
 						SchemaProps: spec.SchemaProps{
-							Description: "initialization holds the mark that Cluster API waits for once.",
+							Description: "initialization contains the field that Cluster API waits for once.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineInitialization"),
 						},
@@ -3816,7 +3880,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 					},
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "observedGeneration is the generation of the spec that the status is of.",
+							Description: "observedGeneration is the generation that the status was computed from.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
@@ -3833,7 +3897,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, InstanceCreated, ServerDeleted, DrainsProgressing, Paused.",
+							Description: "conditions are the current conditions: Ready, InstanceCreated, ServerDeleted, DrainsProgressing, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3857,7 +3921,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplate(ref common.Re
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineTemplate is the pattern from which NstanceMachines are made. It never changes (CAPI contract).",
+				Description: "NstanceMachineTemplate is the template from which Cluster API creates NstanceMachines. It is immutable.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3899,7 +3963,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateList(ref commo
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineTemplateList is a list of templates.",
+				Description: "NstanceMachineTemplateList is a list of NstanceMachineTemplates.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -3948,12 +4012,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateResource(ref c
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineTemplateResource is the machine to make.",
+				Description: "NstanceMachineTemplateResource is the template of the NstanceMachines.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"spec": {
 						SchemaProps: spec.SchemaProps{
-							Description: "spec is the spec of every machine that is made.",
+							Description: "spec is the spec of the NstanceMachines.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineSpec"),
 						},
@@ -3971,12 +4035,12 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineTemplateSpec(ref commo
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceMachineTemplateSpec holds the pattern.",
+				Description: "NstanceMachineTemplateSpec contains the template.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is the machine to make.",
+							Description: "template is the template of the NstanceMachines.",
 							Default:     map[string]interface{}{},
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceMachineTemplateResource"),
 						},
@@ -3994,7 +4058,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroup(ref common.Referen
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceShardGroup is the part of a pool that one shard runs. The operator makes one per pool and shard, named {group}--{shard}, and keeps the group on that shard's server equal to its spec.",
+				Description: "NstanceShardGroup is the part of a pool on one shard. The operator creates one for each shard of a pool, named {group}--{shard}, and keeps the group on the shard equal to its spec.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4042,7 +4106,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupList(ref common.Ref
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceShardGroupList is a list of shard groups.",
+				Description: "NstanceShardGroupList is a list of NstanceShardGroups.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"kind": {
@@ -4091,7 +4155,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceShardGroupSpec is what the pool asks of this shard.",
+				Description: "NstanceShardGroupSpec is the desired state of the group on this shard.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"group": {
@@ -4112,7 +4176,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					},
 					"size": {
 						SchemaProps: spec.SchemaProps{
-							Description: "size is the number of instances wanted on this shard.",
+							Description: "size is the desired number of instances on this shard.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -4120,14 +4184,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 					},
 					"template": {
 						SchemaProps: spec.SchemaProps{
-							Description: "template is copied from the pool.",
-							Type:        []string{"string"},
-							Format:      "",
-						},
-					},
-					"instanceType": {
-						SchemaProps: spec.SchemaProps{
-							Description: "instanceType is copied from the pool.",
+							Description: "template is the server's template of a group that is not in the server's own configuration. It is left out for a group that is.",
 							Type:        []string{"string"},
 							Format:      "",
 						},
@@ -4139,7 +4196,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "subnets are copied from the pool.",
+							Description: "subnets are ids of subnet pools, tried in this order. They override the template's.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4152,9 +4209,16 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							},
 						},
 					},
+					"instanceType": {
+						SchemaProps: spec.SchemaProps{
+							Description: "instanceType overrides the template's, if the server allows it.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"vars": {
 						SchemaProps: spec.SchemaProps{
-							Description: "vars are copied from the pool.",
+							Description: "vars are merged over the template's vars.",
 							Type:        []string{"object"},
 							AdditionalProperties: &spec.SchemaOrBool{
 								Allows: true,
@@ -4175,7 +4239,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "removeFirst are ids of instances that were chosen to go when size became smaller. They go before others, and are not replaced.",
+							Description: "removeFirst are the ids of the deletion candidates of a scale-down. The shard deletes them before other instances and does not replace them.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4199,26 +4263,26 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
 			SchemaProps: spec.SchemaProps{
-				Description: "NstanceShardGroupStatus is what the shard reports of the group.",
+				Description: "NstanceShardGroupStatus is what the shard reports about the group.",
 				Type:        []string{"object"},
 				Properties: map[string]spec.Schema{
 					"observedGeneration": {
 						SchemaProps: spec.SchemaProps{
-							Description: "observedGeneration is the generation this status was computed from.",
+							Description: "observedGeneration is the generation that the status was computed from.",
 							Type:        []string{"integer"},
 							Format:      "int64",
 						},
 					},
 					"isStatic": {
 						SchemaProps: spec.SchemaProps{
-							Description: "isStatic is true when the group is in the server's own configuration.",
+							Description: "isStatic is true if the group is in the server configuration of the shard.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
 					},
 					"replicas": {
 						SchemaProps: spec.SchemaProps{
-							Description: "replicas is the number of instances that run.",
+							Description: "replicas is the number of running instances.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4232,7 +4296,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 					},
 					"drainsBlocked": {
 						SchemaProps: spec.SchemaProps{
-							Description: "drainsBlocked is how many of those do not get on; the condition DrainsProgressing says why.",
+							Description: "drainsBlocked is the number of blocked drains; the condition DrainsProgressing has the reason.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4244,7 +4308,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "providerIDs are the provider ids of those instances, sorted. They stay while the shard cannot be reached.",
+							Description: "providerIDs are the provider ids of the running instances, sorted. They do not change while the shard is unreachable.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4259,13 +4323,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 					},
 					"config": {
 						SchemaProps: spec.SchemaProps{
-							Description: "config is the configuration in force on the server, after merging.",
+							Description: "config is the effective configuration on the server.",
 							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig"),
 						},
 					},
 					"lastSyncTime": {
 						SchemaProps: spec.SchemaProps{
-							Description: "lastSyncTime is when this status last took something new from the server.",
+							Description: "lastSyncTime is the time of the last change that the server reported.",
 							Ref:         ref(v1.Time{}.OpenAPIModelName()),
 						},
 					},
@@ -4281,7 +4345,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions tell the present state: Ready, ShardReachable, ConfigValid, DrainsProgressing.",
+							Description: "conditions are the current conditions: Ready, ShardReachable, ConfigValid, DrainsProgressing.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -4310,7 +4374,7 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref common.ReferenceCa
 				Properties: map[string]spec.Schema{
 					"total": {
 						SchemaProps: spec.SchemaProps{
-							Description: "total is the number of shards that the spec names.",
+							Description: "total is the number of shards in the spec.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
@@ -4318,7 +4382,7 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref common.ReferenceCa
 					},
 					"reachable": {
 						SchemaProps: spec.SchemaProps{
-							Description: "reachable is the number of those that are connected.",
+							Description: "reachable is the number of connected shards.",
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package identifiertest holds the table of identifiers that the Go rule and
-// the rules in the CRDs are both tested with.
+// Package identifiertest has the table of identifiers with which the Go rule and
+// the rules in the CRDs are tested.
 package identifiertest
 
 // Case is one value and whether it is an identifier.

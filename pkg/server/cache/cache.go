@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package cache keeps in one SQLite file what a restarted server would otherwise
-// have to read anew from the storage, and the few things that are nowhere else
-// because they may be lost: drains, deletions that were begun, and the memory of
-// instances that are gone (server document). The file can be deleted at any time.
+// Package cache keeps, in one SQLite file, what a restarted server would
+// otherwise have to read again from the storage. It also keeps the few facts
+// that are stored nowhere else because they may be lost: drains, deletions in
+// progress, and tombstones of deleted instances (docs/server.md#cache). The
+// file can be deleted at any time.
 package cache
 
 import (
@@ -18,75 +19,77 @@ import (
 	"path/filepath"
 
 	"k8s.io/klog/v2"
-	_ "modernc.org/sqlite" // the driver "sqlite"
+	_ "modernc.org/sqlite" // registers the driver "sqlite"
 )
 
-// DB is an open cache. It is safe for use by several goroutines of one process.
-// It holds no more than was put in: what that means is the caller's.
+// DB is an open cache. It is safe for concurrent use within one process. It
+// stores what callers put in and does not interpret it.
 type DB struct {
 	sql *sql.DB
 }
 
-// Open uses the file at path, or makes it in a folder that exists. A file that
-// is damaged, or was made by a version of the server with other tables, is
-// removed and made anew, empty: there are no migrations, since everything can be
-// had again. The caller makes sure that no other process uses the file.
+// Open opens the file at path, or creates it in an existing folder. A file that
+// is damaged, or has another schema version, is removed and created again,
+// empty: there are no migrations, because everything can be read again. The
+// caller makes sure that no other process uses the file.
 func Open(ctx context.Context, path string) (*DB, error) {
 	path, err := filepath.Abs(path)
 	if err != nil {
-		return nil, fmt.Errorf("opening the cache: %w", err)
+		return nil, fmt.Errorf("open the cache: %w", err)
 	}
 	if _, err := os.Lstat(path); !errors.Is(err, fs.ErrNotExist) {
-		db, err := use(ctx, path)
+		db, err := openExisting(ctx, path)
 		if err == nil {
 			return db, nil
 		}
 		if ctx.Err() != nil {
-			return nil, fmt.Errorf("opening the cache %s: %w", path, err)
+			return nil, fmt.Errorf("open the cache %s: %w", path, err)
 		}
-		klog.FromContext(ctx).Info("The cache cannot be used and is made anew", "path", path, "reason", err)
+		klog.FromContext(ctx).Info("The cache cannot be used, creating it again", "path", path, "reason", err)
 	}
 	db, err := create(ctx, path)
 	if err != nil {
-		return nil, fmt.Errorf("making the cache %s: %w", path, err)
+		return nil, fmt.Errorf("create the cache %s: %w", path, err)
 	}
 	return db, nil
 }
 
-// Reign returns what SetReign put last, "" when nothing.
-func (db *DB) Reign(ctx context.Context) (string, error) {
-	var reign string
-	err := db.sql.QueryRowContext(ctx, `SELECT reign FROM reigns`).Scan(&reign)
+// LeadershipID returns the id that SetLeadershipID last stored, or "" if there
+// is none.
+func (db *DB) LeadershipID(ctx context.Context) (string, error) {
+	var id string
+	err := db.sql.QueryRowContext(ctx, `SELECT reign FROM reigns`).Scan(&id)
 	if err != nil && !errors.Is(err, sql.ErrNoRows) {
-		return "", fmt.Errorf("reading the reign from the cache: %w", err)
+		return "", fmt.Errorf("read the leadership id from the cache: %w", err)
 	}
-	return reign, nil
+	return id, nil
 }
 
-// SetReign notes under whose lead the cache was last made equal to the storage.
-// What it says of drains and deletions is right as long as nobody else has led.
-func (db *DB) SetReign(ctx context.Context, reign string) error {
+// SetLeadershipID stores the leadership id under which the cache was last made
+// equal to the storage. The drains and deletions in the cache are valid only as
+// long as no other server has led since.
+func (db *DB) SetLeadershipID(ctx context.Context, id string) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM reigns`); err != nil {
 			return err
 		}
-		_, err := tx.ExecContext(ctx, `INSERT INTO reigns (reign) VALUES (?)`, reign)
+		_, err := tx.ExecContext(ctx, `INSERT INTO reigns (reign) VALUES (?)`, id)
 		return err
 	})
 	if err != nil {
-		return fmt.Errorf("noting the reign in the cache: %w", err)
+		return fmt.Errorf("store the leadership id in the cache: %w", err)
 	}
 	return nil
 }
 
-// Close writes what is still in the log to the file and closes it.
+// Close flushes the write-ahead log to the file and closes it.
 func (db *DB) Close() error {
 	return db.sql.Close()
 }
 
-// use opens a file that exists, if it is whole and of this schema.
-func use(ctx context.Context, path string) (*DB, error) {
-	return opened(path, func(db *DB) error {
+// openExisting opens an existing file if it is intact and has this schema.
+func openExisting(ctx context.Context, path string) (*DB, error) {
+	return connect(path, func(db *DB) error {
 		var version int
 		if err := db.sql.QueryRowContext(ctx, `PRAGMA user_version`).Scan(&version); err != nil {
 			return err
@@ -105,15 +108,15 @@ func use(ctx context.Context, path string) (*DB, error) {
 	})
 }
 
-// create makes the file, and removes what is in its place or was left of it.
+// create creates the file after it has removed its predecessor, or parts of it.
 func create(ctx context.Context, path string) (*DB, error) {
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		if err := os.Remove(path + suffix); err != nil && !errors.Is(err, fs.ErrNotExist) {
 			return nil, err
 		}
 	}
-	// SQLite gives its other files the same mode. Vars of instances are nobody
-	// else's business.
+	// SQLite gives its other files the same mode. Vars of instances are
+	// confidential.
 	file, err := os.OpenFile(path, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
 		return nil, err
@@ -121,8 +124,9 @@ func create(ctx context.Context, path string) (*DB, error) {
 	if err := file.Close(); err != nil {
 		return nil, err
 	}
-	return opened(path, func(db *DB) error {
-		// The version is part of the transaction: whoever finds it finds all tables.
+	return connect(path, func(db *DB) error {
+		// The version is part of the transaction: a file that has the version
+		// has all tables.
 		return db.transaction(ctx, func(tx *sql.Tx) error {
 			_, err := tx.ExecContext(ctx, schema)
 			return err
@@ -130,12 +134,12 @@ func create(ctx context.Context, path string) (*DB, error) {
 	})
 }
 
-// opened connects to the file at path, and stays connected if ready says so.
-func opened(path string, ready func(*DB) error) (*DB, error) {
-	// With the log, NORMAL syncs the disk once in a thousand pages and not at
-	// every commit. A loss of power takes the latest changes away, which a cache
-	// may lose. With OFF it could also leave pages of different times in the file,
-	// and a row that has the right etag is believed.
+// connect opens the file at path and closes it again if prepare fails.
+func connect(path string, prepare func(*DB) error) (*DB, error) {
+	// With a write-ahead log, NORMAL syncs the disk about once per thousand
+	// pages instead of at every commit. A power failure can lose the latest
+	// changes, which a cache may do. OFF could also leave pages of different
+	// times in the file, and a row with the right etag is trusted.
 	source := url.URL{Scheme: "file", Path: path, RawQuery: url.Values{
 		"_pragma": {"journal_mode(WAL)", "synchronous(NORMAL)", "busy_timeout(5000)"},
 	}.Encode()}
@@ -143,17 +147,17 @@ func opened(path string, ready func(*DB) error) (*DB, error) {
 	if err != nil {
 		return nil, err
 	}
-	// SQLite has one writer anyway: callers wait for each other here, where the
-	// wait ends with their context.
+	// SQLite allows one writer anyway. With one connection, callers wait here,
+	// where their context limits the wait.
 	pool.SetMaxOpenConns(1)
 	db := &DB{sql: pool}
-	if err := ready(db); err != nil {
+	if err := prepare(db); err != nil {
 		return nil, errors.Join(err, pool.Close())
 	}
 	return db, nil
 }
 
-// transaction does all that do does, or nothing.
+// transaction runs do in a transaction: all of its changes are made, or none.
 func (db *DB) transaction(ctx context.Context, do func(*sql.Tx) error) error {
 	tx, err := db.sql.BeginTx(ctx, nil)
 	if err != nil {

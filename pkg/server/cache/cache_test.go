@@ -25,14 +25,14 @@ import (
 
 var epoch = time.Date(2025, 6, 1, 12, 0, 0, 123456789, time.UTC)
 
-// logs returns a context whose log lines go to the slice.
+// logs returns a context whose log lines are appended to the slice.
 func logs(t *testing.T) (context.Context, *[]string) {
 	var lines []string
 	logger := funcr.New(func(_, args string) { lines = append(lines, args) }, funcr.Options{})
 	return klog.NewContext(t.Context(), logr.New(logger.GetSink())), &lines
 }
 
-// open opens the cache at path, which is closed with the test.
+// open opens the cache at path and closes it at the end of the test.
 func open(ctx context.Context, t *testing.T, path string) *DB {
 	t.Helper()
 	db, err := Open(ctx, path)
@@ -50,7 +50,7 @@ func put(t *testing.T, db *DB, rows ...Row) {
 	}
 }
 
-// rows returns all rows by id, in order.
+// rows returns all rows, ordered by id.
 func rows(t *testing.T, db *DB) []Row {
 	t.Helper()
 	rows, err := db.Rows(t.Context())
@@ -68,7 +68,7 @@ func shutdown(t *testing.T, db *DB) {
 	}
 }
 
-// newRows returns n rows that have nothing but what all have.
+// newRows returns n rows that have only the mandatory fields.
 func newRows(n int) []Row {
 	rows := make([]Row, n)
 	for i := range rows {
@@ -83,7 +83,7 @@ func newRows(n int) []Row {
 	return rows
 }
 
-func TestRowsComeBackAsTheyWere(t *testing.T) {
+func TestRowsRoundTrip(t *testing.T) {
 	ctx, lines := logs(t)
 	path := filepath.Join(t.TempDir(), "odd name?mode=ro&%41.db")
 	db := open(ctx, t, path)
@@ -118,7 +118,7 @@ func TestRowsComeBackAsTheyWere(t *testing.T) {
 		t.Errorf("after changes (-put +found):\n%s", diff)
 	}
 	if len(*lines) != 0 {
-		t.Errorf("nothing happened, yet it was logged: %q", *lines)
+		t.Errorf("logged %q, want nothing", *lines)
 	}
 }
 
@@ -137,7 +137,7 @@ func TestPurgeRemovesOldTombstonesOnly(t *testing.T) {
 	}
 }
 
-func TestNothingIsWrittenInPart(t *testing.T) {
+func TestChangesAreAtomic(t *testing.T) {
 	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
 	want := newRows(2)
 	put(t, db, want...)
@@ -145,7 +145,7 @@ func TestNothingIsWrittenInPart(t *testing.T) {
 	if err := db.PutGroups(t.Context(), groups); err != nil {
 		t.Fatal(err)
 	}
-	// Refuses the second row of each change.
+	// Fails the second row of each change.
 	if _, err := db.sql.ExecContext(t.Context(), `
 		CREATE TRIGGER a BEFORE INSERT ON instances WHEN new.id = 'id-00003' BEGIN SELECT raise(ABORT, 'no'); END;
 		CREATE TRIGGER b BEFORE DELETE ON instances WHEN old.id = 'id-00001' BEGIN SELECT raise(ABORT, 'no'); END;
@@ -153,13 +153,13 @@ func TestNothingIsWrittenInPart(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := db.Put(t.Context(), newRows(4)[2:]...); err == nil || !strings.Contains(err.Error(), "id-00003") {
-		t.Errorf("Put gives %v, want an error that names the instance", err)
+		t.Errorf("Put returns %v, want an error that names the instance", err)
 	}
 	if err := db.Delete(t.Context(), "id-00000", "id-00001"); err == nil || !strings.Contains(err.Error(), "id-00001") {
-		t.Errorf("Delete gives %v, want an error that names the instance", err)
+		t.Errorf("Delete returns %v, want an error that names the instance", err)
 	}
 	if err := db.PutGroups(t.Context(), map[instance.GroupKey]Hashes{{Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
-		t.Errorf("PutGroups gives %v, want an error that names the group", err)
+		t.Errorf("PutGroups returns %v, want an error that names the group", err)
 	}
 	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
 		t.Errorf("instances (-before +after):\n%s", diff)
@@ -173,7 +173,7 @@ func TestNothingIsWrittenInPart(t *testing.T) {
 	}
 }
 
-func TestGroupsAreMadeEqual(t *testing.T) {
+func TestPutGroupsReplacesAll(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cache.db")
 	db := open(t.Context(), t, path)
 	a, b, c := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "c"}
@@ -197,8 +197,8 @@ func TestGroupsAreMadeEqual(t *testing.T) {
 	}
 }
 
-// TestColumnsForTheEye looks into the file with a query, as people do.
-func TestColumnsForTheEye(t *testing.T) {
+// TestGeneratedColumns queries the generated columns as a person would.
+func TestGeneratedColumns(t *testing.T) {
 	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
 	put(t, db, Row{Record: instance.Record{
 		ID: "id", Tenant: "acme", Group: "build", OnDemand: true, IdempotencyKey: "key",
@@ -221,10 +221,8 @@ func TestColumnsForTheEye(t *testing.T) {
 	}
 }
 
-// TestRandomDamage overwrites parts of the file: whatever it is, the server
-// starts, and the cache works.
-// TestWhatIsLeftOfADeletedFile deletes the file alone, as people do.
-func TestARelativePath(t *testing.T) {
+// TestRelativePath opens a cache by a path relative to the working directory.
+func TestRelativePath(t *testing.T) {
 	dir := t.TempDir()
 	t.Chdir(dir)
 	db := open(t.Context(), t, "cache.db")
@@ -253,17 +251,18 @@ func TestOpenFails(t *testing.T) {
 	db := open(t.Context(), t, path)
 	put(t, db, newRows(1)...)
 	shutdown(t, db)
-	ended, end := context.WithCancel(t.Context())
-	end()
-	if _, err := Open(ended, path); !errors.Is(err, context.Canceled) {
-		t.Errorf("with a context that has ended: %v", err)
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	if _, err := Open(canceled, path); !errors.Is(err, context.Canceled) {
+		t.Errorf("with a canceled context: %v", err)
 	}
 	if found := rows(t, open(t.Context(), t, path)); len(found) != 1 {
-		t.Errorf("the end of the context has cost the file its rows: %d", len(found))
+		t.Errorf("after the cancellation the file has %d rows", len(found))
 	}
 }
 
-// BenchmarkPut is what every change of an instance costs beside the storage.
+// BenchmarkPut measures the cost that the cache adds to each change of an
+// instance.
 func BenchmarkPut(b *testing.B) {
 	db, err := Open(b.Context(), filepath.Join(b.TempDir(), "cache.db"))
 	if err != nil {
@@ -283,7 +282,7 @@ func BenchmarkPut(b *testing.B) {
 	}
 }
 
-// BenchmarkOpen is a warm start with 10,000 instances.
+// BenchmarkOpen measures a warm start with 10,000 instances.
 func BenchmarkOpen(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "cache.db")
 	for b.Loop() {
@@ -329,12 +328,12 @@ func TestPutGroup(t *testing.T) {
 	put(b, nil)
 }
 
-func TestReign(t *testing.T) {
+func TestLeadershipID(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cache.db")
 	db := open(t.Context(), t, path)
 	for _, want := range []string{"", "first", "second"} {
 		if want != "" {
-			if err := db.SetReign(t.Context(), want); err != nil {
+			if err := db.SetLeadershipID(t.Context(), want); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -342,8 +341,8 @@ func TestReign(t *testing.T) {
 			t.Fatal(err)
 		}
 		db = open(t.Context(), t, path)
-		if got, err := db.Reign(t.Context()); err != nil || got != want {
-			t.Errorf("the reign is %q, %v, want %q", got, err, want)
+		if got, err := db.LeadershipID(t.Context()); err != nil || got != want {
+			t.Errorf("the leadership id is %q, %v, want %q", got, err, want)
 		}
 	}
 }

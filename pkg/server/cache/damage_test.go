@@ -15,7 +15,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 )
 
-func TestADamagedRowIsLeftOut(t *testing.T) {
+func TestDamagedRowIsIgnored(t *testing.T) {
 	for name, damage := range map[string]string{
 		"no record":        `UPDATE instances SET record = json_set(record, '$.vars', 'x') WHERE id = 'id-00001'`,
 		"another's record": `UPDATE instances SET record = (SELECT record FROM instances WHERE id = 'id-00000') WHERE id = 'id-00001'`,
@@ -25,7 +25,7 @@ func TestADamagedRowIsLeftOut(t *testing.T) {
 			db := open(ctx, t, filepath.Join(t.TempDir(), "cache.db"))
 			all := newRows(3)
 			put(t, db, all...)
-			// The generated columns refuse what is no JSON at all.
+			// The generated columns reject invalid JSON.
 			if _, err := db.sql.ExecContext(ctx, damage); err != nil {
 				t.Fatal(err)
 			}
@@ -44,7 +44,7 @@ func TestADamagedRowIsLeftOut(t *testing.T) {
 	}
 }
 
-func TestAnUnusableFileIsMadeAnew(t *testing.T) {
+func TestUnusableFileIsRecreated(t *testing.T) {
 	overwrite := func(change func([]byte) []byte) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			data, err := os.ReadFile(path)
@@ -118,7 +118,7 @@ func TestRandomDamage(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	anew := 0
+	recreated := 0
 	for range 40 {
 		path := filepath.Join(t.TempDir(), "cache.db")
 		damaged := bytes.Clone(data)
@@ -138,7 +138,7 @@ func TestRandomDamage(t *testing.T) {
 			t.Fatal(err)
 		}
 		if len(found) == 0 {
-			anew++
+			recreated++
 		}
 		put(t, db, all...)
 		if diff := cmp.Diff(all, rows(t, db)); diff != "" {
@@ -146,13 +146,13 @@ func TestRandomDamage(t *testing.T) {
 		}
 		shutdown(t, db)
 	}
-	if anew == 0 {
+	if recreated == 0 {
 		t.Error("no damage was found")
 	}
-	t.Logf("made anew %d times of 40", anew)
+	t.Logf("recreated %d times of 40", recreated)
 }
 
-func TestWhatIsLeftOfADeletedFile(t *testing.T) {
+func TestDeletedFileIsRecreated(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "cache.db")
 	db := open(t.Context(), t, path)
 	put(t, db, newRows(200)...)
@@ -173,6 +173,6 @@ func TestWhatIsLeftOfADeletedFile(t *testing.T) {
 		t.Errorf("has %d rows, want none", len(found))
 	}
 	if len(*lines) != 0 {
-		t.Errorf("logged %q, want nothing: a first start is nothing special", *lines)
+		t.Errorf("logged %q, want nothing: it is like a first start", *lines)
 	}
 }

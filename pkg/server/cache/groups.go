@@ -11,19 +11,19 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Hashes are the digests of a group's configuration (server document).
+// Hashes are the digests of a group's configuration (docs/server.md#cache).
 type Hashes struct {
-	// RuntimeConfig covers what a running instance can be given.
+	// RuntimeConfig covers the settings that a running instance can receive.
 	RuntimeConfig string
-	// InfraConfig covers what takes another instance to change.
+	// InfraConfig covers the settings that only a new instance can receive.
 	InfraConfig string
 }
 
-// Groups returns the hashes of all groups as they were put last.
+// Groups returns the hashes of all groups.
 func (db *DB) Groups(ctx context.Context) (map[instance.GroupKey]Hashes, error) {
 	found, err := db.sql.QueryContext(ctx, `SELECT tenant, group_key, runtime_config_hash, infra_config_hash FROM groups`)
 	if err != nil {
-		return nil, fmt.Errorf("reading the groups of the cache: %w", err)
+		return nil, fmt.Errorf("read the groups of the cache: %w", err)
 	}
 	defer found.Close()
 	groups := map[instance.GroupKey]Hashes{}
@@ -31,17 +31,17 @@ func (db *DB) Groups(ctx context.Context) (map[instance.GroupKey]Hashes, error) 
 		var key instance.GroupKey
 		var hashes Hashes
 		if err := found.Scan(&key.Tenant, &key.Group, &hashes.RuntimeConfig, &hashes.InfraConfig); err != nil {
-			return nil, fmt.Errorf("reading a group of the cache: %w", err)
+			return nil, fmt.Errorf("read a group of the cache: %w", err)
 		}
 		groups[key] = hashes
 	}
 	if err := found.Err(); err != nil {
-		return nil, fmt.Errorf("reading the groups of the cache: %w", err)
+		return nil, fmt.Errorf("read the groups of the cache: %w", err)
 	}
 	return groups, nil
 }
 
-// PutGroups makes the table equal to groups, or leaves it as it is.
+// PutGroups replaces the hashes of all groups, or changes nothing.
 func (db *DB) PutGroups(ctx context.Context, groups map[instance.GroupKey]Hashes) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
 		if _, err := tx.ExecContext(ctx, `DELETE FROM groups`); err != nil {
@@ -56,12 +56,12 @@ func (db *DB) PutGroups(ctx context.Context, groups map[instance.GroupKey]Hashes
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("writing the groups to the cache: %w", err)
+		return fmt.Errorf("write the groups to the cache: %w", err)
 	}
 	return nil
 }
 
-// PutGroup makes or replaces the row of one group. Without hashes it removes it.
+// PutGroup stores the hashes of one group, or deletes them if hashes is nil.
 func (db *DB) PutGroup(ctx context.Context, key instance.GroupKey, hashes *Hashes) error {
 	var err error
 	if hashes == nil {
@@ -71,7 +71,7 @@ func (db *DB) PutGroup(ctx context.Context, key instance.GroupKey, hashes *Hashe
 			key.Tenant, key.Group, hashes.RuntimeConfig, hashes.InfraConfig)
 	}
 	if err != nil {
-		return fmt.Errorf("writing group %s to the cache: %w", key, err)
+		return fmt.Errorf("write group %s to the cache: %w", key, err)
 	}
 	return nil
 }

@@ -15,28 +15,28 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Row is what is kept of an instance.
+// Row is the cached state of an instance.
 type Row struct {
 	Record instance.Record
-	// ETag is that of the record in the storage. While it is the same there,
-	// Record is too. It is empty once the record is removed.
+	// ETag is the etag of the record in the storage. While the storage has the
+	// same etag, Record is up to date. It is empty once the record was removed.
 	ETag string
-	// Drain is nil unless the instance drains.
+	// Drain is nil unless the instance is being drained.
 	Drain *instance.Drain
-	// DeleteReason is set once the provider was to be told to end the instance.
+	// DeleteReason is set before the deletion is requested from the provider.
 	DeleteReason string
-	// DeletedAt is zero unless the row is a tombstone: the instance is gone and
-	// its record removed.
+	// DeletedAt is zero unless the row is a tombstone: the instance was deleted
+	// and its record was removed.
 	DeletedAt time.Time
 }
 
-// Rows returns all rows in no particular order. A row that makes no sense is
-// left out: it counts as lost.
+// Rows returns all rows, in no particular order. A damaged row is left out and
+// counts as lost.
 func (db *DB) Rows(ctx context.Context) ([]Row, error) {
 	found, err := db.sql.QueryContext(ctx, `SELECT id, record, storage_etag,
 		drain_reason, drain_started_at, drain_delete_at, drain_acknowledged, delete_reason, deleted_at FROM instances`)
 	if err != nil {
-		return nil, fmt.Errorf("reading the instances of the cache: %w", err)
+		return nil, fmt.Errorf("read the instances of the cache: %w", err)
 	}
 	defer found.Close()
 	var rows []Row
@@ -48,30 +48,30 @@ func (db *DB) Rows(ctx context.Context) ([]Row, error) {
 		var row Row
 		if err := found.Scan(&id, &record, &row.ETag,
 			&reason, &startedAt, &deleteAt, &acknowledged, &row.DeleteReason, &deletedAt); err != nil {
-			return nil, fmt.Errorf("reading an instance of the cache: %w", err)
+			return nil, fmt.Errorf("read an instance of the cache: %w", err)
 		}
 		if err := json.Unmarshal([]byte(record), &row.Record); err != nil || row.Record.ID != id {
-			klog.FromContext(ctx).Info("A row of the cache is damaged and left out", "instance", id)
+			klog.FromContext(ctx).Info("Ignored a damaged row of the cache", "instance", id)
 			continue
 		}
 		if startedAt.Valid {
 			row.Drain = &instance.Drain{
 				Reason:       reason.String,
-				StartedAt:    moment(startedAt),
-				DeleteAt:     moment(deleteAt),
+				StartedAt:    timeOf(startedAt),
+				DeleteAt:     timeOf(deleteAt),
 				Acknowledged: acknowledged.Bool,
 			}
 		}
-		row.DeletedAt = moment(deletedAt)
+		row.DeletedAt = timeOf(deletedAt)
 		rows = append(rows, row)
 	}
 	if err := found.Err(); err != nil {
-		return nil, fmt.Errorf("reading the instances of the cache: %w", err)
+		return nil, fmt.Errorf("read the instances of the cache: %w", err)
 	}
 	return rows, nil
 }
 
-// Put makes or replaces rows: all of them or none.
+// Put inserts or replaces rows: all of them or none.
 func (db *DB) Put(ctx context.Context, rows ...Row) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
 		put, err := tx.PrepareContext(ctx, `INSERT OR REPLACE INTO instances (id, record, storage_etag,
@@ -104,13 +104,12 @@ func (db *DB) Put(ctx context.Context, rows ...Row) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("writing %d instances to the cache: %w", len(rows), err)
+		return fmt.Errorf("write %d instances to the cache: %w", len(rows), err)
 	}
 	return nil
 }
 
-// Delete removes rows, all of them or none. Those that are not there are removed
-// already.
+// Delete deletes rows: all of them or none. Unknown ids are ignored.
 func (db *DB) Delete(ctx context.Context, ids ...string) error {
 	err := db.transaction(ctx, func(tx *sql.Tx) error {
 		for _, id := range ids {
@@ -121,21 +120,21 @@ func (db *DB) Delete(ctx context.Context, ids ...string) error {
 		return nil
 	})
 	if err != nil {
-		return fmt.Errorf("removing %d instances from the cache: %w", len(ids), err)
+		return fmt.Errorf("remove %d instances from the cache: %w", len(ids), err)
 	}
 	return nil
 }
 
-// Purge removes the tombstones that are older than before.
+// Purge deletes the tombstones that are older than before.
 func (db *DB) Purge(ctx context.Context, before time.Time) error {
 	if _, err := db.sql.ExecContext(ctx, `DELETE FROM instances WHERE deleted_at < ?`, before.UnixNano()); err != nil {
-		return fmt.Errorf("removing tombstones from the cache: %w", err)
+		return fmt.Errorf("remove tombstones from the cache: %w", err)
 	}
 	return nil
 }
 
-// moment returns the time of a column, zero when there is none.
-func moment(column sql.NullInt64) time.Time {
+// timeOf returns the time in a column, or the zero time for NULL.
+func timeOf(column sql.NullInt64) time.Time {
 	if !column.Valid {
 		return time.Time{}
 	}

@@ -3,20 +3,21 @@
 
 package cache
 
-// schemaVersion is raised with every change of the schema. It is the last line
-// of the schema as well.
+// schemaVersion is raised with every change of the schema. The last line of the
+// schema repeats it.
 const schemaVersion = 1
 
-// schema has the tables of the server document. Times are Unix nanoseconds, so
-// that they come back as they were.
+// schema creates the tables (docs/server.md#cache). Times are Unix nanoseconds,
+// so that they are read exactly as they were written.
 //
-// The record of an instance is stored once, as it is in the storage. The columns
-// that are generated from it are for those who look into the file: they cannot
-// say anything else than the record.
+// The record of an instance is stored once, in the form it has in the storage.
+// The columns that are generated from it are for people who inspect the file:
+// they cannot differ from the record.
 //
-// There is no column for the nonce that an instance was started with: a row that
-// was made anew could not have it. A nonce is good when its signature is and the
-// record that it names is there and has no registration yet.
+// There is no column for the nonce that an instance was started with, because a
+// row that is read from the storage again could not have it. A nonce is valid
+// when its signature is valid, and the record that it names exists and has no
+// registration yet.
 const schema = `
 CREATE TABLE groups (
 	tenant              TEXT NOT NULL,

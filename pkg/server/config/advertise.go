@@ -5,10 +5,10 @@ package config
 
 import "net"
 
-// Advertised returns the addresses that others are told: those of Advertise, or
-// else those that the listeners are bound to, whose ports are never 0. A host
-// that is empty or stands for all addresses of the machine is replaced by
-// machine, the address of its primary interface (server document).
+// Advertised returns the addresses at which others reach the server: those of
+// Advertise, or else those that the listeners are bound to, whose ports are never
+// 0. A host that is empty or a wildcard is replaced by machine, the address of the
+// machine's primary interface.
 func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
 	reachable := func(advertise, bound string) string {
 		address := bound
@@ -29,7 +29,7 @@ func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
 	}
 }
 
-// isWildcard tells whether host stands for all addresses of a machine.
+// isWildcard reports whether host means all addresses of a machine.
 func isWildcard(host string) bool {
 	return host == "" || net.ParseIP(host).Equal(net.IPv4zero) || net.ParseIP(host).Equal(net.IPv6zero)
 }

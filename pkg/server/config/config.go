@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package config reads the configuration of one shard server: JSON with
-// comments and trailing commas.
+// Package config reads and validates the configuration of one shard server
+// (docs/server.md#configuration): JSON with comments and trailing commas.
 package config
 
 import (
 	"time"
 
-	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Config is a configuration that has passed validation. Nobody changes it.
+// Config is a configuration that has passed validation. It is immutable.
 type Config struct {
 	// Source is what the configuration was read from.
 	Source    Source
 	ClusterID string
-	// ClusterElection elects the server that makes the cluster's keys and
+	// ClusterElection elects the server that creates the cluster's keys and
 	// registers operators.
 	ClusterElection Election
 	Secrets         Secrets
@@ -31,26 +31,25 @@ type Config struct {
 	Groups map[string]map[string]Group
 }
 
-// Election says how servers choose a leader among themselves.
+// Election configures how servers elect a leader.
 type Election struct {
-	// Enabled is false for a server that has no rival: it always leads.
+	// Enabled is false for a server that is the only one: it always leads.
 	Enabled bool
-	// Interval is how often the lock is looked at, and renewed by the leader.
+	// Interval is how often the lock is read, and renewed by the leader.
 	Interval time.Duration
-	// Timeout is after how long without a renewal another server leads. It is at
+	// Timeout is how long after the last renewal another server may lead. It is at
 	// least three intervals.
 	Timeout time.Duration
 }
 
-// Secrets says where the keys are that the secrets in the storage are encrypted
-// with.
+// Secrets locates the keys that encrypt the secrets in the storage.
 type Secrets struct {
 	EncryptionKey KeySource
-	// OldEncryptionKeys can be read with, and are not written with.
+	// OldEncryptionKeys decrypt only.
 	OldEncryptionKeys []KeySource
 }
 
-// KeySource is where a key is. Exactly one field is set.
+// KeySource locates a key. Exactly one field is set.
 type KeySource struct {
 	// Env is the name of an environment variable.
 	Env string
@@ -58,16 +57,16 @@ type KeySource struct {
 	File string
 }
 
-// Shard is what concerns this shard only.
+// Shard configures this shard.
 type Shard struct {
 	ID       string
 	Infra    Infra
 	Election Election
 	// Bind are the addresses to listen at.
 	Bind Addresses
-	// Advertise are the addresses at which others find what Bind names. An empty
-	// one is that of Bind; a host that is empty or stands for all of the
-	// machine's is the machine's address.
+	// Advertise are the addresses at which others reach the listeners. An empty
+	// one is that of Bind; a host that is empty or a wildcard is the machine's
+	// address.
 	Advertise Addresses
 	// SubnetPools maps a pool id to the provider's subnets, in the order in
 	// which they are tried.
@@ -76,16 +75,16 @@ type Shard struct {
 	// means all.
 	DynamicSubnetPools []string
 	Expiry             Expiry
-	// DefaultDrainTimeout is that of groups that name none. Zero means that
-	// instances go at once.
+	// DefaultDrainTimeout is that of groups without one. Zero means that instances
+	// are deleted without a drain.
 	DefaultDrainTimeout time.Duration
-	// CreateRateLimit is the least time between two instances that are ordered.
-	// Zero means no limit.
+	// CreateRateLimit is the least time between two requests to create an
+	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration
 	GarbageCollection GarbageCollection
 	// RequestTimeout bounds one call to the storage or to the provider.
 	RequestTimeout time.Duration
-	// ShutdownTimeout is how long calls under way may take when the server stops.
+	// ShutdownTimeout is how long running calls may take when the server stops.
 	ShutdownTimeout time.Duration
 }
 
@@ -99,28 +98,28 @@ type Addresses struct {
 
 // Expiry are the ages at which instances are replaced. Zero means never.
 type Expiry struct {
-	// EligibleAge is when an instance is replaced if nothing else goes on in its
-	// group.
+	// EligibleAge is when an instance is replaced if its group has no other
+	// operation in progress.
 	EligibleAge time.Duration
-	// ForcedAge is when it is replaced whatever goes on.
+	// ForcedAge is when it is replaced in any case.
 	ForcedAge time.Duration
-	// OnDemandAge is when an on-demand instance ends.
+	// OnDemandAge is when an on-demand instance is deleted.
 	OnDemandAge time.Duration
 }
 
-// GarbageCollection says when instances that came to nothing are given up.
+// GarbageCollection configures when failed instances are given up.
 type GarbageCollection struct {
 	// Interval is how often the provider's instances are compared with those
 	// that are known. Zero means never.
 	Interval time.Duration
-	// RegistrationTimeout is how long an instance that was ordered may stay
+	// RegistrationTimeout is how long an instance that was requested may stay
 	// unknown to its provider. Zero means for ever.
 	RegistrationTimeout time.Duration
-	// DeletedRecordRetention is how long one that is gone can be asked about.
+	// DeletedRecordRetention is how long a deleted instance can be queried.
 	DeletedRecordRetention time.Duration
 }
 
-// Defaults are what templates begin with.
+// Defaults are the lowest layer of all templates.
 type Defaults struct {
 	Userdata Userdata
 	Vars     map[string]string
@@ -128,72 +127,57 @@ type Defaults struct {
 	Files    map[string]File
 }
 
-// Userdata is what instances start with, before decoding and rendering.
+// Userdata is what instances start with, before decoding and rendering
+// (docs/server.md#userdata).
 type Userdata struct {
 	// Inline is the userdata itself, and URL where to get it from. At most one is
 	// set.
 	Inline string
 	URL    string
-	// Encoding is how what is inline or at the URL is encoded: one of the encodings
-	// below, EncodingPlain when empty. It is decoded before it is rendered. How the
-	// provider encodes what it then gets as plain text is its own affair.
+	// Encoding is that of the inline text or of the content at the URL: one of the
+	// encodings below, EncodingPlain when empty. The userdata is decoded before it
+	// is rendered. The provider gets plain text and encodes it as it needs.
 	Encoding string
 }
 
-// Encodings of the source of userdata (server document).
+// Encodings of the source of userdata.
 const (
 	EncodingPlain  = "plain"
 	EncodingBase64 = "base64"
-	// EncodingGzip is for a URL only: a JSON string cannot hold it.
+	// EncodingGzip is for a URL only: a JSON string cannot contain it.
 	EncodingGzip = "gzip"
 	// EncodingGzipBase64 is gzip that is in base64.
 	EncodingGzipBase64 = "base64+gzip"
 )
 
-// File is a file that agents put on their instances. Servers keep it, and its
-// digest, for agents to come.
+// File is a file that agents write on their instances. Servers keep it and its
+// digest for future agents.
 type File struct {
 	// Kind is one of certificate, secret, storage, env, json and string.
 	Kind string
-	// Content is everything else that the configuration says of it.
+	// Content has all other keys.
 	Content map[string]any
 }
 
-// Infra says where instances come from.
+// Infra configures the instance provider.
 type Infra struct {
-	// Provider names the instance provider. ProviderKwok is the only one.
+	// Provider is the name of the instance provider.
 	Provider string
 	Region   string
 	Zone     string
-	// Kwok holds the options of ProviderKwok.
-	Kwok Kwok
+	// Options are those of the provider.
+	Options provider.Options
+	// InstanceTypes are those that Options have.
+	InstanceTypes provider.Catalogue
 }
 
-// ProviderKwok names the provider whose instances are Nodes without machines.
-const ProviderKwok = "kwok"
-
-// Kwok holds the options of the provider of the same name.
-type Kwok struct {
-	// Kubeconfig is the absolute path of the kubeconfig of the cluster that the
-	// Nodes are in.
-	Kubeconfig string
-	// BootDelay is the time from ordering an instance to its Node's appearing.
-	BootDelay time.Duration
-	// InstanceTypes is the catalogue by name: the built-in types and those
-	// configured, with their quotas.
-	InstanceTypes map[string]instance.Type
-	// SubnetCapacity is how many instances a subnet has room for. One that is not
-	// in it has no limit.
-	SubnetCapacity map[string]int32
-}
-
-// Template is what groups of instances have in common.
+// Template is what several groups have in common.
 type Template struct {
 	// Kind is the prefix of instance ids, three lower case letters.
 	Kind string
-	// Arch is instance.ArchAMD64 or instance.ArchARM64.
+	// Arch is provider.ArchAMD64 or provider.ArchARM64.
 	Arch string
-	// Size is that of a group that names none.
+	// Size is that of a group without one.
 	Size         int32
 	InstanceType string
 	SubnetPool   string
@@ -207,7 +191,7 @@ type Template struct {
 // Group is a static group as configured.
 type Group struct {
 	Template string
-	// Size is nil when absent, which means the template's.
+	// Size is nil when missing, which means the template's.
 	Size *int32
 	// InstanceType and SubnetPool mean the template's when empty.
 	InstanceType string
@@ -215,7 +199,7 @@ type Group struct {
 	// Vars are added over the template's, and Args likewise.
 	Vars map[string]string
 	Args map[string]any
-	// DrainTimeout is nil when absent, which means the shard's default. Zero
-	// means that instances go at once.
+	// DrainTimeout is nil when missing, which means the shard's default. Zero
+	// means that instances are deleted without a drain.
 	DrainTimeout *time.Duration
 }

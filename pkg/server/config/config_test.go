@@ -10,10 +10,10 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
-	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // example has every key.
@@ -31,16 +31,10 @@ const example = `{
 	"shard": {
 		"id": "us-west-2a",
 		"infra": {
-			"provider": "kwok",
+			"provider": "fake",
 			"region": "us-west-2",
 			"zone": "us-west-2a",
-			"options": {
-				"kubeconfig": "/etc/kubeconfig",
-				"boot_delay": "1.5s",
-				"instance_types": {"tiny": {"cpu": "500m", "memory": "1Gi", "arch": "arm64"}},
-				"quota": {"tiny": 3, "c7i.large": 0},
-				"subnet_capacity": {"subnet-a": 10},
-			},
+			"options": {"endpoint": "/etc/endpoint"},
 		},
 		"bind": {
 			"health_addr": "0.0.0.0:8990", "election_addr": "0.0.0.0:8991",
@@ -89,10 +83,19 @@ const example = `{
 	},
 }`
 
-// parsed returns the configuration of a text that must be right.
+// providers has a fake provider with some instance types.
+var providers = providertest.Providers(types...)
+
+var types = []provider.InstanceType{
+	{Name: "c7i.2xlarge", Arch: provider.ArchAMD64},
+	{Name: "m7i.large", Arch: provider.ArchAMD64},
+	{Name: "tiny", Arch: provider.ArchARM64},
+}
+
+// parsed returns the configuration of a text that must be valid.
 func parsed(t *testing.T, text string) *Config {
 	t.Helper()
-	c, err := Parse([]byte(text))
+	c, err := Parse([]byte(text), providers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -100,11 +103,10 @@ func parsed(t *testing.T, text string) *Config {
 }
 
 func TestParseReadsEveryKey(t *testing.T) {
-	types := defaultInstanceTypes()
-	types["tiny"] = instance.Type{Name: "tiny", CPU: resource.MustParse("500m"), Memory: resource.MustParse("1Gi"), Arch: "arm64", Quota: ptr.To[int32](3)}
-	none := types["c7i.large"]
-	none.Quota = ptr.To[int32](0)
-	types["c7i.large"] = none
+	catalogue := provider.Catalogue{}
+	for _, t := range types {
+		catalogue[t.Name] = t
+	}
 	want := &Config{
 		ClusterID:       "prod",
 		ClusterElection: Election{Enabled: false, Interval: time.Second, Timeout: 4 * time.Second},
@@ -115,11 +117,8 @@ func TestParseReadsEveryKey(t *testing.T) {
 		Shard: Shard{
 			ID: "us-west-2a",
 			Infra: Infra{
-				Provider: "kwok", Region: "us-west-2", Zone: "us-west-2a",
-				Kwok: Kwok{
-					Kubeconfig: "/etc/kubeconfig", BootDelay: 1500 * time.Millisecond, InstanceTypes: types,
-					SubnetCapacity: map[string]int32{"subnet-a": 10},
-				},
+				Provider: "fake", Region: "us-west-2", Zone: "us-west-2a",
+				Options: &providertest.Options{Endpoint: "/etc/endpoint", InstanceTypes: catalogue}, InstanceTypes: catalogue,
 			},
 			Election:            Election{Enabled: true, Interval: 2 * time.Second, Timeout: 6 * time.Second},
 			Bind:                Addresses{HealthAddr: "0.0.0.0:8990", ElectionAddr: "0.0.0.0:8991", RegistrationAddr: "0.0.0.0:8992", OperatorAddr: "[::]:8993"},
@@ -177,7 +176,7 @@ const required = `{
 	"cluster": {"id": "prod", "secrets": {"encryption_key": {"env": "KEY"}}},
 	"shard": {
 		"id": "a",
-		"infra": {"provider": "kwok", "region": "r", "zone": "z", "options": {"kubeconfig": "/k"}},
+		"infra": {"provider": "fake", "region": "r", "zone": "z", "options": {"endpoint": "e"}},
 		"bind": {"health_addr": ":0", "election_addr": ":0", "registration_addr": ":0", "operator_addr": ":0"},
 		"subnet_pools": {"p": ["s"]},
 		%s
@@ -203,8 +202,8 @@ func TestParseFillsInDefaults(t *testing.T) {
 	}
 }
 
-// TestParseTellsZeroFromAbsent: a zero that is written down is no default.
-func TestParseTellsZeroFromAbsent(t *testing.T) {
+// TestZeroIsNotMissing: a configured zero is not replaced by a default.
+func TestZeroIsNotMissing(t *testing.T) {
 	c := parsed(t, fmt.Sprintf(required, `
 		"default_drain_timeout": "0s", "shutdown_timeout": "0", "create_rate_limit": "0s",
 		"garbage_collection": {"interval": "0s", "registration_timeout": "0s", "deleted_record_retention": "0d"},
@@ -213,20 +212,20 @@ func TestParseTellsZeroFromAbsent(t *testing.T) {
 		"templates": {"t": {"kind": "knd", "arch": "amd64", "size": 0, "instance_type": "m7i.large", "subnet_pool": "p"}},
 		"groups": {"default": {
 			"zero": {"template": "t", "size": 0, "drain_timeout": "0s"},
-			"absent": {"template": "t"},
+			"missing": {"template": "t"},
 		}}`))
 	if s := c.Shard; s.DefaultDrainTimeout != 0 || s.ShutdownTimeout != 0 || s.GarbageCollection != (GarbageCollection{}) || s.Expiry != (Expiry{}) {
 		t.Errorf("got %+v, want zeros", s)
 	}
-	zero, absent := c.Groups["default"]["zero"], c.Groups["default"]["absent"]
+	zero, missing := c.Groups["default"]["zero"], c.Groups["default"]["missing"]
 	if zero.Size == nil || *zero.Size != 0 || zero.DrainTimeout == nil || *zero.DrainTimeout != 0 {
 		t.Errorf("got group %+v, want zeros", zero)
 	}
-	if absent.Size != nil || absent.DrainTimeout != nil {
-		t.Errorf("got group %+v, want nothing set", absent)
+	if missing.Size != nil || missing.DrainTimeout != nil {
+		t.Errorf("got group %+v, want nothing set", missing)
 	}
 	if c.OperatorCertificateTTL != 24*time.Hour {
-		t.Errorf("a ttl that is absent is %s", c.OperatorCertificateTTL)
+		t.Errorf("a missing ttl is %s", c.OperatorCertificateTTL)
 	}
 }
 
@@ -238,7 +237,7 @@ func TestGarbageCollectionIsOffByParts(t *testing.T) {
 	parsed(t, fmt.Sprintf(required, `"expiry": {"eligible_age": "1h", "forced_age": "0s"},`, ``))
 }
 
-// TestEqualUserdataReadsEqual: its digest must not tell one form from the other.
+// TestEqualUserdataReadsEqual: both forms must have the same digest.
 func TestEqualUserdataReadsEqual(t *testing.T) {
 	for _, userdata := range []string{`"x"`, `{"inline": "x"}`, `{"inline": "x", "encoding": "plain"}`, `{"inline": "x", "url": "", "encoding": ""}`} {
 		c := parsed(t, fmt.Sprintf(required, ``, `"defaults": {"userdata": `+userdata+`}`))
@@ -248,9 +247,8 @@ func TestEqualUserdataReadsEqual(t *testing.T) {
 	}
 }
 
-// TestNothingReadsLikeAbsent: an object without members has the same digest as
-// none.
-func TestNothingReadsLikeAbsent(t *testing.T) {
+// TestEmptyIsMissing: an object without members has the same digest as none.
+func TestEmptyIsMissing(t *testing.T) {
 	c := parsed(t, fmt.Sprintf(required, ``, `"defaults": {"userdata": "", "vars": {}, "args": {}, "files": {}}`))
 	if diff := cmp.Diff(Defaults{}, c.Defaults); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)

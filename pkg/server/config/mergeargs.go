@@ -3,10 +3,9 @@
 
 package config
 
-// MergeArgs lays the arguments of later layers over those of earlier ones.
-// Objects are merged member by member; everything else, arrays too, is replaced
-// (server document). The layers are not changed, nor do they share an object
-// with the result, which is nil when it has no member.
+// MergeArgs merges layers of arguments; later layers win. Objects are merged
+// member by member; everything else, arrays too, is replaced. The result shares no
+// object with the layers, and is nil when it has no member.
 func MergeArgs(layers ...map[string]any) map[string]any {
 	merged := map[string]any{}
 	for _, layer := range layers {

@@ -39,7 +39,7 @@ func TestMergeArgs(t *testing.T) {
 			if diff := cmp.Diff(decode(t, tc.want), got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			// Whoever changes the result changes no layer.
+			// A change of the result changes no layer.
 			scribble(got)
 			if diff := cmp.Diff(unchanged, layers); diff != "" {
 				t.Errorf("the layers are changed (-want +got):\n%s", diff)
@@ -57,7 +57,7 @@ func decode(t *testing.T, text string) map[string]any {
 	return value
 }
 
-// scribble changes every object in value that no array holds.
+// scribble changes every object in value that is in no array.
 func scribble(value map[string]any) {
 	for _, member := range value {
 		if object, ok := member.(map[string]any); ok {

@@ -6,14 +6,16 @@ package config
 import (
 	"errors"
 
-	"github.com/tailscale/hujson"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// InvalidError refuses a configuration.
+// InvalidError rejects a configuration.
 type InvalidError struct {
-	// Mistakes has every mistake found, one a line, each with its path, its
-	// value and what is allowed.
+	// Mistakes has every mistake, one a line, each with its path, its value and
+	// what is allowed.
 	Mistakes error
 }
 
@@ -22,22 +24,23 @@ func (e *InvalidError) Error() string {
 	return e.Mistakes.Error()
 }
 
-// Parse reads and validates a configuration. The error is an *InvalidError.
-func Parse(data []byte) (*Config, error) {
-	root, err := hujson.Parse(data)
+// Parse reads and validates a configuration, which names one of providers. The
+// error is an *InvalidError.
+func Parse(data []byte, providers provider.Registry) (*Config, error) {
+	var shapeErrs field.ErrorList
+	root, err := jsonc.Parse(data, &shapeErrs)
 	if err != nil {
 		return nil, &InvalidError{Mistakes: err}
 	}
-	var shapeErrs field.ErrorList
-	config := readConfig(newObject(nil, &root, &shapeErrs, false))
-	if err := join(shapeErrs, config.validate()); err != nil {
+	config := readConfig(root, providers)
+	if err := join(shapeErrs, config.validate(providers)); err != nil {
 		return nil, &InvalidError{Mistakes: err}
 	}
 	return config, nil
 }
 
-// join returns all errors as one. What is or lies in a field of the wrong type
-// has been reported with it, so that it also breaks a rule is left out.
+// join returns all errors as one. A field of the wrong type is reported as such:
+// rules that it or a field in it breaks are left out.
 func join(shapeErrs, ruleErrs field.ErrorList) error {
 	reported := make(map[string]bool, len(shapeErrs))
 	errs := make([]error, 0, len(shapeErrs)+len(ruleErrs))
@@ -53,7 +56,7 @@ func join(shapeErrs, ruleErrs field.ErrorList) error {
 	return errors.Join(errs...)
 }
 
-// within tells whether path, or a path that leads to it, is one of paths.
+// within reports whether path or a parent of it is one of paths.
 func within(path string, paths map[string]bool) bool {
 	for end, char := range path {
 		if (char == '.' || char == '[') && paths[path[:end]] {

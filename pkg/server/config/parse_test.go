@@ -19,7 +19,7 @@ func FuzzParse(f *testing.F) {
 		// Short ones, which stay readable after a change.
 		fmt.Sprintf(required, ``, ``),
 		`{"cluster": {"leader_election": {"enabled": true, "interval": "5s", "timeout": "1d"}, "secrets": {"old_encryption_keys": [{"file": "/"}, {}, 1]}}}`,
-		`{"shard": {"infra": {"provider": "kwok", "options": {"instance_types": {"": {}}, "quota": {"t3.large": 0}, "subnet_capacity": {"s": 1}}}}}`,
+		`{"shard": {"infra": {"provider": "fake", "options": {"endpoint": ["e"], "x": {}}}}}`,
 		`{"shard": {"bind": {"health_addr": ":1", "election_addr": "[::]:1"}, "advertise": {"operator_addr": "a:0"}}}`,
 		`{"shard": {"subnet_pools": {"p": ["s", "s"], "": []}, "dynamic_subnet_pools": ["p", "q"]}}`,
 		`{"shard": {"expiry": {"eligible_age": "2d", "forced_age": "1h"}, "garbage_collection": {"interval": "0s"}, "request_timeout": "1ns"}}`,
@@ -32,10 +32,10 @@ func FuzzParse(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(t *testing.T, data []byte) {
-		c, err := Parse(data)
-		again, errAgain := Parse(data)
+		c, err := Parse(data, providers)
+		again, errAgain := Parse(data, providers)
 		if diff := cmp.Diff(c, again); diff != "" || text(err) != text(errAgain) {
-			t.Fatalf("the second time it is another: %s\n%v\n%v", diff, err, errAgain)
+			t.Fatalf("the second result differs: %s\n%v\n%v", diff, err, errAgain)
 		}
 		if (c == nil) == (err == nil) {
 			t.Fatalf("got %v and error %v, want one of them", c, err)
@@ -44,7 +44,7 @@ func FuzzParse(f *testing.F) {
 			checkPaths(t, err)
 			return
 		}
-		// What the other rooms rely on without asking again.
+		// Other packages rely on this without another check.
 		for tenant, groups := range c.Groups {
 			for name, group := range groups {
 				template, found := c.Templates[group.Template]

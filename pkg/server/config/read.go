@@ -8,10 +8,13 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Defaults of the server document, for what is not there. A zero that is
-// written down stays zero and turns off what it times.
+// Defaults of missing keys. A zero in the configuration stays zero and turns off
+// what it times.
 const (
 	defaultElectionInterval       = 5 * time.Second
 	defaultElectionTimeout        = 15 * time.Second
@@ -23,92 +26,88 @@ const (
 	defaultShutdownTimeout        = 10 * time.Second
 )
 
-// longestTTL is how long a cluster's authority lives, in hours.
+// longestTTL is how long a cluster's authority is valid, in hours.
 const longestTTL = 10 * 365 * 24
 
-// secretsProvider keeps secrets in the storage, encrypted. There is no other.
+// secretsProvider is the only one: secrets are in the storage, encrypted.
 const secretsProvider = "object-storage"
 
-// readConfig takes the configuration apart. It reports what has the wrong type
-// or name; what the values must be is for validate.
-func readConfig(root *object) *Config {
+// readConfig reads all keys. It reports members of the wrong name or type;
+// validate checks the values.
+func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
 	config := &Config{
 		Templates: map[string]Template{},
 		Groups:    map[string]map[string]Group{},
 	}
-	cluster := root.object("cluster")
-	config.ClusterID = cluster.text("id")
-	config.ClusterElection = readElection(cluster.object("leader_election"))
+	cluster := root.Object("cluster")
+	config.ClusterID = cluster.String("id")
+	config.ClusterElection = readElection(cluster.Object("leader_election"))
 	config.Secrets = readSecrets(cluster)
-	cluster.finish()
+	cluster.Finish()
 
-	config.Shard = readShard(root.object("shard"))
-	config.OperatorCertificateTTL = readOperatorTTL(root.object("certificates"))
-	config.Defaults = readDefaults(root.object("defaults"))
-	root.object("templates").each(func(name string, o *object) {
+	config.Shard = readShard(root.Object("shard"), providers)
+	config.OperatorCertificateTTL = readOperatorTTL(root.Object("certificates"))
+	config.Defaults = readDefaults(root.Object("defaults"))
+	root.Object("templates").Each(func(name string, o *jsonc.Object) {
 		config.Templates[name] = readTemplate(o)
 	})
-	root.object("groups").each(func(tenant string, groups *object) {
+	root.Object("groups").Each(func(tenant string, groups *jsonc.Object) {
 		config.Groups[tenant] = map[string]Group{}
-		groups.each(func(name string, o *object) {
+		groups.Each(func(name string, o *jsonc.Object) {
 			config.Groups[tenant][name] = readGroup(o)
 		})
 	})
-	root.finish()
+	root.Finish()
 	return config
 }
 
-// readElection: the wire contract's servers look every 5 seconds while there is
-// no leader and every 30 seconds when there is one, with which a leader would
-// look stale after 15 seconds. There is one interval here, for looking and for
-// renewing, and no "infrequent" one.
-func readElection(o *object) Election {
-	defer o.finish()
+// readElection reads one interval, for reading the lock and for renewing it. Other
+// servers of the protocol have a second, "infrequent" one of 30 seconds for the
+// time when there is a leader, which would be stale after 15 seconds.
+func readElection(o *jsonc.Object) Election {
+	defer o.Finish()
 	return Election{
-		Enabled:  o.boolean("enabled", true),
-		Interval: o.duration("interval", defaultElectionInterval),
-		Timeout:  o.duration("timeout", defaultElectionTimeout),
+		Enabled:  o.Bool("enabled", true),
+		Interval: o.Duration("interval", defaultElectionInterval),
+		Timeout:  o.Duration("timeout", defaultElectionTimeout),
 	}
 }
 
-// readSecrets: whoever takes the place of a key for the key itself shall not find
-// it in the log, so no error shows a value.
-func readSecrets(cluster *object) Secrets {
-	o := newObject(cluster.path.Child("secrets"), cluster.member("secrets"), cluster.errs, true)
-	defer o.finish()
-	if provider := o.member("provider"); provider != nil {
-		path := o.path.Child("provider")
-		if text := o.readText(path, provider); text != secretsProvider {
-			*o.errs = append(*o.errs, field.NotSupported(path, field.OmitValueType{}, []string{secretsProvider}))
-		}
+// readSecrets shows no value in an error: a user may have written the key itself
+// instead of its location, and errors are logged.
+func readSecrets(cluster *jsonc.Object) Secrets {
+	o := cluster.ConfidentialObject("secrets")
+	defer o.Finish()
+	if o.Has("provider") && o.String("provider") != secretsProvider {
+		o.Report(field.NotSupported(o.Child("provider"), field.OmitValueType{}, []string{secretsProvider}))
 	}
-	secrets := Secrets{EncryptionKey: readKeySource(o.object("encryption_key"))}
-	for _, key := range o.objects("old_encryption_keys") {
+	secrets := Secrets{EncryptionKey: readKeySource(o.Object("encryption_key"))}
+	for _, key := range o.Objects("old_encryption_keys") {
 		secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, readKeySource(key))
 	}
 	return secrets
 }
 
-func readKeySource(o *object) KeySource {
-	defer o.finish()
-	source := KeySource{Env: o.text("env"), File: o.text("file")}
-	o.oneOf("env", "file")
+func readKeySource(o *jsonc.Object) KeySource {
+	defer o.Finish()
+	source := KeySource{Env: o.String("env"), File: o.String("file")}
+	o.ExactlyOneOf("env", "file")
 	return source
 }
 
-// readOperatorTTL: a time that is absent is 24 hours (wire contract), be it with
-// all of "operator" or alone. It cannot be zero: no certificate is good for ever.
-// More hours than the authority lives would also not fit into a duration.
-func readOperatorTTL(o *object) time.Duration {
-	defer o.finish()
-	operator := o.object("operator")
-	defer operator.finish()
-	hours := operator.integer("ttl")
+// readOperatorTTL returns 24 hours when the key is missing
+// (docs/protocol.md#certificates). Zero is invalid: no certificate is valid for
+// ever. More hours than the authority is valid for would overflow a duration.
+func readOperatorTTL(o *jsonc.Object) time.Duration {
+	defer o.Finish()
+	operator := o.Object("operator")
+	defer operator.Finish()
+	hours := operator.Int32("ttl")
 	if hours == nil {
 		return 24 * time.Hour
 	}
 	if *hours < 1 || *hours > longestTTL {
-		*o.errs = append(*o.errs, field.Invalid(operator.path.Child("ttl"), *hours, fmt.Sprintf("must be between 1 and %d hours", longestTTL)))
+		o.Report(field.Invalid(operator.Child("ttl"), *hours, fmt.Sprintf("must be between 1 and %d hours", longestTTL)))
 	}
 	return time.Duration(*hours) * time.Hour
 }

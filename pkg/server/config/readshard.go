@@ -3,65 +3,71 @@
 
 package config
 
-func readShard(o *object) Shard {
-	defer o.finish()
+import (
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+func readShard(o *jsonc.Object, providers provider.Registry) Shard {
+	defer o.Finish()
 	shard := Shard{
-		ID:                  o.text("id"),
-		Infra:               readInfra(o.object("infra")),
-		Election:            readElection(o.object("leader_election")),
-		Bind:                readAddresses(o.object("bind")),
-		Advertise:           readAddresses(o.object("advertise")),
+		ID:                  o.String("id"),
+		Infra:               readInfra(o.Object("infra"), providers),
+		Election:            readElection(o.Object("leader_election")),
+		Bind:                readAddresses(o.Object("bind")),
+		Advertise:           readAddresses(o.Object("advertise")),
 		SubnetPools:         map[string][]string{},
-		DynamicSubnetPools:  o.texts("dynamic_subnet_pools"),
-		Expiry:              readExpiry(o.object("expiry")),
-		DefaultDrainTimeout: o.duration("default_drain_timeout", defaultDrainTimeout),
-		CreateRateLimit:     o.duration("create_rate_limit", 0),
-		GarbageCollection:   readGarbageCollection(o.object("garbage_collection")),
-		RequestTimeout:      o.duration("request_timeout", defaultRequestTimeout),
-		ShutdownTimeout:     o.duration("shutdown_timeout", defaultShutdownTimeout),
+		DynamicSubnetPools:  o.Strings("dynamic_subnet_pools"),
+		Expiry:              readExpiry(o.Object("expiry")),
+		DefaultDrainTimeout: o.Duration("default_drain_timeout", defaultDrainTimeout),
+		CreateRateLimit:     o.Duration("create_rate_limit", 0),
+		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
+		RequestTimeout:      o.Duration("request_timeout", defaultRequestTimeout),
+		ShutdownTimeout:     o.Duration("shutdown_timeout", defaultShutdownTimeout),
 	}
-	pools := o.object("subnet_pools")
-	for _, pool := range pools.names() {
-		shard.SubnetPools[pool] = pools.texts(pool)
+	pools := o.Object("subnet_pools")
+	for _, pool := range pools.Names() {
+		shard.SubnetPools[pool] = pools.Strings(pool)
 	}
 	return shard
 }
 
-func readAddresses(o *object) Addresses {
-	defer o.finish()
+func readAddresses(o *jsonc.Object) Addresses {
+	defer o.Finish()
 	return Addresses{
-		HealthAddr:       o.text("health_addr"),
-		ElectionAddr:     o.text("election_addr"),
-		RegistrationAddr: o.text("registration_addr"),
-		OperatorAddr:     o.text("operator_addr"),
+		HealthAddr:       o.String("health_addr"),
+		ElectionAddr:     o.String("election_addr"),
+		RegistrationAddr: o.String("registration_addr"),
+		OperatorAddr:     o.String("operator_addr"),
 	}
 }
 
-func readExpiry(o *object) Expiry {
-	defer o.finish()
+func readExpiry(o *jsonc.Object) Expiry {
+	defer o.Finish()
 	return Expiry{
-		EligibleAge: o.duration("eligible_age", 0),
-		ForcedAge:   o.duration("forced_age", 0),
-		OnDemandAge: o.duration("ondemand_age", 0),
+		EligibleAge: o.Duration("eligible_age", 0),
+		ForcedAge:   o.Duration("forced_age", 0),
+		OnDemandAge: o.Duration("ondemand_age", 0),
 	}
 }
 
-func readGarbageCollection(o *object) GarbageCollection {
-	defer o.finish()
+func readGarbageCollection(o *jsonc.Object) GarbageCollection {
+	defer o.Finish()
 	return GarbageCollection{
-		Interval:               o.duration("interval", defaultCollectionInterval),
-		RegistrationTimeout:    o.duration("registration_timeout", defaultRegistrationTimeout),
-		DeletedRecordRetention: o.duration("deleted_record_retention", defaultDeletedRecordRetention),
+		Interval:               o.Duration("interval", defaultCollectionInterval),
+		RegistrationTimeout:    o.Duration("registration_timeout", defaultRegistrationTimeout),
+		DeletedRecordRetention: o.Duration("deleted_record_retention", defaultDeletedRecordRetention),
 	}
 }
 
-func readInfra(o *object) Infra {
-	defer o.finish()
-	infra := Infra{Provider: o.text("provider"), Region: o.text("region"), Zone: o.text("zone")}
-	options := o.object("options")
-	// The options of a provider that is not known cannot be judged.
-	if infra.Provider == ProviderKwok {
-		infra.Kwok = readKwok(options)
+// readInfra does not read the options of an unknown provider.
+func readInfra(o *jsonc.Object, providers provider.Registry) Infra {
+	defer o.Finish()
+	infra := Infra{Provider: o.String("provider"), Region: o.String("region"), Zone: o.String("zone")}
+	options := o.Object("options")
+	if readOptions, found := providers[infra.Provider]; found {
+		infra.Options = readOptions(options)
+		infra.InstanceTypes = infra.Options.Catalogue()
 	}
 	return infra
 }

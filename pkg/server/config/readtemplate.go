@@ -4,75 +4,73 @@
 package config
 
 import (
-	"github.com/tailscale/hujson"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
 )
 
-// defaultTemplateSize is the size of a template that names none (server
-// document). A size of 0 that is written down stays 0.
+// defaultTemplateSize is the size of a template without one. A configured size of
+// 0 stays 0.
 const defaultTemplateSize = 1
 
-func readDefaults(o *object) Defaults {
-	defer o.finish()
+func readDefaults(o *jsonc.Object) Defaults {
+	defer o.Finish()
 	return Defaults{
 		Userdata: readUserdata(o),
-		Vars:     o.dictionary("vars"),
-		Args:     o.anyObject("args"),
-		Files:    readFiles(o.object("files")),
+		Vars:     o.StringMap("vars"),
+		Args:     o.AnyMap("args"),
+		Files:    readFiles(o.Object("files")),
 	}
 }
 
-func readTemplate(o *object) Template {
+func readTemplate(o *jsonc.Object) Template {
 	template := Template{
-		Kind:         o.text("kind"),
-		Arch:         o.text("arch"),
+		Kind:         o.String("kind"),
+		Arch:         o.String("arch"),
 		Size:         defaultTemplateSize,
-		InstanceType: o.text("instance_type"),
-		SubnetPool:   o.text("subnet_pool"),
+		InstanceType: o.String("instance_type"),
+		SubnetPool:   o.String("subnet_pool"),
 		Userdata:     readUserdata(o),
-		Vars:         o.dictionary("vars"),
-		Args:         o.anyObject("args"),
-		Files:        readFiles(o.object("files")),
+		Vars:         o.StringMap("vars"),
+		Args:         o.AnyMap("args"),
+		Files:        readFiles(o.Object("files")),
 	}
-	if size := o.integer("size"); size != nil {
+	if size := o.Int32("size"); size != nil {
 		template.Size = *size
 	}
 	return template
 }
 
-// readGroup leaves a size that is absent to the template, as the server
-// document's own example does.
-func readGroup(o *object) Group {
+// readGroup leaves a missing size to the template.
+func readGroup(o *jsonc.Object) Group {
 	return Group{
-		Template:     o.text("template"),
-		Size:         o.integer("size"),
-		InstanceType: o.text("instance_type"),
-		SubnetPool:   o.text("subnet_pool"),
-		Vars:         o.dictionary("vars"),
-		Args:         o.anyObject("args"),
-		DrainTimeout: o.optionalDuration("drain_timeout"),
+		Template:     o.String("template"),
+		Size:         o.Int32("size"),
+		InstanceType: o.String("instance_type"),
+		SubnetPool:   o.String("subnet_pool"),
+		Vars:         o.StringMap("vars"),
+		Args:         o.AnyMap("args"),
+		DrainTimeout: o.OptionalDuration("drain_timeout"),
 	}
 }
 
-// readUserdata reads a text, or an object that says where the text is and how it
-// is encoded there. Userdata that differs only in which of the two it is written
-// as reads equal, so that writing it in the other form replaces no instance.
-func readUserdata(o *object) Userdata {
-	path, value := o.path.Child("userdata"), o.member("userdata")
-	if value == nil {
+// readUserdata reads a string, or an object that has the text or its URL, and its
+// encoding. Both forms of the same userdata are read as equal values, so that a
+// change from one to the other replaces no instance.
+func readUserdata(o *jsonc.Object) Userdata {
+	switch {
+	case !o.Has("userdata"):
+		return Userdata{}
+	case o.IsString("userdata"):
+		return Userdata{Inline: o.String("userdata")}
+	case !o.IsObject("userdata"):
+		o.Report(field.TypeInvalid(o.Child("userdata"), field.OmitValueType{}, "must be a string or an object"))
 		return Userdata{}
 	}
-	if literal, ok := value.Value.(hujson.Literal); ok && literal.Kind() == '"' {
-		return Userdata{Inline: literal.String()}
-	}
-	if _, ok := value.Value.(*hujson.Object); !ok {
-		*o.errs = append(*o.errs, field.TypeInvalid(path, field.OmitValueType{}, "must be a string or an object"))
-		return Userdata{}
-	}
-	members := newObject(path, value, o.errs, true)
-	defer members.finish()
-	userdata := Userdata{Inline: members.text("inline"), URL: members.text("url"), Encoding: members.text("encoding")}
-	members.oneOf("inline", "url")
+	members := o.ConfidentialObject("userdata")
+	defer members.Finish()
+	userdata := Userdata{Inline: members.String("inline"), URL: members.String("url"), Encoding: members.String("encoding")}
+	members.ExactlyOneOf("inline", "url")
 	if userdata.Encoding == EncodingPlain {
 		userdata.Encoding = ""
 	}
@@ -80,13 +78,13 @@ func readUserdata(o *object) Userdata {
 }
 
 // readFiles returns nil when there are none.
-func readFiles(o *object) map[string]File {
-	if len(o.members) == 0 {
+func readFiles(o *jsonc.Object) map[string]File {
+	if len(o.Names()) == 0 {
 		return nil
 	}
 	files := map[string]File{}
-	o.each(func(name string, o *object) {
-		files[name] = File{Kind: o.text("kind"), Content: o.anyMembers()}
+	o.Each(func(name string, o *jsonc.Object) {
+		files[name] = File{Kind: o.String("kind"), Content: o.Rest()}
 	})
 	return files
 }

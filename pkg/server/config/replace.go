@@ -7,69 +7,66 @@ import (
 	"fmt"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// fixed is a value that a server has for as long as it runs.
-type fixed struct {
-	path  *field.Path
-	value string
-}
-
-// CheckReplacement returns an error for everything in which next differs from c
-// and that a server cannot change while it runs: who it is, who else may lead,
-// where its instances and its keys are, and how it is reached.
+// CheckReplacement returns an error for every immutable field in which next
+// differs from c: a server that runs cannot change its identity, its elections,
+// its provider, its keys and its addresses.
 func (c *Config) CheckReplacement(next *Config) field.ErrorList {
+	before := map[string]string{}
+	for _, f := range c.immutableFields() {
+		before[f.Path.String()] = f.Value
+	}
 	var errs field.ErrorList
-	before := c.fixed()
-	for i, after := range next.fixed() {
-		if before := before[i].value; before != after.value {
-			errs = append(errs, field.Invalid(after.path, after.value, fmt.Sprintf("needs a restart of the server, which runs with %q", before)))
+	for _, after := range next.immutableFields() {
+		// Another provider may have other options.
+		if value, found := before[after.Path.String()]; found && value != after.Value {
+			errs = append(errs, field.Invalid(after.Path, after.Value, fmt.Sprintf("needs a restart of the server, which runs with %q", value)))
 		}
 	}
 	return errs
 }
 
-// fixed returns as many values for any configuration, in the same order.
-func (c *Config) fixed() []fixed {
+func (c *Config) immutableFields() []provider.ImmutableField {
 	cluster, shard := field.NewPath("cluster"), field.NewPath("shard")
 	secrets, infra := cluster.Child("secrets"), shard.Child("infra")
-	options := infra.Child("options")
-	kwok := c.Shard.Infra.Kwok
-	values := []fixed{
-		{cluster.Child("id"), c.ClusterID},
-		{secrets.Child("encryption_key"), c.Secrets.EncryptionKey.String()},
-		{secrets.Child("old_encryption_keys"), fmt.Sprint(c.Secrets.OldEncryptionKeys)},
-		{shard.Child("id"), c.Shard.ID},
-		{infra.Child("provider"), c.Shard.Infra.Provider},
-		{infra.Child("region"), c.Shard.Infra.Region},
-		{infra.Child("zone"), c.Shard.Infra.Zone},
-		{options.Child("kubeconfig"), kwok.Kubeconfig},
-		{options.Child("boot_delay"), kwok.BootDelay.String()},
-		{options.Child("subnet_capacity"), fmt.Sprint(kwok.SubnetCapacity)},
+	fields := []provider.ImmutableField{
+		{Path: cluster.Child("id"), Value: c.ClusterID},
+		{Path: secrets.Child("encryption_key"), Value: c.Secrets.EncryptionKey.String()},
+		{Path: secrets.Child("old_encryption_keys"), Value: fmt.Sprint(c.Secrets.OldEncryptionKeys)},
+		{Path: shard.Child("id"), Value: c.Shard.ID},
+		{Path: infra.Child("provider"), Value: c.Shard.Infra.Provider},
+		{Path: infra.Child("region"), Value: c.Shard.Infra.Region},
+		{Path: infra.Child("zone"), Value: c.Shard.Infra.Zone},
 	}
-	values = append(values, c.ClusterElection.fixed(cluster.Child("leader_election"))...)
-	values = append(values, c.Shard.Election.fixed(shard.Child("leader_election"))...)
-	values = append(values, c.Shard.Bind.fixed(shard.Child("bind"))...)
-	return append(values, c.Shard.Advertise.fixed(shard.Child("advertise"))...)
+	if options := c.Shard.Infra.Options; options != nil {
+		fields = append(fields, options.ImmutableFields(infra.Child("options"))...)
+	}
+	fields = append(fields, c.ClusterElection.immutableFields(cluster.Child("leader_election"))...)
+	fields = append(fields, c.Shard.Election.immutableFields(shard.Child("leader_election"))...)
+	fields = append(fields, c.Shard.Bind.immutableFields(shard.Child("bind"))...)
+	return append(fields, c.Shard.Advertise.immutableFields(shard.Child("advertise"))...)
 }
 
-func (e Election) fixed(path *field.Path) []fixed {
-	return []fixed{
-		{path.Child("enabled"), fmt.Sprint(e.Enabled)},
-		{path.Child("interval"), e.Interval.String()},
-		{path.Child("timeout"), e.Timeout.String()},
+func (e Election) immutableFields(path *field.Path) []provider.ImmutableField {
+	return []provider.ImmutableField{
+		{Path: path.Child("enabled"), Value: fmt.Sprint(e.Enabled)},
+		{Path: path.Child("interval"), Value: e.Interval.String()},
+		{Path: path.Child("timeout"), Value: e.Timeout.String()},
 	}
 }
 
-func (a Addresses) fixed(path *field.Path) []fixed {
-	var values []fixed
+func (a Addresses) immutableFields(path *field.Path) []provider.ImmutableField {
+	var fields []provider.ImmutableField
 	for _, l := range a.listeners(path) {
-		values = append(values, fixed{l.path, l.address})
+		fields = append(fields, provider.ImmutableField{Path: l.path, Value: l.address})
 	}
-	return values
+	return fields
 }
 
-// String says where the key is.
+// String returns the location of the key.
 func (k KeySource) String() string {
 	if k.File != "" {
 		return "file " + k.File

@@ -37,7 +37,7 @@ func TestReadAndParseFor(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c, err := source.ParseFor("us-west-2a")
+	c, err := source.ParseFor("us-west-2a", providers)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,7 +65,7 @@ func TestParseForFails(t *testing.T) {
 		`{}`: "cluster.secrets.encryption_key: Required value",
 		strings.Replace(example, `"id": "us-west-2a"`, `"id": "us-west-2b"`, 1): `shard.id: Invalid value: "us-west-2b": must be "us-west-2a"`,
 	} {
-		_, err := Source{Key: "config/us-west-2a.jsonc", Data: []byte(text)}.ParseFor("us-west-2a")
+		_, err := Source{Key: "config/us-west-2a.jsonc", Data: []byte(text)}.ParseFor("us-west-2a", providers)
 		_, invalid := errors.AsType[*InvalidError](err)
 		if !invalid || !strings.HasPrefix(err.Error(), "configuration config/us-west-2a.jsonc:\n"+want) {
 			t.Errorf("got  %v\nwant %s", err, want)

@@ -14,16 +14,16 @@ import (
 )
 
 // MaxUserdata is how long userdata may be, in bytes: much more than any provider
-// takes. It goes for what is fetched from a URL, and for what is decoded: little
-// gzip can hold very much.
+// accepts. It limits what is fetched from a URL and what is decoded: a small gzip
+// file can expand to a large one.
 const MaxUserdata = 1 << 20
 
-// userdataName is that of the template in errors of text/template.
+// userdataName is the name of the template in errors of text/template.
 const userdataName = "userdata"
 
-// Template returns the template in source, which is Inline, or what is at URL.
-// The error says what source must be, "must be base64: …", and has nothing of it
-// in it.
+// Template returns the template in source, which is Inline or the content of URL.
+// The error says what source must be, "must be base64: …", and shows no part of
+// it.
 func (u Userdata) Template(source []byte) (*template.Template, error) {
 	text, err := u.decode(source)
 	if err != nil {

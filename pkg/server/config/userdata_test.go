@@ -76,7 +76,7 @@ func TestUserdataHasALimit(t *testing.T) {
 		}
 	}
 
-	// Nobody unpacks the rest: or else the end that is missing would be noticed.
+	// The rest is not unpacked: otherwise the missing end would be an error.
 	huge := inGzip(t, make([]byte, 1<<22))
 	if len(huge) > 1<<13 {
 		t.Fatalf("the gzip has %d bytes, which is not little", len(huge))
@@ -87,7 +87,7 @@ func TestUserdataHasALimit(t *testing.T) {
 	}
 }
 
-func TestTemplateRefuses(t *testing.T) {
+func TestTemplateRejects(t *testing.T) {
 	packed := inGzip(t, []byte("secret"))
 	changed := bytes.Clone(packed)
 	changed[len(changed)-5] ^= 1

@@ -9,18 +9,20 @@ import (
 	"path/filepath"
 	"slices"
 
-	"k8s.io/apimachinery/pkg/util/validation"
+	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// validate returns every rule that is broken, in the order of the file's keys.
-func (c *Config) validate() field.ErrorList {
+// validate returns every rule that is broken, in the order of the keys.
+func (c *Config) validate(providers provider.Registry) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, c.validateCluster(field.NewPath("cluster"))...)
-	errs = append(errs, c.Shard.validate(field.NewPath("shard"))...)
+	errs = append(errs, c.Shard.validate(field.NewPath("shard"), providers)...)
 	errs = append(errs, c.validateDefaults(field.NewPath("defaults"))...)
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		errs = append(errs, c.validateTemplate(field.NewPath("templates").Child(name), name)...)
@@ -29,17 +31,17 @@ func (c *Config) validate() field.ErrorList {
 		path := field.NewPath("groups").Child(tenant)
 		errs = append(errs, c.validateTenant(path, tenant)...)
 		for _, name := range slices.Sorted(maps.Keys(c.Groups[tenant])) {
-			errs = append(errs, validateIdentifier(path.Child(name), name)...)
+			errs = append(errs, validation.Identifier(path.Child(name), name)...)
 			errs = append(errs, c.validateGroup(path.Child(name), c.Groups[tenant][name])...)
 		}
 	}
 	return errs
 }
 
-// validateCluster: an operator is known by the cluster's id and an agent by its
-// instance's, so the two must differ in form.
+// validateCluster requires a cluster id that differs in form from an instance id:
+// an operator is identified by the former and an agent by the latter.
 func (c *Config) validateCluster(path *field.Path) field.ErrorList {
-	errs := validateIdentifier(path.Child("id"), c.ClusterID)
+	errs := validation.Identifier(path.Child("id"), c.ClusterID)
 	if _, err := puidv7.Parse(c.ClusterID); err == nil {
 		errs = append(errs, field.Invalid(path.Child("id"), c.ClusterID, "must not have the form of an instance id"))
 	}
@@ -53,12 +55,11 @@ func (c *Config) validateCluster(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validate: a leader that misses a renewal or two keeps its lead. Were the
-// interval longer than the timeout, as in the server document, it would look
-// stale between any two renewals.
+// validate requires a timeout of three intervals, so that a leader that misses one
+// or two renewals keeps its lease.
 func (e Election) validate(path *field.Path) field.ErrorList {
-	errs := validatePositive(path.Child("interval"), e.Interval)
-	errs = append(errs, validatePositive(path.Child("timeout"), e.Timeout)...)
+	errs := validation.Positive(path.Child("interval"), e.Interval)
+	errs = append(errs, validation.Positive(path.Child("timeout"), e.Timeout)...)
 	if len(errs) == 0 && e.Interval > e.Timeout/3 {
 		errs = append(errs, field.Invalid(path.Child("interval"), e.Interval.String(), fmt.Sprintf("must be at most a third of timeout %s", e.Timeout)))
 	}
@@ -67,19 +68,19 @@ func (e Election) validate(path *field.Path) field.ErrorList {
 
 func (k KeySource) validate(path *field.Path) field.ErrorList {
 	if k.File != "" && !filepath.IsAbs(k.File) {
-		// It may be the key itself.
-		return field.ErrorList{field.Invalid(path.Child("file"), field.OmitValueType{}, notAbsolute)}
+		// The value may be the key itself.
+		return field.ErrorList{field.Invalid(path.Child("file"), field.OmitValueType{}, validation.NotAbsolute)}
 	}
 	return nil
 }
 
-// validateTenant: {cluster}--{tenant} is the name of a Cluster of Cluster API,
-// and so the value of a label. Two identifiers can be too long for that.
+// validateTenant requires that {cluster}--{tenant}, the name of a Cluster of
+// Cluster API, is short enough for the value of a label.
 func (c *Config) validateTenant(path *field.Path, tenant string) field.ErrorList {
-	errs := validateIdentifier(path, tenant)
+	errs := validation.Identifier(path, tenant)
 	name := c.ClusterID + identifier.Separator + tenant
-	if len(errs) == 0 && len(name) > validation.LabelValueMaxLength {
-		errs = append(errs, field.Invalid(path, tenant, fmt.Sprintf("makes the name %q, which has %d characters, at most %d are allowed", name, len(name), validation.LabelValueMaxLength)))
+	if len(errs) == 0 && len(name) > utilvalidation.LabelValueMaxLength {
+		errs = append(errs, field.Invalid(path, tenant, fmt.Sprintf("makes the name %q, which has %d characters, at most %d are allowed", name, len(name), utilvalidation.LabelValueMaxLength)))
 	}
 	return errs
 }
@@ -93,11 +94,11 @@ func (c *Config) validateDefaults(path *field.Path) field.ErrorList {
 func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList {
 	template := c.Templates[name]
 	var errs field.ErrorList
-	errs = append(errs, validateIdentifier(path, name)...)
+	errs = append(errs, validation.Identifier(path, name)...)
 	if err := puidv7.ValidatePrefix(template.Kind); err != nil {
 		errs = append(errs, field.Invalid(path.Child("kind"), template.Kind, "must be three lower case letters"))
 	}
-	errs = append(errs, validateArch(path.Child("arch"), template.Arch)...)
+	errs = append(errs, provider.ValidateArch(path.Child("arch"), template.Arch)...)
 	if template.Size < 0 {
 		errs = append(errs, field.Invalid(path.Child("size"), template.Size, "must not be negative"))
 	}
@@ -116,8 +117,8 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 	return append(errs, validateFiles(path.Child("files"), template.Files)...)
 }
 
-// validateGroup checks what the group says itself. What it takes from its
-// template is the template's to answer for, except when both are silent.
+// validateGroup checks the group's own values, and that the template has those
+// that the group does not have.
 func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 	var errs field.ErrorList
 	if group.Size != nil && *group.Size < 0 {

@@ -8,18 +8,21 @@ import (
 	"maps"
 	"slices"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-func (s *Shard) validate(path *field.Path) field.ErrorList {
+func (s *Shard) validate(path *field.Path, providers provider.Registry) field.ErrorList {
 	var errs field.ErrorList
-	errs = append(errs, validateIdentifier(path.Child("id"), s.ID)...)
+	errs = append(errs, validation.Identifier(path.Child("id"), s.ID)...)
 	if storage.ShardLeaderKey(s.ID) == storage.ClusterLeaderKey {
 		errs = append(errs, field.Invalid(path.Child("id"), s.ID, "is the name of the lock of all shards"))
 	}
-	errs = append(errs, s.validateInfra(path.Child("infra"))...)
+	errs = append(errs, s.validateInfra(path.Child("infra"), providers)...)
 	errs = append(errs, s.Election.validate(path.Child("leader_election"))...)
 	errs = append(errs, s.validateBind(path)...)
 	errs = append(errs, s.validateAdvertise(path)...)
@@ -31,11 +34,24 @@ func (s *Shard) validate(path *field.Path) field.ErrorList {
 	}
 	errs = append(errs, s.Expiry.validate(path.Child("expiry"))...)
 	errs = append(errs, s.GarbageCollection.validate(path.Child("garbage_collection"))...)
-	// A call without a bound could hang for ever, and what waits for it with it.
-	return append(errs, validatePositive(path.Child("request_timeout"), s.RequestTimeout)...)
+	// A call without a timeout could block for ever.
+	return append(errs, validation.Positive(path.Child("request_timeout"), s.RequestTimeout)...)
 }
 
-// listener is one of the addresses, with its place in the configuration.
+func (s *Shard) validateInfra(path *field.Path, providers provider.Registry) field.ErrorList {
+	errs := validation.LabelValue(path.Child("region"), s.Infra.Region)
+	errs = append(errs, validation.LabelValue(path.Child("zone"), s.Infra.Zone)...)
+	if s.Infra.Options == nil {
+		return append(errs, field.NotSupported(path.Child("provider"), s.Infra.Provider, slices.Sorted(maps.Keys(providers))))
+	}
+	subnets := sets.New[string]()
+	for _, pool := range s.SubnetPools {
+		subnets.Insert(pool...)
+	}
+	return append(errs, s.Infra.Options.Validate(path.Child("options"), subnets)...)
+}
+
+// listener is one of the addresses, with its path in the configuration.
 type listener struct {
 	path    *field.Path
 	address string
@@ -50,13 +66,12 @@ func (a Addresses) listeners(path *field.Path) []listener {
 	}
 }
 
-// validateBind: all addresses are mandatory, and no two listeners can have the
-// same one (server document).
+// validateBind requires all addresses, and no address of two listeners.
 func (s *Shard) validateBind(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	listeners := s.Bind.listeners(path.Child("bind"))
 	for i, l := range listeners {
-		errs = append(errs, validateAddress(l.path, l.address)...)
+		errs = append(errs, validation.Address(l.path, l.address)...)
 		for _, other := range listeners[:i] {
 			if collide(l.address, other.address) {
 				errs = append(errs, field.Invalid(l.path, l.address, "must differ from "+other.path.String()))
@@ -67,10 +82,10 @@ func (s *Shard) validateBind(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// collide tells whether a machine cannot listen at both addresses.
+// collide reports whether a machine cannot listen at both addresses.
 func collide(a, b string) bool {
-	hostA, portA, errA := splitAddress(a)
-	hostB, portB, errB := splitAddress(b)
+	hostA, portA, errA := validation.SplitAddress(a)
+	hostB, portB, errB := validation.SplitAddress(b)
 	// Port 0 is any free port, so two of them differ.
 	if errA != nil || errB != nil || portA != portB || portA == 0 {
 		return false
@@ -78,23 +93,23 @@ func collide(a, b string) bool {
 	return hostA == hostB || isWildcard(hostA) || isWildcard(hostB)
 }
 
-// validateAdvertise: what is absent is taken from the listener.
+// validateAdvertise accepts missing addresses, which are those of the listeners.
 func (s *Shard) validateAdvertise(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	for _, l := range s.Advertise.listeners(path.Child("advertise")) {
 		if l.address == "" {
 			continue
 		}
-		errs = append(errs, validateAddress(l.path, l.address)...)
-		if _, port, err := splitAddress(l.address); err == nil && port == 0 {
-			errs = append(errs, field.Invalid(l.path, l.address, "must not have port 0: nobody can connect to it"))
+		errs = append(errs, validation.Address(l.path, l.address)...)
+		if _, port, err := validation.SplitAddress(l.address); err == nil && port == 0 {
+			errs = append(errs, field.Invalid(l.path, l.address, "must not have port 0: no client can connect to it"))
 		}
 	}
 	return errs
 }
 
-// validateSubnetPools: at least one pool, at least one subnet in each, and no
-// subnet in two (server document).
+// validateSubnetPools requires at least one pool, at least one subnet in each, and
+// no subnet in two pools.
 func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	if len(s.SubnetPools) == 0 {
@@ -102,13 +117,13 @@ func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
 	}
 	poolOf := map[string]string{}
 	for _, pool := range slices.Sorted(maps.Keys(s.SubnetPools)) {
-		errs = append(errs, validateIdentifier(path.Child(pool), pool)...)
+		errs = append(errs, validation.Identifier(path.Child(pool), pool)...)
 		subnets := s.SubnetPools[pool]
 		if len(subnets) == 0 {
 			errs = append(errs, field.Required(path.Child(pool), "needs at least one subnet"))
 		}
 		for i, subnet := range subnets {
-			errs = append(errs, validateLabelValue(path.Child(pool).Index(i), subnet)...)
+			errs = append(errs, validation.LabelValue(path.Child(pool).Index(i), subnet)...)
 			if other, taken := poolOf[subnet]; taken && subnet != "" {
 				errs = append(errs, field.Invalid(path.Child(pool).Index(i), subnet, fmt.Sprintf("is in pool %q already", other)))
 			}
@@ -118,8 +133,8 @@ func (s *Shard) validateSubnetPools(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validate: the forced age is for what the eligible age did not bring about.
-// Zero, like absent, means never.
+// validate requires that an instance is eligible for replacement before it is
+// forced. Zero means never.
 func (e Expiry) validate(path *field.Path) field.ErrorList {
 	if e.EligibleAge > 0 && e.ForcedAge > 0 && e.EligibleAge >= e.ForcedAge {
 		return field.ErrorList{field.Invalid(path.Child("eligible_age"), e.EligibleAge.String(), fmt.Sprintf("must be less than forced_age %s", e.ForcedAge))}
@@ -127,8 +142,8 @@ func (e Expiry) validate(path *field.Path) field.ErrorList {
 	return nil
 }
 
-// validate: each of the two is off when it is zero, and only then does the other
-// stand alone.
+// validate requires that instances are compared before the registration timeout,
+// unless either is zero, which turns it off.
 func (g GarbageCollection) validate(path *field.Path) field.ErrorList {
 	if g.Interval > 0 && g.RegistrationTimeout > 0 && g.RegistrationTimeout <= g.Interval {
 		return field.ErrorList{field.Invalid(path.Child("registration_timeout"), g.RegistrationTimeout.String(), fmt.Sprintf("must exceed interval %s", g.Interval))}

@@ -13,7 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// encodings and fileKinds are those of the server document.
+// encodings and fileKinds are all that are supported.
 var (
 	encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
 	fileKinds = []string{"certificate", "secret", "storage", "env", "json", "string"}
@@ -31,12 +31,11 @@ func (u Userdata) validate(path *field.Path) field.ErrorList {
 	case u.Encoding != "" && !slices.Contains(encodings, u.Encoding):
 		errs = append(errs, field.NotSupported(path.Child("encoding"), u.Encoding, encodings))
 	case u.Inline == "":
-		// What is at a URL is for the time when an instance needs it.
+		// The content of a URL is checked when an instance needs it.
 	case u.Encoding == EncodingGzip:
-		errs = append(errs, field.Invalid(path.Child("encoding"), u.Encoding, "must be that of a url only: a string cannot hold gzip, use "+EncodingGzipBase64))
+		errs = append(errs, field.Invalid(path.Child("encoding"), u.Encoding, "must be that of a url only: a string cannot contain gzip, use "+EncodingGzipBase64))
 	default:
-		// Userdata is long, and not for everybody who sees the error, which says
-		// where to look.
+		// Userdata is long and may be confidential: the error has only its path.
 		if _, err := u.Template([]byte(u.Inline)); err != nil {
 			errs = append(errs, field.Invalid(path, field.OmitValueType{}, err.Error()))
 		}
@@ -44,17 +43,18 @@ func (u Userdata) validate(path *field.Path) field.ErrorList {
 	return errs
 }
 
-// validateArgs checks the arguments of the provider: those it has, and that
-// every string can be rendered.
+// validateArgs checks that every string of the arguments can be rendered, and the
+// rules of the provider.
 func (c *Config) validateArgs(path *field.Path, args map[string]any) field.ErrorList {
 	errs := validateTemplates(path, args)
-	if c.Shard.Infra.Provider == ProviderKwok {
-		errs = append(errs, validateKwokArgs(path, args)...)
+	if options := c.Shard.Infra.Options; options != nil {
+		errs = append(errs, options.ValidateArgs(path, args)...)
 	}
 	return errs
 }
 
-// validateTemplates checks every string in value, which is what JSON may hold.
+// validateTemplates checks every string in value, which has the types of
+// encoding/json.
 func validateTemplates(path *field.Path, value any) field.ErrorList {
 	var errs field.ErrorList
 	switch value := value.(type) {
@@ -72,7 +72,7 @@ func validateTemplates(path *field.Path, value any) field.ErrorList {
 	return errs
 }
 
-// validateTemplate reports a text that is no Go template, with its line.
+// validateTemplate reports a text that is no Go template.
 func validateTemplate(path *field.Path, text string) field.ErrorList {
 	if _, err := template.New("line").Parse(text); err != nil {
 		problem := strings.TrimPrefix(err.Error(), "template: ")
@@ -81,8 +81,8 @@ func validateTemplate(path *field.Path, text string) field.ErrorList {
 	return nil
 }
 
-// validateFiles checks what servers have to know of a file: a name that stays in
-// the agent's folder, and a kind. The rest is for agents.
+// validateFiles checks the name of each file, which must stay in the agent's
+// folder, and its kind. Agents check the rest.
 func validateFiles(path *field.Path, files map[string]File) field.ErrorList {
 	var errs field.ErrorList
 	for _, name := range slices.Sorted(maps.Keys(files)) {

@@ -17,12 +17,12 @@ import (
 
 var errLost = errors.New("connection lost")
 
-// TestAnotherServerWrites has two servers take themselves for the leader. The
-// one that has not written last is told with whatever it tries to store.
+// TestAnotherServerWrites lets two servers assume that they lead. The one that
+// did not write last gets a conflict for every write.
 func TestAnotherServerWrites(t *testing.T) {
 	changes := map[string]func(context.Context, *Store) error{
 		"upsert of a new group": func(ctx context.Context, s *Store) error {
-			_, _, err := s.Upsert(ctx, instance.GroupKey{Tenant: "default", Group: "new"}, Change{Template: "worker"})
+			_, _, err := s.Upsert(ctx, instance.GroupKey{Tenant: "default", Group: "new"}, Change{Settings: Settings{Template: "worker"}})
 			return err
 		},
 		"upsert of a static group": func(ctx context.Context, s *Store) error {
@@ -49,12 +49,13 @@ func TestAnotherServerWrites(t *testing.T) {
 	})
 }
 
-// wantConflict opens the groups twice and expects that change fails with the one
-// after the other has written, however often it is tried, and changes nothing.
+// wantConflict opens the groups twice. It expects that change fails with the
+// first store after the second one has written, even if it is repeated, and
+// that it changes nothing.
 func wantConflict(t *testing.T, store storage.Store, change func(context.Context, *Store) error) {
 	t.Helper()
 	old, next := open(t, store), open(t, store)
-	upsert(t, next, dynamic, Change{Template: "worker", Size: 7})
+	upsert(t, next, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 7})
 	inForce, before, object := old.Config(), snapshot(t, old), readObject(t, store)
 	for range 2 {
 		if err := change(t.Context(), old); !errors.Is(err, storage.ErrConflict) {
@@ -65,14 +66,14 @@ func wantConflict(t *testing.T, store storage.Store, change func(context.Context
 	if diff := cmp.Diff(before, snapshot(t, old)); diff != "" {
 		t.Errorf("memory has changed (-before +after):\n%s", diff)
 	}
-	// The one that has written last goes on.
+	// The last writer continues.
 	upsert(t, next, dynamic, Change{Size: 8})
 }
 
-// TestAWriteThatMayHaveHappened loses the answer to a write, which was done or
-// was not. What comes next is neither refused nor taken for stored when it is
-// not, and what was acknowledged before is not lost.
-func TestAWriteThatMayHaveHappened(t *testing.T) {
+// TestUnconfirmedWrite loses the answer to a write that was or was not carried
+// out. The next change is neither rejected nor wrongly assumed to be stored,
+// and acknowledged changes are not lost.
+func TestUnconfirmedWrite(t *testing.T) {
 	second := instance.GroupKey{Tenant: "default", Group: "second"}
 	type result struct {
 		changed bool
@@ -93,32 +94,33 @@ func TestAWriteThatMayHaveHappened(t *testing.T) {
 	tests := []struct {
 		name       string
 		lost, next func(*testing.T, *Store) result
-		// changed is what next answers.
+		// changed is the result of next.
 		changed bool
-		// sizes of the dynamic groups afterwards.
+		// sizes are the sizes of the dynamic groups afterwards.
 		sizes map[instance.GroupKey]int32
 	}{
 		{"the same again", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 2}), true, map[instance.GroupKey]int32{dynamic: 2}},
 		{"what it was before", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
 		{"something else", upsertOf(dynamic, Change{Size: 2}), upsertOf(dynamic, Change{Size: 3}), true, map[instance.GroupKey]int32{dynamic: 3}},
-		{"another group", upsertOf(dynamic, Change{Size: 2}), upsertOf(second, Change{Template: "worker", Size: 5}), true, map[instance.GroupKey]int32{dynamic: 1, second: 5}},
+		{"another group", upsertOf(dynamic, Change{Size: 2}), upsertOf(second, Change{Settings: Settings{Template: "worker"}, Size: 5}), true, map[instance.GroupKey]int32{dynamic: 1, second: 5}},
 		{"the deletion", upsertOf(dynamic, Change{Size: 2}), deleteOf(dynamic), true, map[instance.GroupKey]int32{}},
-		{"a group that was never acknowledged is deleted", upsertOf(second, Change{Template: "worker"}), deleteOf(second), false, map[instance.GroupKey]int32{dynamic: 1}},
+		{"a group that was never acknowledged is deleted", upsertOf(second, Change{Settings: Settings{Template: "worker"}}), deleteOf(second), false, map[instance.GroupKey]int32{dynamic: 1}},
 		{"the deletion again", deleteOf(dynamic), deleteOf(dynamic), true, map[instance.GroupKey]int32{}},
-		{"a deleted group as it was", deleteOf(dynamic), upsertOf(dynamic, Change{Template: "worker", Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
+		{"a deleted group as it was", deleteOf(dynamic), upsertOf(dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1}), false, map[instance.GroupKey]int32{dynamic: 1}},
 	}
 	for _, tc := range tests {
-		for when, lose := range map[string]func(*trouble){
-			"not done": func(s *trouble) { s.before = []error{errLost, errLost} },
-			"done":     func(s *trouble) { s.after = []error{errLost, errLost} },
+		for when, lose := range map[string]func(*faultyStore){
+			"not done": func(s *faultyStore) { s.before = []error{errLost, errLost} },
+			"done":     func(s *faultyStore) { s.after = []error{errLost, errLost} },
 		} {
 			t.Run(tc.name+", "+when, func(t *testing.T) {
-				store := &trouble{Store: newStorage(t)}
+				store := &faultyStore{Store: newStorage(t)}
 				s := open(t, store)
-				upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+				upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 				before := snapshot(t, s)
 				lose(store)
-				// A second time, since what the next write finds may be unsure itself.
+				// A second time, because the next write may fail in the same
+				// way.
 				for range 2 {
 					if got := tc.lost(t, s); got.changed || !errors.Is(got.err, errLost) {
 						t.Fatalf("got %+v, want the storage's error", got)
@@ -128,7 +130,7 @@ func TestAWriteThatMayHaveHappened(t *testing.T) {
 					t.Errorf("memory has changed (-before +after):\n%s", diff)
 				}
 				if got := tc.next(t, s); got != (result{changed: tc.changed}) {
-					t.Errorf("the next change gives %+v", got)
+					t.Errorf("the next change returns %+v", got)
 				}
 				after := map[instance.GroupKey]int32{}
 				for key, group := range snapshot(t, open(t, store)) {
@@ -147,19 +149,20 @@ func TestAWriteThatMayHaveHappened(t *testing.T) {
 	}
 }
 
-// TestTheFirstWriteMayHaveHappened is the same for the object's creation.
-func TestTheFirstWriteMayHaveHappened(t *testing.T) {
-	for when, store := range map[string]*trouble{
+// TestUnconfirmedFirstWrite is TestUnconfirmedWrite for the creation of the
+// object.
+func TestUnconfirmedFirstWrite(t *testing.T) {
+	for when, store := range map[string]*faultyStore{
 		"not done": {before: []error{errLost}},
 		"done":     {after: []error{errLost}},
 	} {
 		t.Run(when, func(t *testing.T) {
 			store.Store = newStorage(t)
 			s := open(t, store)
-			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Template: "worker", Size: 1}); !errors.Is(err, errLost) {
+			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1}); !errors.Is(err, errLost) {
 				t.Fatalf("got error %v, want the storage's", err)
 			}
-			upsert(t, s, dynamic, Change{Template: "worker", Size: 2})
+			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2})
 			if size := get(t, open(t, store), dynamic).Size; size != 2 {
 				t.Errorf("the size is %d, want 2", size)
 			}
@@ -167,9 +170,10 @@ func TestTheFirstWriteMayHaveHappened(t *testing.T) {
 	}
 }
 
-// TestAnotherConfigurationAfterALostWrite: what is put in force is what is stored.
-func TestAnotherConfigurationAfterALostWrite(t *testing.T) {
-	store := &trouble{Store: newStorage(t), after: []error{nil, errLost}}
+// TestReconfigureAfterALostWrite checks that the active settings are the stored
+// ones.
+func TestReconfigureAfterALostWrite(t *testing.T) {
+	store := &faultyStore{Store: newStorage(t), after: []error{nil, errLost}}
 	s := open(t, store)
 	upsert(t, s, main, Change{Size: 4})
 	if err := s.Reconfigure(t.Context(), newConfigWith(nil)); !errors.Is(err, errLost) {
@@ -180,8 +184,8 @@ func TestAnotherConfigurationAfterALostWrite(t *testing.T) {
 	wantSame(t, s, store)
 }
 
-// TestAnotherServerWritesAfterALostWrite: only what the server itself may have
-// written is its own to replace.
+// TestAnotherServerWritesAfterALostWrite checks that the server replaces only
+// versions that it may have written itself.
 func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 	tests := []struct {
 		name  string
@@ -196,9 +200,9 @@ func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			store := &trouble{Store: newStorage(t)}
+			store := &faultyStore{Store: newStorage(t)}
 			s := open(t, store)
-			upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 			store.after = []error{errLost}
 			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, errLost) {
 				t.Fatalf("got error %v, want the storage's", err)
@@ -210,9 +214,9 @@ func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 					t.Errorf("got error %v, want a conflict", err)
 				}
 			}
-			// Whoever looks for conflicts looks at what the storage answers.
+			// Only the storage can detect conflicts.
 			if store.writes != writes+2 {
-				t.Error("the storage was not asked")
+				t.Error("there was no write")
 			}
 			if diff := cmp.Diff(object, readObject(t, store)); diff != "" {
 				t.Errorf("the object has changed (-before +after):\n%s", diff)
@@ -221,12 +225,12 @@ func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 	}
 }
 
-// TestTheStorageCannotBeRead: until it is known what a failed write left, nothing
-// is written.
-func TestTheStorageCannotBeRead(t *testing.T) {
-	store := &trouble{Store: newStorage(t)}
+// TestUnreadableStorage checks that nothing is written until the result of a
+// failed write is known.
+func TestUnreadableStorage(t *testing.T) {
+	store := &faultyStore{Store: newStorage(t)}
 	s := open(t, store)
-	upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 	store.before, store.reading = []error{errLost}, errors.New("no route")
 	for _, want := range []error{errLost, store.reading} {
 		if _, _, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, want) || errors.Is(err, storage.ErrConflict) {
@@ -234,7 +238,7 @@ func TestTheStorageCannotBeRead(t *testing.T) {
 		}
 	}
 	if _, err := Open(t.Context(), newConfig(), store); !errors.Is(err, store.reading) {
-		t.Errorf("opening gives %v, want %v", err, store.reading)
+		t.Errorf("Open returns %v, want %v", err, store.reading)
 	}
 	store.reading = nil
 	upsert(t, s, dynamic, Change{Size: 2})

@@ -13,20 +13,20 @@ import (
 )
 
 func TestDelete(t *testing.T) {
-	t.Run("a dynamic group is gone", func(t *testing.T) {
+	t.Run("a dynamic group is deleted", func(t *testing.T) {
 		s := open(t, newStorage(t))
-		upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+		upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 		if changed, err := s.Delete(t.Context(), dynamic); !changed || err != nil {
 			t.Errorf("changed %t, error %v", changed, err)
 		}
 		if group, found := s.Get(dynamic); found {
-			t.Errorf("is still there: %+v", group)
+			t.Errorf("still exists: %+v", group)
 		}
 	})
 	t.Run("a static group is as configured again", func(t *testing.T) {
 		s := open(t, newStorage(t))
 		before := get(t, s, main)
-		upsert(t, s, main, Change{Size: 8, Vars: map[string]string{"a": "b"}})
+		upsert(t, s, main, Change{Size: 8, Settings: Settings{Vars: map[string]string{"a": "b"}}})
 		if changed, err := s.Delete(t.Context(), main); !changed || err != nil {
 			t.Errorf("changed %t, error %v", changed, err)
 		}
@@ -45,7 +45,7 @@ func TestDelete(t *testing.T) {
 			}
 		})
 	}
-	t.Run("an ill-formed key", func(t *testing.T) {
+	t.Run("a malformed key", func(t *testing.T) {
 		_, err := open(t, newStorage(t)).Delete(t.Context(), instance.GroupKey{Tenant: "default", Group: "A"})
 		if !errors.As(err, new(*InvalidError)) {
 			t.Errorf("got %v, want an InvalidError", err)

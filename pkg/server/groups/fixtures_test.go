@@ -12,22 +12,23 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// The groups of the tests: main and plain are static, others are dynamic.
+// The groups of the tests: main and plain are static, the others are dynamic.
 var (
 	main    = instance.GroupKey{Tenant: "default", Group: "main"}
 	plain   = instance.GroupKey{Tenant: "default", Group: "plain"}
 	dynamic = instance.GroupKey{Tenant: "default", Group: "dynamic"}
 )
 
-// objectKey is where the dynamic groups of the tests are stored.
+// objectKey is the key of the dynamic groups of the tests.
 const objectKey = "groups/us-west-2a.jsonc"
 
-// newConfig returns the configuration of a shard with the static groups main and
-// plain, in which dynamic groups may have the pools open and other, not closed.
+// newConfig returns the configuration of a shard with the static groups main
+// and plain. Dynamic groups may use the pools open and other, but not closed.
 func newConfig() *config.Config {
 	return newConfigWith(map[string]config.Group{
 		"main": {
@@ -40,18 +41,19 @@ func newConfig() *config.Config {
 	})
 }
 
-// newConfigWith returns it with other static groups of the default tenant.
+// newConfigWith returns the configuration with other static groups of the
+// default tenant.
 func newConfigWith(static map[string]config.Group) *config.Config {
-	types := map[string]instance.Type{}
+	types := map[string]provider.InstanceType{}
 	for _, name := range []string{"c7i.large", "m7i.large", "m7i.xlarge", "r7i.large", "t3.large"} {
-		types[name] = instance.Type{Name: name, Arch: instance.ArchAMD64}
+		types[name] = provider.InstanceType{Name: name, Arch: provider.ArchAMD64}
 	}
-	types["m7g.large"] = instance.Type{Name: "m7g.large", Arch: instance.ArchARM64}
+	types["m7g.large"] = provider.InstanceType{Name: "m7g.large", Arch: provider.ArchARM64}
 	return &config.Config{
 		ClusterID: "test",
 		Shard: config.Shard{
 			ID:                  "us-west-2a",
-			Infra:               config.Infra{Provider: config.ProviderKwok, Kwok: config.Kwok{InstanceTypes: types}},
+			Infra:               config.Infra{Provider: "fake", InstanceTypes: types},
 			SubnetPools:         map[string][]string{"open": {"subnet-a"}, "other": {"subnet-b"}, "closed": {"subnet-c"}},
 			DynamicSubnetPools:  []string{"open", "other"},
 			DefaultDrainTimeout: 5 * time.Minute,
@@ -64,22 +66,22 @@ func newConfigWith(static map[string]config.Group) *config.Config {
 		},
 		Templates: map[string]config.Template{
 			"worker": {
-				Kind: "knd", Arch: instance.ArchAMD64, Size: 2, InstanceType: "m7i.large", SubnetPool: "open",
+				Kind: "knd", Arch: provider.ArchAMD64, Size: 2, InstanceType: "m7i.large", SubnetPool: "open",
 				Vars:  map[string]string{"role": "worker", "tier": "one"},
 				Args:  map[string]any{"labels": map[string]any{"tier": "one"}},
 				Files: map[string]config.File{"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}}},
 			},
 			"arm": {
-				Kind: "arm", Arch: instance.ArchARM64, Size: 1, InstanceType: "m7g.large", SubnetPool: "closed",
+				Kind: "arm", Arch: provider.ArchARM64, Size: 1, InstanceType: "m7g.large", SubnetPool: "closed",
 				Userdata: config.Userdata{URL: "https://example.com/arm", Encoding: config.EncodingBase64},
 			},
-			"bare": {Kind: "bar", Arch: instance.ArchAMD64, Size: 1},
+			"bare": {Kind: "bar", Arch: provider.ArchAMD64, Size: 1},
 		},
 		Groups: map[string]map[string]config.Group{"default": static},
 	}
 }
 
-// newStorage returns the storage of a cluster that nobody has used.
+// newStorage returns an empty storage.
 func newStorage(t testing.TB) storage.Store {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
@@ -89,7 +91,7 @@ func newStorage(t testing.TB) storage.Store {
 	return store
 }
 
-// open opens the groups in the storage with the usual configuration.
+// open opens the groups in the storage with the default configuration.
 func open(t testing.TB, store storage.Store) *Store {
 	t.Helper()
 	return openWith(t, store, newConfig())
@@ -134,7 +136,8 @@ func snapshot(t *testing.T, s *Store) map[instance.GroupKey]*Group {
 	return groups
 }
 
-// readObject returns the object of the groups, the zero value when there is none.
+// readObject returns the object of the groups, the zero value when there is
+// none.
 func readObject(t testing.TB, store storage.Store) storage.Object {
 	t.Helper()
 	object, err := store.Get(t.Context(), objectKey)
@@ -144,7 +147,7 @@ func readObject(t testing.TB, store storage.Store) storage.Object {
 	return object
 }
 
-// createObject stores groups as an earlier server may have.
+// createObject stores groups as a previous server would have.
 func createObject(t testing.TB, store storage.Store, content string) {
 	t.Helper()
 	if _, err := store.Create(t.Context(), objectKey, []byte(content)); err != nil {
@@ -152,46 +155,47 @@ func createObject(t testing.TB, store storage.Store, content string) {
 	}
 }
 
-// trouble is a storage that can be reached badly. It counts what arrives.
-type trouble struct {
+// faultyStore is a storage that fails on demand and counts writes.
+type faultyStore struct {
 	storage.Store
 	writes int
-	// before and after are errors of the next writes, one each: before the write
-	// is done or after it. A nil is a write that goes well.
+	// before and after are the errors of the next writes, one each: before the
+	// write is carried out or after it. A nil error stands for a successful
+	// write.
 	before, after []error
 	// reading is the error of every Get.
 	reading error
 }
 
-func (s *trouble) Get(ctx context.Context, key string) (storage.Object, error) {
+func (s *faultyStore) Get(ctx context.Context, key string) (storage.Object, error) {
 	if s.reading != nil {
 		return storage.Object{}, s.reading
 	}
 	return s.Store.Get(ctx, key)
 }
 
-func (s *trouble) Create(ctx context.Context, key string, data []byte) (string, error) {
+func (s *faultyStore) Create(ctx context.Context, key string, data []byte) (string, error) {
 	return s.write(func() (string, error) { return s.Store.Create(ctx, key, data) })
 }
 
-func (s *trouble) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
+func (s *faultyStore) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
 	return s.write(func() (string, error) { return s.Store.Replace(ctx, key, data, etag) })
 }
 
-func (s *trouble) write(do func() (string, error)) (string, error) {
+func (s *faultyStore) write(do func() (string, error)) (string, error) {
 	s.writes++
-	if err := take(&s.before); err != nil {
+	if err := pop(&s.before); err != nil {
 		return "", err
 	}
 	etag, err := do()
 	if err == nil {
-		err = take(&s.after)
+		err = pop(&s.after)
 	}
 	return etag, err
 }
 
-// take returns the first of list, which it removes, nil when there is none.
-func take(list *[]error) error {
+// pop removes and returns the first error of list, nil if it is empty.
+func pop(list *[]error) error {
 	if len(*list) == 0 {
 		return nil
 	}

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package groups holds the groups of a shard: the static ones of the
-// configuration, the dynamic ones that operators make, and the rules by which
-// the two become one.
+// Package groups stores the groups of a shard: the static groups of the
+// configuration, the dynamic groups that operators create, and the rules for
+// merging the two.
 package groups
 
 import (
@@ -11,64 +11,64 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Group is a group with everything merged into it: template, configuration and
-// what operators stored. Nobody changes it.
+// Group is a group after merging the template, the configuration and the stored
+// changes of operators. It is immutable.
 type Group struct {
-	Key      instance.GroupKey
-	Template string
+	Key instance.GroupKey
+	// Settings are the settings in effect: those of the template, overlaid with the
+	// group's.
+	Settings
+	// Declared are the settings that an operator declared last, nil when none did.
+	Declared *Settings
 	// Kind is the template's, the prefix of instance ids.
 	Kind string
 	// Size is how many managed instances are wanted.
 	Size int32
-	// RemoveFirst are ids that go first when there are more than Size, as the
-	// operator sent them. Whether there are such instances is not looked at here.
-	RemoveFirst  []string `json:",omitempty"`
-	InstanceType string
-	// SubnetPools are pool ids in the order in which they are tried.
-	SubnetPools []string
-	// Vars are the template's, overlaid with the group's.
-	Vars map[string]string
-	// Static is true for a group that the configuration names.
+	// RemoveFirst are the deletion candidates that the operator sent: they are
+	// terminated first when there are more than Size. They may not exist.
+	RemoveFirst []string
+	// Static is true for a group of the configuration.
 	Static bool
 	// Arch is the template's architecture.
 	Arch string
-	// Args are the provider's arguments: those of the defaults, the template and
-	// the group, merged, not rendered.
+	// Args are the provider's arguments, merged from the defaults, the template
+	// and the group, not rendered.
 	Args map[string]any
-	// Userdata is the template's or else the default, not rendered.
+	// Userdata is the template's userdata or the default, not rendered.
 	Userdata config.Userdata
-	// Files are those of the defaults and the template, for agents.
+	// Files are the agent's files of the defaults and the template.
 	Files map[string]config.File
-	// DrainTimeout is how long instances may take to drain. Zero means that they
-	// go at once.
+	// DrainTimeout is how long instances may take to drain. Zero means that
+	// they are terminated at once.
 	DrainTimeout time.Duration
-	// RuntimeConfigHash is a digest of what agents can be sent while an instance
-	// runs: Vars and Files.
+	// RuntimeConfigHash is a digest of the settings that agents can receive
+	// while an instance runs: Vars and Files.
 	RuntimeConfigHash string
-	// InfraConfigHash is a digest of what takes another instance to change: Args,
-	// InstanceType, SubnetPools, Userdata, Kind and Arch.
+	// InfraConfigHash is a digest of the settings that only a new instance can
+	// receive: Args, InstanceType, SubnetPools, Userdata, Kind and Arch.
 	InfraConfigHash string
-	// ETag is a digest of the fields above: it differs when one of them does, also
-	// when RemoveFirst alone does. Then the group has to be looked at as well.
+	// ETag is a digest of the fields above. It changes when any of them does,
+	// including RemoveFirst, because then the group must be reconciled.
 	ETag string
-	// Type is what the catalogue says of InstanceType.
-	Type instance.Type `json:"-"`
+	// Type is the catalogue entry of InstanceType.
+	Type provider.InstanceType
 }
 
-// Change is what an operator asks of a group. Size always replaces: the wire
-// cannot tell a size of 0 from none (wire contract), so a change of anything else
-// has to repeat the size, and one that does not scales to zero. RemoveFirst
-// belongs to the size, and so it always replaces too. The other fields leave the
-// group as it is when they are empty, and Vars are added key by key. Args are
-// refused, see validate.
+// Change is an operator's request to change a group. Size is always replaced:
+// the protocol cannot distinguish a size of 0 from an unset one
+// (docs/protocol.md#groups), so a change of another field must repeat the size,
+// or it scales to zero. RemoveFirst belongs to the size and is always replaced
+// too. Empty other fields leave the group unchanged, and Vars are added key by
+// key. Args are rejected, see validate.
 type Change struct {
-	Template     string
-	Size         int32
-	RemoveFirst  []string
-	InstanceType string
-	SubnetPools  []string
-	Vars         map[string]string
-	Args         map[string]string
+	Settings
+	// Declarative means that Settings are all that the client wants: what an earlier
+	// declarative change set and this one leaves out is removed.
+	Declarative bool
+	Size        int32
+	RemoveFirst []string
+	Args        map[string]string
 }

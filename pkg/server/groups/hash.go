@@ -9,19 +9,22 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
+	"time"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/instance"
 )
 
-// The structs below are what the two hashes of a group are computed from, as
-// JSON. They and the names in it are used for nothing else: what is added to
-// Group, or renamed in the configuration, changes no hash (server document).
-// Whoever changes infraConfig replaces every instance of every group.
+// The structs below define, as JSON, the input of the two hashes of a group.
+// They have no other use: a new field of Group, or a renamed setting, must not
+// change any hash (docs/server.md#groups). A change of infraConfig replaces
+// every instance of every group.
 //
-// A map that is empty is left out like one that is absent: reading the same
-// configuration again must not make another hash of it.
+// Empty maps are omitted like missing ones: reading the same configuration
+// again must give the same hash.
 
-// runtimeConfig is what agents can be sent while their instance runs.
+// runtimeConfig contains the settings that agents can receive while their
+// instance runs.
 type runtimeConfig struct {
 	Vars  map[string]string      `json:"vars,omitempty"`
 	Files map[string]runtimeFile `json:"files,omitempty"`
@@ -32,9 +35,10 @@ type runtimeFile struct {
 	Content map[string]any `json:"content,omitempty"`
 }
 
-// infraConfig is what it takes another instance to change. All of it is here by
-// the server document, so another subnet pool or argument replaces the instances
-// of a group one after another, though those that run would do.
+// infraConfig contains the settings that only a new instance can receive.
+// Another subnet pool or argument therefore replaces the instances of a group
+// one after another, even if the running ones would still do
+// (docs/server.md#groups).
 type infraConfig struct {
 	Args         map[string]any `json:"args,omitempty"`
 	InstanceType string         `json:"instance_type"`
@@ -50,8 +54,8 @@ type infraUserdata struct {
 	Encoding string `json:"encoding"`
 }
 
-// runtimeConfigHash is computed before rendering: what is rendered differs from
-// instance to instance.
+// runtimeConfigHash hashes the settings before rendering, because the rendered
+// ones differ between instances.
 func (g *Group) runtimeConfigHash() (string, error) {
 	files := make(map[string]runtimeFile, len(g.Files))
 	for name, file := range g.Files {
@@ -60,7 +64,7 @@ func (g *Group) runtimeConfigHash() (string, error) {
 	return hash(runtimeConfig{Vars: g.Vars, Files: files})
 }
 
-// infraConfigHash is computed before rendering, likewise.
+// infraConfigHash hashes the settings before rendering, like runtimeConfigHash.
 func (g *Group) infraConfigHash() (string, error) {
 	return hash(infraConfig{
 		Args:         g.Args,
@@ -69,7 +73,7 @@ func (g *Group) infraConfigHash() (string, error) {
 		Userdata: infraUserdata{
 			Inline: g.Userdata.Inline,
 			URL:    g.Userdata.URL,
-			// Not to say it means the same.
+			// An unset encoding means plain.
 			Encoding: cmp.Or(g.Userdata.Encoding, config.EncodingPlain),
 		},
 		Kind: g.Kind,
@@ -82,7 +86,8 @@ func hash(value any) (string, error) {
 	return "sha256:" + sum, err
 }
 
-// digest is the same for equal values: JSON has maps in the order of their keys.
+// digest returns the same digest for equal values, because JSON orders maps by
+// key.
 func digest(value any) (string, error) {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -92,17 +97,64 @@ func digest(value any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// sign computes the hashes and then the ETag of what has been filled in.
-func (g *Group) sign() error {
+// etagContent is what the ETag is computed from. Settings that have no field here
+// are in one of the two hashes.
+type etagContent struct {
+	Key               instance.GroupKey
+	Template          string
+	Kind              string
+	Size              int32
+	RemoveFirst       []string `json:",omitempty"`
+	InstanceType      string
+	SubnetPools       []string
+	Vars              map[string]string
+	Static            bool
+	Arch              string
+	Args              map[string]any
+	Userdata          config.Userdata
+	Files             map[string]config.File
+	DrainTimeout      time.Duration
+	RuntimeConfigHash string
+	InfraConfigHash   string
+	ETag              string
+	Declared          *Settings `json:",omitempty"`
+}
+
+// etag is computed after the hashes.
+func (g *Group) etag() (string, error) {
+	return digest(etagContent{
+		Key:               g.Key,
+		Template:          g.Template,
+		Kind:              g.Kind,
+		Size:              g.Size,
+		RemoveFirst:       g.RemoveFirst,
+		InstanceType:      g.InstanceType,
+		SubnetPools:       g.SubnetPools,
+		Vars:              g.Vars,
+		Static:            g.Static,
+		Arch:              g.Arch,
+		Args:              g.Args,
+		Userdata:          g.Userdata,
+		Files:             g.Files,
+		DrainTimeout:      g.DrainTimeout,
+		RuntimeConfigHash: g.RuntimeConfigHash,
+		InfraConfigHash:   g.InfraConfigHash,
+		ETag:              g.ETag,
+		Declared:          g.Declared,
+	})
+}
+
+// setHashes sets the hashes and then the ETag from the other fields.
+func (g *Group) setHashes() error {
 	var err error
 	if g.RuntimeConfigHash, err = g.runtimeConfigHash(); err != nil {
-		return fmt.Errorf("computing the runtime config hash of group %s: %w", g.Key, err)
+		return fmt.Errorf("compute the runtime config hash of group %s: %w", g.Key, err)
 	}
 	if g.InfraConfigHash, err = g.infraConfigHash(); err != nil {
-		return fmt.Errorf("computing the infra config hash of group %s: %w", g.Key, err)
+		return fmt.Errorf("compute the infra config hash of group %s: %w", g.Key, err)
 	}
-	if g.ETag, err = digest(g); err != nil {
-		return fmt.Errorf("computing the etag of group %s: %w", g.Key, err)
+	if g.ETag, err = g.etag(); err != nil {
+		return fmt.Errorf("compute the etag of group %s: %w", g.Key, err)
 	}
 	return nil
 }

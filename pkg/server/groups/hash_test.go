@@ -12,13 +12,14 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
-// sample has all that the hashes cover.
+// sample returns a group with all fields that the hashes cover.
 func sample() Group {
 	return Group{
-		Kind: "knd", Arch: instance.ArchAMD64, InstanceType: "m7i.large", SubnetPools: []string{"open", "other"},
-		Vars: map[string]string{"role": "worker", "tier": "<one>"},
+		Kind: "knd", Arch: provider.ArchAMD64, Settings: Settings{InstanceType: "m7i.large", SubnetPools: []string{"open", "other"},
+			Vars: map[string]string{"role": "worker", "tier": "<one>"}},
 		Args: map[string]any{
 			"labels": map[string]any{"b": "2", "a": "1"},
 			"list":   []any{"x", 1.5, true, nil},
@@ -31,19 +32,19 @@ func sample() Group {
 	}
 }
 
-// signed returns g with its hashes.
-func signed(t *testing.T, g Group) Group {
+// withHashes returns g with its hashes.
+func withHashes(t *testing.T, g Group) Group {
 	t.Helper()
-	if err := g.sign(); err != nil {
+	if err := g.setHashes(); err != nil {
 		t.Fatal(err)
 	}
 	return g
 }
 
-// TestHashesStayWhatTheyAre: the infra hash is in the record of every instance.
-// When these values change without the configuration, a new release replaces all
-// instances there are.
-func TestHashesStayWhatTheyAre(t *testing.T) {
+// TestHashesAreStable protects the infra hash in the records of existing
+// instances. If these values change without the configuration, a new release
+// replaces all instances.
+func TestHashesAreStable(t *testing.T) {
 	tests := []struct {
 		name           string
 		group          Group
@@ -62,7 +63,7 @@ func TestHashesStayWhatTheyAre(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			got := signed(t, tc.group)
+			got := withHashes(t, tc.group)
 			if got.RuntimeConfigHash != tc.runtime || got.InfraConfigHash != tc.infra {
 				t.Errorf("runtime %s, want %s\ninfra %s, want %s", got.RuntimeConfigHash, tc.runtime, got.InfraConfigHash, tc.infra)
 			}
@@ -70,7 +71,7 @@ func TestHashesStayWhatTheyAre(t *testing.T) {
 	}
 }
 
-// covered says which hash a change of a field changes.
+// covered names the hash that a change of a field changes.
 type covered struct {
 	runtime, infra bool
 }
@@ -81,9 +82,9 @@ var (
 	byNone    = covered{}
 )
 
-// TestEachFieldIsInItsHashOnly changes one field after another. A field that is
-// added to Group, or to a part of it, has to be put here first: to which hash it
-// belongs is a decision.
+// TestEachFieldIsInItsHashOnly changes one field after another. A new field of
+// Group, or of a part of it, must be added here first, with a decision about
+// its hash.
 func TestEachFieldIsInItsHashOnly(t *testing.T) {
 	type fields map[string]struct {
 		by     covered
@@ -92,13 +93,11 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 	parts := map[reflect.Type]fields{
 		reflect.TypeFor[Group](): {
 			"Key":               {byNone, func(g *Group) { g.Key.Group = "other" }},
-			"Template":          {byNone, func(g *Group) { g.Template = "other" }},
 			"Kind":              {byInfra, func(g *Group) { g.Kind = "oth" }},
+			"Settings":          {covered{runtime: true, infra: true}, func(g *Group) { g.Settings = Settings{} }},
+			"Declared":          {byNone, func(g *Group) { g.Declared = &Settings{Template: "other"} }},
 			"Size":              {byNone, func(g *Group) { g.Size = 9 }},
 			"RemoveFirst":       {byNone, func(g *Group) { g.RemoveFirst = []string{"a"} }},
-			"InstanceType":      {byInfra, func(g *Group) { g.InstanceType = "other" }},
-			"SubnetPools":       {byInfra, func(g *Group) { g.SubnetPools = []string{"other", "open"} }},
-			"Vars":              {byRuntime, func(g *Group) { g.Vars = map[string]string{"role": "other"} }},
 			"Static":            {byNone, func(g *Group) { g.Static = true }},
 			"Arch":              {byInfra, func(g *Group) { g.Arch = "other" }},
 			"Args":              {byInfra, func(g *Group) { g.Args = map[string]any{"labels": map[string]any{"a": "1"}} }},
@@ -110,6 +109,12 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"ETag":              {byNone, func(g *Group) { g.ETag = "other" }},
 			"Type":              {byNone, func(g *Group) { g.Type.Name = "other" }},
 		},
+		reflect.TypeFor[Settings](): {
+			"Template":     {byNone, func(g *Group) { g.Template = "other" }},
+			"InstanceType": {byInfra, func(g *Group) { g.InstanceType = "other" }},
+			"SubnetPools":  {byInfra, func(g *Group) { g.SubnetPools = []string{"other", "open"} }},
+			"Vars":         {byRuntime, func(g *Group) { g.Vars = map[string]string{"role": "other"} }},
+		},
 		reflect.TypeFor[config.Userdata](): {
 			"Inline":   {byInfra, func(g *Group) { g.Userdata.Inline = "other" }},
 			"URL":      {byInfra, func(g *Group) { g.Userdata.URL = "https://example.com" }},
@@ -120,7 +125,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"Content": {byRuntime, func(g *Group) { g.Files["a.env"] = config.File{Kind: "env", Content: map[string]any{"A": "b"}} }},
 		},
 	}
-	before := signed(t, sample())
+	before := withHashes(t, sample())
 	for part, changes := range parts {
 		var names []string
 		for field := range part.Fields() {
@@ -136,7 +141,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			if reflect.DeepEqual(group, sample()) {
 				t.Errorf("%s.%s is not changed", part, name)
 			}
-			after := signed(t, group)
+			after := withHashes(t, group)
 			got := covered{runtime: after.RuntimeConfigHash != before.RuntimeConfigHash, infra: after.InfraConfigHash != before.InfraConfigHash}
 			if got != field.by {
 				t.Errorf("%s.%s changes %+v, want %+v", part, name, got, field.by)
@@ -145,11 +150,11 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 	}
 }
 
-// TestEqualConfigurationHasEqualHashes: what is written in another way is the
-// same.
+// TestEqualConfigurationHasEqualHashes compares different forms of equal
+// configurations.
 func TestEqualConfigurationHasEqualHashes(t *testing.T) {
 	empty := Group{
-		SubnetPools: []string{}, Vars: map[string]string{}, Args: map[string]any{},
+		Settings: Settings{SubnetPools: []string{}, Vars: map[string]string{}}, Args: map[string]any{},
 		Files: map[string]config.File{}, Userdata: config.Userdata{Encoding: config.EncodingPlain},
 	}
 	tests := []struct {
@@ -162,7 +167,7 @@ func TestEqualConfigurationHasEqualHashes(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			first, second := signed(t, tc.first), signed(t, tc.second)
+			first, second := withHashes(t, tc.first), withHashes(t, tc.second)
 			if first.RuntimeConfigHash != second.RuntimeConfigHash || first.InfraConfigHash != second.InfraConfigHash {
 				t.Errorf("runtime %s and %s, infra %s and %s",
 					first.RuntimeConfigHash, second.RuntimeConfigHash, first.InfraConfigHash, second.InfraConfigHash)
@@ -171,12 +176,12 @@ func TestEqualConfigurationHasEqualHashes(t *testing.T) {
 	}
 }
 
-// TestHashesFollowTheConfiguration: another configuration gives every group its
-// hashes anew, and the same one, read again, the same hashes.
+// TestHashesFollowTheConfiguration checks that another configuration changes
+// the hashes of every group, and that reading the same one again does not.
 func TestHashesFollowTheConfiguration(t *testing.T) {
 	store := newStorage(t)
 	s := open(t, store)
-	upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 	keys := []instance.GroupKey{main, plain, dynamic}
 	before := snapshot(t, s)
 	wantHashes := func(t *testing.T, want covered) {
@@ -202,7 +207,7 @@ func TestHashesFollowTheConfiguration(t *testing.T) {
 	reconfigure(t, s, next)
 	wantHashes(t, byInfra)
 
-	// Whoever scales or changes the timeout replaces nothing.
+	// Changes of size or timeout replace no instance.
 	next = newConfig()
 	next.Shard.DefaultDrainTimeout = time.Hour
 	reconfigure(t, s, next)

@@ -15,12 +15,11 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// configured and fromTemplate are the static groups before anybody changes them.
+// configured and fromTemplate return the static groups without changes of
+// operators.
 func configured() Group {
 	return Group{
-		Key: main, Template: "worker", Kind: "knd", Arch: "amd64", Size: 3, InstanceType: "c7i.large",
-		SubnetPools: []string{"closed"}, Static: true,
-		Vars:     map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"},
+		Key: main, Settings: Settings{Template: "worker", InstanceType: "c7i.large", SubnetPools: []string{"closed"}, Vars: map[string]string{"role": "main", "tier": "one", "own": "yes", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: 3, Static: true,
 		Args:     map[string]any{"labels": map[string]any{"tier": "one", "own": "yes", "region": "west"}},
 		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: time.Minute,
 	}
@@ -28,9 +27,7 @@ func configured() Group {
 
 func fromTemplate(key instance.GroupKey, size int32, static bool) Group {
 	return Group{
-		Key: key, Template: "worker", Kind: "knd", Arch: "amd64", Size: size, InstanceType: "m7i.large",
-		SubnetPools: []string{"open"}, Static: static,
-		Vars:     map[string]string{"role": "worker", "tier": "one", "region": "west"},
+		Key: key, Settings: Settings{Template: "worker", InstanceType: "m7i.large", SubnetPools: []string{"open"}, Vars: map[string]string{"role": "worker", "tier": "one", "region": "west"}}, Kind: "knd", Arch: "amd64", Size: size, Static: static,
 		Args:     map[string]any{"labels": map[string]any{"tier": "one", "region": "west"}},
 		Userdata: config.Userdata{Inline: "#!/bin/sh"}, Files: workerFiles(), DrainTimeout: 5 * time.Minute,
 	}
@@ -50,7 +47,7 @@ func with(g Group, change func(*Group)) Group {
 }
 
 func TestUpsertMerges(t *testing.T) {
-	worker := Change{Template: "worker", Size: 2}
+	worker := Change{Settings: Settings{Template: "worker"}, Size: 2}
 	tests := []struct {
 		name    string
 		key     instance.GroupKey
@@ -60,19 +57,19 @@ func TestUpsertMerges(t *testing.T) {
 		{"a static group is as configured, over its template", main, nil, configured()},
 		{"a static group that is silent has its template's values", plain, nil, fromTemplate(plain, 2, true)},
 		{"a new group has what its template has", dynamic, []Change{worker}, fromTemplate(dynamic, 2, false)},
-		{"the size of a new group is not its template's", dynamic, []Change{{Template: "worker"}}, fromTemplate(dynamic, 0, false)},
+		{"the size of a new group is not its template's", dynamic, []Change{{Settings: Settings{Template: "worker"}}}, fromTemplate(dynamic, 0, false)},
 		{
 			"a new group's own values go over its template's", dynamic,
-			[]Change{{Template: "worker", Size: 1, InstanceType: "r7i.large", SubnetPools: []string{"other", "open"}, Vars: map[string]string{"tier": "two", "new": "1"}}},
+			[]Change{{Settings: Settings{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other", "open"}, Vars: map[string]string{"tier": "two", "new": "1"}}, Size: 1}},
 			with(fromTemplate(dynamic, 1, false), func(g *Group) {
 				g.InstanceType, g.SubnetPools = "r7i.large", []string{"other", "open"}
 				g.Vars = map[string]string{"role": "worker", "tier": "two", "region": "west", "new": "1"}
 			}),
 		},
-		{"size replaces, a zero too", dynamic, []Change{{Template: "worker", Size: 5}, {Size: 0}}, fromTemplate(dynamic, 0, false)},
+		{"size replaces, a zero too", dynamic, []Change{{Settings: Settings{Template: "worker"}, Size: 5}, {Size: 0}}, fromTemplate(dynamic, 0, false)},
 		{
 			"what a change does not name stays", dynamic,
-			[]Change{{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other"}, Vars: map[string]string{"a": "1"}}, {Size: 7}},
+			[]Change{{Settings: Settings{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other"}, Vars: map[string]string{"a": "1"}}}, {Size: 7}},
 			with(fromTemplate(dynamic, 7, false), func(g *Group) {
 				g.InstanceType, g.SubnetPools = "r7i.large", []string{"other"}
 				g.Vars = map[string]string{"role": "worker", "tier": "one", "region": "west", "a": "1"}
@@ -80,10 +77,9 @@ func TestUpsertMerges(t *testing.T) {
 		},
 		{
 			"what a change names replaces", dynamic,
-			[]Change{{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other"}}, {Template: "bare", InstanceType: "t3.large", SubnetPools: []string{"open"}}},
+			[]Change{{Settings: Settings{Template: "worker", InstanceType: "r7i.large", SubnetPools: []string{"other"}}}, {Settings: Settings{Template: "bare", InstanceType: "t3.large", SubnetPools: []string{"open"}}}},
 			Group{
-				Key: dynamic, Template: "bare", Kind: "bar", Arch: "amd64", InstanceType: "t3.large", SubnetPools: []string{"open"},
-				Vars:     map[string]string{"tier": "none", "region": "west"},
+				Key: dynamic, Settings: Settings{Template: "bare", InstanceType: "t3.large", SubnetPools: []string{"open"}, Vars: map[string]string{"tier": "none", "region": "west"}}, Kind: "bar", Arch: "amd64",
 				Args:     map[string]any{"labels": map[string]any{"tier": "none", "region": "west"}},
 				Userdata: config.Userdata{Inline: "#!/bin/sh"}, DrainTimeout: 5 * time.Minute,
 				Files: map[string]config.File{"a.env": {Kind: "env", Content: map[string]any{"A": "default"}}},
@@ -91,14 +87,14 @@ func TestUpsertMerges(t *testing.T) {
 		},
 		{
 			"vars are added key by key", dynamic,
-			[]Change{{Template: "worker", Vars: map[string]string{"a": "1", "b": "1"}}, {Vars: map[string]string{"b": "2", "c": "2", "tier": ""}}},
+			[]Change{{Settings: Settings{Template: "worker", Vars: map[string]string{"a": "1", "b": "1"}}}, {Settings: Settings{Vars: map[string]string{"b": "2", "c": "2", "tier": ""}}}},
 			with(fromTemplate(dynamic, 0, false), func(g *Group) {
 				g.Vars = map[string]string{"role": "worker", "tier": "", "region": "west", "a": "1", "b": "2", "c": "2"}
 			}),
 		},
 		{
 			"size, instance type and vars of a static group are overridden", main,
-			[]Change{{Size: 9, InstanceType: "m7i.xlarge", Vars: map[string]string{"own": "no", "x": "y"}}},
+			[]Change{{Size: 9, Settings: Settings{InstanceType: "m7i.xlarge", Vars: map[string]string{"own": "no", "x": "y"}}}},
 			with(configured(), func(g *Group) {
 				g.Size, g.InstanceType = 9, "m7i.xlarge"
 				g.Vars = map[string]string{"role": "main", "tier": "one", "region": "west", "own": "no", "x": "y"}
@@ -106,7 +102,7 @@ func TestUpsertMerges(t *testing.T) {
 		},
 		{
 			"values equal to those configured pass", main,
-			[]Change{{Size: 4, Template: "worker", SubnetPools: []string{"closed"}}},
+			[]Change{{Size: 4, Settings: Settings{Template: "worker", SubnetPools: []string{"closed"}}}},
 			with(configured(), func(g *Group) { g.Size = 4 }),
 		},
 	}
@@ -122,14 +118,14 @@ func TestUpsertMerges(t *testing.T) {
 			if diff := cmp.Diff(&tc.want, got, cmpopts.IgnoreFields(Group{}, "ETag", "Type", "RuntimeConfigHash", "InfraConfigHash")); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
-			if want := s.Config().Shard.Infra.Kwok.InstanceTypes[tc.want.InstanceType]; got.Type != want || want.Name != tc.want.InstanceType {
+			if want := s.Config().Shard.Infra.InstanceTypes[tc.want.InstanceType]; got.Type != want || want.Name != tc.want.InstanceType {
 				t.Errorf("the type is %+v, want %+v", got.Type, want)
 			}
 		})
 	}
 }
 
-// TestLayers has the defaults, a template and a group say something of the same.
+// TestLayers sets the same fields in the defaults, a template and a group.
 func TestLayers(t *testing.T) {
 	const defaultTimeout = 5 * time.Minute
 	tests := []struct {
@@ -200,14 +196,14 @@ func TestLayers(t *testing.T) {
 	}
 }
 
-func TestTenantsHaveGroupsOfTheirOwn(t *testing.T) {
+func TestTenantsAreSeparate(t *testing.T) {
 	s := open(t, newStorage(t))
 	other := instance.GroupKey{Tenant: "other", Group: main.Group}
 	if _, _, err := s.Upsert(t.Context(), other, Change{Size: 1}); !errors.As(err, new(*InvalidError)) {
 		t.Errorf("%s took its template from %s: error %v", other, main, err)
 	}
 	before := get(t, s, main)
-	if group := upsert(t, s, other, Change{Template: "worker", Size: 1}); group.Static {
+	if group := upsert(t, s, other, Change{Settings: Settings{Template: "worker"}, Size: 1}); group.Static {
 		t.Errorf("%s is static since %s is", other, main)
 	}
 	if get(t, s, main) != before {
@@ -219,13 +215,13 @@ func TestETagFollowsTheGroup(t *testing.T) {
 	s := open(t, newStorage(t))
 	seen := map[string]int{}
 	for i, change := range []Change{
-		{Template: "worker"},
+		{Settings: Settings{Template: "worker"}},
 		{Size: 1},
-		{Size: 1, InstanceType: "t3.large"},
-		{Size: 1, SubnetPools: []string{"other"}},
-		{Size: 1, SubnetPools: []string{"open", "other"}},
-		{Size: 1, Vars: map[string]string{"a": "1"}},
-		{Size: 1, Vars: map[string]string{"a": "2"}},
+		{Size: 1, Settings: Settings{InstanceType: "t3.large"}},
+		{Size: 1, Settings: Settings{SubnetPools: []string{"other"}}},
+		{Size: 1, Settings: Settings{SubnetPools: []string{"open", "other"}}},
+		{Size: 1, Settings: Settings{Vars: map[string]string{"a": "1"}}},
+		{Size: 1, Settings: Settings{Vars: map[string]string{"a": "2"}}},
 	} {
 		etag := upsert(t, s, dynamic, change).ETag
 		if before, twice := seen[etag]; twice {

@@ -15,58 +15,59 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// object is the object in the storage that holds the content, and the only place
-// where it is kept. It has one caller at a time.
+// object is the object in the storage that contains the stored groups. It is
+// not safe for concurrent use.
 type object struct {
 	store storage.Store
 	key   string
-	// etag is what the next write replaces, "" when there is no object yet.
+	// etag is the etag that the next write replaces, "" when there is no
+	// object.
 	etag string
-	// unsure is what the last write would have stored, if it failed so that the
-	// object may be that or what it was before. It is nil when the object is known.
-	unsure []byte
+	// unconfirmed is the content of the last write if that failed and may have
+	// been carried out nevertheless. It is nil when the stored object is known.
+	unconfirmed []byte
 }
 
-// read returns nothing when there is no object yet.
+// read returns an empty content when there is no object.
 func (o *object) read(ctx context.Context) (content, error) {
 	found, err := o.store.Get(ctx, o.key)
 	if errors.Is(err, storage.ErrNotFound) {
 		return content{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("reading the dynamic groups: %w", err)
+		return nil, fmt.Errorf("read the dynamic groups: %w", err)
 	}
 	content, err := decode(found.Data)
 	if err != nil {
-		return nil, fmt.Errorf("reading the dynamic groups in %s: %w", o.key, err)
+		return nil, fmt.Errorf("read the dynamic groups in %s: %w", o.key, err)
 	}
 	o.etag = found.ETag
 	return content, nil
 }
 
-// write replaces the object by content as a whole. When it returns nil the
-// content is durable. An error that wraps storage.ErrConflict means that another
-// server has written, and that everything known of the groups is out of date.
-// After any other error the object may be as before or as it should be: the next
-// write finds out, and replaces either.
+// write replaces the whole object by content. When it returns nil, the content
+// is durable. An error that wraps storage.ErrConflict means that another server
+// has written, and that everything in memory is outdated. After any other error
+// the object may or may not have been replaced: the next write finds out, and
+// replaces either version.
 func (o *object) write(ctx context.Context, content content) error {
 	data, err := json.MarshalIndent(content, "", "  ")
 	if err != nil {
-		return fmt.Errorf("encoding the dynamic groups: %w", err)
+		return fmt.Errorf("encode the dynamic groups: %w", err)
 	}
-	if err := o.recall(ctx); err != nil {
-		return fmt.Errorf("reading again what a failed write left of the dynamic groups: %w", err)
+	if err := o.resolveUnconfirmed(ctx); err != nil {
+		return fmt.Errorf("read the dynamic groups after a failed write: %w", err)
 	}
 	data = append(data, '\n')
 	etag, err := o.put(ctx, data)
 	if errors.Is(err, storage.ErrConflict) {
-		return fmt.Errorf("storing the dynamic groups: %w", err)
+		return fmt.Errorf("store the dynamic groups: %w", err)
 	}
 	if err != nil {
-		o.unsure = data
-		return fmt.Errorf("storing the dynamic groups: %w", err)
+		o.unconfirmed = data
+		return fmt.Errorf("store the dynamic groups: %w", err)
 	}
-	o.etag, o.unsure = etag, nil
+	o.etag, o.unconfirmed = etag, nil
 	return nil
 }
 
@@ -77,14 +78,14 @@ func (o *object) put(ctx context.Context, data []byte) (etag string, err error) 
 	return o.store.Replace(ctx, o.key, data, o.etag)
 }
 
-// recall finds out whether a write that failed was done after all: then it is
-// what the next one replaces. Anything else that is not as before is another
-// server's, and the storage refuses to replace it.
+// resolveUnconfirmed checks whether a failed write was carried out after all.
+// If so, the next write replaces that version. Any other change comes from
+// another server, and the storage rejects the next write.
 //
-// The write may even be on its way still. Whichever of it and the next one comes
-// first makes the other a conflict.
-func (o *object) recall(ctx context.Context) error {
-	if o.unsure == nil {
+// The failed write may even still be in progress. If so, it conflicts with the
+// next one, and the first to arrive wins.
+func (o *object) resolveUnconfirmed(ctx context.Context) error {
+	if o.unconfirmed == nil {
 		return nil
 	}
 	found, err := o.store.Get(ctx, o.key)
@@ -94,14 +95,13 @@ func (o *object) recall(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if bytes.Equal(found.Data, o.unsure) {
+	if bytes.Equal(found.Data, o.unconfirmed) {
 		o.etag = found.ETag
 	}
 	return nil
 }
 
-// decode refuses what it does not know: to go on without it would lose it with
-// the next write.
+// decode rejects unknown fields, because the next write would lose them.
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
 	if err != nil {

@@ -16,17 +16,17 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Reconfigure puts another configuration in force, for all groups at once. The
-// error wraps a *config.InvalidError with all that speaks against it, or is one
-// of the storage; then nothing has changed.
+// Reconfigure replaces the configuration for all groups at once. The error
+// wraps a *config.InvalidError that lists every problem, or is an error of the
+// storage; then nothing has changed.
 //
-// A group that next names is static from now on. What was stored of it stays,
-// as an operator's changes to it. A static group that next does not name any
-// more becomes a dynamic one that is what it was: no instance ends because a
-// configuration was edited, and to delete the group is the operator's.
+// A group that next names becomes static. Its stored settings remain as an
+// operator's changes to it. A static group that next no longer names becomes a
+// dynamic one with the same settings: editing the configuration never
+// terminates instances, and deleting the group is up to the operator.
 func (s *Store) Reconfigure(ctx context.Context, next *config.Config) error {
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
 	content := s.content
 	for key, group := range s.groups {
 		if _, named := next.Groups[key.Tenant][key.Group]; group.Static && !named {
@@ -36,32 +36,32 @@ func (s *Store) Reconfigure(ctx context.Context, next *config.Config) error {
 	return s.apply(ctx, next, content, s.config.CheckReplacement(next))
 }
 
-// apply puts next in force with what is stored in content, unless there are
-// problems. It is called with writing held.
+// apply activates next together with content, unless there are problems. The
+// caller has locked writeMu.
 func (s *Store) apply(ctx context.Context, next *config.Config, content content, problems field.ErrorList) error {
-	content, dropped := content.settle(next)
-	groups, unfit, err := mergeAll(next, content)
+	content, dropped := content.convertDropped(next)
+	groups, invalid, err := mergeAll(next, content)
 	if err != nil {
 		return err
 	}
 	mistakes := toErrors(problems)
-	if len(unfit) > 0 {
-		mistakes = append(mistakes, fmt.Errorf("dynamic groups in %s:\n%w", s.object.key, errors.Join(toErrors(unfit)...)))
+	if len(invalid) > 0 {
+		mistakes = append(mistakes, fmt.Errorf("dynamic groups in %s:\n%w", s.object.key, errors.Join(toErrors(invalid)...)))
 	}
 	if len(mistakes) > 0 {
 		return &config.InvalidError{Mistakes: errors.Join(mistakes...)}
 	}
 
-	content = content.remember(next, groups)
+	content = content.updateWhenDropped(next, groups)
 	if !reflect.DeepEqual(content, s.content) {
 		if err := s.object.write(ctx, content); err != nil {
-			return fmt.Errorf("settling the groups: %w", err)
+			return fmt.Errorf("store the groups: %w", err)
 		}
 		s.content = content
 	}
 	logger := klog.FromContext(ctx)
 	for _, key := range dropped {
-		logger.Info("The configuration names a group no more, it goes on as a dynamic one", "tenant", key.Tenant, "group", key.Group)
+		logger.Info("Converted a group that the configuration no longer names to a dynamic one", "tenant", key.Tenant, "group", key.Group)
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -69,8 +69,8 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	return nil
 }
 
-// mergeAll returns all groups that are configured or stored, and what is wrong
-// with those stored.
+// mergeAll returns all configured and stored groups, and the problems of the
+// stored ones.
 func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, field.ErrorList, error) {
 	groups := map[instance.GroupKey]*Group{}
 	for tenant, configured := range c.Groups {
@@ -96,25 +96,25 @@ func mergeAll(c *config.Config, content content) (map[instance.GroupKey]*Group, 
 	return groups, problems, nil
 }
 
-// settle returns c with the static groups that next does not name as the dynamic
-// ones that they become, and their keys.
-func (c content) settle(next *config.Config) (settled content, dropped []instance.GroupKey) {
-	settled = c
+// convertDropped returns c after converting the static groups that next does
+// not name to dynamic ones, and the keys of those groups.
+func (c content) convertDropped(next *config.Config) (converted content, dropped []instance.GroupKey) {
+	converted = c
 	for _, key := range c.keys() {
 		override := c.get(key)
 		if _, named := next.Groups[key.Tenant][key.Group]; !named && override != nil && override.WhenDropped != nil {
-			settled = settled.with(key, override.WhenDropped)
+			converted = converted.with(key, override.WhenDropped)
 			dropped = append(dropped, key)
 		}
 	}
-	return settled, dropped
+	return converted, dropped
 }
 
-// remember returns c with what each static group in it is to become when a
-// configuration drops it, be that while the server does not run. groups are those
-// of next.
-func (c content) remember(next *config.Config, groups map[instance.GroupKey]*Group) content {
-	remembered := c
+// updateWhenDropped returns c after updating, for each static group in it, what
+// the group becomes when a configuration drops it, which may happen while the
+// server is not running. groups are the groups of next.
+func (c content) updateWhenDropped(next *config.Config, groups map[instance.GroupKey]*Group) content {
+	updated := c
 	for _, key := range c.keys() {
 		group := groups[key]
 		if !group.Static {
@@ -125,9 +125,9 @@ func (c content) remember(next *config.Config, groups map[instance.GroupKey]*Gro
 			continue
 		}
 		override.WhenDropped = dynamic
-		remembered = remembered.with(key, &override)
+		updated = updated.with(key, &override)
 	}
-	return remembered
+	return updated
 }
 
 func toErrors(list field.ErrorList) []error {

@@ -32,11 +32,11 @@ func reconfigure(t *testing.T, s *Store, next *config.Config) {
 		t.Fatal(err)
 	}
 	if s.Config() != next {
-		t.Error("another configuration is in force")
+		t.Error("another configuration is active")
 	}
 }
 
-// wantSame expects that a start with the configuration in force finds the groups
+// wantSame expects that a start with the current configuration finds the groups
 // of s.
 func wantSame(t *testing.T, s *Store, store storage.Store) {
 	t.Helper()
@@ -50,36 +50,36 @@ func wantSame(t *testing.T, s *Store, store storage.Store) {
 }
 
 func TestReconfigure(t *testing.T) {
-	t.Run("static groups that are dropped go on", func(t *testing.T) {
+	t.Run("static groups that are dropped become dynamic", func(t *testing.T) {
 		store := newStorage(t)
 		s := open(t, store)
-		upsert(t, s, main, Change{Size: 8, InstanceType: "r7i.large", Vars: map[string]string{"x": "y"}})
+		upsert(t, s, main, Change{Size: 8, Settings: Settings{InstanceType: "r7i.large", Vars: map[string]string{"x": "y"}}})
 		before, untouched := *get(t, s, main), *get(t, s, plain)
 		reconfigure(t, s, newConfigWith(nil))
 		wantDynamic(t, s, before)
 		wantDynamic(t, s, untouched)
 		wantSame(t, s, store)
 
-		// They are an operator's now: to change as a whole, and to delete. The
-		// pool that they have may stay, though it is not for dynamic groups.
+		// Operators own the groups now: they can change and delete them. The
+		// groups may keep their pool, although dynamic groups may not use it.
 		if size := upsert(t, s, main, Change{Size: 9}).Size; size != 9 {
 			t.Errorf("the size is %d, want 9", size)
 		}
-		if got := upsert(t, s, main, Change{Template: "bare", SubnetPools: []string{"other"}}); got.Template != "bare" || got.SubnetPools[0] != "other" {
+		if got := upsert(t, s, main, Change{Settings: Settings{Template: "bare", SubnetPools: []string{"other"}}}); got.Template != "bare" || got.SubnetPools[0] != "other" {
 			t.Errorf("is %+v", got)
 		}
 		if changed, err := s.Delete(t.Context(), plain); !changed || err != nil {
-			t.Errorf("deleting gives %t, %v", changed, err)
+			t.Errorf("Delete returns %t, %v", changed, err)
 		}
 		if group, found := s.Get(plain); found {
-			t.Errorf("is still there: %+v", group)
+			t.Errorf("still exists: %+v", group)
 		}
 		wantSame(t, s, store)
 	})
 	t.Run("a dynamic group becomes static, and dynamic again", func(t *testing.T) {
 		store := newStorage(t)
 		s := open(t, store)
-		upsert(t, s, dynamic, Change{Template: "worker", Size: 8, SubnetPools: []string{"other"}})
+		upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker", SubnetPools: []string{"other"}}, Size: 8})
 		reconfigure(t, s, newConfigWith(map[string]config.Group{
 			"dynamic": {Template: "bare", Size: new(int32(1)), InstanceType: "t3.large", SubnetPool: "closed", Args: map[string]any{"a": "b"}, DrainTimeout: new(time.Hour)},
 		}))
@@ -92,7 +92,7 @@ func TestReconfigure(t *testing.T) {
 		wantDynamic(t, s, group)
 		wantSame(t, s, store)
 	})
-	t.Run("a static group comes, changes, and keeps what operators changed", func(t *testing.T) {
+	t.Run("a static group is added, changes, and keeps the changes of operators", func(t *testing.T) {
 		store := newStorage(t)
 		s := openWith(t, store, newConfigWith(nil))
 		reconfigure(t, s, newConfigWith(map[string]config.Group{"main": {Template: "worker", Size: new(int32(1))}}))
@@ -119,10 +119,10 @@ func TestReconfigure(t *testing.T) {
 			t.Errorf("the size is %d, want 3", size)
 		}
 	})
-	t.Run("what is not a group's own follows the template", func(t *testing.T) {
+	t.Run("settings that a group does not set follow the template", func(t *testing.T) {
 		store := newStorage(t)
 		s := open(t, store)
-		upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+		upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 		next := newConfig()
 		worker := next.Templates["worker"]
 		worker.InstanceType, worker.Vars = "c7i.large", map[string]string{"role": "other"}
@@ -135,10 +135,10 @@ func TestReconfigure(t *testing.T) {
 		}
 	})
 	t.Run("nothing is written when nothing differs", func(t *testing.T) {
-		store := &trouble{Store: newStorage(t)}
+		store := &faultyStore{Store: newStorage(t)}
 		s := open(t, store)
 		upsert(t, s, main, Change{Size: 8})
-		upsert(t, s, dynamic, Change{Template: "worker"})
+		upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}})
 		before := store.writes
 		reconfigure(t, s, newConfig())
 		wantSame(t, s, store)
@@ -148,18 +148,18 @@ func TestReconfigure(t *testing.T) {
 	})
 }
 
-func TestReconfigureRefuses(t *testing.T) {
+func TestReconfigureRejects(t *testing.T) {
 	tests := []struct {
 		name   string
 		change func(*config.Config)
 		want   []string
 	}{
-		{"that the template of a dynamic group goes", func(c *config.Config) { delete(c.Templates, "bare") }, []string{`default.dynamic.template: Invalid value: "bare": unknown template, known are "arm", "worker"`}},
-		{"that the pool of a dynamic group goes", func(c *config.Config) { delete(c.Shard.SubnetPools, "other") }, []string{`default.dynamic.subnet_pools[0]: Invalid value: "other": unknown subnet pool`}},
-		{"that the instance type of a dynamic group goes", func(c *config.Config) { delete(c.Shard.Infra.Kwok.InstanceTypes, "t3.large") }, []string{`default.dynamic.instance_type: Invalid value: "t3.large"`}},
-		{"that an instance type that an operator gave a static group goes", func(c *config.Config) { delete(c.Shard.Infra.Kwok.InstanceTypes, "r7i.large") }, []string{`default.main.instance_type: Invalid value: "r7i.large"`}},
+		{"the template of a dynamic group is removed", func(c *config.Config) { delete(c.Templates, "bare") }, []string{`default.dynamic.template: Invalid value: "bare": unknown template, known are "arm", "worker"`}},
+		{"the pool of a dynamic group is removed", func(c *config.Config) { delete(c.Shard.SubnetPools, "other") }, []string{`default.dynamic.subnet_pools[0]: Invalid value: "other": unknown subnet pool`}},
+		{"the instance type of a dynamic group is removed", func(c *config.Config) { delete(c.Shard.Infra.InstanceTypes, "t3.large") }, []string{`default.dynamic.instance_type: Invalid value: "t3.large"`}},
+		{"an instance type that an operator gave a static group is removed", func(c *config.Config) { delete(c.Shard.Infra.InstanceTypes, "r7i.large") }, []string{`default.main.instance_type: Invalid value: "r7i.large"`}},
 		{
-			"that a static group goes with its template", func(c *config.Config) {
+			"a static group is removed with its template", func(c *config.Config) {
 				c.Groups = nil
 				delete(c.Templates, "worker")
 			},
@@ -177,8 +177,8 @@ func TestReconfigureRefuses(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			store := newStorage(t)
 			s := open(t, store)
-			upsert(t, s, dynamic, Change{Template: "bare", Size: 1, InstanceType: "t3.large", SubnetPools: []string{"other"}})
-			upsert(t, s, main, Change{Size: 5, InstanceType: "r7i.large"})
+			upsert(t, s, dynamic, Change{Settings: Settings{Template: "bare", InstanceType: "t3.large", SubnetPools: []string{"other"}}, Size: 1})
+			upsert(t, s, main, Change{Size: 5, Settings: Settings{InstanceType: "r7i.large"}})
 			inForce, before, object := s.Config(), snapshot(t, s), readObject(t, store)
 
 			next := newConfig()
@@ -206,16 +206,16 @@ func TestReconfigureRefuses(t *testing.T) {
 func wantNothingChanged(t *testing.T, s *Store, inForce *config.Config, store storage.Store, object storage.Object) {
 	t.Helper()
 	if s.Config() != inForce {
-		t.Error("another configuration is in force")
+		t.Error("another configuration is active")
 	}
 	if diff := cmp.Diff(object, readObject(t, store)); diff != "" {
 		t.Errorf("the object has changed (-before +after):\n%s", diff)
 	}
 }
 
-func TestReconfigureThatCannotBeStored(t *testing.T) {
+func TestReconfigureWithAFailedWrite(t *testing.T) {
 	full := errors.New("disk full")
-	store := &trouble{Store: newStorage(t)}
+	store := &faultyStore{Store: newStorage(t)}
 	s := open(t, store)
 	upsert(t, s, main, Change{Size: 5})
 	inForce, before, object := s.Config(), snapshot(t, s), readObject(t, store)
@@ -232,10 +232,10 @@ func TestReconfigureThatCannotBeStored(t *testing.T) {
 	wantSame(t, s, store)
 }
 
-// TestReconfigureIsOneStep looks at a store all the time that two configurations
-// take turns and operators change groups: no group is of another configuration
-// than the rest, and no change of an operator is lost.
-func TestReconfigureIsOneStep(t *testing.T) {
+// TestReconfigureIsAtomic reads a store while two configurations alternate and
+// operators change groups. All groups must belong to the same configuration,
+// and no change of an operator may be lost.
+func TestReconfigureIsAtomic(t *testing.T) {
 	store := newStorage(t)
 	groupsOf := func(template string) *config.Config {
 		return newConfigWith(map[string]config.Group{"main": {Template: template}, "plain": {Template: template}})
@@ -253,7 +253,7 @@ func TestReconfigureIsOneStep(t *testing.T) {
 	changing.Go(func() {
 		for size := range int32(turns) {
 			upsert(t, s, main, Change{Size: size})
-			upsert(t, s, dynamic, Change{Template: "worker", Size: size})
+			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: size})
 		}
 	})
 	changed := make(chan struct{})

@@ -10,16 +10,17 @@ import (
 )
 
 const (
-	// maxRemoveFirst is how many ids may be named to go first. It is as many as a
-	// pool of Cluster API has provider ids at most (CAPI contract).
+	// maxRemoveFirst is the maximum number of ids. It equals the maximum number
+	// of provider ids in a Cluster API machine pool
+	// (docs/capi.md#provider-ids).
 	maxRemoveFirst = 10_000
-	// maxIDLength is more than any id has.
+	// maxIDLength is longer than any instance id.
 	maxIDLength = 64
 )
 
-// validateRemoveFirst keeps what is stored of a group within bounds. An id need
-// not be one of the group's: its instance may have gone while the request was on
-// its way. Of many that are wrong the first is told.
+// validateRemoveFirst limits what is stored of a group. The ids need not exist
+// in the group: an instance may have been deleted since the request was sent.
+// Only the first invalid id is reported.
 func validateRemoveFirst(path *field.Path, ids []string) field.ErrorList {
 	if len(ids) > maxRemoveFirst {
 		return field.ErrorList{field.TooMany(path, len(ids), maxRemoveFirst)}

@@ -15,18 +15,18 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 )
 
-// wantFirst expects what is to go first of a group, and its size.
+// wantFirst expects the size of a group and the ids in remove_first.
 func wantFirst(t *testing.T, group *Group, size int32, ids ...string) {
 	t.Helper()
 	if group.Size != size || !slices.Equal(group.RemoveFirst, ids) {
-		t.Errorf("%s has size %d, and first go %q, want %d and %q", group.Key, group.Size, group.RemoveFirst, size, ids)
+		t.Errorf("%s has size %d, and remove_first %q, want %d and %q", group.Key, group.Size, group.RemoveFirst, size, ids)
 	}
 }
 
-// TestRemoveFirstComesWithTheSize: whoever says a size says what goes first, if
-// only nothing. Both are in one write, and one answer.
-func TestRemoveFirstComesWithTheSize(t *testing.T) {
-	store := &trouble{Store: newStorage(t)}
+// TestRemoveFirstBelongsToTheSize checks that every change of the size replaces
+// remove_first, even by nothing, in the same write.
+func TestRemoveFirstBelongsToTheSize(t *testing.T) {
+	store := &faultyStore{Store: newStorage(t)}
 	s := open(t, store)
 	steps := []struct {
 		name    string
@@ -35,13 +35,13 @@ func TestRemoveFirstComesWithTheSize(t *testing.T) {
 		writes  int
 		changes bool
 	}{
-		{"a new group", Change{Template: "worker", Size: 3}, nil, 1, true},
-		{"fewer, of which two are chosen", Change{Size: 1, RemoveFirst: []string{"b", "a"}}, []string{"b", "a"}, 1, true},
+		{"a new group", Change{Settings: Settings{Template: "worker"}, Size: 3}, nil, 1, true},
+		{"a smaller size and two ids", Change{Size: 1, RemoveFirst: []string{"b", "a"}}, []string{"b", "a"}, 1, true},
 		{"the same again", Change{Size: 1, RemoveFirst: []string{"b", "a"}}, []string{"b", "a"}, 0, false},
-		{"others, and the size stays", Change{Size: 1, RemoveFirst: []string{"a", "c"}}, []string{"a", "c"}, 1, true},
+		{"other ids with the same size", Change{Size: 1, RemoveFirst: []string{"a", "c"}}, []string{"a", "c"}, 1, true},
 		{"in another order", Change{Size: 1, RemoveFirst: []string{"c", "a"}}, []string{"c", "a"}, 1, true},
-		{"an operator that does not know of it", Change{Size: 1}, nil, 1, true},
-		{"none, which is the same as not to know of it", Change{Size: 1, RemoveFirst: []string{}}, nil, 0, false},
+		{"an operator that does not send the field", Change{Size: 1}, nil, 1, true},
+		{"an empty list, which equals no field", Change{Size: 1, RemoveFirst: []string{}}, nil, 0, false},
 	}
 	for _, step := range steps {
 		before := store.writes
@@ -55,22 +55,28 @@ func TestRemoveFirstComesWithTheSize(t *testing.T) {
 		}
 		wantSame(t, s, store)
 	}
-	// Nothing is left for a server of before to stumble over.
+	// Older servers must be able to read the object.
 	if content := string(readObject(t, store).Data); strings.Contains(content, "remove_first") {
 		t.Errorf("stored is %s", content)
 	}
 }
 
-// TestETagsStayWhatTheyAre: a new release tells of no change where there is none.
-func TestETagsStayWhatTheyAre(t *testing.T) {
-	group := signed(t, sample())
+// TestETagsAreStable checks that a new release does not change the etags of
+// unchanged groups.
+func TestETagsAreStable(t *testing.T) {
+	group := withHashes(t, sample())
 	if want := "f6a1ac75"; !strings.HasPrefix(group.ETag, want) {
 		t.Errorf("the ETag of a group that names none is %s, want %s...", group.ETag, want)
 	}
 	named := sample()
 	named.RemoveFirst = []string{"a"}
-	if signed(t, named).ETag == group.ETag {
+	if withHashes(t, named).ETag == group.ETag {
 		t.Error("the ETag does not differ")
+	}
+	declared := sample()
+	declared.Declared = &Settings{Template: "worker"}
+	if withHashes(t, declared).ETag == group.ETag {
+		t.Error("the ETag of a group with a declaration does not differ")
 	}
 }
 
@@ -82,8 +88,8 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 	upsert(t, s, plain, Change{Size: 1, RemoveFirst: []string{"b"}})
 	wantSame(t, s, store)
 
-	// Whether the configuration drops it while the server runs or while it does
-	// not, it stays what it is, and comes back as that.
+	// The group keeps its settings when the configuration drops it, whether the
+	// server runs or not, and when it becomes static again.
 	reconfigure(t, s, newConfigWith(map[string]config.Group{"plain": {Template: "worker"}}))
 	wantFirst(t, get(t, s, main), 2, "a")
 	wantSame(t, s, store)
@@ -93,29 +99,29 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 	wantFirst(t, get(t, s, main), 2, "a")
 	wantFirst(t, get(t, s, plain), 1, "b")
 
-	// What was configured names none.
+	// The configuration sets none.
 	if _, err := s.Delete(t.Context(), main); err != nil {
 		t.Fatal(err)
 	}
 	wantFirst(t, get(t, s, main), 3)
 	if etag := get(t, s, main).ETag; etag != configured {
-		t.Errorf("the ETag is %s, want that of before, %s", etag, configured)
+		t.Errorf("the ETag is %s, want the previous one, %s", etag, configured)
 	}
 	wantSame(t, s, store)
 }
 
-// TestADeletedGroupForgetsWhatGoesFirst, so that one that is made anew begins
-// with none.
-func TestADeletedGroupForgetsWhatGoesFirst(t *testing.T) {
+// TestDeletedGroupLosesRemoveFirst checks that a group that is created again
+// starts without ids.
+func TestDeletedGroupLosesRemoveFirst(t *testing.T) {
 	s := open(t, newStorage(t))
-	upsert(t, s, dynamic, Change{Template: "worker", Size: 2, RemoveFirst: []string{"a"}})
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2, RemoveFirst: []string{"a"}})
 	if _, err := s.Delete(t.Context(), dynamic); err != nil {
 		t.Fatal(err)
 	}
-	wantFirst(t, upsert(t, s, dynamic, Change{Template: "worker", Size: 2}), 2)
+	wantFirst(t, upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2}), 2)
 }
 
-func TestRemoveFirstThatIsRefused(t *testing.T) {
+func TestInvalidRemoveFirst(t *testing.T) {
 	many := make([]string, maxRemoveFirst+1)
 	for n := range many {
 		many[n] = fmt.Sprintf("knd%026d", n)
@@ -142,7 +148,7 @@ func TestRemoveFirstThatIsRefused(t *testing.T) {
 			}
 			// The size has not changed either.
 			if diff := cmp.Diff(before, snapshot(t, s)); diff != "" || !cmp.Equal(object, readObject(t, store)) {
-				t.Errorf("a refused change shows (-before +after):\n%s", diff)
+				t.Errorf("a rejected change is visible (-before +after):\n%s", diff)
 			}
 		})
 	}

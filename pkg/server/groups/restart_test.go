@@ -13,19 +13,20 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 )
 
-// TestTheConfigurationChanges restarts with another configuration than that
-// with which the changes were stored.
-func TestTheConfigurationChanges(t *testing.T) {
+// TestRestartWithAnotherConfiguration restarts with another configuration than
+// the one with which the changes were stored.
+func TestRestartWithAnotherConfiguration(t *testing.T) {
 	t.Run("static groups are dropped", func(t *testing.T) {
 		store := newStorage(t)
 		s := open(t, store)
 		before := *upsert(t, s, main, Change{Size: 8})
 		s = openWith(t, store, newConfigWith(nil))
-		// One that an operator has changed is dynamic and what it was.
+		// A group that an operator has changed becomes dynamic and keeps its
+		// settings.
 		wantDynamic(t, s, before)
-		// Nothing is known of one that nobody has.
+		// Without a change nothing is stored of the group.
 		if group, found := s.Get(plain); found {
-			t.Errorf("is still there: %+v", group)
+			t.Errorf("still exists: %+v", group)
 		}
 	})
 	t.Run("a static group changes before it is dropped", func(t *testing.T) {
@@ -43,7 +44,7 @@ func TestTheConfigurationChanges(t *testing.T) {
 	})
 	t.Run("a dynamic group becomes static", func(t *testing.T) {
 		store := newStorage(t)
-		createObject(t, store, `{"default": {"dynamic": {"template": "gone", "size": 8, "subnet_pools": ["gone"]}}}`)
+		createObject(t, store, `{"default": {"dynamic": {"template": "unknown", "size": 8, "subnet_pools": ["unknown"]}}}`)
 		s := openWith(t, store, newConfigWith(map[string]config.Group{"dynamic": {Template: "arm", Size: new(int32(1))}}))
 		group := get(t, s, dynamic)
 		if !group.Static || group.Template != "arm" || group.Size != 8 || !cmp.Equal(group.SubnetPools, []string{"closed"}) {
@@ -58,7 +59,7 @@ func TestTheConfigurationChanges(t *testing.T) {
 			t.Errorf("the size is %d, want 5", size)
 		}
 	})
-	t.Run("what operators cannot set stays the group's own", func(t *testing.T) {
+	t.Run("settings that operators cannot set are kept", func(t *testing.T) {
 		store := newStorage(t)
 		s := open(t, store)
 		upsert(t, s, main, Change{Size: 8})
@@ -67,7 +68,8 @@ func TestTheConfigurationChanges(t *testing.T) {
 		next.Shard.DefaultDrainTimeout = time.Hour
 		next.Defaults.Args = map[string]any{"labels": map[string]any{"own": "no", "region": "east"}}
 		s = openWith(t, store, next)
-		// Its own timeout and argument, and what is not its own as configured now.
+		// The group keeps its own timeout and argument. The other settings
+		// follow the configuration.
 		group := upsert(t, s, main, Change{Size: 9})
 		want := map[string]any{"labels": map[string]any{"own": "yes", "tier": "one", "region": "east"}}
 		if diff := cmp.Diff(want, group.Args); diff != "" || group.DrainTimeout != time.Minute {
@@ -77,12 +79,12 @@ func TestTheConfigurationChanges(t *testing.T) {
 			t.Errorf("the drain timeout is %s, want that of the shard", timeout)
 		}
 		if content := string(readObject(t, store).Data); !strings.Contains(content, `"drain_timeout": "1m0s"`) {
-			t.Errorf("people cannot read the drain timeout: %s", content)
+			t.Errorf("the drain timeout is not stored as text: %s", content)
 		}
 		if diff := cmp.Diff(snapshot(t, s), snapshot(t, openWith(t, store, next))); diff != "" {
 			t.Errorf("(-before +after a restart):\n%s", diff)
 		}
-		// Once it is static again, what is stored of them counts no more.
+		// Once the group is static again, the stored values have no effect.
 		s = openWith(t, store, newConfigWith(map[string]config.Group{"main": {Template: "worker"}}))
 		want = map[string]any{"labels": map[string]any{"tier": "one", "region": "west"}}
 		group = get(t, s, main)

@@ -18,13 +18,13 @@ import (
 func TestChangesSurviveARestart(t *testing.T) {
 	store := newStorage(t)
 	s := open(t, store)
-	upsert(t, s, dynamic, Change{Template: "worker", Size: 3, InstanceType: "t3.large", SubnetPools: []string{"other", "open"}, Vars: map[string]string{"a": "<1>"}})
-	upsert(t, s, instance.GroupKey{Tenant: "other", Group: "dynamic"}, Change{Template: "worker"})
-	upsert(t, s, main, Change{Size: 8, Vars: map[string]string{"b": "2"}})
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker", InstanceType: "t3.large", SubnetPools: []string{"other", "open"}, Vars: map[string]string{"a": "<1>"}}, Size: 3})
+	upsert(t, s, instance.GroupKey{Tenant: "other", Group: "dynamic"}, Change{Settings: Settings{Template: "worker"}})
+	upsert(t, s, main, Change{Size: 8, Settings: Settings{Vars: map[string]string{"b": "2"}}})
 	upsert(t, s, plain, Change{Size: 8})
-	gone := instance.GroupKey{Tenant: "default", Group: "gone"}
-	upsert(t, s, gone, Change{Template: "worker"})
-	for _, key := range []instance.GroupKey{gone, plain} {
+	deleted := instance.GroupKey{Tenant: "default", Group: "deleted"}
+	upsert(t, s, deleted, Change{Settings: Settings{Template: "worker"}})
+	for _, key := range []instance.GroupKey{deleted, plain} {
 		if _, err := s.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}
@@ -50,12 +50,12 @@ func TestOpenAcceptsComments(t *testing.T) {
 }
 
 func TestWritesOnlyWhatDiffers(t *testing.T) {
-	store := &trouble{Store: newStorage(t)}
+	store := &faultyStore{Store: newStorage(t)}
 	s := open(t, store)
 	if store.writes > 0 {
-		t.Error("opening has written")
+		t.Error("Open has written")
 	}
-	full := Change{Template: "worker", Size: 3, InstanceType: "t3.large", SubnetPools: []string{"other"}, Vars: map[string]string{"a": "1"}}
+	full := Change{Settings: Settings{Template: "worker", InstanceType: "t3.large", SubnetPools: []string{"other"}, Vars: map[string]string{"a": "1"}}, Size: 3}
 	steps := []struct {
 		name    string
 		change  Change
@@ -65,10 +65,10 @@ func TestWritesOnlyWhatDiffers(t *testing.T) {
 	}{
 		{"a new group", full, dynamic, 1, true},
 		{"the same again", full, dynamic, 0, false},
-		{"the size alone, the same", Change{Size: 3}, dynamic, 0, false},
+		{"only the size, unchanged", Change{Size: 3}, dynamic, 0, false},
 		{"another size", Change{Size: 4}, dynamic, 1, true},
-		{"the template's value, now of its own", Change{Template: "worker"}, instance.GroupKey{Tenant: "default", Group: "second"}, 1, true},
-		// Stored, so that it stays when the configuration changes.
+		{"the value of the template", Change{Settings: Settings{Template: "worker"}}, instance.GroupKey{Tenant: "default", Group: "second"}, 1, true},
+		// It is stored, so that it remains when the configuration changes.
 		{"the configured size of a static group", Change{Size: 3}, main, 1, false},
 		{"the configured size of a static group again", Change{Size: 3}, main, 0, false},
 	}
@@ -84,21 +84,21 @@ func TestWritesOnlyWhatDiffers(t *testing.T) {
 	}
 }
 
-func TestAFailedWriteChangesNothing(t *testing.T) {
+func TestFailedWriteChangesNothing(t *testing.T) {
 	full := errors.New("disk full")
-	store := &trouble{Store: newStorage(t)}
+	store := &faultyStore{Store: newStorage(t)}
 	s := open(t, store)
-	upsert(t, s, dynamic, Change{Template: "worker", Size: 1})
+	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 	before, object := snapshot(t, s), readObject(t, store)
 
 	store.before = []error{full, full}
 	if group, changed, err := s.Upsert(t.Context(), dynamic, Change{Size: 2}); !errors.Is(err, full) || group != nil || changed {
-		t.Errorf("upsert gives %+v, changed %t, error %v", group, changed, err)
+		t.Errorf("Upsert returns %+v, changed %t, error %v", group, changed, err)
 	} else if !strings.Contains(err.Error(), dynamic.String()) {
 		t.Errorf("the error does not name the group: %v", err)
 	}
 	if changed, err := s.Delete(t.Context(), dynamic); !errors.Is(err, full) || changed {
-		t.Errorf("delete gives changed %t, error %v", changed, err)
+		t.Errorf("Delete returns changed %t, error %v", changed, err)
 	}
 	if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
 		t.Errorf("memory has changed (-before +after):\n%s", diff)
@@ -107,27 +107,27 @@ func TestAFailedWriteChangesNothing(t *testing.T) {
 		t.Errorf("the object has changed (-before +after):\n%s", diff)
 	}
 
-	// The same change again is not taken for one that is stored already.
+	// The same change is written again.
 	upsert(t, s, dynamic, Change{Size: 2})
 	if size := get(t, open(t, store), dynamic).Size; size != 2 {
 		t.Errorf("after a restart the size is %d, want 2", size)
 	}
 }
 
-// TestManyCallers has several goroutines change groups while another reads:
-// every change that was acknowledged is stored.
-func TestManyCallers(t *testing.T) {
+// TestConcurrentChanges changes groups in several goroutines while another one
+// reads: every acknowledged change must be stored.
+func TestConcurrentChanges(t *testing.T) {
 	store := newStorage(t)
 	s := open(t, store)
 	const callers, changes = 4, 25
 	keyOf := func(i int) instance.GroupKey {
 		return instance.GroupKey{Tenant: "default", Group: fmt.Sprintf("group-%d", i)}
 	}
-	var writing sync.WaitGroup
+	var writers sync.WaitGroup
 	for i := range callers {
-		writing.Go(func() {
+		writers.Go(func() {
 			for size := range int32(changes) {
-				if _, _, err := s.Upsert(t.Context(), keyOf(i), Change{Template: "worker", Size: size}); err != nil {
+				if _, _, err := s.Upsert(t.Context(), keyOf(i), Change{Settings: Settings{Template: "worker"}, Size: size}); err != nil {
 					t.Error(err)
 				}
 			}
@@ -135,7 +135,7 @@ func TestManyCallers(t *testing.T) {
 	}
 	written := make(chan struct{})
 	go func() {
-		writing.Wait()
+		writers.Wait()
 		close(written)
 	}()
 	last := map[instance.GroupKey]int32{}
@@ -163,11 +163,11 @@ func TestManyCallers(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	tests := []struct{ name, content, want string }{
 		{"an object that is empty", ``, `hujson: line 1`},
 		{"an object that is cut off", `{"default": {"dynamic": {"size": 1`, `hujson: line 1`},
-		{"an object that goes on behind its end", `{} {}`, `hujson: line 1`},
+		{"an object with data after its end", `{} {}`, `hujson: line 1`},
 		{"an object of zeros", "\x00\x00\x00\x00", `hujson: line 1`},
 		{"an object that is null", `null`, `must be an object, not null`},
 		{"an object that is a list", `[]`, `cannot unmarshal array`},
@@ -176,13 +176,13 @@ func TestOpenRefuses(t *testing.T) {
 		{"an object with a dynamic group without a template", `{"default": {"dynamic": {"size": 1}}}`, `default.dynamic.template: Required value: must name a template`},
 		{"an object with a negative size", `{"default": {"dynamic": {"template": "worker", "size": -1}}}`, `default.dynamic.size: Invalid value: -1: must not be negative`},
 		{"an object with an empty id to remove first", `{"default": {"dynamic": {"template": "worker", "size": 1, "remove_first": [""]}}}`, `default.dynamic.remove_first[0]: Required value: must be the id`},
-		{"an object with an ill-formed key", `{"default": {"Dynamic": {"template": "worker", "size": 1}}}`, `default.Dynamic: Invalid value: "Dynamic": "Dynamic" must consist of`},
-		{"an object with an ill-formed tenant", `{"a--b": {"dynamic": {"template": "worker", "size": 1}}}`, `a--b.dynamic: Invalid value: "a--b": "a--b" must not contain`},
-		{"an object with an unknown template", `{"default": {"dynamic": {"template": "gone", "size": 1}}}`, `default.dynamic.template: Invalid value: "gone": unknown template`},
-		{"an object with an unknown instance type", `{"default": {"dynamic": {"template": "worker", "size": 1, "instance_type": "gone"}}}`, `default.dynamic.instance_type: Invalid value: "gone"`},
-		{"an object with a drain timeout that is no duration", `{"default": {"dynamic": {"template": "worker", "size": 1, "drain_timeout": "soon"}}}`, `invalid duration "soon"`},
+		{"an object with an malformed key", `{"default": {"Dynamic": {"template": "worker", "size": 1}}}`, `default.Dynamic: Invalid value: "Dynamic": "Dynamic" must consist of`},
+		{"an object with an malformed tenant", `{"a--b": {"dynamic": {"template": "worker", "size": 1}}}`, `a--b.dynamic: Invalid value: "a--b": "a--b" must not contain`},
+		{"an object with an unknown template", `{"default": {"dynamic": {"template": "missing", "size": 1}}}`, `default.dynamic.template: Invalid value: "missing": unknown template`},
+		{"an object with an unknown instance type", `{"default": {"dynamic": {"template": "worker", "size": 1, "instance_type": "missing"}}}`, `default.dynamic.instance_type: Invalid value: "missing"`},
+		{"an object with an invalid drain timeout", `{"default": {"dynamic": {"template": "worker", "size": 1, "drain_timeout": "soon"}}}`, `invalid duration "soon"`},
 		{"an object with a negative drain timeout", `{"default": {"dynamic": {"template": "worker", "size": 1, "drain_timeout": "-1s"}}}`, `default.dynamic.drain_timeout: Invalid value: "-1s": must not be negative`},
-		{"an object with an unknown pool", `{"default": {"dynamic": {"template": "worker", "size": 1, "subnet_pools": ["gone"]}}}`, `default.dynamic.subnet_pools[0]: Invalid value: "gone": unknown subnet pool`},
+		{"an object with an unknown pool", `{"default": {"dynamic": {"template": "worker", "size": 1, "subnet_pools": ["missing"]}}}`, `default.dynamic.subnet_pools[0]: Invalid value: "missing": unknown subnet pool`},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {

@@ -16,40 +16,40 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Store holds the groups of one shard. It is safe for use by several
-// goroutines: reads are answered from memory, also while a change is stored.
+// Store stores the groups of one shard. It is safe for concurrent use. Reads
+// are answered from memory, even while a change is being stored.
 //
-// It takes itself for the only one that writes. An error that wraps
-// storage.ErrConflict says that it is not: another server leads the shard, this
-// Store is out of date, and so is every later change that it is asked for.
+// A Store assumes that it is the only writer. An error that wraps
+// storage.ErrConflict shows that another server leads the shard. The Store is
+// then outdated, and every later change fails.
 type Store struct {
-	// writing serialises changes. It guards object and content.
-	writing sync.Mutex
+	// writeMu serializes changes and guards object and content.
+	writeMu sync.Mutex
 	object  object
-	// content is what the object holds as far as that was told to callers: a
-	// change that failed is not in it.
+	// content is the content of the object as acknowledged to clients. It does
+	// not include failed changes.
 	content content
 
-	// mu guards what follows, which is only changed with writing held too.
+	// mu guards the fields below. Changing them requires writeMu, too.
 	mu sync.RWMutex
-	// config is the configuration in force.
+	// config is the current configuration.
 	config *config.Config
-	// groups are all groups, merged.
+	// groups are all merged groups.
 	groups map[instance.GroupKey]*Group
 }
 
-// Open reads the dynamic groups of the shard from store. No object means that
-// there are none. One that is damaged, or holds a group whose template, instance
-// type or subnet pool is no longer configured, is an error: to go on without it
-// would end instances.
+// Open reads the dynamic groups of the shard from store. Without an object
+// there are none. It is an error if the object is damaged, or if the template,
+// instance type or subnet pool of a group is no longer configured: ignoring the
+// group would terminate its instances.
 //
-// A static group that c does not name any more has become a dynamic one as by
-// Reconfigure, if an operator changed it while it was static. Nothing is known
-// of one that was not: it is gone.
+// A static group that c no longer names becomes a dynamic one, as in
+// Reconfigure, if an operator changed it while it was static. Otherwise nothing
+// is stored of it, and it no longer exists.
 func Open(ctx context.Context, c *config.Config, store storage.Store) (*Store, error) {
 	s := &Store{object: object{store: store, key: storage.GroupsKey(c.Shard.ID)}}
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
 	var err error
 	if s.content, err = s.object.read(ctx); err != nil {
 		return nil, err
@@ -60,14 +60,14 @@ func Open(ctx context.Context, c *config.Config, store storage.Store) (*Store, e
 	return s, nil
 }
 
-// Config returns the configuration in force.
+// Config returns the current configuration.
 func (s *Store) Config() *config.Config {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return s.config
 }
 
-// Get returns false when there is no such group.
+// Get returns false when the group does not exist.
 func (s *Store) Get(key instance.GroupKey) (*Group, bool) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
@@ -75,25 +75,25 @@ func (s *Store) Get(key instance.GroupKey) (*Group, bool) {
 	return group, found
 }
 
-// Keys returns the keys of all groups of all tenants, in order.
+// Keys returns the keys of the groups of all tenants, in order.
 func (s *Store) Keys() []instance.GroupKey {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	return slices.SortedFunc(maps.Keys(s.groups), instance.GroupKey.Compare)
 }
 
-// Upsert makes or changes a group and returns it, after the change is stored.
-// A change that is stored already is not written again. changed tells whether
-// the group is another now. The error is an *InvalidError, a *RestrictedError,
-// or one of the storage; then nothing has changed, except that after an error of
-// the storage other than storage.ErrConflict the change may be found stored after
-// a restart.
+// Upsert creates or changes a group and returns it once the change is stored.
+// It does not write a change again that is already stored. changed reports
+// whether the merged group differs from before. The error is an *InvalidError,
+// a *RestrictedError or an error of the storage. Nothing changes in case of an
+// error, except that after an error of the storage other than
+// storage.ErrConflict the change may become visible after a restart.
 func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change) (group *Group, changed bool, err error) {
 	if err := ValidateKey(key); err != nil {
 		return nil, false, err
 	}
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
 
 	before, existed := s.Get(key)
 	current := s.content.get(key)
@@ -118,16 +118,15 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 	return after, !existed || before.ETag != after.ETag, nil
 }
 
-// Delete removes what operators stored of a group: a static group returns to
-// its configured values, a dynamic one is gone. A group that does not exist is
-// not an error. changed tells whether the group is another now. Errors are as of
-// Upsert.
+// Delete removes the stored settings of a group: a static group returns to its
+// configured settings, and a dynamic one ceases to exist. It succeeds for a
+// group that does not exist. changed and the errors are as in Upsert.
 func (s *Store) Delete(ctx context.Context, key instance.GroupKey) (changed bool, err error) {
 	if err := ValidateKey(key); err != nil {
 		return false, err
 	}
-	s.writing.Lock()
-	defer s.writing.Unlock()
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
 
 	if s.isStored(s.content.get(key), nil) {
 		return false, nil
@@ -145,19 +144,20 @@ func (s *Store) Delete(ctx context.Context, key instance.GroupKey) (changed bool
 	return existed && (after == nil || before.ETag != after.ETag), nil
 }
 
-// isStored tells whether next can be acknowledged without writing: it is what
-// the content has, and the object surely is the content. After a write that
-// failed the object may hold what the caller was not told of.
+// isStored reports whether next can be acknowledged without a write, because
+// the stored object is known and already contains it. After a failed write the
+// object may differ from content.
 func (s *Store) isStored(current, next *stored) bool {
-	return s.object.unsure == nil && reflect.DeepEqual(current, next)
+	return s.object.unconfirmed == nil && reflect.DeepEqual(current, next)
 }
 
-// put stores next, or its absence, and then makes after, or its absence,
-// visible. Until the object is written nobody sees the change.
+// put stores next and then makes after visible. A nil next removes what is
+// stored, and a nil after removes the group. The change becomes visible only
+// after the write.
 func (s *Store) put(ctx context.Context, key instance.GroupKey, next *stored, after *Group) error {
 	content := s.content.with(key, next)
 	if err := s.object.write(ctx, content); err != nil {
-		return fmt.Errorf("changing group %s: %w", key, err)
+		return fmt.Errorf("change group %s: %w", key, err)
 	}
 	s.content = content
 

@@ -13,27 +13,26 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// stored is what is kept of one group in the storage: an operator's changes to
-// it, of which a static group takes size, what to remove first, instance type and
-// vars only.
+// stored contains an operator's changes of one group, as they are stored. A
+// static group has only size, remove_first, instance_type and vars.
 type stored struct {
-	Template     string            `json:"template,omitempty"`
-	Size         int32             `json:"size"`
-	RemoveFirst  []string          `json:"remove_first,omitempty"`
-	InstanceType string            `json:"instance_type,omitempty"`
-	SubnetPools  []string          `json:"subnet_pools,omitempty"`
-	Vars         map[string]string `json:"vars,omitempty"`
-	// Args and DrainTimeout are those that the configuration gave a group before
-	// it dropped it. Operators can set neither.
+	Settings
+	Size        int32    `json:"size"`
+	RemoveFirst []string `json:"remove_first,omitempty"`
+	// Declared are the settings of the last declarative change, nil when there was
+	// none. The next one removes what it leaves out of them.
+	Declared *Settings `json:"declared,omitempty"`
+	// Args and DrainTimeout are the settings of a formerly static group that
+	// the configuration has dropped. Operators cannot set them.
 	Args         map[string]any   `json:"args,omitempty"`
 	DrainTimeout *metav1.Duration `json:"drain_timeout,omitempty"`
-	// WhenDropped is kept of a static group: what is stored instead when the
-	// configuration drops it.
+	// WhenDropped, of a static group, is what replaces this value when the
+	// configuration drops the group.
 	WhenDropped *stored `json:"when_dropped,omitempty"`
 }
 
-// with returns what is stored after change. s may be nil. Restricted fields of
-// a static group are not stored: the configuration alone decides them.
+// with returns s after change. s may be nil. Restricted fields of a static
+// group are not stored, because only the configuration sets them.
 func (s *stored) with(change Change, static bool) *stored {
 	next := stored{}
 	if s != nil {
@@ -43,33 +42,34 @@ func (s *stored) with(change Change, static bool) *stored {
 	if len(change.RemoveFirst) > 0 {
 		next.RemoveFirst = change.RemoveFirst
 	}
-	next.InstanceType = either(change.InstanceType, next.InstanceType)
-	next.Vars = union(next.Vars, change.Vars)
-	if !static {
-		next.Template = either(change.Template, next.Template)
-		if len(change.SubnetPools) > 0 {
-			next.SubnetPools = change.SubnetPools
+	settings := next.merge(change.Settings)
+	if change.Declarative {
+		if next.Declared != nil {
+			settings = settings.without(*next.Declared, change.Settings)
 		}
+		next.Declared = &change.Settings
 	}
+	if static {
+		settings = settings.restricted(next.Settings)
+	}
+	next.Settings = settings
 	return &next
 }
 
-// asDynamic returns what has to be stored so that group, static in c, stays what
-// it is without the configuration's naming it.
+// asDynamic returns what must be stored for group, which is static in c, to
+// keep its settings without the configuration.
 //
-// Args and drain timeout are kept only as far as they are the group's own. Since
-// operators cannot change them, the rest of them has to go on following the
-// template and the shard, or nobody could ever change it.
+// Args and the drain timeout are stored only as far as the group itself sets
+// them. Operators cannot change them, so the rest must continue to follow the
+// template and the shard, or it could never change.
 func asDynamic(c *config.Config, group *Group) *stored {
 	configured := c.Groups[group.Key.Tenant][group.Key.Group]
 	dynamic := &stored{
-		Template:     group.Template,
-		Size:         group.Size,
-		RemoveFirst:  group.RemoveFirst,
-		InstanceType: group.InstanceType,
-		SubnetPools:  group.SubnetPools,
-		Vars:         group.Vars,
-		Args:         config.MergeArgs(configured.Args),
+		Settings:    group.Settings,
+		Size:        group.Size,
+		RemoveFirst: group.RemoveFirst,
+		Declared:    group.Declared,
+		Args:        config.MergeArgs(configured.Args),
 	}
 	if configured.DrainTimeout != nil {
 		dynamic.DrainTimeout = &metav1.Duration{Duration: *configured.DrainTimeout}
@@ -77,7 +77,7 @@ func asDynamic(c *config.Config, group *Group) *stored {
 	return dynamic
 }
 
-// content is what is stored by tenant and group. Nobody changes it.
+// content contains the stored settings by tenant and group. It is immutable.
 type content map[string]map[string]*stored
 
 // get returns nil when nothing is stored of the group.
@@ -85,7 +85,7 @@ func (c content) get(key instance.GroupKey) *stored {
 	return c[key.Tenant][key.Group]
 }
 
-// with returns c with next under key, or with nothing there.
+// with returns a copy of c with next under key. A nil next removes the key.
 func (c content) with(key instance.GroupKey, next *stored) content {
 	changed := maps.Clone(c)
 	tenant := maps.Clone(c[key.Tenant])
@@ -105,7 +105,7 @@ func (c content) with(key instance.GroupKey, next *stored) content {
 	return changed
 }
 
-// keys returns the keys of all groups of which something is stored, in order.
+// keys returns the keys of all stored groups, in order.
 func (c content) keys() []instance.GroupKey {
 	var keys []instance.GroupKey
 	for tenant, groups := range c {

@@ -14,7 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Paths of the request's fields, as its sender knows them.
+// Paths of the request's fields, as clients know them.
 var (
 	keyPath         = field.NewPath("key")
 	configPath      = field.NewPath("config")
@@ -36,9 +36,9 @@ func ValidateKey(key instance.GroupKey) error {
 	return nil
 }
 
-// validate returns an InvalidError for what no group may have, or else a
-// RestrictedError for what this group may not have. before is nil for a new
-// group, after is what the change would make of it.
+// validate returns an InvalidError for settings that no group may have, or else
+// a RestrictedError for settings that this group may not have. before is nil
+// for a new group, and after is the group after the change.
 func validate(c *config.Config, change Change, before, after *Group) error {
 	var problems field.ErrorList
 	if change.Size < 0 {
@@ -47,7 +47,8 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)
 	problems = append(problems, validateReferences(c, configPath, after)...)
-	// Arguments are objects, which the wire's map of strings cannot carry.
+	// Arguments are objects, which the protocol's map of strings cannot
+	// represent.
 	if len(change.Args) > 0 && !after.Static {
 		problems = append(problems, field.Forbidden(configPath.Child("args"),
 			fmt.Sprintf("provider %s takes none from operators, only from the server configuration", c.Shard.Infra.Provider)))
@@ -63,8 +64,8 @@ func validate(c *config.Config, change Change, before, after *Group) error {
 	return nil
 }
 
-// validateReferences checks what group refers to. Its template comes first:
-// the rest can only be judged by it.
+// validateReferences checks the references of group. It checks the template
+// first, because the other references depend on it.
 func validateReferences(c *config.Config, path *field.Path, group *Group) field.ErrorList {
 	if err := c.CheckTemplate(path.Child("template"), group.Template); err != nil {
 		return field.ErrorList{err}
@@ -80,9 +81,9 @@ func validateReferences(c *config.Config, path *field.Path, group *Group) field.
 	return problems
 }
 
-// validateStored checks what is stored of a group: it was right when it was
-// written, but the configuration may be another now, and an object can be
-// edited. group is what has been merged from it.
+// validateStored checks a stored group. The group was valid when it was
+// written, but the configuration may have changed, or the object may have been
+// edited. group is the merged group.
 func validateStored(c *config.Config, override *stored, group *Group) field.ErrorList {
 	path := field.NewPath(group.Key.Tenant, group.Key.Group)
 	if override == nil {
@@ -104,7 +105,7 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 	return append(problems, validateReferences(c, path, group)...)
 }
 
-// validateStoredDynamic checks what the configuration decides of a static group.
+// validateStoredDynamic checks the fields that only dynamic groups have.
 func validateStoredDynamic(c *config.Config, path *field.Path, override *stored) field.ErrorList {
 	var problems field.ErrorList
 	for i, pool := range override.SubnetPools {
@@ -118,10 +119,10 @@ func validateStoredDynamic(c *config.Config, path *field.Path, override *stored)
 	return problems
 }
 
-// validateSubnets checks the pools that the change names, and that a dynamic
-// group has only pools that dynamic groups may use, be they its template's. A
-// group that keeps pools from before they were ruled out may do so; a static
-// one always keeps its own.
+// validateSubnets checks the pools in the change, and that a dynamic group has
+// only pools that are allowed for dynamic groups, even if they come from its
+// template. A group may keep pools that are no longer allowed, and a static
+// group always keeps its own.
 func validateSubnets(c *config.Config, change Change, before, after *Group) field.ErrorList {
 	var problems field.ErrorList
 	path := configPath.Child("subnets")
@@ -145,9 +146,9 @@ func validateSubnets(c *config.Config, change Change, before, after *Group) fiel
 	return problems
 }
 
-// validateStatic refuses to change what the configuration alone decides. Equal
-// values pass, of a subnet pool too, so that an operator may repeat what it was
-// told. Arguments never do: it was told none.
+// validateStatic rejects changes of fields that only the configuration sets.
+// Equal values pass, so that an operator may repeat the reported values.
+// Arguments never pass, because they are not reported.
 func validateStatic(change Change, group *Group) field.ErrorList {
 	var problems field.ErrorList
 	forbid := func(name string, value, allowed any) {

@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package leader chooses one leader among servers that share an object storage,
-// and keeps a server that does not lead from writing.
+// Package leader elects one leader among servers that share an object storage,
+// and prevents a server that does not lead from writing.
 //
-// The lock is one object. Its leader writes it anew all the time; who has seen it
-// unchanged for a whole timeout takes it over, on condition that it is still
-// unchanged. All time is measured by the monotonic clock of each server, from
-// what that server did or saw itself. A leader stops when two thirds of the
-// timeout have passed since it began its last successful write, and so before
-// any other server can have waited long enough: clocks need to agree, roughly, on
-// the length of a second, and on nothing else. They do not on a machine that is
-// suspended, where the monotonic clock stands still: servers must not be.
+// The lock is one object. Its leader rewrites it at every interval. A server
+// that has seen it unchanged for a whole timeout acquires it, on condition that
+// it is still unchanged. Each server measures time with its own monotonic
+// clock, starting from what it did or saw itself. A leader stops when two
+// thirds of the timeout have passed since it began its last successful write,
+// which is before any other server can have waited for the whole timeout. So
+// clocks need to agree only on the approximate length of a second. They do not
+// on a suspended machine, whose monotonic clock stops: do not suspend servers.
 //
-// The server document says that a leader renews every 30s in quiet times, which
-// would look dead to those who wait 15s. Here it renews at one interval, of which
-// a timeout has at least three.
+// Leaders renew at one interval, of which a timeout has at least three. They do
+// not slow down in quiet times, because a slower leader would look dead to the
+// others.
 package leader
 
 import (
@@ -31,73 +31,76 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Options say who stands for which election.
+// Options describe a server and the election that it takes part in.
 type Options struct {
-	// Store holds the lock. Its calls must end when their context ends.
+	// Store stores the lock. Its calls must return when their context is done.
 	Store storage.Store
-	// Key is that of the lock.
+	// Key is the key of the lock.
 	Key string
-	// ID is this server's own, not empty. Nobody else may use it at the same
-	// time: a lock that carries it is one of a former life of this server, and
-	// taken over at once.
+	// ID identifies this server and is not empty. No other running server may
+	// use it: a lock that carries it was written by a previous run of this
+	// server and is acquired at once.
 	ID string
-	// Address is where others find this server, host:port.
+	// Address is the host:port at which other servers reach this one.
 	Address  string
 	Election config.Election
 }
 
-// Elector stands for election for one server. All methods but Run can be called
-// at any time, by several goroutines. Run is called once at a time.
+// Elector takes part in an election for one server. All methods but Run are
+// safe for concurrent use. Only one call of Run may be active.
 type Elector struct {
 	options Options
-	// process names this process in its locks.
+	// process identifies this process in the locks that it writes.
 	process string
 
 	mu sync.Mutex
-	// renewed is when the last successful write of the lock was begun. It is zero
-	// while this server does not hold the lock.
+	// renewed is when the last successful write of the lock was begun. It is
+	// zero while this server does not own the lock.
 	renewed time.Time
-	// seen is the lock as this server last read or wrote it.
-	seen Lock
-	// reign is that of the lock that this server wrote last.
-	reign string
+	// observed is the lock as this server last read or wrote it.
+	observed Lock
+	// leadershipID is the id in the lock that this server wrote last.
+	leadershipID string
 
-	// What follows is used by Run only: what this server last wrote.
+	// Only Run uses the fields below. etag is that of the lock that this server
+	// last wrote.
 	etag string
-	// unanswered are the renewals since then that failed, or seemed to.
-	unanswered [][]byte
+	// unconfirmed are the renewals since then that failed or whose answer was
+	// lost.
+	unconfirmed [][]byte
 }
 
-// New returns an Elector that does not stand before Run is called. Without
-// election it leads from now on.
+// New returns an Elector that does not take part before Run is called. Without
+// election it leads at once.
 func New(options Options) *Elector {
 	e := &Elector{options: options, process: rand.Text()}
 	if !options.Election.Enabled {
-		e.seen = e.ownLock()
+		e.observed = e.ownLock()
 	}
 	return e
 }
 
-// Run stands for election until ctx ends. Whenever this server leads, Run calls
-// lead, with a context that ends when leadership is lost, and does not stand again
-// before lead has returned. When ctx ends, it waits for lead, releases the lock, so
-// that the next leader need not wait, and returns nil. When lead returns while it
-// could have gone on, Run releases the lock and returns what lead returned.
+// Run takes part in the election until ctx is done. Whenever this server leads,
+// Run calls lead with a context that is canceled when leadership is lost, and
+// does not try to acquire the lock again before lead has returned. When ctx is
+// done, Run waits for lead, releases the lock so that the next leader need not
+// wait, and returns nil. When lead returns although it still leads, Run
+// releases the lock and returns the error of lead.
 //
-// After ctx has ended the lock is not renewed: a server that cannot stop is
-// replaced like one that is dead, and what lead still wants to write has to be
-// written before the lease ends.
+// After ctx is done the lock is not renewed, so that a server that cannot stop
+// is replaced like a dead one: lead must finish its writes before the lease
+// expires.
 //
 // Without election lead is called once.
 func (e *Elector) Run(ctx context.Context, lead func(ctx context.Context) error) error {
 	if e.options.ID == "" {
-		return errors.New("standing for election: this server has no id")
+		return errors.New("take part in an election: this server has no id")
 	}
 	ctx = klog.NewContext(ctx, klog.FromContext(ctx).WithValues("lock", e.options.Key, "id", e.options.ID))
 	err := e.run(ctx, lead)
 	select {
 	case <-ctx.Done():
-		// That what was under way ended with ctx is no failure.
+		// An error that is caused by the end of ctx is no failure.
 		return nil
 	default:
 		return err
@@ -108,8 +111,8 @@ func (e *Elector) run(ctx context.Context, lead func(ctx context.Context) error)
 	if !e.options.Election.Enabled {
 		return lead(ctx)
 	}
-	for e.stand(ctx) {
-		err := e.serve(ctx, lead)
+	for e.acquire(ctx) {
+		err := e.runTerm(ctx, lead)
 		if ctx.Err() == nil && errors.Is(err, ErrNotLeading) {
 			continue
 		}
@@ -119,56 +122,57 @@ func (e *Elector) run(ctx context.Context, lead func(ctx context.Context) error)
 	return ctx.Err()
 }
 
-// Leading tells whether this server leads at this moment.
+// Leading reports whether this server leads at this moment.
 func (e *Elector) Leading() bool {
 	if !e.options.Election.Enabled {
 		return true
 	}
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.leading()
+	return e.leadingLocked()
 }
 
 // Leader returns the lock as this server last read or wrote it, and false when
-// that named nobody. It does not ask the storage.
+// it names no leader. It does not query the storage.
 func (e *Elector) Leader() (Lock, bool) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.seen, e.seen.LeaderID != ""
+	return e.observed, e.observed.LeaderID != ""
 }
 
-// Reign returns what stays the same as long as nobody but this server leads, also
-// when it is started again, and is another as soon as somebody else has led. It is
-// empty before this server has led, and without election.
-func (e *Elector) Reign() string {
+// LeadershipID returns an id that stays the same while no other server leads,
+// even when this server restarts, and that changes as soon as another server
+// has led. It is empty before this server has led, and without election.
+func (e *Elector) LeadershipID() string {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.reign
+	return e.leadershipID
 }
 
-// leading is Leading for those who hold the mutex.
-func (e *Elector) leading() bool {
-	return !e.renewed.IsZero() && time.Now().Before(e.renewed.Add(e.lease()))
+// leadingLocked is Leading with mu locked.
+func (e *Elector) leadingLocked() bool {
+	return !e.renewed.IsZero() && time.Now().Before(e.renewed.Add(e.leaseDuration()))
 }
 
-// lease is how long this server leads after it began a successful write.
-func (e *Elector) lease() time.Duration {
+// leaseDuration is how long this server leads after it began a successful
+// write.
+func (e *Elector) leaseDuration() time.Duration {
 	return e.options.Election.Timeout * 2 / 3
 }
 
-// leaseEnd returns until when this server leads if it does not renew the lock. It
-// is long ago when this server does not lead.
+// leaseEnd returns when leadership expires unless the lock is renewed. It is in
+// the past when this server does not lead.
 func (e *Elector) leaseEnd() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	if e.renewed.IsZero() {
 		return time.Time{}
 	}
-	return e.renewed.Add(e.lease())
+	return e.renewed.Add(e.leaseDuration())
 }
 
-func (e *Elector) setSeen(lock Lock) {
+func (e *Elector) setObserved(lock Lock) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	e.seen = lock
+	e.observed = lock
 }

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-func TestTheFirstServerLeads(t *testing.T) {
+func TestFirstServerLeads(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		began := time.Now().UTC()
@@ -29,7 +29,7 @@ func TestTheFirstServerLeads(t *testing.T) {
 			t.Errorf("the lock is %s, want %s", object.Data, want)
 		}
 
-		// It is renewed by the interval, and nothing else is asked.
+		// The lock is renewed once per interval, and there are no other calls.
 		calls, _ := s.link.count()
 		pass(100 * interval)
 		expectTerms(t, s, 1, true)
@@ -42,13 +42,13 @@ func TestTheFirstServerLeads(t *testing.T) {
 	})
 }
 
-func TestOneOfManyLeads(t *testing.T) {
+func TestOneOfManyServersLeads(t *testing.T) {
 	for name, lock := range map[string]string{"no lock": "", "released": `{"leaderID":""}`} {
-		t.Run(name, func(t *testing.T) { testOneOfManyLeads(t, lock) })
+		t.Run(name, func(t *testing.T) { testOneOfManyServersLeads(t, lock) })
 	}
 }
 
-func testOneOfManyLeads(t *testing.T, lock string) {
+func testOneOfManyServersLeads(t *testing.T, lock string) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		if lock != "" {
@@ -57,7 +57,7 @@ func testOneOfManyLeads(t *testing.T, lock string) {
 		var servers []*server
 		began := make(chan struct{})
 		for i := range 5 {
-			// All look at the lock before the first can take it.
+			// All servers read the lock before the first one can acquire it.
 			s := start(t, waitingStore{store, began}, fmt.Sprintf("s%d", i), nil)
 			servers = append(servers, s)
 		}
@@ -85,7 +85,7 @@ func testOneOfManyLeads(t *testing.T, lock string) {
 	})
 }
 
-// waitingStore has reads that wait for began before they return.
+// waitingStore delays the result of reads until began is closed.
 type waitingStore struct {
 	storage.Store
 	began <-chan struct{}
@@ -100,8 +100,9 @@ func (s waitingStore) Get(ctx context.Context, key string) (storage.Object, erro
 	return object, err
 }
 
-// TestAStorageThatAlwaysSaysConflict is not asked without end.
-func TestAStorageThatAlwaysSaysConflict(t *testing.T) {
+// TestConflictsAreRetriedSlowly uses a storage that reports a conflict for each
+// write, and limits the number of calls.
+func TestConflictsAreRetriedSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, conflictingStore{openStorage(t)}, "one", nil)
 		before, _ := s.link.count()
@@ -120,7 +121,7 @@ func (conflictingStore) Create(context.Context, string, []byte) (string, error) 
 	return "", storage.ErrConflict
 }
 
-func TestElectionsWithOtherLocksAreOthers(t *testing.T) {
+func TestElectionsWithDifferentLocksAreIndependent(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		s := start(t, store, "one", nil)
@@ -142,8 +143,8 @@ func TestElectionsWithOtherLocksAreOthers(t *testing.T) {
 	})
 }
 
-// TestTakeover kills the leader at various moments. Whoever waits may lead when
-// nobody has renewed the lock for a timeout, and does so within two.
+// TestTakeover kills the leader at various moments. Another server may lead
+// when the lock was not renewed for a timeout, and does so within two.
 func TestTakeover(t *testing.T) {
 	for _, election := range []config.Election{
 		{Enabled: true, Interval: 5 * time.Second, Timeout: 15 * time.Second},
@@ -173,28 +174,28 @@ func TestTakeover(t *testing.T) {
 	}
 }
 
-func TestAReleasedLockIsFree(t *testing.T) {
+func TestReleasedLockIsFree(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
-		mayEnd := make(chan struct{})
+		mayReturn := make(chan struct{})
 		first := start(t, store, "one", func(ctx context.Context) error {
 			<-ctx.Done()
-			await(t, mayEnd)
+			await(t, mayReturn)
 			return ctx.Err()
 		})
 		second := start(t, store, "two", nil)
 		pass(interval + time.Second)
 		before, _ := readLock(t, store)
 
-		// It waits for its own work, which has what is left of the lease.
+		// It waits for its own work, which may use the rest of the lease.
 		first.stop()
 		synctest.Wait()
 		if lock, _ := readLock(t, store); lock != before {
-			t.Errorf("the lock is %v while the term ends, want %v", lock, before)
+			t.Errorf("the lock is %v while the term is stopping, want %v", lock, before)
 		}
 		expectTerms(t, first, 1, true)
 
-		close(mayEnd)
+		close(mayReturn)
 		<-first.done
 		expectTerms(t, first, 1, false)
 		if first.err != nil {
@@ -211,13 +212,13 @@ func TestAReleasedLockIsFree(t *testing.T) {
 	})
 }
 
-// TestATermThatDoesNotEnd stops a leader whose work goes on for ever: others need
-// not wait for it.
-func TestATermThatDoesNotEnd(t *testing.T) {
+// TestBlockedTermIsReplaced stops a leader whose work never returns: other
+// servers do not wait for it.
+func TestBlockedTermIsReplaced(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
-		mayEnd := make(chan struct{})
-		first := start(t, store, "one", func(context.Context) error { await(t, mayEnd); return nil })
+		mayReturn := make(chan struct{})
+		first := start(t, store, "one", func(context.Context) error { await(t, mayReturn); return nil })
 		second := start(t, store, "two", nil)
 		pass(interval)
 		first.stop()
@@ -226,7 +227,7 @@ func TestATermThatDoesNotEnd(t *testing.T) {
 		pass(2 * timeout)
 		expectTerms(t, second, 1, true)
 		_, lock := readLock(t, store)
-		close(mayEnd)
+		close(mayReturn)
 		<-first.done
 		if _, now := readLock(t, store); now.ETag != lock.ETag {
 			t.Errorf("the old leader changed the lock of the new one: %s", now.Data)
@@ -234,7 +235,7 @@ func TestATermThatDoesNotEnd(t *testing.T) {
 	})
 }
 
-func TestATermThatFails(t *testing.T) {
+func TestFailedTerm(t *testing.T) {
 	for _, want := range []error{errors.New("no disk"), nil} {
 		t.Run(fmt.Sprint(want), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -262,8 +263,8 @@ func TestWithoutElection(t *testing.T) {
 		s := startWith(t, store, "one", config.Election{}, nil)
 		pass(time.Hour)
 		expectTerms(t, s, 1, true)
-		if reign := s.Reign(); reign != "" {
-			t.Errorf("the reign is %q", reign)
+		if leadershipID := s.LeadershipID(); leadershipID != "" {
+			t.Errorf("the leadership id is %q", leadershipID)
 		}
 		if lock, known := s.Leader(); !known || lock.LeaderID != "one" || lock.LeaderAddr != "one:8991" {
 			t.Errorf("the leader is %v, %v", lock, known)
@@ -293,7 +294,7 @@ func TestWithoutElection(t *testing.T) {
 	})
 }
 
-func TestAServerNeedsAnID(t *testing.T) {
+func TestServerNeedsAnID(t *testing.T) {
 	elector := leader.New(leader.Options{Store: openStorage(t), Key: key, Election: election})
 	if err := elector.Run(t.Context(), nil); err == nil {
 		t.Error("a server without an id stands for election")

@@ -8,18 +8,20 @@ import (
 	"errors"
 	"fmt"
 
+	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// ErrNotLeading refuses what only the leader may do. What was under way when
-// leadership ended may have been done or not.
+// ErrNotLeading is returned for operations that only the leader may perform. An
+// operation that was in progress when leadership was lost may have succeeded or
+// not.
 var ErrNotLeading = errors.New("this server does not lead")
 
-// Context returns a context for one call to the outside that only the leader may
-// make. Its deadline is the end of the lease at this moment, so at least a third
-// of the election's timeout away unless renewals fail; a call that needs longer
-// must be one that can be made again. When this server does not lead, the context
-// has ended already. The cause of both is ErrNotLeading.
+// Context returns a context for one external call that only the leader may
+// make. Its deadline is the current end of the lease: at least a third of the
+// election timeout away, unless renewals fail. A call that needs longer must be
+// repeatable. When this server does not lead, the context is already done. The
+// cause of both is ErrNotLeading.
 func (e *Elector) Context(ctx context.Context) (context.Context, context.CancelFunc) {
 	if !e.options.Election.Enabled {
 		return context.WithCancel(ctx)
@@ -27,11 +29,11 @@ func (e *Elector) Context(ctx context.Context) (context.Context, context.CancelF
 	return context.WithDeadlineCause(ctx, e.leaseEnd(), ErrNotLeading)
 }
 
-// Fence returns store for those who act as the leader. Writes fail with an error
-// that wraps ErrNotLeading when this server does not lead, and have the deadline
-// of Context when it does. Reads pass. A write that was handed over in time may
-// still take place later, as a remote storage sees fit: what another leader may
-// have changed is replaced by its etag.
+// Fence returns store for code that acts as the leader. Writes fail with an
+// error that wraps ErrNotLeading when this server does not lead, and have the
+// deadline of Context when it does. Reads are not restricted. A remote storage
+// may still carry out a write later that it received in time: objects that
+// another leader may have changed are therefore replaced by their etag.
 func (e *Elector) Fence(store storage.Store) storage.Store {
 	return fence{Store: store, elector: e}
 }
@@ -63,19 +65,19 @@ func (f fence) Delete(ctx context.Context, key string) error {
 	})
 }
 
-// write calls do while this server leads. That the process was stopped between the
-// question here and the write is for the storage to notice: it looks at the
+// write calls do while this server leads. The process may be paused between the
+// check here and the write. The storage detects that, because it checks the
 // deadline last.
 func (f fence) write(ctx context.Context, key string, do func(context.Context) error) error {
 	lease, cancel := f.elector.Context(ctx)
 	defer cancel()
 	if !f.elector.Leading() {
-		return fmt.Errorf("writing %s: %w", key, ErrNotLeading)
+		return fmt.Errorf("write %s: %w", key, ErrNotLeading)
 	}
 	err := do(lease)
-	// An error of the caller's own context is not ours to explain.
-	if err != nil && storage.Ended(lease) != nil && storage.Ended(ctx) == nil {
-		return fmt.Errorf("writing %s: %w: %w", key, ErrNotLeading, err)
+	// Errors of the caller's own context are returned unchanged.
+	if err != nil && deadline.Check(lease) != nil && deadline.Check(ctx) == nil {
+		return fmt.Errorf("write %s: %w: %w", key, ErrNotLeading, err)
 	}
 	return err
 }

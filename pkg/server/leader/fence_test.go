@@ -14,7 +14,8 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// writes are the calls that only the leader may make, on an object with the etag.
+// writes are the calls that only the leader may make, on an object with the
+// etag.
 var writes = map[string]func(ctx context.Context, store storage.Store, etag string) error{
 	"create": func(ctx context.Context, store storage.Store, _ string) error {
 		_, err := store.Create(ctx, "instance/new.json", []byte("new"))
@@ -29,12 +30,12 @@ var writes = map[string]func(ctx context.Context, store storage.Store, etag stri
 	},
 }
 
-// fenced is a server that leads, and a storage behind its fence.
+// fenced is a leading server and a storage behind its fence.
 type fenced struct {
 	*server
 	// behind is between the fence and the storage.
 	behind *link
-	// write is one of writes, through the fence.
+	// write is one of writes, made through the fence.
 	write func(ctx context.Context) error
 }
 
@@ -59,7 +60,7 @@ func forEachWrite(t *testing.T, test func(t *testing.T, f fenced)) {
 // expectUnchanged checks that nothing was written behind the fence.
 func (f fenced) expectUnchanged(t *testing.T) {
 	t.Helper()
-	// Reading is for everybody.
+	// Reads are not restricted.
 	reader := f.Fence(f.behind)
 	objects, err := reader.List(t.Context(), "instance/")
 	if err != nil {
@@ -71,7 +72,7 @@ func (f fenced) expectUnchanged(t *testing.T) {
 	}
 }
 
-func TestTheLeaderWrites(t *testing.T) {
+func TestLeaderWrites(t *testing.T) {
 	forEachWrite(t, func(t *testing.T, f fenced) {
 		pass(10*interval + time.Second)
 		if err := f.write(t.Context()); err != nil {
@@ -87,9 +88,9 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	forEachWrite(t, func(t *testing.T, f fenced) {
 		f.stop()
 		<-f.done
-		ended, cancel := context.WithCancel(t.Context())
+		canceled, cancel := context.WithCancel(t.Context())
 		cancel()
-		for _, ctx := range []context.Context{t.Context(), ended} {
+		for _, ctx := range []context.Context{t.Context(), canceled} {
 			if err := f.write(ctx); !errors.Is(err, leader.ErrNotLeading) {
 				t.Errorf("the error is %v, want %v", err, leader.ErrNotLeading)
 			}
@@ -101,8 +102,9 @@ func TestOnlyTheLeaderWrites(t *testing.T) {
 	})
 }
 
-// TestAWriteEndsWithTheLease: what takes longer has failed, to the moment.
-func TestAWriteEndsWithTheLease(t *testing.T) {
+// TestWriteFailsAtTheEndOfTheLease checks that a longer write fails exactly at
+// the end of the lease.
+func TestWriteFailsAtTheEndOfTheLease(t *testing.T) {
 	forEachWrite(t, func(t *testing.T, f fenced) {
 		pass(interval + time.Second)
 		f.behind.set(hanging)
@@ -110,7 +112,7 @@ func TestAWriteEndsWithTheLease(t *testing.T) {
 		go func() { result <- f.write(t.Context()) }()
 		pass(lease - time.Second - 1)
 		if len(result) > 0 {
-			t.Fatalf("the write ended early: %v", <-result)
+			t.Fatalf("the write returned early: %v", <-result)
 		}
 		pass(1)
 		if err := <-result; !errors.Is(err, leader.ErrNotLeading) {
@@ -121,9 +123,9 @@ func TestAWriteEndsWithTheLease(t *testing.T) {
 	})
 }
 
-// TestAPausedWriterWritesNothing: a process that is stopped in the middle of a
-// write goes on after its lease, and only then knows what time it is.
-func TestAPausedWriterWritesNothing(t *testing.T) {
+// TestPausedWriterWritesNothing pauses a process in the middle of a write. It
+// resumes after its lease has expired, and only then sees the time.
+func TestPausedWriterWritesNothing(t *testing.T) {
 	forEachWrite(t, func(t *testing.T, f fenced) {
 		f.behind.set(paused)
 		f.link.set(paused)
@@ -138,7 +140,8 @@ func TestAPausedWriterWritesNothing(t *testing.T) {
 	})
 }
 
-// TestOtherErrorsOfWrites: not every failure is one of leadership.
+// TestOtherErrorsOfWrites checks that unrelated errors are not reported as lost
+// leadership.
 func TestOtherErrorsOfWrites(t *testing.T) {
 	forEachWrite(t, func(t *testing.T, f fenced) {
 		f.behind.set(down)
@@ -154,7 +157,7 @@ func TestOtherErrorsOfWrites(t *testing.T) {
 	})
 }
 
-func TestCallsEndWithTheLease(t *testing.T) {
+func TestCallsFailAtTheEndOfTheLease(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, openStorage(t), "one", nil)
 		began := time.Now()

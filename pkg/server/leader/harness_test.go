@@ -21,8 +21,8 @@ import (
 
 const key = "leader/us-west-2a.json"
 
-// The defaults of a configuration, which have the longest interval that is
-// allowed, and what follows from them.
+// The default election settings, with the longest interval that is allowed, and
+// values derived from them.
 const (
 	interval = 5 * time.Second
 	timeout  = 15 * time.Second
@@ -31,25 +31,25 @@ const (
 
 var election = config.Election{Enabled: true, Interval: interval, Timeout: timeout}
 
-// server is a server that stands for election, and what it does when it leads.
+// server is a server that takes part in an election, and records its terms.
 type server struct {
 	*leader.Elector
 	link *link
-	// terms counts them, and term is the context of the last one. They are
+	// terms counts the terms, and term is the context of the last one. They are
 	// written between waits of the bubble.
 	terms int
 	term  context.Context
-	// lead is called by each term, if set. Otherwise a term takes as long as
-	// it may.
+	// lead is called in each term, if set. Otherwise a term lasts until its
+	// context is done.
 	lead func(ctx context.Context) error
 
 	stop context.CancelFunc
 	done chan struct{}
-	// err is what Run returned, when done is closed.
+	// err is the result of Run, valid when done is closed.
 	err error
 }
 
-// start starts a server, which is stopped at the end of the test at the latest.
+// start starts a server and stops it at the end of the test.
 func start(t *testing.T, store storage.Store, id string, lead func(ctx context.Context) error) *server {
 	t.Helper()
 	return startWith(t, store, id, election, lead)
@@ -85,7 +85,7 @@ func (s *server) serve(ctx context.Context) error {
 	return ctx.Err()
 }
 
-// kill lets the server vanish: nothing of it reaches the storage any more.
+// kill simulates a crash: no later call of the server reaches the storage.
 func (s *server) kill() {
 	s.link.set(cut)
 	s.stop()
@@ -98,7 +98,7 @@ func pass(d time.Duration) {
 	synctest.Wait()
 }
 
-// await waits for ch, or the end of the test.
+// await waits until ch is closed or the test is over.
 func await(t *testing.T, ch <-chan struct{}) {
 	select {
 	case <-ch:
@@ -106,7 +106,7 @@ func await(t *testing.T, ch <-chan struct{}) {
 	}
 }
 
-// expectTerms checks how often s has led, and whether it does now.
+// expectTerms checks how many terms s has had, and whether it leads now.
 func expectTerms(t *testing.T, s *server, terms int, leading bool) {
 	t.Helper()
 	if s.terms != terms || s.Leading() != leading {
@@ -128,7 +128,7 @@ func readLock(t *testing.T, store storage.Store) (leader.Lock, storage.Object) {
 	return lock, object
 }
 
-// overwrite replaces the lock by hand.
+// overwrite replaces the content of the lock.
 func overwrite(t *testing.T, store storage.Store, data string) {
 	t.Helper()
 	object, err := store.Get(t.Context(), key)

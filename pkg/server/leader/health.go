@@ -7,18 +7,19 @@ import (
 	"net/http"
 )
 
-// Handler tells who leads, at /leader/health (server document) and at
-// /health/leadership, where servers of other makes ask. The body is the lock as
-// this server last saw it, all empty when it named nobody. The status is 200 when
-// this server leads, else 503.
+// Handler serves the current leader at /leader/health and at
+// /health/leadership, which other implementations of the server query
+// (docs/server.md#leader-election). The body is the lock as this server last
+// observed it, with empty fields when it names no leader. The status is 200
+// when this server leads, else 503.
 func (e *Elector) Handler() http.Handler {
 	mux := http.NewServeMux()
-	mux.HandleFunc("GET /leader/health", e.answer)
-	mux.HandleFunc("GET /health/leadership", e.answer)
+	mux.HandleFunc("GET /leader/health", e.serveHealth)
+	mux.HandleFunc("GET /health/leadership", e.serveHealth)
 	return mux
 }
 
-func (e *Elector) answer(w http.ResponseWriter, _ *http.Request) {
+func (e *Elector) serveHealth(w http.ResponseWriter, _ *http.Request) {
 	status := http.StatusServiceUnavailable
 	if e.Leading() {
 		status = http.StatusOK
@@ -31,6 +32,6 @@ func (e *Elector) answer(w http.ResponseWriter, _ *http.Request) {
 	}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(status)
-	// A client that hung up has its answer.
+	// A write error only means that the client has disconnected.
 	_, _ = w.Write(data)
 }

@@ -14,8 +14,8 @@ import (
 	"nstance.dev/operator/pkg/server/leader"
 )
 
-// expectAnswer asks s who leads at both paths.
-func expectAnswer(t *testing.T, s *server, status int, want leader.Lock) {
+// expectResponse queries s at both paths.
+func expectResponse(t *testing.T, s *server, status int, want leader.Lock) {
 	t.Helper()
 	for _, path := range []string{"/leader/health", "/health/leadership"} {
 		w := httptest.NewRecorder()
@@ -37,20 +37,21 @@ func TestHandler(t *testing.T) {
 		pass(time.Second)
 		second := start(t, store, "two", nil)
 		lock, _ := readLock(t, store)
-		expectAnswer(t, first, http.StatusOK, lock)
-		expectAnswer(t, second, http.StatusServiceUnavailable, lock)
+		expectResponse(t, first, http.StatusOK, lock)
+		expectResponse(t, second, http.StatusServiceUnavailable, lock)
 
-		// A leader that lost the storage still knows who led, and that nobody does.
+		// A leader that lost the storage still knows the last leader, and that
+		// there is none now.
 		first.link.set(down)
 		second.link.set(down)
 		pass(lease)
-		expectAnswer(t, first, http.StatusServiceUnavailable, lock)
-		expectAnswer(t, second, http.StatusServiceUnavailable, lock)
+		expectResponse(t, first, http.StatusServiceUnavailable, lock)
+		expectResponse(t, second, http.StatusServiceUnavailable, lock)
 
 		second.link.set(working)
 		overwrite(t, store, "nobody")
 		pass(interval)
-		expectAnswer(t, second, http.StatusServiceUnavailable, leader.Lock{})
+		expectResponse(t, second, http.StatusServiceUnavailable, leader.Lock{})
 		w := httptest.NewRecorder()
 		second.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodPost, "/leader/health", nil))
 		if w.Code != http.StatusMethodNotAllowed {

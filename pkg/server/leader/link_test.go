@@ -24,39 +24,40 @@ func openStorage(t testing.TB) storage.Store {
 	return store
 }
 
-// fault is what a link does to calls.
+// fault is the effect of a link on calls.
 type fault int
 
 const (
-	// working: nothing.
+	// working: calls pass.
 	working fault = iota
 	// down: calls fail at once.
 	down
-	// hanging: calls wait until the fault is over, or their context.
+	// hanging: calls wait until the fault is over or their context is done.
 	hanging
-	// paused: calls wait until the fault is over, even if their context ends
-	// before: those of a process that is stopped.
+	// paused: calls wait until the fault is over, even if their context is done
+	// earlier, like those of a stopped process.
 	paused
-	// mute: calls are carried out, and seem to fail.
+	// mute: calls are carried out but seem to fail.
 	mute
-	// late: calls fail with their context, and are carried out after that.
+	// late: calls fail with their context and are carried out after that.
 	late
-	// cut: the process is dead. Calls that wait are never carried out, but late
-	// ones, which are under way, are. There is no other fault after this one.
+	// cut: the process is dead. Waiting calls are never carried out, but late
+	// ones, which are in progress, are. No other fault follows this one.
 	cut
 )
 
 var errLink = errors.New("the storage cannot be reached")
 
-// link is one server's way to the storage.
+// link is the connection of one server to the storage.
 type link struct {
 	storage.Store
-	// writes counts those that were carried out, and calls all that were begun.
+	// writes counts the writes that were carried out, and calls all calls that
+	// were begun.
 	writes, calls int
 
 	mu    sync.Mutex
 	fault fault
-	// changed is closed when fault is another.
+	// changed is closed when fault changes.
 	changed chan struct{}
 	// pending are the calls that are carried out late.
 	pending sync.WaitGroup
@@ -66,7 +67,7 @@ func newLink(store storage.Store) *link {
 	return &link{Store: store, changed: make(chan struct{})}
 }
 
-// set begins a fault, or ends one.
+// set begins or clears a fault.
 func (l *link) set(f fault) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -84,7 +85,7 @@ func (l *link) state() (fault, <-chan struct{}) {
 	return l.fault, l.changed
 }
 
-// call carries out do, as far as the fault lets it.
+// call carries out do, unless the fault prevents it.
 func (l *link) call(ctx context.Context, do func(ctx context.Context) error) error {
 	l.mu.Lock()
 	l.calls++
@@ -127,7 +128,7 @@ func (l *link) Get(ctx context.Context, key string) (storage.Object, error) {
 		return err
 	})
 	if err != nil {
-		// A late read may still be on its way.
+		// A late read may still be in progress.
 		return storage.Object{}, err
 	}
 	return object, nil
@@ -170,8 +171,8 @@ func (l *link) count() (calls, writes int) {
 	return l.calls, l.writes
 }
 
-// slowWrites has replacements that wait for release, and then succeed, whatever
-// their context says.
+// slowWrites delays replacements until release is closed. They then succeed
+// even if their context is done.
 type slowWrites struct {
 	storage.Store
 	release <-chan struct{}

@@ -16,9 +16,10 @@ import (
 	"nstance.dev/operator/pkg/server/leader"
 )
 
-// TestClocksOfOthers has a lock whose leader has a wrong wall clock: it is held
-// for a timeout since it was seen, whatever it says of itself.
-func TestClocksOfOthers(t *testing.T) {
+// TestClocksOfOtherServers uses a lock whose leader has a wrong wall clock: the
+// lock is valid for a timeout since it was first seen, whatever time it
+// contains.
+func TestClocksOfOtherServers(t *testing.T) {
 	for _, updated := range []string{"0001-01-01T00:00:00Z", "1999-12-31T23:59:59.5+02:00", "9999-01-01T00:00:00Z"} {
 		t.Run(updated, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -37,8 +38,8 @@ func TestClocksOfOthers(t *testing.T) {
 	}
 }
 
-// TestAFormerLife starts a server again that was killed while it led.
-func TestAFormerLife(t *testing.T) {
+// TestPreviousRun restarts a server that was killed while it led.
+func TestPreviousRun(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		first := start(t, store, "one", nil)
@@ -52,33 +53,34 @@ func TestAFormerLife(t *testing.T) {
 	})
 }
 
-// expectReign expects a server to lead and returns its reign, which must be the
-// one before, or another.
-func expectReign(t *testing.T, s *server, terms int, before string, same bool) string {
+// expectLeadershipID expects a server to lead and returns its leadership id,
+// which must equal the previous one, or differ from it.
+func expectLeadershipID(t *testing.T, s *server, terms int, before string, same bool) string {
 	t.Helper()
 	expectTerms(t, s, terms, true)
-	reign := s.Reign()
-	if reign == "" || (reign == before) != same {
-		t.Errorf("the reign is %q, was %q, want the same: %t", reign, before, same)
+	leadershipID := s.LeadershipID()
+	if leadershipID == "" || (leadershipID == before) != same {
+		t.Errorf("the leadership id is %q, was %q, want the same: %t", leadershipID, before, same)
 	}
-	return reign
+	return leadershipID
 }
 
-// TestReign: a server that is followed by itself may go by what it knew.
-func TestReign(t *testing.T) {
+// TestLeadershipID checks that a server keeps its leadership id across
+// restarts, and gets another one when another server has led.
+func TestLeadershipID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		first := start(t, store, "one", nil)
 		pass(time.Second)
-		reign := expectReign(t, first, 1, "", false)
+		leadershipID := expectLeadershipID(t, first, 1, "", false)
 		first.stop()
 		<-first.done
 		first = start(t, store, "one", nil)
 		pass(time.Second)
-		expectReign(t, first, 1, reign, true)
+		expectLeadershipID(t, first, 1, leadershipID, true)
 
-		// Others that only look on, and faults that they do not make use of, are
-		// nobody's terms.
+		// Servers that only observe, and faults without consequences, begin no
+		// term.
 		pass(interval + time.Second)
 		second := start(t, store, "two", nil)
 		first.link.set(down)
@@ -86,38 +88,39 @@ func TestReign(t *testing.T) {
 		expectTerms(t, first, 1, false)
 		first.link.set(working)
 		pass(interval)
-		expectReign(t, first, 2, reign, true)
+		expectLeadershipID(t, first, 2, leadershipID, true)
 
 		first.kill()
 		pass(2 * timeout)
-		reign = expectReign(t, second, 1, reign, false)
+		leadershipID = expectLeadershipID(t, second, 1, leadershipID, false)
 		second.stop()
 		<-second.done
-		// It is killed before it could use what it got, and starts again: it has
-		// not led since the other one.
+		// It is killed before it could use the lock, and restarts: it has not
+		// led since the other server.
 		first = start(t, store, "one", nil)
 		pass(time.Second)
-		taken := expectReign(t, first, 1, reign, false)
+		taken := expectLeadershipID(t, first, 1, leadershipID, false)
 		first.kill()
 		first = start(t, store, "one", nil)
 		pass(time.Second)
-		expectReign(t, first, 1, taken, true)
+		expectLeadershipID(t, first, 1, taken, true)
 
-		// Without a lock nobody knows, nor when another make of server released it.
+		// Without a lock the last leader is unknown, as it is when another
+		// implementation released the lock.
 		if err := store.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
 		}
 		pass(interval)
-		reign = expectReign(t, first, 2, taken, false)
+		leadershipID = expectLeadershipID(t, first, 2, taken, false)
 		overwrite(t, store, `{"leaderID":"","leaderAddr":"","lastUpdated":"2026-01-01T00:00:00Z"}`)
 		pass(interval)
-		expectReign(t, first, 3, reign, false)
+		expectLeadershipID(t, first, 3, leadershipID, false)
 	})
 }
 
-// TestALockThatCannotBeRead: the leader may be alive, and is the only one that
-// can make it good.
-func TestALockThatCannotBeRead(t *testing.T) {
+// TestUnreadableLock checks that other servers wait: the leader may be alive,
+// and only it can repair the lock.
+func TestUnreadableLock(t *testing.T) {
 	for _, data := range []string{"", " ", "null", "{}", "[]", "{", `"one"`, "\x00\xff", `{"leaderID":null}`, `{"leaderID":7}`,
 		`{"leaderID":""}}`, `{"leaderID":"","lastUpdated":"yesterday"}`, `{"leaderAddr":"x:1","lastUpdated":"2026-01-01T00:00:00Z"}`} {
 		t.Run(data, func(t *testing.T) {
@@ -136,7 +139,7 @@ func TestALockThatCannotBeRead(t *testing.T) {
 					t.Errorf("leads %v, the leader is %v", elector.Leading(), lock)
 				}
 				log := logger.GetSink().(ktesting.Underlier).GetBuffer().String()
-				if strings.Count(log, "\n") != 1 || !strings.Contains(log, "Cannot read the lock") {
+				if strings.Count(log, "\n") != 1 || !strings.Contains(log, "Cannot decode the lock") {
 					t.Errorf("the log is\n%s", log)
 				}
 				pass(1)
@@ -152,15 +155,15 @@ func TestALockThatCannotBeRead(t *testing.T) {
 	}
 }
 
-// TestADeletedLock: the leader leads until it finds out, so the others wait as if
-// the lock was there.
-func TestADeletedLock(t *testing.T) {
+// TestDeletedLock checks that the leader leads until it notices, so the others
+// wait as if the lock existed.
+func TestDeletedLock(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		first := start(t, store, "one", nil)
 		pass(time.Second)
 		second := start(t, store, "two", nil)
-		// The second looks before the first renews.
+		// The second server reads before the first one renews.
 		pass(4*interval - time.Second/2)
 		if err := store.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
@@ -178,8 +181,8 @@ func TestADeletedLock(t *testing.T) {
 	})
 }
 
-// TestTwoServersWithOneID: the second takes the first one's lock for one of a
-// former life of its own. It cannot know better, but the first can.
+// TestTwoServersWithOneID checks that the first server notices the second one.
+// The second takes the lock for one of its own previous run.
 func TestTwoServersWithOneID(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)

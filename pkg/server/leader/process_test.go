@@ -19,19 +19,20 @@ import (
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// Environment of a process that is a server and not the test.
+// Environment variables of a process that runs as a server instead of the test.
 const (
 	processIDEnv      = "LEADER_TEST_ID"
 	processStorageEnv = "LEADER_TEST_STORAGE"
 )
 
-// journalKey is an object that leaders replace all the time, at the side of what
-// they create below madePrefix.
+// journalKey is an object that leaders replace continuously, in addition to the
+// objects that they create below createdPrefix.
 const journalKey = "journal"
 
-func madePrefix(term string) string { return "made/" + term + "/" }
+func createdPrefix(term string) string { return "created/" + term + "/" }
 
-// processElection is short for the sake of the test, and long for a busy machine.
+// processElection is short enough for a test and long enough for a busy
+// machine.
 var processElection = config.Election{Enabled: true, Interval: 100 * time.Millisecond, Timeout: time.Second}
 
 func TestMain(m *testing.M) {
@@ -45,8 +46,8 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// runProcess is a server until the standard input is closed. For each of its
-// terms that has ended it prints a line: the term, and what became of writes that
+// runProcess is a server that runs until its standard input is closed. After
+// each of its terms it prints a line: the term, and the results of writes that
 // it tried afterwards.
 func runProcess(id, dir string) error {
 	store, err := file.Open(dir)
@@ -75,16 +76,16 @@ type writer struct {
 	term   string
 	store  storage.Store
 	fenced storage.Store
-	// journal is what this term last made of it, and etag that of it.
+	// journal is the journal as this term last wrote it, and etag its etag.
 	journal []byte
 	etag    string
 }
 
-// write writes until ctx ends. Nothing but the fence keeps it from doing so.
+// write writes until ctx is done. Only the fence can prevent it.
 func (w *writer) write(ctx context.Context) {
 	endless := context.WithoutCancel(ctx)
 	for n := 0; ctx.Err() == nil; n++ {
-		_, _ = w.fenced.Create(endless, fmt.Sprintf("%s%d", madePrefix(w.term), n), nil)
+		_, _ = w.fenced.Create(endless, fmt.Sprintf("%s%d", createdPrefix(w.term), n), nil)
 		w.writeJournal(endless)
 		select {
 		case <-ctx.Done():
@@ -110,13 +111,13 @@ func (w *writer) writeJournal(ctx context.Context) {
 	}
 }
 
-// journalLine is what the journal says of one term.
+// journalLine is the line of one term in the journal.
 type journalLine struct {
 	term   string
 	writes int
 }
 
-// splitJournal returns the last line, and what is before it.
+// splitJournal returns the last line and the text before it.
 func splitJournal(data []byte) (before string, last journalLine) {
 	text := strings.TrimSuffix(string(data), "\n")
 	end := strings.LastIndex(text, "\n") + 1
@@ -124,20 +125,20 @@ func splitJournal(data []byte) (before string, last journalLine) {
 	return text[:end], last
 }
 
-// tryAfterwards writes after the term: through the fence, and without it what
-// others have replaced.
+// tryAfterwards writes after the term: through the fence, and without it to
+// objects that other servers have replaced.
 func (w *writer) tryAfterwards(ctx context.Context) string {
 	through, beside := "written", "written"
-	if _, err := w.fenced.Create(ctx, madePrefix(w.term)+"afterwards", nil); err != nil {
+	if _, err := w.fenced.Create(ctx, createdPrefix(w.term)+"afterwards", nil); err != nil {
 		through = "failed"
 		if errors.Is(err, leader.ErrNotLeading) {
-			through = "refused"
+			through = "rejected"
 		}
 	}
 	if _, err := w.store.Replace(ctx, journalKey, w.journal, w.etag); err != nil {
 		beside = "failed"
 		if errors.Is(err, storage.ErrConflict) {
-			beside = "refused"
+			beside = "rejected"
 		}
 	}
 	return through + " " + beside

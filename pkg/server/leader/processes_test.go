@@ -21,40 +21,41 @@ import (
 )
 
 const (
-	// patience is how long a test waits for what must happen.
-	patience = time.Minute
-	// pausedRounds is how often a leader is stopped and goes on.
+	// waitTimeout is how long a test waits for an expected event.
+	waitTimeout = time.Minute
+	// pausedRounds is how often a leader is paused and resumed.
 	pausedRounds = 20
 )
 
-// eventually waits until condition holds.
+// eventually waits until condition returns true.
 func eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	giveUp := time.After(patience)
+	timeout := time.After(waitTimeout)
 	for !condition() {
 		select {
-		case <-giveUp:
-			t.Fatalf("in vain waited for %s", what)
+		case <-timeout:
+			t.Fatalf("timed out waiting for %s", what)
 		case <-time.After(5 * time.Millisecond):
 		}
 	}
 }
 
-// process is a server in a process of its own.
+// process is a server that runs in its own process.
 type process struct {
-	id    string
-	cmd   *exec.Cmd
-	log   bytes.Buffer
-	ended chan string
+	id  string
+	cmd *exec.Cmd
+	log bytes.Buffer
+	// terms receives the lines that the process prints.
+	terms chan string
 }
 
 func startProcess(t *testing.T, dir, id string) *process {
 	t.Helper()
-	p := &process{id: id, ended: make(chan string, 1000)}
+	p := &process{id: id, terms: make(chan string, 1000)}
 	p.cmd = exec.Command(os.Args[0])
 	p.cmd.Env = append(os.Environ(), processIDEnv+"="+id, processStorageEnv+"="+dir)
 	p.cmd.Stderr = &p.log
-	// It stops when the test ends, however that comes about.
+	// It stops when the test process exits, however that happens.
 	if _, err := p.cmd.StdinPipe(); err != nil {
 		t.Fatal(err)
 	}
@@ -69,7 +70,7 @@ func startProcess(t *testing.T, dir, id string) *process {
 	go func() {
 		defer close(read)
 		for lines := bufio.NewScanner(stdout); lines.Scan(); {
-			p.ended <- lines.Text()
+			p.terms <- lines.Text()
 		}
 	}()
 	t.Cleanup(func() {
@@ -90,23 +91,23 @@ func (p *process) signal(t *testing.T, signal syscall.Signal) {
 	}
 }
 
-// waitEnded returns what p tells of the end of a term.
-func (p *process) waitEnded(t *testing.T, term string) string {
+// waitForTermEnd returns the results that p prints at the end of a term.
+func (p *process) waitForTermEnd(t *testing.T, term string) string {
 	t.Helper()
-	giveUp := time.After(patience)
+	timeout := time.After(waitTimeout)
 	for {
 		select {
-		case line := <-p.ended:
-			if ended, writes, _ := strings.Cut(line, " "); ended == term {
+		case line := <-p.terms:
+			if name, writes, _ := strings.Cut(line, " "); name == term {
 				return writes
 			}
-		case <-giveUp:
-			t.Fatalf("the term %s does not end", term)
+		case <-timeout:
+			t.Fatalf("timed out waiting for the end of term %s", term)
 		}
 	}
 }
 
-// observer looks at the storage that the processes share.
+// observer reads the storage that the processes share.
 type observer struct {
 	storage.Store
 }
@@ -127,7 +128,7 @@ func (o observer) journal(t *testing.T) (terms []string, last journalLine) {
 }
 
 // waitLeader waits until a term writes that is not one of those before it, and
-// whose server holds the lock.
+// whose server is named in the lock.
 func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
 	t.Helper()
 	eventually(t, "another leader", func() bool {
@@ -139,22 +140,22 @@ func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
 	return term, id
 }
 
-// made returns what a term created.
-func (o observer) made(t *testing.T, term string) []storage.Info {
+// created returns the objects that a term created.
+func (o observer) created(t *testing.T, term string) []storage.Info {
 	t.Helper()
-	infos, err := o.List(t.Context(), madePrefix(term))
+	infos, err := o.List(t.Context(), createdPrefix(term))
 	if err != nil {
 		t.Fatal(err)
 	}
 	return infos
 }
 
-// writable tells whether the storage can be written where a term writes. It cannot
-// while a process is stopped that has locked a folder of it: then nobody can take
-// over before that process goes on, or dies.
+// writable reports whether the storage accepts writes to the folder of a term.
+// It does not while a paused process has locked that folder: then no server can
+// take over before that process resumes or exits.
 func (o observer) writable(t *testing.T, term string, attempt int) bool {
 	t.Helper()
-	for _, folder := range []string{"", "leader/", madePrefix(term)} {
+	for _, folder := range []string{"", "leader/", createdPrefix(term)} {
 		ctx, cancel := context.WithTimeout(t.Context(), processElection.Timeout/2)
 		_, err := o.Create(ctx, fmt.Sprintf("%sprobe-%d", folder, attempt), nil)
 		cancel()
@@ -166,10 +167,11 @@ func (o observer) writable(t *testing.T, term string, attempt int) bool {
 	return true
 }
 
-// TestProcesses stops leaders that are in the middle of writing, which is what a
-// machine does that has no memory left, or a debugger. A standby takes over, the
-// old leader goes on and tries to write: through the fence, and in place of what
-// it has seen last. All is as the new leader left it. At last the leader is killed.
+// TestProcesses pauses leaders that are in the middle of writing, as a debugger
+// or a lack of memory does. A standby takes over, and the old leader resumes
+// and tries to write: through the fence, and in place of what it has seen last.
+// Everything must remain as the new leader left it. Finally the leader is
+// killed.
 func TestProcesses(t *testing.T) {
 	dir := t.TempDir()
 	store, err := file.Open(dir)
@@ -205,14 +207,14 @@ func TestProcesses(t *testing.T) {
 		o.waitLeader(t, term)
 		lock, _ := readLock(t, o)
 		longest = max(longest, lock.LastUpdated.Sub(stopped.LastUpdated))
-		made := o.made(t, term)
+		created := o.created(t, term)
 
 		old.signal(t, syscall.SIGCONT)
-		if writes := old.waitEnded(t, term); writes != "refused refused" {
+		if writes := old.waitForTermEnd(t, term); writes != "rejected rejected" {
 			t.Errorf("writes after the end of the term %s: %s", term, writes)
 		}
-		if now := o.made(t, term); !slices.Equal(now, made) {
-			t.Errorf("after its end the term %s made %v, before it had made %v", term, now, made)
+		if now := o.created(t, term); !slices.Equal(now, created) {
+			t.Errorf("after its end the term %s has created %v, before it had created %v", term, now, created)
 		}
 		terms, _ := o.journal(t)
 		seen := map[string]bool{}

@@ -16,55 +16,56 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// retryDelays are before the first renewals after one that failed (server
-// document). The last is before all others too.
+// retryDelays are the delays before retries of a failed renewal. The last one
+// is repeated.
 var retryDelays = []time.Duration{0, 100 * time.Millisecond, time.Second}
 
-// errLeaseEnded: the storage did not answer in time.
-var errLeaseEnded = fmt.Errorf("%w: the lock was not renewed in time", ErrNotLeading)
+// errLeaseExpired means that the storage did not answer in time.
+var errLeaseExpired = fmt.Errorf("%w: the lock was not renewed in time", ErrNotLeading)
 
-// retryDelay is never more than an interval.
+// retryDelay returns the delay after a number of failures, at most one
+// interval.
 func (e *Elector) retryDelay(failures int) time.Duration {
 	return min(retryDelays[min(failures, len(retryDelays))-1], e.options.Election.Interval)
 }
 
-// serve leads for one term. The error is what lead returned on its own, or wraps
-// ErrNotLeading when leadership was lost.
-func (e *Elector) serve(ctx context.Context, lead func(ctx context.Context) error) error {
+// runTerm leads for one term. The error is the one that lead returned on its
+// own, or wraps ErrNotLeading when leadership was lost.
+func (e *Elector) runTerm(ctx context.Context, lead func(ctx context.Context) error) error {
 	logger := klog.FromContext(ctx)
-	logger.Info("Leading")
-	term, end := context.WithCancelCause(ctx)
+	logger.Info("Started leading")
+	term, cancel := context.WithCancelCause(ctx)
 	var wg sync.WaitGroup
-	wg.Go(func() { end(e.renew(term)) })
-	// A renewal that hangs must not keep the term from ending.
-	wg.Go(func() { end(e.expire(term)) })
+	wg.Go(func() { cancel(e.renew(term)) })
+	// A separate goroutine cancels the term even while a renewal hangs.
+	wg.Go(func() { cancel(e.waitForExpiry(term)) })
 
 	err := lead(term)
 	lost := context.Cause(term)
-	end(nil)
+	cancel(nil)
 	wg.Wait()
 	if lost == nil && !e.Leading() {
-		// What lead failed of was faster than the timer.
-		lost = errLeaseEnded
+		// lead failed because of the expired lease before the timer fired.
+		lost = errLeaseExpired
 	}
-	e.giveUp()
+	e.stepDown()
 	if lost == nil {
 		return err
 	}
-	logger.Info("Leading no more", "reason", lost)
-	// That its context ended is no news from lead.
+	logger.Info("Stopped leading", "reason", lost)
+	// Errors that only report the end of the term are expected.
 	if err != nil && !errors.Is(err, term.Err()) && !errors.Is(err, ErrNotLeading) {
-		logger.Error(err, "The end of a term was not a clean one")
+		logger.Error(err, "A term returned an error")
 	}
 	return lost
 }
 
-// expire returns when the lease has ended, or ctx.
-func (e *Elector) expire(ctx context.Context) error {
+// waitForExpiry returns when the lease has expired or ctx is done.
+func (e *Elector) waitForExpiry(ctx context.Context) error {
 	for {
 		end := e.leaseEnd()
 		if !time.Now().Before(end) {
-			return errLeaseEnded
+			return errLeaseExpired
 		}
 		select {
 		case <-ctx.Done():
@@ -74,7 +75,7 @@ func (e *Elector) expire(ctx context.Context) error {
 	}
 }
 
-// renew keeps the lease until leadership is lost, or ctx ends.
+// renew renews the lease until leadership is lost or ctx is done.
 func (e *Elector) renew(ctx context.Context) error {
 	failures := 0
 	wait := e.options.Election.Interval
@@ -85,7 +86,7 @@ func (e *Elector) renew(ctx context.Context) error {
 		case <-time.After(wait):
 		}
 		start := time.Now()
-		err := e.renewOnce(ctx, start)
+		err := e.tryRenew(ctx, start)
 		switch {
 		case errors.Is(err, ErrNotLeading):
 			return err
@@ -100,71 +101,72 @@ func (e *Elector) renew(ctx context.Context) error {
 	}
 }
 
-// renewOnce returns an error that wraps ErrNotLeading when it is in vain to try
-// again.
-func (e *Elector) renewOnce(ctx context.Context, start time.Time) error {
+// tryRenew returns an error that wraps ErrNotLeading when retries are
+// pointless.
+func (e *Elector) tryRenew(ctx context.Context, start time.Time) error {
 	lock := e.ownLock()
 	data, err := encodeLock(lock)
 	if err != nil {
 		return err
 	}
-	e.unanswered = append(e.unanswered, data)
+	e.unconfirmed = append(e.unconfirmed, data)
 	call, cancel := e.callContext(context.WithoutCancel(ctx))
 	defer cancel()
 	etag, err := e.options.Store.Replace(call, e.options.Key, data, e.etag)
 	switch {
 	case errors.Is(err, storage.ErrConflict):
-		return e.recognize(ctx, err)
+		return e.resolveConflict(ctx, err)
 	case err != nil:
 		return err
 	}
-	e.etag, e.unanswered = etag, nil
+	e.etag, e.unconfirmed = etag, nil
 	return e.extend(lock, start)
 }
 
-// recognize finds out whether the lock is another because an earlier renewal, which
-// seemed to have failed, succeeded after all. Then the next one can succeed.
-// Nothing is added to the lease: it is not known when that renewal came through.
-func (e *Elector) recognize(ctx context.Context, conflict error) error {
+// resolveConflict checks whether the conflict comes from an earlier renewal
+// that succeeded although it seemed to fail. Then the next renewal can succeed.
+// The lease is not extended, because it is unknown when that renewal was
+// carried out.
+func (e *Elector) resolveConflict(ctx context.Context, conflict error) error {
 	call, cancel := e.callContext(ctx)
 	defer cancel()
 	object, err := e.options.Store.Get(call, e.options.Key)
 	if err != nil && !errors.Is(err, storage.ErrNotFound) {
 		return err
 	}
-	for _, data := range e.unanswered {
+	for _, data := range e.unconfirmed {
 		if bytes.Equal(data, object.Data) {
 			e.etag = object.ETag
 			return fmt.Errorf("an earlier renewal had succeeded: %w", conflict)
 		}
 	}
-	e.giveUp()
+	e.stepDown()
 	return fmt.Errorf("%w: %w", ErrNotLeading, conflict)
 }
 
-// extend begins the lease anew. When the old one ended before the answer came,
-// the term has ended with it, and this server must win the lock again.
+// extend starts a new lease. If the old lease expired before the answer
+// arrived, the term is over, and this server must acquire the lock again.
 func (e *Elector) extend(lock Lock, start time.Time) error {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if !e.leading() {
-		return errLeaseEnded
+	if !e.leadingLocked() {
+		return errLeaseExpired
 	}
-	e.renewed, e.seen = start, lock
+	e.renewed, e.observed = start, lock
 	return nil
 }
 
-// giveUp makes this server lead no more, from this moment.
-func (e *Elector) giveUp() {
+// stepDown makes this server stop leading at once.
+func (e *Elector) stepDown() {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	e.renewed = time.Time{}
 }
 
-// release frees the lock after lead has returned. If that fails, the others wait
-// until they take this server for dead.
+// release frees the lock after lead has returned. If that fails, other servers
+// wait for the timeout.
 func (e *Elector) release(ctx context.Context) {
-	lock := Lock{ReleasedBy: e.options.ID, Reign: e.Reign(), LastUpdated: now()}
+	lock := Lock{ReleasedBy: e.options.ID, LeadershipID: e.LeadershipID(), LastUpdated: now()}
 	data, err := encodeLock(lock)
 	if err == nil {
 		call, cancel := e.callContext(context.WithoutCancel(ctx))
@@ -175,6 +177,6 @@ func (e *Elector) release(ctx context.Context) {
 		klog.FromContext(ctx).Error(err, "Failed to release the lock")
 		return
 	}
-	e.setSeen(lock)
+	e.setObserved(lock)
 	klog.FromContext(ctx).Info("Released the lock")
 }

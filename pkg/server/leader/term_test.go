@@ -13,9 +13,10 @@ import (
 	"nstance.dev/operator/pkg/server/leader"
 )
 
-// TestTheStorageIsDown: a leader that cannot renew stops before anybody may take
-// it for dead, nobody leads meanwhile, and it goes on afterwards.
-func TestTheStorageIsDown(t *testing.T) {
+// TestStorageOutage checks that a leader that cannot renew stops before another
+// server may take over, that no server leads during the outage, and that one
+// leads afterwards.
+func TestStorageOutage(t *testing.T) {
 	for name, fault := range map[string]fault{"down": down, "hanging": hanging, "paused": paused} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -33,7 +34,7 @@ func TestTheStorageIsDown(t *testing.T) {
 				pass(1)
 				expectTerms(t, first, 1, false)
 				if cause := context.Cause(first.term); !errors.Is(cause, leader.ErrNotLeading) {
-					t.Errorf("the term ended because of %v", cause)
+					t.Errorf("the term was canceled because of %v", cause)
 				}
 
 				pass(time.Hour)
@@ -51,8 +52,8 @@ func TestTheStorageIsDown(t *testing.T) {
 	}
 }
 
-// TestShortFaults: what is over before the lease ends changes nothing, even if
-// nobody can say which renewals succeeded.
+// TestShortFaults checks that faults that are over before the lease expires
+// have no effect, even if it is unknown which renewals succeeded.
 func TestShortFaults(t *testing.T) {
 	for name, fault := range map[string]fault{"down": down, "hanging": hanging, "paused": paused, "mute": mute, "late": late} {
 		t.Run(name, func(t *testing.T) {
@@ -75,7 +76,8 @@ func TestShortFaults(t *testing.T) {
 	}
 }
 
-// TestRetries counts the attempts to renew: at once, and after 100 ms and a second.
+// TestRetries counts the attempts to renew: at once, after 100 ms and after a
+// second.
 func TestRetries(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, openStorage(t), "one", nil)
@@ -94,7 +96,7 @@ func TestRetries(t *testing.T) {
 		s.link.set(working)
 		pass(time.Second)
 		expectTerms(t, s, 1, true)
-		// The next one is an interval after the one that succeeded.
+		// The next attempt is an interval after the successful one.
 		before, _ = s.link.count()
 		pass(interval - 1)
 		if calls, _ := s.link.count(); calls != before {
@@ -107,9 +109,9 @@ func TestRetries(t *testing.T) {
 	})
 }
 
-// TestTheLeaseBeginsBeforeTheWrite: a renewal that is carried out at once and
-// answered late counts from when it was asked for.
-func TestTheLeaseBeginsBeforeTheWrite(t *testing.T) {
+// TestLeaseBeginsBeforeTheWrite checks that a renewal with a late answer counts
+// from when it was begun.
+func TestLeaseBeginsBeforeTheWrite(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, openStorage(t), "one", nil)
 		pass(interval - 1)
@@ -135,31 +137,31 @@ func TestTheLeaseBeginsBeforeTheWrite(t *testing.T) {
 	})
 }
 
-// TestALeaseThatEndedIsNotRenewed has an answer that comes after the lease that
-// should have been renewed, and within the one that the write would have begun.
-func TestALeaseThatEndedIsNotRenewed(t *testing.T) {
+// TestExpiredLeaseIsNotRenewed uses an answer that arrives after the lease has
+// expired, but within the lease that the write would have begun.
+func TestExpiredLeaseIsNotRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		mayEnd := make(chan struct{})
-		answer := make(chan struct{})
-		s := start(t, slowWrites{openStorage(t), answer}, "one", func(ctx context.Context) error {
+		mayReturn := make(chan struct{})
+		release := make(chan struct{})
+		s := start(t, slowWrites{openStorage(t), release}, "one", func(ctx context.Context) error {
 			<-ctx.Done()
-			await(t, mayEnd)
+			await(t, mayReturn)
 			return ctx.Err()
 		})
 		pass(lease)
 		expectTerms(t, s, 1, false)
-		close(answer)
+		close(release)
 		pass(time.Second)
 		expectTerms(t, s, 1, false)
-		close(mayEnd)
+		close(mayReturn)
 		synctest.Wait()
 		expectTerms(t, s, 2, true)
 	})
 }
 
-// TestATakeoverThatTookTooLong is one whose lease has ended before the answer
-// came.
-func TestATakeoverThatTookTooLong(t *testing.T) {
+// TestTakeoverThatIsTooSlow uses a write whose lease has expired before the
+// answer arrives.
+func TestTakeoverThatIsTooSlow(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		store := openStorage(t)
 		overwrite(t, store, `{"leaderID":"other"}`)
@@ -177,9 +179,10 @@ func TestATakeoverThatTookTooLong(t *testing.T) {
 	})
 }
 
-// TestALockTakenByForce: whoever finds another's lock when it renews does not
-// lead any more, and does not stand before its work has ended.
-func TestALockTakenByForce(t *testing.T) {
+// TestLockReplacedByAnotherServer checks that a server that finds another
+// server's lock when it renews does not lead any more, and does not try to
+// acquire the lock before its work has returned.
+func TestLockReplacedByAnotherServer(t *testing.T) {
 	for name, force := range map[string]string{
 		"another leader": `{"leaderID":"other","leaderAddr":"other:1","lastUpdated":"2026-01-01T00:00:00Z"}`,
 		"its own id":     `{"leaderID":"one","leaderAddr":"one:8991","lastUpdated":"2026-01-01T00:00:00Z"}`,
@@ -189,10 +192,10 @@ func TestALockTakenByForce(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				store := openStorage(t)
-				mayEnd := make(chan struct{})
+				mayReturn := make(chan struct{})
 				s := start(t, store, "one", func(ctx context.Context) error {
 					<-ctx.Done()
-					await(t, mayEnd)
+					await(t, mayReturn)
 					return ctx.Err()
 				})
 				pass(interval + time.Second)
@@ -200,25 +203,26 @@ func TestALockTakenByForce(t *testing.T) {
 				pass(interval - time.Second)
 				expectTerms(t, s, 1, false)
 				if cause := context.Cause(s.term); !errors.Is(cause, leader.ErrNotLeading) {
-					t.Errorf("the term ended because of %v", cause)
+					t.Errorf("the term was canceled because of %v", cause)
 				}
 				calls, _ := s.link.count()
 				pass(time.Hour)
 				if now, _ := s.link.count(); now != calls {
-					t.Errorf("the storage was called %d times while the term ended", now-calls)
+					t.Errorf("the storage was called %d times while the term was stopping", now-calls)
 				}
-				close(mayEnd)
+				close(mayReturn)
 				pass(2 * timeout)
-				// One that carries its own id is another process's, which may lead.
+				// A lock with its own id belongs to another process, which may
+				// lead.
 				expectTerms(t, s, 2, true)
 			})
 		})
 	}
 }
 
-// TestATermEndsAfterItsContext: an error of a term that was lost is not one of
-// the server.
-func TestATermEndsAfterItsContext(t *testing.T) {
+// TestErrorAfterALostTerm checks that the error of a lost term is not returned
+// as the server's.
+func TestErrorAfterALostTerm(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, openStorage(t), "one", func(ctx context.Context) error {
 			<-ctx.Done()
@@ -234,9 +238,9 @@ func TestATermEndsAfterItsContext(t *testing.T) {
 	})
 }
 
-// TestATermThatFailsOfTheLease: what fails because the lease ends may be faster
-// than the term's end. It is no failure of the server.
-func TestATermThatFailsOfTheLease(t *testing.T) {
+// TestErrorOfTheExpiredLease checks that a failure that the expired lease
+// causes before the term's context is done does not stop the server.
+func TestErrorOfTheExpiredLease(t *testing.T) {
 	for range 20 {
 		synctest.Test(t, func(t *testing.T) {
 			var elector *leader.Elector

@@ -13,21 +13,23 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
 const (
 	// writeInterval is how often leaders write.
 	writeInterval = 300 * time.Millisecond
-	// checkInterval is how often the walk looks who leads, beside the beginnings
-	// of terms.
+	// checkInterval is how often the walk checks the leaders, in addition to
+	// the beginnings of terms.
 	checkInterval = time.Second
 )
 
-// TestNeverTwoLead lets five servers pause, lose the storage and the answers of
-// the storage, die, stop and come back, and looks all the time who leads and who
-// writes through its fence. When all is well again, one leads and goes on leading.
-func TestNeverTwoLead(t *testing.T) {
+// TestAtMostOneLeader lets five servers pause, lose the storage or its answers,
+// crash, stop and restart, and continuously checks who leads and who writes
+// through its fence. After all faults are cleared, one server leads and keeps
+// leading.
+func TestAtMostOneLeader(t *testing.T) {
 	for seed := range uint64(4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -60,32 +62,32 @@ func TestNeverTwoLead(t *testing.T) {
 	}
 }
 
-// walk is a number of servers to which happens what can happen.
+// walk is a set of servers that are disturbed at random.
 type walk struct {
 	store    storage.Store
 	random   *rand.Rand
 	election config.Election
 	servers  []*walker
 	journal  journal
-	// began has a value after a term has begun.
+	// began receives a value after a term has begun.
 	began chan struct{}
 
-	// leader is the id of the last one, and changes counts them.
+	// leader is the id of the last leader, and changes counts them.
 	leader  string
 	changes int
 }
 
-// walker is one life of a server that writes to the journal while it leads.
+// walker is one run of a server that writes to the journal while it leads.
 type walker struct {
 	*server
 	id string
-	// writes is its way to the journal.
+	// writes is its connection to the journal.
 	writes *link
 	dead   bool
 }
 
-// journal is a storage that counts writes, and those by who did not lead at that
-// moment. Like every storage it looks at the deadline last.
+// journal is a storage that counts writes, and writes of servers that do not
+// lead at that moment. Like every storage it checks the deadline last.
 type journal struct {
 	storage.Store
 	mu                sync.Mutex
@@ -100,7 +102,7 @@ type journalOf struct {
 func (j journalOf) Create(ctx context.Context, _ string, _ []byte) (string, error) {
 	j.mu.Lock()
 	defer j.mu.Unlock()
-	if err := storage.Ended(ctx); err != nil {
+	if err := deadline.Check(ctx); err != nil {
 		return "", err
 	}
 	j.writes++
@@ -141,7 +143,7 @@ func (w *walk) start(t *testing.T, id string) *walker {
 	return s
 }
 
-// disturb does something to one server, or to the lock.
+// disturb disturbs one server, or the lock.
 func (w *walk) disturb(t *testing.T) {
 	i := w.random.IntN(len(w.servers))
 	s := w.servers[i]
@@ -162,7 +164,7 @@ func (w *walk) disturb(t *testing.T) {
 	case n < 5:
 		overwrite(t, w.store, "edited by hand at "+time.Now().String())
 	default:
-		// Most of it happens to who leads.
+		// Most faults affect the leader.
 		for _, other := range w.servers {
 			if !other.dead && other.Leading() && w.random.IntN(2) == 0 {
 				s = other
@@ -172,7 +174,7 @@ func (w *walk) disturb(t *testing.T) {
 	}
 }
 
-// set sets the fault of all that the server calls.
+// set sets the fault of all calls of the server.
 func (s *walker) set(f fault) {
 	s.link.set(f)
 	if f == late {
@@ -182,7 +184,7 @@ func (s *walker) set(f fault) {
 	s.writes.set(f)
 }
 
-// pass lets time pass and looks who leads, also at each moment when a term begins.
+// pass lets time pass and checks the leaders, also whenever a term begins.
 func (w *walk) pass(t *testing.T, d time.Duration) {
 	for end := time.Now().Add(d); time.Now().Before(end); {
 		select {
@@ -215,7 +217,8 @@ func (w *walk) check(t *testing.T) {
 	}
 }
 
-// calm ends all faults. One server leads soon, and none ever again.
+// calm clears all faults and checks that one server leads soon, and that no
+// other follows.
 func (w *walk) calm(t *testing.T) {
 	for i, s := range w.servers {
 		if s.dead {

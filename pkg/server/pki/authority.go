@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package pki makes and reads the certificates by which shard servers, operators
-// and agents of one cluster know each other.
+// Package pki issues and reads the certificates with which the shard servers,
+// operators and agents of one cluster authenticate to each other.
 package pki
 
 import (
@@ -20,30 +20,30 @@ import (
 const (
 	// authorityLifetime is how long a new certificate authority is valid.
 	authorityLifetime = 10 * 365 * 24 * time.Hour
-	// clockSkew is how far notBefore lies in the past, so that a peer whose
-	// clock is a little behind accepts a certificate that was just issued.
+	// clockSkew is how far notBefore is in the past, so that a peer whose clock is
+	// slightly behind accepts a certificate that was just issued.
 	clockSkew = 5 * time.Minute
 )
 
-// Authority is the certificate authority of one cluster. It is safe for use by
-// several goroutines.
+// Authority is the certificate authority of one cluster. It is safe for concurrent
+// use.
 type Authority struct {
 	certificate *x509.Certificate
 	key         ed25519.PrivateKey
 }
 
-// NewAuthority makes a certificate authority with a new Ed25519 key. Nothing is
-// stored: the authority lives as long as the returned value.
+// NewAuthority creates a certificate authority with a new Ed25519 key. It stores
+// nothing.
 func NewAuthority(commonName string) (*Authority, error) {
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return nil, fmt.Errorf("generating the key of authority %q: %w", commonName, err)
+		return nil, fmt.Errorf("generate the key of authority %q: %w", commonName, err)
 	}
 	return NewAuthorityForKey(commonName, key)
 }
 
-// NewAuthorityForKey is NewAuthority for a key that exists. Each call makes
-// another certificate, and each of them verifies what the others have issued.
+// NewAuthorityForKey is like NewAuthority for an existing key. Each call creates
+// another certificate, and each certificate verifies what the others have issued.
 func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, error) {
 	template, err := newTemplate(authorityLifetime)
 	if err != nil {
@@ -52,26 +52,26 @@ func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, 
 	template.Subject = pkix.Name{CommonName: commonName}
 	template.KeyUsage = x509.KeyUsageCertSign | x509.KeyUsageCRLSign
 	template.IsCA = true
-	// Only leaves are issued, so an intermediate authority is never right.
+	// Only leaf certificates are issued, so an intermediate authority is never valid.
 	template.MaxPathLenZero = true
 
 	der, err := x509.CreateCertificate(rand.Reader, template, template, key.Public(), key)
 	if err != nil {
-		return nil, fmt.Errorf("signing the certificate of authority %q: %w", commonName, err)
+		return nil, fmt.Errorf("sign the certificate of authority %q: %w", commonName, err)
 	}
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, fmt.Errorf("reading the certificate of authority %q: %w", commonName, err)
+		return nil, fmt.Errorf("parse the certificate of authority %q: %w", commonName, err)
 	}
 	return &Authority{certificate: certificate, key: key}, nil
 }
 
-// LoadAuthority returns the authority of a certificate that was stored, PEM. The
-// error tells when the certificate is not an authority's, or not that of key.
+// LoadAuthority returns the authority with a stored certificate, PEM, and its key.
+// The certificate must be that of an authority, and of this key.
 func LoadAuthority(certPEM []byte, key ed25519.PrivateKey) (*Authority, error) {
 	certificate, err := parseCertificate(certPEM)
 	if err != nil {
-		return nil, fmt.Errorf("reading the certificate of the authority: %w", err)
+		return nil, fmt.Errorf("parse the certificate of the authority: %w", err)
 	}
 	if !certificate.IsCA {
 		return nil, fmt.Errorf("the certificate of %q is not that of an authority", certificate.Subject)
@@ -101,7 +101,7 @@ func (a *Authority) KeyPEM() ([]byte, error) {
 // DNS name, together with its new Ed25519 key in PKCS #8.
 func (a *Authority) IssueServer(hosts []string, ttl time.Duration) (certPEM, keyPEM []byte, err error) {
 	if len(hosts) == 0 {
-		return nil, nil, errors.New("issuing a server certificate: no hosts given")
+		return nil, nil, errors.New("issue a server certificate: no hosts given")
 	}
 	template, err := newTemplate(ttl)
 	if err != nil {
@@ -119,7 +119,7 @@ func (a *Authority) IssueServer(hosts []string, ttl time.Duration) (certPEM, key
 	return a.issue(template)
 }
 
-// IssueClient issues a client certificate that says who c is, together with its
+// IssueClient issues a client certificate with the identity of c, together with its
 // new Ed25519 key in PKCS #8. Every field of c is mandatory.
 func (a *Authority) IssueClient(c Client, ttl time.Duration) (certPEM, keyPEM []byte, err error) {
 	template, err := clientTemplate(c, ttl)
@@ -129,8 +129,8 @@ func (a *Authority) IssueClient(c Client, ttl time.Duration) (certPEM, keyPEM []
 	return a.issue(template)
 }
 
-// SignClient issues a client certificate that says who c is, for the key of a
-// client that keeps its private half to itself. Every field of c is mandatory.
+// SignClient issues a client certificate with the identity of c for a public key.
+// Every field of c is mandatory.
 func (a *Authority) SignClient(c Client, key ed25519.PublicKey, ttl time.Duration) (*x509.Certificate, error) {
 	template, err := clientTemplate(c, ttl)
 	if err != nil {
@@ -141,11 +141,11 @@ func (a *Authority) SignClient(c Client, key ed25519.PublicKey, ttl time.Duratio
 
 func clientTemplate(c Client, ttl time.Duration) (*x509.Certificate, error) {
 	if c.ID == "" || c.Tenant == "" || c.Role == "" {
-		return nil, fmt.Errorf("issuing a client certificate for %+v: id, tenant and role are mandatory", c)
+		return nil, fmt.Errorf("issue a client certificate for %+v: id, tenant and role are mandatory", c)
 	}
 	role, err := roleExtension(c.Role)
 	if err != nil {
-		return nil, fmt.Errorf("issuing a client certificate for %+v: %w", c, err)
+		return nil, fmt.Errorf("issue a client certificate for %+v: %w", c, err)
 	}
 	template, err := newTemplate(ttl)
 	if err != nil {
@@ -157,24 +157,24 @@ func clientTemplate(c Client, ttl time.Duration) (*x509.Certificate, error) {
 	return template, nil
 }
 
-// issue signs a leaf for a new key.
+// issue signs a leaf certificate for a new key.
 func (a *Authority) issue(template *x509.Certificate) (certPEM, keyPEM []byte, err error) {
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
-		return nil, nil, fmt.Errorf("generating the key of %q: %w", template.Subject, err)
+		return nil, nil, fmt.Errorf("generate the key of %q: %w", template.Subject, err)
 	}
 	certificate, err := a.sign(template, public)
 	if err != nil {
 		return nil, nil, err
 	}
 	if keyPEM, err = EncodePrivateKey(private); err != nil {
-		return nil, nil, fmt.Errorf("encoding the key of %q: %w", template.Subject, err)
+		return nil, nil, fmt.Errorf("encode the key of %q: %w", template.Subject, err)
 	}
 	return EncodeCertificate(certificate), keyPEM, nil
 }
 
-// sign makes a leaf of template for a key. No leaf outlives the authority:
-// nobody would accept it by then.
+// sign signs a leaf certificate for a key. It expires at the latest with the
+// authority, since no peer would accept it after that.
 func (a *Authority) sign(template *x509.Certificate, key ed25519.PublicKey) (*x509.Certificate, error) {
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	if template.NotAfter.After(a.certificate.NotAfter) {
@@ -182,20 +182,20 @@ func (a *Authority) sign(template *x509.Certificate, key ed25519.PublicKey) (*x5
 	}
 	der, err := x509.CreateCertificate(rand.Reader, template, a.certificate, key, a.key)
 	if err != nil {
-		return nil, fmt.Errorf("signing the certificate of %q: %w", template.Subject, err)
+		return nil, fmt.Errorf("sign the certificate of %q: %w", template.Subject, err)
 	}
 	certificate, err := x509.ParseCertificate(der)
 	if err != nil {
-		return nil, fmt.Errorf("reading the certificate of %q: %w", template.Subject, err)
+		return nil, fmt.Errorf("parse the certificate of %q: %w", template.Subject, err)
 	}
 	return certificate, nil
 }
 
-// newTemplate returns what all certificates have in common.
+// newTemplate returns the fields that all certificates have in common.
 func newTemplate(ttl time.Duration) (*x509.Certificate, error) {
 	serial, err := rand.Int(rand.Reader, new(big.Int).Lsh(big.NewInt(1), 127))
 	if err != nil {
-		return nil, fmt.Errorf("choosing a serial number: %w", err)
+		return nil, fmt.Errorf("generate a serial number: %w", err)
 	}
 	now := time.Now()
 	return &x509.Certificate{

@@ -44,10 +44,10 @@ func TestSignClient(t *testing.T) {
 			t.Fatal(err)
 		}
 		if got, err := PeerClient(leaf); err != nil || got != want {
-			t.Errorf("it says %+v, %v, want %+v", got, err, want)
+			t.Errorf("the client is %+v, %v, want %+v", got, err, want)
 		}
 		if !key.Equal(leaf.PublicKey) {
-			t.Error("it is for another key")
+			t.Error("the certificate is for another key")
 		}
 		if want := time.Now().Add(time.Hour); !leaf.NotAfter.Equal(want) {
 			t.Errorf("it expires at %s, want %s", leaf.NotAfter, want)
@@ -56,12 +56,12 @@ func TestSignClient(t *testing.T) {
 			t.Error(err)
 		}
 		if _, err := authority.SignClient(Client{ID: "prod", Tenant: "a"}, key, time.Hour); err == nil {
-			t.Error("a client without a role got a certificate")
+			t.Error("a certificate was issued to a client without a role")
 		}
 	})
 }
 
-func TestNoLeafOutlivesTheAuthority(t *testing.T) {
+func TestLeafExpiresWithAuthority(t *testing.T) {
 	authority := newAuthority(t)
 	key, _ := newKey(t)
 	leaf, err := authority.SignClient(Client{ID: "prod", Tenant: "a", Role: RoleAgent}, key, 2*authorityLifetime)
@@ -84,7 +84,7 @@ func TestLoadAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(loaded.CertificatePEM(), stored.CertificatePEM()) || loaded.CommonName() != "prod" {
-		t.Errorf("the certificate of %q is another", loaded.CommonName())
+		t.Errorf("the certificate of %q differs", loaded.CommonName())
 	}
 	leafKey, _ := newKey(t)
 	leaf, err := loaded.SignClient(Client{ID: "prod", Tenant: "a", Role: RoleOperator}, leafKey, time.Hour)
@@ -92,7 +92,7 @@ func TestLoadAuthority(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := verify(leaf, stored.CertificatePEM()); err != nil {
-		t.Errorf("what it issued is not trusted: %v", err)
+		t.Errorf("a certificate that it issued is not trusted: %v", err)
 	}
 
 	_, otherKey := newKey(t)
@@ -124,14 +124,14 @@ func TestKeysRoundTrip(t *testing.T) {
 		t.Fatal(err)
 	}
 	if got, err := ParsePrivateKey(privatePEM); err != nil || !got.Equal(private) {
-		t.Errorf("the private key is another: %v", err)
+		t.Errorf("the private key differs: %v", err)
 	}
 	publicPEM, err := EncodePublicKey(public)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if got, err := ParsePublicKey(publicPEM); err != nil || !got.Equal(public) {
-		t.Errorf("the public key is another: %v", err)
+		t.Errorf("the public key differs: %v", err)
 	}
 }
 
@@ -164,7 +164,7 @@ func TestKeysAreEd25519(t *testing.T) {
 		{"a private key of another kind", private(block(privateKeyBlock, privateDER)), "needs to be Ed25519"},
 		{"no public key", public([]byte("key")), "no PEM block found"},
 		{"a private key for a public one", public(block(privateKeyBlock, privateDER)), `of type "PRIVATE KEY", needs to be "PUBLIC KEY"`},
-		{"a broken public key", public(block(publicKeyBlock, []byte("key"))), "reading the public key"},
+		{"a broken public key", public(block(publicKeyBlock, []byte("key"))), "parse the public key"},
 		{"a public key of another kind", public(block(publicKeyBlock, publicDER)), "needs to be Ed25519"},
 	} {
 		if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) {
@@ -173,7 +173,7 @@ func TestKeysAreEd25519(t *testing.T) {
 	}
 }
 
-func TestServingIsIssuedAnewInTime(t *testing.T) {
+func TestServingIsReissuedBeforeExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		serving := NewServing(newAuthority(t), []string{"127.0.0.1", "localhost"})
 		config := serving.Config()
@@ -192,9 +192,9 @@ func TestServingIsIssuedAnewInTime(t *testing.T) {
 			}
 		}
 		if again := leaf(); again != first {
-			t.Error("it was issued anew although it is good")
+			t.Error("it was reissued although it is valid")
 		}
-		// At no time is there one that is about to expire.
+		// No certificate that is about to expire is ever served.
 		for range 100 {
 			<-time.After(servingLifetime / 7)
 			if left := time.Until(leaf().NotAfter); left < servingLifetime/3-time.Second {

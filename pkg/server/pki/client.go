@@ -14,33 +14,33 @@ import (
 	"nstance.dev/operator/pkg/identifier"
 )
 
-// Roles of a client. A role decides which services a certificate may call.
+// Roles of a client. The role determines which services the client may call.
 const (
 	RoleOperator = "operator"
 	RoleAgent    = "agent"
 )
 
-// oidRole is the certificate extension that holds the client's role (wire
-// contract).
+// oidRole is the certificate extension for the client's role
+// (docs/protocol.md#authentication).
 var oidRole = asn1.ObjectIdentifier{1, 3, 6, 1, 4, 1, 999999, 1}
 
-// Client is what a client certificate says about its holder.
+// Client is the identity in a client certificate.
 type Client struct {
 	// ID is the certificate's common name: the cluster id of an operator, the
 	// instance id of an agent.
 	ID string
 	// Tenant is the certificate's only organization.
 	Tenant string
-	// Role is the value of the role extension, RoleOperator or RoleAgent. A
-	// value that we do not know is kept: it opens no service.
+	// Role is the value of the role extension, RoleOperator or RoleAgent. An
+	// unknown value is kept, since no service accepts it.
 	Role string
 }
 
-// PeerClient reads the client from a certificate whose chain has been verified.
-// The error says which part of the certificate is missing or ill-formed.
+// PeerClient reads the client from a certificate whose chain was verified. The
+// error names the part of the certificate that is missing or invalid.
 func PeerClient(certificate *x509.Certificate) (Client, error) {
 	id := certificate.Subject.CommonName
-	// Cluster ids and instance ids both keep to the identifier rule.
+	// Cluster ids and instance ids are both valid identifiers.
 	if err := identifier.Validate(id); err != nil {
 		return Client{}, fmt.Errorf("client certificate: common name: %w", err)
 	}
@@ -58,18 +58,18 @@ func PeerClient(certificate *x509.Certificate) (Client, error) {
 	return Client{ID: id, Tenant: organizations[0], Role: role}, nil
 }
 
-// roleExtension encodes role as a DER UTF8String, the form that every reader
-// of the wire contract understands.
+// roleExtension encodes role as a DER UTF8String, which every reader accepts
+// (docs/protocol.md#authentication).
 func roleExtension(role string) (pkix.Extension, error) {
 	value, err := asn1.MarshalWithParams(role, "utf8")
 	if err != nil {
-		return pkix.Extension{}, fmt.Errorf("encoding role %q: %w", role, err)
+		return pkix.Extension{}, fmt.Errorf("encode role %q: %w", role, err)
 	}
 	return pkix.Extension{Id: oidRole, Value: value}, nil
 }
 
-// readRole accepts a DER string and, failing that, the raw bytes as text: the
-// wire contract allows both.
+// readRole accepts a DER string or else the raw bytes as text
+// (docs/protocol.md#authentication).
 func readRole(certificate *x509.Certificate) (string, error) {
 	for _, extension := range certificate.Extensions {
 		if !extension.Id.Equal(oidRole) {
@@ -80,7 +80,7 @@ func readRole(certificate *x509.Certificate) (string, error) {
 			role = string(extension.Value)
 		}
 		if role == "" || !utf8.ValidString(role) {
-			return "", fmt.Errorf("role extension %v holds no text", oidRole)
+			return "", fmt.Errorf("role extension %v is not text", oidRole)
 		}
 		return role, nil
 	}

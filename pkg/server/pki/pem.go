@@ -32,8 +32,8 @@ func EncodePrivateKey(key ed25519.PrivateKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: privateKeyBlock, Bytes: der}), nil
 }
 
-// ParsePrivateKey reads what EncodePrivateKey returns. The error never holds a
-// part of the key.
+// ParsePrivateKey decodes a private key that EncodePrivateKey encoded. The error
+// never contains a part of the key.
 func ParsePrivateKey(keyPEM []byte) (ed25519.PrivateKey, error) {
 	der, err := decode(keyPEM, privateKeyBlock)
 	if err != nil {
@@ -59,7 +59,7 @@ func EncodePublicKey(key ed25519.PublicKey) ([]byte, error) {
 	return pem.EncodeToMemory(&pem.Block{Type: publicKeyBlock, Bytes: der}), nil
 }
 
-// ParsePublicKey reads what EncodePublicKey returns.
+// ParsePublicKey decodes a public key that EncodePublicKey encoded.
 func ParsePublicKey(keyPEM []byte) (ed25519.PublicKey, error) {
 	der, err := decode(keyPEM, publicKeyBlock)
 	if err != nil {
@@ -67,7 +67,7 @@ func ParsePublicKey(keyPEM []byte) (ed25519.PublicKey, error) {
 	}
 	parsed, err := x509.ParsePKIXPublicKey(der)
 	if err != nil {
-		return nil, fmt.Errorf("reading the public key: %w", err)
+		return nil, fmt.Errorf("parse the public key: %w", err)
 	}
 	key, ok := parsed.(ed25519.PublicKey)
 	if !ok {
@@ -84,7 +84,7 @@ func parseCertificate(certPEM []byte) (*x509.Certificate, error) {
 	return x509.ParseCertificate(der)
 }
 
-// decode returns what the first PEM block holds, which must be of a type.
+// decode returns the content of the first PEM block, which must have a type.
 func decode(data []byte, blockType string) ([]byte, error) {
 	block, _ := pem.Decode(data)
 	if block == nil {

@@ -55,13 +55,13 @@ func TestIssueClientRoundTrip(t *testing.T) {
 	if _, ok := certificate.PublicKey.(ed25519.PublicKey); !ok {
 		t.Errorf("public key is %T, want Ed25519", certificate.PublicKey)
 	}
-	// 0c is the tag of UTF8String: other readers of the extension rely on it.
+	// 0c is the tag of UTF8String, which other readers of the extension require.
 	if got, want := string(certificate.Extensions[len(certificate.Extensions)-1].Value), "\x0c\x08operator"; got != want {
 		t.Errorf("role extension is %q, want %q", got, want)
 	}
 }
 
-func TestIssueRefusesWhatIsIncomplete(t *testing.T) {
+func TestIssueRejectsIncompleteRequests(t *testing.T) {
 	authority := newAuthority(t)
 	for _, c := range []Client{
 		{Tenant: "default", Role: RoleAgent},
@@ -120,7 +120,7 @@ func TestPeerClient(t *testing.T) {
 			Subject:    pkix.Name{CommonName: "prod", Organization: []string{"a"}},
 			Extensions: role("\x0c\x00"),
 		},
-		wantErr: "holds no text",
+		wantErr: "is not text",
 	}, {
 		name: "no role",
 		certificate: x509.Certificate{
@@ -176,7 +176,7 @@ func TestPeerClient(t *testing.T) {
 }
 
 func TestMutualHandshake(t *testing.T) {
-	authority, stranger := newAuthority(t), newAuthority(t)
+	authority, foreign := newAuthority(t), newAuthority(t)
 	server := NewServing(authority, []string{"127.0.0.1", "::1", "localhost"}).MutualConfig()
 	operator := Client{ID: "prod", Tenant: "default", Role: RoleOperator}
 	tests := []struct {
@@ -190,7 +190,7 @@ func TestMutualHandshake(t *testing.T) {
 		{name: "by address", issuer: authority, ttl: time.Hour, host: "127.0.0.1"},
 		{name: "by IPv6 address", issuer: authority, ttl: time.Hour, host: "::1"},
 		{name: "by name", issuer: authority, ttl: time.Hour, host: "localhost"},
-		{name: "client of another authority", issuer: stranger, ttl: time.Hour, host: "localhost", wantErr: "unknown authority"},
+		{name: "client of another authority", issuer: foreign, ttl: time.Hour, host: "localhost", wantErr: "unknown authority"},
 		{name: "expired client", issuer: authority, ttl: -time.Minute, host: "localhost", wantErr: "expired"},
 		{name: "no client certificate", host: "localhost", wantErr: "client didn't provide a certificate"},
 		{name: "TLS 1.2", issuer: authority, ttl: time.Hour, host: "localhost", maxVersion: tls.VersionTLS12, wantErr: "unsupported versions"},
@@ -209,8 +209,8 @@ func TestMutualHandshake(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				// Offered even when the server names other authorities, as a
-				// hostile client would.
+				// Sent even when the server names other authorities, as a malicious
+				// client would.
 				client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
 			}
 			near, far := net.Pipe()
@@ -218,7 +218,7 @@ func TestMutualHandshake(t *testing.T) {
 			go func() {
 				conn := tls.Client(near, client)
 				_ = conn.Handshake()
-				// The server's verdict arrives after the client's handshake.
+				// The server's result arrives after the client's handshake.
 				_, _ = conn.Read(make([]byte, 1))
 			}()
 			conn := tls.Server(far, server)

@@ -11,13 +11,13 @@ import (
 	"time"
 )
 
-// servingLifetime is how long a serving certificate is valid. It is short since
-// nobody has to do anything for the next one.
+// servingLifetime is how long a serving certificate is valid. It is short, since
+// renewal is automatic.
 const servingLifetime = 24 * time.Hour
 
-// Serving is the serving certificate of one server. It is issued by the
-// cluster's authority and issued anew in time, so that a server needs no restart
-// to stay trusted. It is safe for use by several goroutines.
+// Serving is the serving certificate of one server. The cluster's authority issues
+// it and reissues it before it expires, so that the server needs no restart. It is
+// safe for concurrent use.
 type Serving struct {
 	authority *Authority
 	hosts     []string
@@ -29,7 +29,7 @@ type Serving struct {
 }
 
 // NewServing returns the serving certificate for hosts, each an IP address or a
-// DNS name: every one under which the server is called, at least one.
+// DNS name, at least one. Clients can reach the server only by these.
 func NewServing(authority *Authority, hosts []string) *Serving {
 	return &Serving{authority: authority, hosts: hosts}
 }
@@ -41,8 +41,8 @@ func (s *Serving) Config() *tls.Config {
 }
 
 // MutualConfig returns the TLS configuration of listeners whose clients must
-// have a certificate of the cluster's authority: TLS 1.3. What the certificate
-// says is for PeerClient to read.
+// have a certificate of the cluster's authority: TLS 1.3. PeerClient reads the
+// client's identity from the certificate.
 func (s *Serving) MutualConfig() *tls.Config {
 	config := s.Config()
 	config.ClientCAs = x509.NewCertPool()
@@ -51,7 +51,7 @@ func (s *Serving) MutualConfig() *tls.Config {
 	return config
 }
 
-// certificate is what tls.Config asks at each handshake.
+// certificate returns the certificate for a handshake.
 func (s *Serving) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -65,7 +65,7 @@ func (s *Serving) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	}
 	issued, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return nil, fmt.Errorf("loading the server certificate and its key: %w", err)
+		return nil, fmt.Errorf("load the server certificate and its key: %w", err)
 	}
 	s.current, s.renewAt = &issued, now.Add(servingLifetime*2/3)
 	return s.current, nil

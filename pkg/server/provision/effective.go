@@ -15,14 +15,14 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// Effective returns the group as it is for one instance: with the template,
-// instance type, subnet pool and vars that the record of an on-demand instance
-// has for itself. That is group itself when the record has none. Size, drain
-// timeout and digests are the group's in any case.
+// Effective returns the group with the overrides of one instance: the template,
+// instance type, subnet pool and vars in the record of an on-demand instance. It
+// returns group itself when the record has none. Size, drain timeout and digests
+// are always the group's.
 //
-// Another template takes the place of the group's own below what the group says
-// itself, as if the group had been made with it. The error names every override
-// that the configuration does not allow.
+// A template override replaces the group's template as if the group had been
+// created with it: the group's own values still win. The error names every
+// override that the configuration does not allow.
 func Effective(c *config.Config, group *groups.Group, record *instance.Record) (*groups.Group, error) {
 	if record.Template == "" && record.InstanceType == "" && record.SubnetPool == "" && len(record.Vars) == 0 {
 		return group, nil
@@ -31,7 +31,7 @@ func Effective(c *config.Config, group *groups.Group, record *instance.Record) (
 	var problems field.ErrorList
 	if record.Template != "" && record.Template != group.Template {
 		if err := c.CheckTemplate(field.NewPath("template"), record.Template); err != nil {
-			// There is nothing to judge the rest by.
+			// The other overrides depend on the template.
 			return nil, err
 		}
 		replaceTemplate(c, &effective, record.Template)
@@ -49,7 +49,7 @@ func Effective(c *config.Config, group *groups.Group, record *instance.Record) (
 		if err := c.CheckInstanceType(field.NewPath("instance_type"), effective.InstanceType, effective.Arch); err != nil {
 			problems = append(problems, err)
 		}
-		effective.Type = c.Shard.Infra.Kwok.InstanceTypes[effective.InstanceType]
+		effective.Type = c.Shard.Infra.InstanceTypes[effective.InstanceType]
 	}
 	if len(problems) > 0 {
 		return nil, problems.ToAggregate()
@@ -58,12 +58,12 @@ func Effective(c *config.Config, group *groups.Group, record *instance.Record) (
 	return &effective, nil
 }
 
-// replaceTemplate makes of group what it would be with another template.
+// replaceTemplate changes group to what it would be with another template.
 func replaceTemplate(c *config.Config, group *groups.Group, name string) {
 	before, after := c.Templates[group.Template], c.Templates[name]
 	group.Template = name
 	group.Kind, group.Arch = after.Kind, after.Arch
-	// What the group has and its template has not is the group's own.
+	// Values that differ from those of the old template are the group's own.
 	if group.InstanceType == before.InstanceType && after.InstanceType != "" {
 		group.InstanceType = after.InstanceType
 	}
@@ -86,7 +86,7 @@ func replaceTemplate(c *config.Config, group *groups.Group, name string) {
 	}
 }
 
-// difference returns what has to be merged into base to get args.
+// difference returns what merged into base gives args.
 func difference(args, base map[string]any) map[string]any {
 	own := map[string]any{}
 	for name, value := range args {
@@ -104,8 +104,7 @@ func difference(args, base map[string]any) map[string]any {
 	return own
 }
 
-// overlay returns all layers as one map, in which later layers win. It changes
-// none.
+// overlay merges the layers into a new map. Later layers win.
 func overlay[V any](layers ...map[string]V) map[string]V {
 	merged := map[string]V{}
 	for _, layer := range layers {

@@ -12,11 +12,12 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 func TestEffective(t *testing.T) {
 	c := newConfig(t)
-	types := c.Shard.Infra.Kwok.InstanceTypes
+	types := c.Shard.Infra.InstanceTypes
 	labels := func(labels map[string]any) map[string]any { return map[string]any{"labels": labels} }
 	tests := []struct {
 		name, group string
@@ -45,12 +46,12 @@ func TestEffective(t *testing.T) {
 				"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}},
 			}
 		}},
-		{"another template that says nothing itself", "own", instance.Record{Template: "silent"}, func(g *groups.Group) {
+		{"another template without values of its own", "own", instance.Record{Template: "silent"}, func(g *groups.Group) {
 			g.Template, g.Kind = "silent", "sil"
 			g.Vars = map[string]string{"defaults": "yes", "from": "own"}
 			g.Args = map[string]any{"labels": map[string]any{"defaults": "yes", "from": "own"}, "annotations": map[string]any{"own": "yes"}}
 		}},
-		{"the group's own goes over another template", "own", instance.Record{Template: "gpu", InstanceType: "r7g.large"}, func(g *groups.Group) {
+		{"the group's own values win over another template", "own", instance.Record{Template: "gpu", InstanceType: "r7g.large"}, func(g *groups.Group) {
 			g.Template, g.Kind, g.Arch = "gpu", "gpu", "arm64"
 			g.InstanceType, g.Type = "r7g.large", types["r7g.large"]
 			g.Vars = map[string]string{"defaults": "yes", "gpu": "yes", "from": "own"}
@@ -81,7 +82,7 @@ func TestEffective(t *testing.T) {
 	}
 }
 
-func TestEffectiveRefuses(t *testing.T) {
+func TestEffectiveRejects(t *testing.T) {
 	c := newConfig(t)
 	tests := []struct {
 		name, group, want string
@@ -103,7 +104,7 @@ func TestEffectiveRefuses(t *testing.T) {
 	}
 }
 
-// TestSpecOfAnOnDemandInstance: what its record has for itself is in the order.
+// TestSpecOfAnOnDemandInstance: the overrides in its record are in the spec.
 func TestSpecOfAnOnDemandInstance(t *testing.T) {
 	c := newConfig(t)
 	p, nonces := newProvisioner(t, c)
@@ -118,9 +119,9 @@ func TestSpecOfAnOnDemandInstance(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := instance.Spec{
+	want := provider.Spec{
 		ID: instanceID, Group: record.Key(), Template: "gpu", Kind: "gpu", CreatedAt: time.Unix(1, 0),
-		Type: c.Shard.Infra.Kwok.InstanceTypes["r7g.large"], Subnet: "subnet-c",
+		Type: c.Shard.Infra.InstanceTypes["r7g.large"], Subnet: "subnet-c",
 		Args: map[string]any{"labels": map[string]any{
 			"defaults": "yes", "from": "gpu", "gpu": "yes", "rendered": "record r7g.large",
 		}},
@@ -132,6 +133,6 @@ func TestSpecOfAnOnDemandInstance(t *testing.T) {
 
 	record.InstanceType = "m7i.large"
 	if _, err := p.Spec(t.Context(), &group, record, "subnet-c"); err == nil {
-		t.Error("an override that is not allowed makes an order")
+		t.Error("an override that is not allowed gives a spec")
 	}
 }

@@ -9,10 +9,9 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// facts is what the templates of arguments and userdata can use, under the names
-// of the server document. What is not known before the instance runs, its host
-// name and addresses, is not in it, and .Image neither: there are no images. The
-// document's examples have .Var for .Vars here and there; only .Vars is right.
+// facts are the values that the templates of arguments and userdata can use
+// (docs/server.md#userdata). There is no host name or address, which are not known
+// before the instance runs, and no .Image, because there are no images.
 type facts struct {
 	Instance struct{ ID, Kind, Arch, Type string }
 	Cluster  struct{ ID, CACert string }
@@ -22,11 +21,10 @@ type facts struct {
 }
 
 // secretFacts adds what only userdata can use. A nonce in an argument would be
-// readable for everybody who may look at the instance.
+// readable for every user who can read the instance.
 type secretFacts struct {
 	facts
-	// Nonce is what the agent registers with. The document does not say by what
-	// name templates know it.
+	// Nonce is what the agent registers with.
 	Nonce string
 }
 

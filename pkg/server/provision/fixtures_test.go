@@ -5,13 +5,16 @@ package provision
 
 import (
 	"crypto/ed25519"
+	"strings"
 	"testing"
 	"time"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
@@ -23,7 +26,7 @@ const configuration = `{
 	"cluster": {"id": "prod", "secrets": {"encryption_key": {"env": "KEY"}}},
 	"shard": {
 		"id": "us-west-2a",
-		"infra": {"provider": "kwok", "region": "us-west-2", "zone": "us-west-2z", "options": {"kubeconfig": "/k"}},
+		"infra": {"provider": "fake", "region": "us-west-2", "zone": "us-west-2z", "options": {"endpoint": "e"}},
 		"bind": {"health_addr": ":0", "election_addr": ":0", "registration_addr": ":0", "operator_addr": ":0"},
 		"subnet_pools": {"default": ["subnet-a"], "gpus": ["subnet-b"], "extra": ["subnet-c"]},
 	},
@@ -57,10 +60,25 @@ const configuration = `{
 	}},
 }`
 
+// types returns the sizes of some families, those on arm64 end in g.
+func types() []provider.InstanceType {
+	var types []provider.InstanceType
+	for _, family := range []string{"c7i", "m7i", "r7i", "m7g", "r7g", "t4g"} {
+		for _, size := range []string{"2xlarge", "large"} {
+			arch := provider.ArchAMD64
+			if strings.HasSuffix(family, "g") {
+				arch = provider.ArchARM64
+			}
+			types = append(types, provider.InstanceType{Name: family + "." + size, Arch: arch})
+		}
+	}
+	return types
+}
+
 // newConfig returns the configuration in force in most tests.
 func newConfig(t *testing.T) *config.Config {
 	t.Helper()
-	c, err := config.Parse([]byte(configuration))
+	c, err := config.Parse([]byte(configuration), providertest.Providers(types()...))
 	if err != nil {
 		t.Fatal(err)
 	}

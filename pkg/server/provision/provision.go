@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package provision makes the orders that a provider gets: what a group and the
-// record of an instance say, with everything rendered.
+// Package provision creates the specs for a provider from a group and the record of
+// an instance, with all templates rendered.
 package provision
 
 import (
@@ -13,7 +13,8 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
 // Nonces signs what an agent registers with.
@@ -25,15 +26,14 @@ type Nonces interface {
 type Options struct {
 	// Config returns the configuration in force.
 	Config func() *config.Config
-	// Addresses are those at which agents find this shard.
+	// Addresses are those at which agents reach this shard.
 	Addresses config.Addresses
 	// AuthorityPEM is the certificate that agents trust.
 	AuthorityPEM []byte
 	Nonces       Nonces
 }
 
-// Provisioner makes the orders of one shard. It is safe for use by several
-// goroutines.
+// Provisioner creates the specs of one shard. It is safe for concurrent use.
 type Provisioner struct {
 	Options
 	client *http.Client
@@ -44,33 +44,33 @@ func New(o Options) *Provisioner {
 	return &Provisioner{Options: o, client: &http.Client{}}
 }
 
-// Spec returns the order for the instance of record, which is of group, in a
-// subnet. Each call makes a nonce and fetches the userdata anew. The error names
-// what could not be made, and has neither the nonce nor userdata in it.
-func (p *Provisioner) Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (instance.Spec, error) {
+// Spec returns the spec for an instance of group in a subnet. Each call signs a new
+// nonce and fetches the userdata again. The error contains neither the nonce nor
+// userdata.
+func (p *Provisioner) Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (provider.Spec, error) {
 	spec, err := p.spec(ctx, group, record, subnet)
 	if err != nil {
-		return instance.Spec{}, fmt.Errorf("preparing instance %s of group %s: %w", record.ID, record.Key(), err)
+		return provider.Spec{}, fmt.Errorf("prepare instance %s of group %s: %w", record.ID, record.Key(), err)
 	}
 	return spec, nil
 }
 
-func (p *Provisioner) spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (instance.Spec, error) {
+func (p *Provisioner) spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (provider.Spec, error) {
 	c := p.Config()
 	group, err := Effective(c, group, record)
 	if err != nil {
-		return instance.Spec{}, err
+		return provider.Spec{}, err
 	}
 	facts := p.facts(c, group, record)
 	args, err := renderArgs(group.Args, facts)
 	if err != nil {
-		return instance.Spec{}, err
+		return provider.Spec{}, err
 	}
 	userdata, err := p.userdata(ctx, group, record, facts)
 	if err != nil {
-		return instance.Spec{}, err
+		return provider.Spec{}, err
 	}
-	return instance.Spec{
+	return provider.Spec{
 		ID:        record.ID,
 		Group:     record.Key(),
 		Template:  group.Template,

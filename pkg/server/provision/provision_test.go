@@ -11,8 +11,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
 // everything uses all that userdata can.
@@ -37,16 +37,16 @@ func TestSpec(t *testing.T) {
 	if len(nonces.signed) != 1 {
 		t.Fatalf("%d nonces were signed, want one", len(nonces.signed))
 	}
-	want := instance.Spec{
+	want := provider.Spec{
 		ID: instanceID, Group: record.Key(), Template: "worker", Kind: "knc", CreatedAt: record.CreatedAt,
-		Type:   c.Shard.Infra.Kwok.InstanceTypes["m7i.large"],
+		Type:   c.Shard.Infra.InstanceTypes["m7i.large"],
 		Subnet: "subnet-a",
 		Args:   map[string]any{"labels": map[string]any{"from": "worker", "defaults": "yes", "worker": "yes", "main": "yes"}},
 		Userdata: []byte(`id=knc06bgm7733st2576nx5jht4ecjw kind=knc arch=amd64 type=m7i.large
 cluster=prod ca=-----BEGIN CERTIFICATE-----
 
 shard=us-west-2a registration=10.0.0.1:8992 operator=10.0.0.1:8993
-provider=kwok region=us-west-2 zone=us-west-2z
+provider=fake region=us-west-2 zone=us-west-2z
 defaults=yes from=worker main=yes worker=yes 
 nonce=` + nonces.signed[0]),
 	}
@@ -67,7 +67,7 @@ func TestNonceSaysWhoseItIs(t *testing.T) {
 		}
 	}
 	if len(nonces.signed) != 2 {
-		t.Fatalf("%d nonces were signed for two orders", len(nonces.signed))
+		t.Fatalf("%d nonces were signed for two specs", len(nonces.signed))
 	}
 	claims, err := nonce.Parse(nonces.signed[0], nonces.key)
 	if err != nil {
@@ -114,8 +114,8 @@ func TestConfigurationInForce(t *testing.T) {
 	}
 }
 
-// TestErrorsKeepSecrets: they say what failed, for which instance, and nothing
-// that only the instance may know.
+// TestErrorsKeepSecrets: they name what failed and the instance, and nothing that
+// only the instance may know.
 func TestErrorsKeepSecrets(t *testing.T) {
 	const password = "hunter2"
 	broken := func(text string) func(*config.Userdata, map[string]any, *nonces) {
@@ -128,9 +128,9 @@ func TestErrorsKeepSecrets(t *testing.T) {
 		change     func(*config.Userdata, map[string]any, *nonces)
 	}{
 		{"no template", `the userdata of template "worker" must be a Go template: mistake in line 2`, broken("{{.Nonce")},
-		{"var that does not exist", `rendering the userdata of template "worker": userdata:2:7: map has no entry for key "missing"`, broken("{{.Vars.missing}}")},
+		{"var that does not exist", `render the userdata of template "worker": userdata:2:7: map has no entry for key "missing"`, broken("{{.Vars.missing}}")},
 		{"the wrong name of the vars", "userdata:2:6: can't evaluate field Var", broken("{{.Var.role}}")},
-		{"what nobody knows yet", "userdata:2:11: can't evaluate field Hostname", broken("{{.Instance.Hostname}}")},
+		{"value that is not known yet", "userdata:2:11: can't evaluate field Hostname", broken("{{.Instance.Hostname}}")},
 		{"images", "userdata:2:2: can't evaluate field Image", broken("{{.Image}}")},
 		{"field of the nonce", "userdata:2:8: can't evaluate field X", broken("{{.Nonce.X}}")},
 		{"call of the nonce", "", broken("{{call .Nonce}}")},
@@ -157,7 +157,7 @@ func TestErrorsKeepSecrets(t *testing.T) {
 		{"nonce in an argument", "can't evaluate field Nonce in type", func(_ *config.Userdata, labels map[string]any, _ *nonces) {
 			labels["x"] = "{{.Nonce}}"
 		}},
-		{"signer", "making the registration nonce: out of ink", func(_ *config.Userdata, _ map[string]any, nonces *nonces) {
+		{"signer", "sign the registration nonce: out of ink", func(_ *config.Userdata, _ map[string]any, nonces *nonces) {
 			nonces.err = errors.New("out of ink")
 		}},
 	}
@@ -175,7 +175,7 @@ func TestErrorsKeepSecrets(t *testing.T) {
 				t.Fatalf("got %s", spec.Userdata)
 			}
 			text := err.Error()
-			if !strings.HasPrefix(text, "preparing instance "+instanceID+" of group default/main: ") || !strings.Contains(text, tc.want) {
+			if !strings.HasPrefix(text, "prepare instance "+instanceID+" of group default/main: ") || !strings.Contains(text, tc.want) {
 				t.Errorf("got  %s\nwant %s", text, tc.want)
 			}
 			if strings.Contains(text, password) {
@@ -186,8 +186,8 @@ func TestErrorsKeepSecrets(t *testing.T) {
 					t.Errorf("the error has the nonce in it: %s", text)
 				}
 			}
-			if diff := cmp.Diff(instance.Spec{}, spec); diff != "" {
-				t.Errorf("there is a half of an order: %s", diff)
+			if diff := cmp.Diff(provider.Spec{}, spec); diff != "" {
+				t.Errorf("there is an incomplete spec: %s", diff)
 			}
 		})
 	}

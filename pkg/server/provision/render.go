@@ -11,21 +11,21 @@ import (
 	"text/template"
 )
 
-// render reads and fills in a template.
+// render parses and executes a template.
 func render(name, text string, facts any) (string, error) {
 	parsed, err := template.New(name).Parse(text)
 	if err != nil {
-		return "", fmt.Errorf("reading a template: %w", err)
+		return "", fmt.Errorf("parse a template: %w", err)
 	}
 	rendered, err := execute(parsed, facts)
 	if err != nil {
-		return "", fmt.Errorf("rendering a template: %w", err)
+		return "", fmt.Errorf("render a template: %w", err)
 	}
 	return rendered, nil
 }
 
-// execute fills in a template. A var that does not exist is an error: an instance
-// that starts with "<no value>" somewhere is worse than none.
+// execute executes a template. A var that does not exist is an error: an instance
+// that starts with "<no value>" somewhere would be worse than none.
 func execute(parsed *template.Template, facts any) (string, error) {
 	var rendered strings.Builder
 	if err := parsed.Option("missingkey=error").Execute(&rendered, facts); err != nil {
@@ -34,9 +34,8 @@ func execute(parsed *template.Template, facts any) (string, error) {
 	return rendered.String(), nil
 }
 
-// renderArgs returns args with every string rendered, however deep in objects
-// and arrays (server document). Keys and everything else stay. Args is not
-// changed.
+// renderArgs returns a copy of args in which every string is rendered, also in
+// nested objects and arrays. Keys are not rendered.
 func renderArgs(args map[string]any, facts facts) (map[string]any, error) {
 	if len(args) == 0 {
 		return nil, nil
@@ -55,7 +54,7 @@ func renderAny(path string, value any, facts facts) (any, error) {
 		return render(path, value, facts)
 	case map[string]any:
 		rendered := make(map[string]any, len(value))
-		// Sorted, so that of several errors it is always the same.
+		// Sorted, so that the first error is always the same.
 		for _, name := range slices.Sorted(maps.Keys(value)) {
 			if rendered[name], err = renderAny(path+"."+name, value[name], facts); err != nil {
 				return nil, err

@@ -54,7 +54,7 @@ func TestRenderArgsNamesTheArgument(t *testing.T) {
 	args := map[string]any{"b": "{{.Vars.x}}", "a": map[string]any{"list": []any{"", map[string]any{"x": "{{.Vars.x}}"}}}}
 	for range 20 {
 		_, err := renderArgs(args, facts{})
-		want := `rendering a template: template: args.a.list[1].x:1:7: executing "args.a.list[1].x" at <.Vars.x>: map has no entry for key "x"`
+		want := `render a template: template: args.a.list[1].x:1:7: executing "args.a.list[1].x" at <.Vars.x>: map has no entry for key "x"`
 		if err == nil || err.Error() != want {
 			t.Fatalf("got  %v\nwant %s", err, want)
 		}

@@ -18,14 +18,14 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
-// fetchTimeout bounds the fetching of userdata from a URL, answer included.
+// fetchTimeout bounds fetching userdata from a URL, including the response.
 const fetchTimeout = 10 * time.Second
 
-// userdata returns what the instance starts with, in plain text; nil when its
-// group has no userdata, and then there is nothing to put a nonce into.
+// userdata returns the rendered userdata of the instance. It is nil, and no nonce
+// is signed, when the group has none.
 func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record *instance.Record, facts facts) ([]byte, error) {
 	if group.Userdata == (config.Userdata{}) {
 		return nil, nil
@@ -42,12 +42,12 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 		ConfigHash: group.RuntimeConfigHash,
 	})
 	if err != nil {
-		return nil, fmt.Errorf("making the registration nonce: %w", err)
+		return nil, fmt.Errorf("sign the registration nonce: %w", err)
 	}
 	source := []byte(group.Userdata.Inline)
 	if group.Userdata.URL != "" {
 		if source, err = p.fetch(ctx, group.Userdata.URL); err != nil {
-			return nil, fmt.Errorf("fetching the userdata of template %q: %w", group.Template, err)
+			return nil, fmt.Errorf("fetch the userdata of template %q: %w", group.Template, err)
 		}
 	}
 	parsed, err := group.Userdata.Template(source)
@@ -56,17 +56,17 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 	}
 	rendered, err := execute(parsed, secret)
 	if err != nil {
-		return nil, fmt.Errorf("rendering the userdata of template %q: %w", group.Template, withoutText(err))
+		return nil, fmt.Errorf("render the userdata of template %q: %w", group.Template, withoutText(err))
 	}
-	// Without them the agent cannot register (server document).
+	// Without them the agent cannot register.
 	if !strings.Contains(rendered, record.ID) || !strings.Contains(rendered, secret.Nonce) {
 		return nil, fmt.Errorf("the userdata of template %q must contain {{.Instance.ID}} and {{.Nonce}}", group.Template)
 	}
 	return []byte(rendered), nil
 }
 
-// fetch returns what is at address, as it is there. The error has the host in it
-// and not the rest of the address, which may have a password or a signature.
+// fetch returns the unchanged content of a URL. The error contains only the host of
+// the URL, whose other parts may include a password or a signature.
 func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
 	defer cancel()
@@ -74,8 +74,8 @@ func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error)
 	if err != nil {
 		return nil, withoutURL(err)
 	}
-	// Or else gzip that is served as such would be unpacked on the way, although
-	// the configuration says that it has to be unpacked here.
+	// Otherwise the HTTP client would unpack gzip that the configuration declares as
+	// the encoding of the userdata.
 	request.Header.Set("Accept-Encoding", "identity")
 	source, err := p.get(request)
 	if err != nil {
@@ -91,7 +91,7 @@ func (p *Provisioner) get(request *http.Request) ([]byte, error) {
 	}
 	defer response.Body.Close()
 	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the answer is %s", response.Status)
+		return nil, fmt.Errorf("the response is %s", response.Status)
 	}
 	source, err := io.ReadAll(io.LimitReader(response.Body, config.MaxUserdata+1))
 	if err != nil {
@@ -110,8 +110,8 @@ func withoutURL(err error) error {
 	return err
 }
 
-// Errors of text/template say where they are, and quote what is there. Only the
-// name of what does not exist may be told: the rest can have a secret in it.
+// Errors of text/template have a position and quote the template. Only the name of
+// a value that does not exist is kept: the rest may contain a secret.
 var (
 	position = regexp.MustCompile(`^template: \w+:\d+:\d+`)
 	missing  = regexp.MustCompile(`>: (?:map has no entry for key "\w+"|can't evaluate field \w+)`)

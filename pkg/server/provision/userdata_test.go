@@ -21,7 +21,7 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 )
 
-// site serves userdata to a provisioner whose group main has it from there.
+// site serves the userdata of group main.
 type site struct {
 	p     *Provisioner
 	group groups.Group
@@ -44,7 +44,7 @@ func newSite(t *testing.T) *site {
 	return s
 }
 
-// userdata orders an instance, and returns what it starts with.
+// userdata returns the userdata of a spec.
 func (s *site) userdata(ctx context.Context) (string, error) {
 	group := s.group
 	group.Userdata = config.Userdata{URL: s.address, Encoding: s.encoding}
@@ -52,13 +52,13 @@ func (s *site) userdata(ctx context.Context) (string, error) {
 	return string(spec.Userdata), err
 }
 
-// wants checks that err says what failed and where, without secrets.
+// wants checks that err names what failed and contains no secrets.
 func (s *site) wants(t *testing.T, err error, want string) {
 	t.Helper()
 	if err == nil {
 		t.Fatal("got no error")
 	}
-	if !strings.Contains(err.Error(), `fetching the userdata of template "worker": `) || !strings.Contains(err.Error(), want) {
+	if !strings.Contains(err.Error(), `fetch the userdata of template "worker": `) || !strings.Contains(err.Error(), want) {
 		t.Errorf("got  %v\nwant %s", err, want)
 	}
 	if strings.Contains(err.Error(), "hunter") {
@@ -80,8 +80,7 @@ func packed(t *testing.T, text string) []byte {
 	return data.Bytes()
 }
 
-// TestUserdataIsDecodedAndThenRendered: in whatever encoding it is kept, the
-// provider gets plain text.
+// TestUserdataIsDecodedAndThenRendered: the provider gets plain text in any case.
 func TestUserdataIsDecodedAndThenRendered(t *testing.T) {
 	const text = minimal + " {{.Vars.from}}"
 	sources := map[string]string{
@@ -135,8 +134,8 @@ func TestGzipIsNotUnpackedOnTheWay(t *testing.T) {
 	}
 }
 
-// TestFetchedUserdataMustBeWhatItIsSaidToBe: the error says of which template.
-func TestFetchedUserdataMustBeWhatItIsSaidToBe(t *testing.T) {
+// TestFetchedUserdataMustHaveItsEncoding: the error names the template.
+func TestFetchedUserdataMustHaveItsEncoding(t *testing.T) {
 	s := newSite(t)
 	for _, tc := range []struct{ encoding, source, want string }{
 		{"base64", "hunter2!", "must be base64: illegal base64 data at input byte 7"},
@@ -148,7 +147,7 @@ func TestFetchedUserdataMustBeWhatItIsSaidToBe(t *testing.T) {
 		s.encoding = tc.encoding
 		s.serve = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, tc.source) }
 		_, err := s.userdata(t.Context())
-		want := "preparing instance " + instanceID + ` of group default/main: the userdata of template "worker" ` + tc.want
+		want := "prepare instance " + instanceID + ` of group default/main: the userdata of template "worker" ` + tc.want
 		if err == nil || err.Error() != want {
 			t.Errorf("got  %v\nwant %s", err, want)
 		}
@@ -160,7 +159,7 @@ func TestUserdataIsFetchedForEachInstance(t *testing.T) {
 	for _, version := range []string{"one", "two"} {
 		s.serve = func(w http.ResponseWriter, r *http.Request) {
 			if _, password, _ := r.BasicAuth(); password != "hunter2" || r.FormValue("signature") != "hunter3" {
-				t.Errorf("asked for %s", r.URL)
+				t.Errorf("the request is for %s", r.URL)
 			}
 			_, _ = io.WriteString(w, version+" {{.Vars.from}} "+minimal)
 		}
@@ -184,7 +183,7 @@ func TestUserdataHasALimit(t *testing.T) {
 	_, err := s.userdata(t.Context())
 	s.wants(t, err, "it has more than 1048576 bytes")
 
-	// Nor does anybody wait for the end of what has none.
+	// A response without an end is not read to its end.
 	s.serve = func(w http.ResponseWriter, _ *http.Request) {
 		for err := error(nil); err == nil; {
 			_, err = io.WriteString(w, strings.Repeat("x", 1<<16))
@@ -204,7 +203,7 @@ func TestFetchingFails(t *testing.T) {
 			w.WriteHeader(http.StatusForbidden)
 			_, _ = io.WriteString(w, minimal)
 		}, "from 127.0.0.1:"},
-		"its status": {http.NotFound, "the answer is 404 Not Found"},
+		"its status": {http.NotFound, "the response is 404 Not Found"},
 		"an answer that breaks off": {func(w http.ResponseWriter, _ *http.Request) {
 			w.Header().Set("Content-Length", "1000")
 			_, _ = io.WriteString(w, minimal)
@@ -228,7 +227,7 @@ func TestFetchingFails(t *testing.T) {
 	s.wants(t, err, "invalid control character in URL")
 }
 
-func TestFetchingEndsWithItsContext(t *testing.T) {
+func TestFetchingStopsWithItsContext(t *testing.T) {
 	s := newSite(t)
 	ctx, cancel := context.WithCancel(t.Context())
 	s.serve = func(_ http.ResponseWriter, r *http.Request) {
@@ -242,7 +241,7 @@ func TestFetchingEndsWithItsContext(t *testing.T) {
 	}
 }
 
-// silence is a network in which nobody answers.
+// silence is a network without responses.
 type silence struct{}
 
 func (silence) RoundTrip(r *http.Request) (*http.Response, error) {

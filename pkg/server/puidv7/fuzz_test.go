@@ -11,8 +11,8 @@ import (
 	"github.com/google/uuid"
 )
 
-// FuzzParse looks for a text that is taken for an id and is not the one text of
-// that id, or whose id has not all that others rely on.
+// FuzzParse looks for a text that is parsed although it is not the canonical text of
+// the id, or whose id is invalid.
 func FuzzParse(f *testing.F) {
 	for _, v := range vectors {
 		f.Add(v.text)
@@ -24,25 +24,25 @@ func FuzzParse(f *testing.F) {
 		id, err := Parse(text)
 		if err != nil {
 			if id != (ID{}) {
-				t.Errorf("Parse(%q) gives %v beside the error %v", text, id, err)
+				t.Errorf("Parse(%q) returns %v and the error %v", text, id, err)
 			}
 			return
 		}
 		if got := id.String(); got != text {
-			t.Errorf("Parse(%q) gives %q: not the canonical text", text, got)
+			t.Errorf("Parse(%q) returns %q: not the canonical text", text, got)
 		}
 		if !strings.ContainsRune("048cgmrw", rune(text[Length-1])) {
-			t.Errorf("Parse(%q) accepted a last character that holds padding bits", text)
+			t.Errorf("Parse(%q) accepted a last character with padding bits", text)
 		}
 		if id.UUID.Version() != 7 || id.UUID.Variant() != uuid.RFC4122 {
-			t.Errorf("Parse(%q) gives a UUID of version %d, variant %s", text, id.UUID.Version(), id.UUID.Variant())
+			t.Errorf("Parse(%q) returns a UUID of version %d, variant %s", text, id.UUID.Version(), id.UUID.Variant())
 		}
 		checkRoundTrip(t, id)
 	})
 }
 
-// FuzzString goes the other way: whatever the UUID, if it is of version 7 its
-// text is read, and in the order of the bytes.
+// FuzzString tests the other direction: the text of every UUID with version 7 is
+// parsed, and sorts in the order of the bytes.
 func FuzzString(f *testing.F) {
 	for _, v := range vectors {
 		u := uuid.MustParse(v.uuid)
@@ -61,12 +61,12 @@ func FuzzString(f *testing.F) {
 			t.Errorf("%s and %s compare as %d, their bytes as %d", first.StorageKey(), second.StorageKey(), got, want)
 		}
 		if first.Time().Before(second.Time()) && want >= 0 {
-			t.Errorf("%s is older than %s and sorts behind it", first, second)
+			t.Errorf("%s is older than %s and sorts after it", first, second)
 		}
 	})
 }
 
-// version7 makes an id of any bytes.
+// version7 returns an id with version 7 for any bytes.
 func version7(data []byte) ID {
 	id := ID{Prefix: "knc"}
 	copy(id.UUID[:], data)
@@ -78,9 +78,9 @@ func version7(data []byte) ID {
 func checkRoundTrip(t *testing.T, id ID) {
 	t.Helper()
 	if again, err := Parse(id.String()); err != nil || again != id {
-		t.Errorf("Parse(%q) gives %v, %v, want %v", id.String(), again, err, id)
+		t.Errorf("Parse(%q) returns %v, %v, want %v", id.String(), again, err, id)
 	}
-	// The storage key has the same id in it.
+	// The storage key contains the same id.
 	text, prefix := id.StorageKey()[:36], id.StorageKey()[37:]
 	if u, err := uuid.Parse(text); err != nil || u != id.UUID || prefix != id.Prefix {
 		t.Errorf("the storage key of %v is %q", id, id.StorageKey())

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package puidv7 makes and reads instance ids: a UUIDv7 whose text carries the
-// kind of the instance as a prefix.
+// Package puidv7 creates and parses instance ids: a UUIDv7 whose text has the kind
+// of the instance as a prefix.
 //
 // The text has 29 characters: three lower case letters, then the 16 bytes of
 // the UUID in lower case Crockford base32, packed from the most significant bit
-// with two zero bits at the end (server document). Ids of one prefix sort by
-// the time they were made.
+// with two zero bits at the end (docs/protocol.md#identifiers). Ids with the same
+// prefix sort by creation time.
 package puidv7
 
 import (
@@ -31,29 +31,29 @@ var encoding = base32.NewEncoding("0123456789abcdefghjkmnpqrstvwxyz").WithPaddin
 type ID struct {
 	// Prefix is the kind of the instance, three lower case letters.
 	Prefix string
-	// UUID is of version 7.
+	// UUID has version 7.
 	UUID uuid.UUID
 }
 
-// New makes an id that no other call has made, nor will. Within a process, ids
-// of one prefix sort in the order in which they were made.
+// New returns a unique id. Within a process, ids with the same prefix sort in the
+// order of their creation.
 func New(prefix string) (ID, error) {
 	if err := ValidatePrefix(prefix); err != nil {
-		return ID{}, fmt.Errorf("making an id: %w", err)
+		return ID{}, fmt.Errorf("create an id: %w", err)
 	}
 	u, err := uuid.NewV7()
 	if err != nil {
-		return ID{}, fmt.Errorf("making an id with prefix %q: %w", prefix, err)
+		return ID{}, fmt.Errorf("create an id with prefix %q: %w", prefix, err)
 	}
 	return ID{Prefix: prefix, UUID: u}, nil
 }
 
-// Parse reads an id from its text and accepts nothing but that: no upper case,
-// no look-alike letters, no other version or variant of UUID.
+// Parse parses the text of an id. It accepts only the canonical form: no upper
+// case, no look-alike letters, no other version or variant of UUID.
 func Parse(text string) (ID, error) {
 	id, err := parse(text)
 	if err != nil {
-		return ID{}, fmt.Errorf("%q is no instance id: %w", text, err)
+		return ID{}, fmt.Errorf("%q is not an instance id: %w", text, err)
 	}
 	return id, nil
 }
@@ -66,8 +66,8 @@ func parse(text string) (ID, error) {
 	if err := ValidatePrefix(id.Prefix); err != nil {
 		return ID{}, err
 	}
-	// The decoder skips line breaks and ignores the two bits of padding, so
-	// what it read must give the same text again.
+	// The decoder skips line breaks and ignores the two bits of padding, so the
+	// text is compared with that of the decoded id.
 	n, err := encoding.Decode(id.UUID[:], []byte(text[PrefixLength:]))
 	if err != nil {
 		return ID{}, fmt.Errorf("after the prefix: %w", err)
@@ -76,13 +76,13 @@ func parse(text string) (ID, error) {
 		return ID{}, errors.New("is not in canonical form")
 	}
 	if id.UUID.Version() != 7 || id.UUID.Variant() != uuid.RFC4122 {
-		return ID{}, fmt.Errorf("holds a UUID of version %d and variant %s, needs version 7 and variant %s",
+		return ID{}, fmt.Errorf("has a UUID of version %d and variant %s, needs version 7 and variant %s",
 			id.UUID.Version(), id.UUID.Variant(), uuid.RFC4122)
 	}
 	return id, nil
 }
 
-// ValidatePrefix returns nil when prefix is a kind: three lower case letters.
+// ValidatePrefix returns an error unless prefix is a kind: three lower case letters.
 func ValidatePrefix(prefix string) error {
 	valid := len(prefix) == PrefixLength
 	for _, c := range []byte(prefix) {
@@ -99,7 +99,7 @@ func (id ID) String() string {
 	return id.Prefix + encoding.EncodeToString(id.UUID[:])
 }
 
-// Time returns when id was made, to the millisecond.
+// Time returns the creation time of id, to the millisecond.
 func (id ID) Time() time.Time {
 	var milliseconds int64
 	for _, b := range id.UUID[:6] {

@@ -29,7 +29,7 @@ func TestVectors(t *testing.T) {
 			t.Errorf("Parse(%q) = %q, %v, want %q, %s", v.text, id.Prefix, id.UUID, v.prefix, v.uuid)
 		}
 		if got := (ID{Prefix: v.prefix, UUID: uuid.MustParse(v.uuid)}).String(); got != v.text {
-			t.Errorf("%s with prefix %s gives %q, want %q", v.uuid, v.prefix, got, v.text)
+			t.Errorf("%s with prefix %s has the text %q, want %q", v.uuid, v.prefix, got, v.text)
 		}
 	}
 }
@@ -44,7 +44,7 @@ func TestNew(t *testing.T) {
 		}
 		text := id.String()
 		if text <= last {
-			t.Fatalf("%q was made after %q but sorts before it", text, last)
+			t.Fatalf("%q was created after %q but sorts before it", text, last)
 		}
 		last = text
 		read, err := Parse(text)
@@ -55,7 +55,7 @@ func TestNew(t *testing.T) {
 			t.Fatalf("Parse(%q) = %v, want %v", text, read, id)
 		}
 		if made := id.Time(); made.Before(before) || made.After(time.Now()) {
-			t.Fatalf("%q was made at %v, which is not now", text, made)
+			t.Fatalf("%q has creation time %v, which is not now", text, made)
 		}
 	}
 	for _, prefix := range []string{"", "kn", "kndd", "Knd", "k1d", "k-d", "éa"} {
@@ -65,13 +65,13 @@ func TestNew(t *testing.T) {
 	}
 }
 
-// TestNoTwoIDsAreTheSame, whatever their prefix and whoever made them at the same
-// time: shards ask nobody for an id.
-func TestNoTwoIDsAreTheSame(t *testing.T) {
-	const makers, each = 4, 20_000
-	made := make([][]ID, makers)
+// TestIDsAreUnique also for different prefixes and concurrent calls: shards create
+// ids without coordination.
+func TestIDsAreUnique(t *testing.T) {
+	const creators, each = 4, 20_000
+	made := make([][]ID, creators)
 	var making sync.WaitGroup
-	for maker := range makers {
+	for maker := range creators {
 		making.Go(func() {
 			for n := range each {
 				id, err := New([]string{"knd", "knc"}[n%2])
@@ -83,16 +83,16 @@ func TestNoTwoIDsAreTheSame(t *testing.T) {
 		})
 	}
 	making.Wait()
-	seen := make(map[uuid.UUID]struct{}, makers*each)
+	seen := make(map[uuid.UUID]struct{}, creators*each)
 	for _, id := range slices.Concat(made...) {
 		seen[id.UUID] = struct{}{}
 	}
-	if len(seen) != makers*each {
-		t.Errorf("%d ids have %d UUIDs", makers*each, len(seen))
+	if len(seen) != creators*each {
+		t.Errorf("%d ids have %d UUIDs", creators*each, len(seen))
 	}
 }
 
-func TestParseRefuses(t *testing.T) {
+func TestParseRejects(t *testing.T) {
 	const good = "knc06bgm7733st2576nx5jht4ecjw"
 	tests := []struct{ name, text, want string }{
 		{"empty", "", "has 0 characters"},
@@ -115,7 +115,7 @@ func TestParseRefuses(t *testing.T) {
 				t.Fatalf("Parse(%q) = %v, want an error", tc.text, id)
 			}
 			if tc.name == "line break" {
-				return // which of the two checks finds it does not matter
+				return // either of the two checks may reject it
 			}
 			if !strings.Contains(err.Error(), tc.want) {
 				t.Errorf("got error %v, want one with %q", err, tc.want)

@@ -3,8 +3,9 @@
 
 package puidv7
 
-// StorageKey returns the form of id that is used in keys of the object storage,
-// UUID before prefix, so that ids of all prefixes sort by time (server document).
+// StorageKey returns the form of id in keys of the object storage. The UUID is
+// before the prefix, so that ids with any prefix sort by time
+// (docs/server.md#storage).
 func (id ID) StorageKey() string {
 	return id.UUID.String() + "-" + id.Prefix
 }

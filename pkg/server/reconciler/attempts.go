@@ -8,23 +8,23 @@ import (
 	"time"
 )
 
-// attempts are when instances were last ordered that the provider did not know
-// afterwards, by instance id. They are dropped with the instance. A server that
-// takes over has made none, and so tries for itself before it gives up what it
-// finds.
+// attempts contains, by instance id, when this server last tried to create an
+// instance that the provider did not list afterwards. Entries are removed
+// together with the instance. A new leader starts without attempts, and so
+// tries once itself before it gives up an instance that it finds.
 type attempts struct {
 	mu   sync.Mutex
 	last map[string]time.Time
 }
 
-// of returns the zero time for an instance that was not tried.
+// of returns the zero time for an instance without an attempt.
 func (a *attempts) of(id string) time.Time {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	return a.last[id]
 }
 
-func (a *attempts) note(id string, at time.Time) {
+func (a *attempts) set(id string, at time.Time) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.last == nil {
@@ -33,7 +33,7 @@ func (a *attempts) note(id string, at time.Time) {
 	a.last[id] = at
 }
 
-func (a *attempts) drop(id string) {
+func (a *attempts) remove(id string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	delete(a.last, id)

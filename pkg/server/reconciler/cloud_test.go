@@ -15,23 +15,24 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 var errBusy = errors.New("the cloud is busy")
 
-// cloud is a provider that the test moves on: instances stay pending, or on
-// their way out, until settle. It outlives the servers that use it.
+// cloud is a provider that the test controls: instances stay pending or
+// terminating until settle. It outlives the servers that use it.
 type cloud struct {
 	mu  sync.Mutex
 	vms map[string]instance.VM
-	// capacity is how many instances a subnet takes, 1000 if it is not there.
+	// capacity is the number of instances per subnet, 1000 if it is not set.
 	capacity map[string]int
 	subnets  map[string]string
-	// groups are those of all instances that there ever were.
+	// groups are the groups of all instances that ever existed.
 	groups map[string]instance.GroupKey
-	// refuse says whether a call fails.
-	refuse func(call call) error
-	// watch is called with mu held after every change.
+	// reject returns an error for calls that are to fail.
+	reject func(call call) error
+	// watch is called with mu locked after every change.
 	watch   func()
 	calls   []call
 	changed func(instance.GroupKey)
@@ -47,13 +48,13 @@ type call struct {
 
 func (c call) String() string { return c.operation + " " + c.group.String() }
 
-var _ instance.Provider = (*cloud)(nil)
+var _ provider.Provider = (*cloud)(nil)
 
 func newCloud() *cloud {
 	return &cloud{vms: map[string]instance.VM{}, subnets: map[string]string{}, groups: map[string]instance.GroupKey{}, capacity: map[string]int{}}
 }
 
-func (c *cloud) Run(ctx context.Context, changed func(instance.GroupKey), _ instance.FailureFunc) error {
+func (c *cloud) Run(ctx context.Context, changed func(instance.GroupKey), _ provider.FailureFunc) error {
 	c.mu.Lock()
 	c.changed = changed
 	c.mu.Unlock()
@@ -96,7 +97,7 @@ func (c *cloud) Groups() []instance.GroupKey {
 	return slices.Collect(maps.Keys(groups))
 }
 
-func (c *cloud) ExpectedNode(instance.Spec) *corev1.Node { return nil }
+func (c *cloud) ExpectedNode(provider.Spec) *corev1.Node { return nil }
 
 func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 	c.mu.Lock()
@@ -113,7 +114,7 @@ func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 	return max(0, room), nil
 }
 
-func (c *cloud) Create(ctx context.Context, spec instance.Spec) error {
+func (c *cloud) Create(ctx context.Context, spec provider.Spec) error {
 	return c.call(ctx, call{"create", spec.Group, spec.ID, time.Now()}, func() {
 		if _, known := c.vms[spec.ID]; !known {
 			c.vms[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group}
@@ -143,8 +144,8 @@ func (c *cloud) call(ctx context.Context, call call, do func()) error {
 		return ctx.Err()
 	}
 	c.calls = append(c.calls, call)
-	if c.refuse != nil {
-		if err := c.refuse(call); err != nil {
+	if c.reject != nil {
+		if err := c.reject(call); err != nil {
 			return err
 		}
 	}
@@ -155,8 +156,8 @@ func (c *cloud) call(ctx context.Context, call call, do func()) error {
 	return nil
 }
 
-// change lets something happen to an instance, or to all with an empty id, and
-// tells of it. do returns false when the instance is gone.
+// change changes one instance, or all if the id is empty, and notifies the
+// reconciler. do returns false to delete the instance.
 func (c *cloud) change(id string, do func(*instance.VM) bool) {
 	groups := map[instance.GroupKey]struct{}{}
 	c.mu.Lock()
@@ -182,7 +183,7 @@ func (c *cloud) change(id string, do func(*instance.VM) bool) {
 	}
 }
 
-// settle starts what is pending and removes what is on its way out.
+// settle starts pending instances and deletes terminating ones.
 func (c *cloud) settle() {
 	c.change("", func(vm *instance.VM) bool {
 		switch vm.State {
@@ -203,16 +204,16 @@ func (c *cloud) become(id string, state instance.State) {
 	})
 }
 
-// lose removes an instance behind the server's back.
-func (c *cloud) lose(id string) {
+// vanish deletes an instance without the server.
+func (c *cloud) vanish(id string) {
 	c.change(id, func(*instance.VM) bool { return false })
 }
 
-// refuseNext lets so many calls of an operation fail.
-func (c *cloud) refuseNext(operation string, times int) {
+// rejectNext makes the next calls of an operation fail.
+func (c *cloud) rejectNext(operation string, times int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refuse = func(call call) error {
+	c.reject = func(call call) error {
 		if call.operation == operation && times > 0 {
 			times--
 			return errBusy
@@ -221,15 +222,15 @@ func (c *cloud) refuseNext(operation string, times int) {
 	}
 }
 
-// refuseCalls lets those calls fail that refuse returns an error for. It is
-// called with mu held.
-func (c *cloud) refuseCalls(refuse func(call) error) {
+// rejectCalls makes the calls fail for which reject returns an error. It is
+// called with mu locked.
+func (c *cloud) rejectCalls(reject func(call) error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.refuse = refuse
+	c.reject = reject
 }
 
-// noCreates refuses all orders.
+// noCreates rejects all create calls.
 func noCreates(c call) error {
 	if c.operation == "create" {
 		return errBusy
@@ -237,7 +238,7 @@ func noCreates(c call) error {
 	return nil
 }
 
-// limit says how many instances subnets take.
+// limit sets the capacity of subnets.
 func (c *cloud) limit(capacity map[string]int) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -250,7 +251,7 @@ func (c *cloud) subnetOf(id string) string {
 	return c.subnets[id]
 }
 
-// put makes an instance that nobody has ordered.
+// put creates an instance that no server has requested.
 func (c *cloud) put(vm instance.VM) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -258,7 +259,7 @@ func (c *cloud) put(vm instance.VM) {
 	c.groups[vm.ID] = vm.Group
 }
 
-// takeCalls returns the calls since it was called last.
+// takeCalls returns the calls since its last call.
 func (c *cloud) takeCalls() []call {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -267,7 +268,7 @@ func (c *cloud) takeCalls() []call {
 	return calls
 }
 
-// ids returns the instances of a group that are not on their way out, the oldest
+// ids returns the instances of a group that are not terminating, the oldest
 // first.
 func (c *cloud) ids(group instance.GroupKey) []string {
 	var ids []string

@@ -14,30 +14,30 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// TestServerMayEndBetweenAnyTwoSteps lets a group scale, rotate and lose
-// instances while the server ends before its first call to storage or cloud, its
-// second, and so on, and another one goes on, with the cache and without. In the
-// cloud there is never an instance too many, nor does one go that is needed, and
-// in the end there are exactly those that are wanted.
-func TestServerMayEndBetweenAnyTwoSteps(t *testing.T) {
+// TestCrashBetweenAnyTwoSteps scales a group, rotates and loses instances while
+// the server crashes before its first call to storage or cloud, its second, and
+// so on. Another server continues, with the cache and without. The cloud never
+// has more than one surplus instance, no needed instance is deleted, and in the
+// end exactly the desired ones exist.
+func TestCrashBetweenAnyTwoSteps(t *testing.T) {
 	for _, cached := range []bool{true, false} {
 		for step := 1; ; step++ {
-			ended := false
+			crashed := false
 			t.Run(fmt.Sprintf("cache kept %v, step %d", cached, step), func(t *testing.T) {
 				synctest.Test(t, func(t *testing.T) {
-					ended = endAt(t, step, cached)
+					crashed = runWithCrashAt(t, step, cached)
 				})
 			})
-			if t.Failed() || !ended {
+			if t.Failed() || !crashed {
 				break
 			}
 		}
 	}
 }
 
-// endAt plays the story with a server that ends before its call number step. It
-// returns false when there were not so many.
-func endAt(t *testing.T, step int, cached bool) (ended bool) {
+// runWithCrashAt runs the scenario with a server that crashes before its call
+// number step. It returns false when there were fewer calls.
+func runWithCrashAt(t *testing.T, step int, cached bool) (crashed bool) {
 	s := start(t, newConfig())
 	const size = 3
 	ids := s.run(workersKey, size)
@@ -53,7 +53,7 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 			t.Errorf("the cloud has %d instances, want %d at most", there, size+1)
 		}
 	}
-	s.cloud.refuse = func(c call) error {
+	s.cloud.reject = func(c call) error {
 		if c.operation != "delete" || s.cloud.vms[c.id].State != instance.Running {
 			return nil
 		}
@@ -64,27 +64,27 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 			}
 		}
 		if others < size {
-			t.Errorf("%s goes and leaves %d", c.id, others)
+			t.Errorf("deleting %s leaves %d", c.id, others)
 		}
 		return nil
 	}
 	s.cloud.mu.Unlock()
-	s.bound = func() {
+	s.beforeCall = func() {
 		if step--; step == 0 {
-			ended = true
+			crashed = true
 			s.cancel()
 		}
 	}
-	// proceed lets everybody do what they can do, and another server follow the
-	// one that has ended.
-	taken := false
+	// proceed lets the cloud and the operator finish their work, and starts
+	// another server after a crash.
+	takenOver := false
 	proceed := func() {
 		for range 12 {
 			s.cloud.settle()
 			synctest.Wait()
-			if ended && !taken {
-				taken = true
-				s.end()
+			if crashed && !takenOver {
+				takenOver = true
+				s.stop()
 				if !cached {
 					s.loseCache()
 				}
@@ -96,7 +96,7 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 		}
 	}
 
-	s.cloud.lose(ids[0])
+	s.cloud.vanish(ids[0])
 	synctest.Wait()
 	proceed()
 	s.cloud.become(s.cloud.ids(workersKey)[0], instance.Impaired)
@@ -106,7 +106,7 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 	proceed()
 
 	s.cloud.takeCalls()
-	s.look(workersKey)
+	s.reconcile(workersKey)
 	s.wantCalls()
 	left := s.cloud.ids(workersKey)
 	if len(left) != size || len(s.cloud.List(workersKey)) != size {
@@ -114,15 +114,15 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 	}
 	for _, i := range s.instances.List(workersKey) {
 		group, _ := s.groups.Get(workersKey)
-		if i.State != instance.Running || i.Leaving() || i.InfraConfigHash != group.InfraConfigHash || i.ProviderID == "" {
-			t.Errorf("is left as %+v", i)
+		if i.State != instance.Running || i.BeingDeleted() || i.InfraConfigHash != group.InfraConfigHash || i.ProviderID == "" {
+			t.Errorf("got %+v", i)
 		}
 	}
 	infos, err := s.storage.List(t.Context(), storage.InstancePrefix("a"))
 	if err != nil || len(infos) != size {
 		t.Errorf("there are records %v, %v", infos, err)
 	}
-	// What has gone was announced, except what went while nobody was there to say it.
+	// All deletions were announced, except while no server was running.
 	deleted := map[string]bool{}
 	s.mu.Lock()
 	for _, e := range s.events {
@@ -135,8 +135,8 @@ func endAt(t *testing.T, step int, cached bool) (ended bool) {
 			silent++
 		}
 	}
-	if silent > 1 || silent > 0 && !ended {
-		t.Errorf("%d instances went without a word", silent)
+	if silent > 1 || silent > 0 && !crashed {
+		t.Errorf("%d instances were deleted without an event", silent)
 	}
-	return ended
+	return crashed
 }

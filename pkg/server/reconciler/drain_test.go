@@ -12,25 +12,26 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// drift gives the template another type, so that what is there has drifted.
+// drift changes the instance type of the template, so that existing instances
+// drift.
 func drift(c *config.Config) {
 	worker := c.Templates["worker"]
 	worker.InstanceType = "large"
 	c.Templates["worker"] = worker
 }
 
-func TestDrainIsOverWhenAcknowledged(t *testing.T) {
+func TestDrainEndsWhenAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		old := s.run(workersKey, 1)[0]
 
 		s.reconfigure(drift)
-		// The replacement is ordered before the drain begins.
+		// The replacement is created before the drain begins.
 		s.wantCalls("create default/workers")
 		s.want("draining " + old + " config-drift")
 		i, _ := s.instances.Get(old)
 		if want := i.Drain.StartedAt.Add(5 * time.Minute); !i.Drain.DeleteAt.Equal(want) {
-			t.Errorf("ends at %v, want %v", i.Drain.DeleteAt, want)
+			t.Errorf("the drain ends at %v, want %v", i.Drain.DeleteAt, want)
 		}
 		s.pass(4 * time.Minute)
 		s.wantCalls()
@@ -49,7 +50,7 @@ func TestDrainIsOverWhenAcknowledged(t *testing.T) {
 	})
 }
 
-func TestDrainIsOverInTimeAndNotBefore(t *testing.T) {
+func TestDrainEndsAtItsDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		old := s.run(workersKey, 1)[0]
@@ -67,23 +68,23 @@ func TestDrainIsOverInTimeAndNotBefore(t *testing.T) {
 	})
 }
 
-func TestWithoutADrainTimeoutInstancesGoAtOnce(t *testing.T) {
+func TestNoDrainTimeoutMeansNoDrain(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
-		old := s.run(hastyKey, 1)[0]
+		old := s.run(noDrainKey, 1)[0]
 		s.reconfigure(drift)
-		s.wantCalls("create default/hasty", "delete default/hasty")
+		s.wantCalls("create default/nodrain", "delete default/nodrain")
 		s.want("deleting " + old + " config-drift")
 		s.settle()
 		s.want("deleted " + old + " config-drift")
 	})
 }
 
-func TestWhatRunsNoMoreGoesAtOnce(t *testing.T) {
+func TestDownInstancesAreNotDrained(t *testing.T) {
 	for name, breaks := range map[string]func(*server, string){
 		"stopped": func(s *server, id string) { s.cloud.become(id, instance.Stopped) },
 		"failed":  func(s *server, id string) { s.cloud.become(id, instance.Failed) },
-		"lost":    func(s *server, id string) { s.cloud.lose(id) },
+		"lost":    func(s *server, id string) { s.cloud.vanish(id) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
@@ -105,7 +106,7 @@ func TestWhatRunsNoMoreGoesAtOnce(t *testing.T) {
 	}
 }
 
-func TestWhatIsImpairedDrains(t *testing.T) {
+func TestImpairedInstancesAreDrained(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		ids := s.run(workersKey, 2)
@@ -114,8 +115,8 @@ func TestWhatIsImpairedDrains(t *testing.T) {
 		synctest.Wait()
 		s.wantCalls("create default/workers")
 		s.want("draining " + ids[0] + " unhealthy")
-		// What dies while it drains has nothing left to drain.
-		s.cloud.lose(ids[0])
+		// An instance that fails while it drains has nothing left to drain.
+		s.cloud.vanish(ids[0])
 		synctest.Wait()
 		s.want("deleting "+ids[0]+" unhealthy", "deleted "+ids[0]+" unhealthy", "draining "+ids[1]+" unhealthy")
 	})
@@ -144,16 +145,16 @@ func TestDeletedGroupDrains(t *testing.T) {
 	})
 }
 
-func TestAgesAreKeptByTimers(t *testing.T) {
+func TestAgesUseTimers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConfig()
 		c.Shard.Expiry = config.Expiry{ForcedAge: 3 * time.Hour, OnDemandAge: 2 * time.Hour}
 		s := start(t, c)
-		begun := time.Now()
+		began := time.Now()
 		ids := s.run(workersKey, 2)
 		single := s.onDemand(workersKey, func(*instance.Record) {})
 		s.settle()
-		s.pass(time.Until(begun.Add(2*time.Hour - time.Nanosecond)))
+		s.pass(time.Until(began.Add(2*time.Hour - time.Nanosecond)))
 		s.want()
 		s.pass(time.Nanosecond)
 		s.want("draining " + single + " expired")
@@ -161,10 +162,10 @@ func TestAgesAreKeptByTimers(t *testing.T) {
 		s.settle()
 		s.want("deleting "+single+" expired", "deleted "+single+" expired")
 
-		s.pass(time.Until(begun.Add(3*time.Hour - time.Nanosecond)))
+		s.pass(time.Until(began.Add(3*time.Hour - time.Nanosecond)))
 		s.want()
 		s.pass(time.Nanosecond)
-		// All at once: size + 1 does not hold here.
+		// All at once: size + 1 does not apply here.
 		s.want("draining "+ids[0]+" expired", "draining "+ids[1]+" expired")
 		if got := len(s.cloud.ids(workersKey)); got != 4 {
 			t.Errorf("the cloud has %d instances, want two and their replacements", got)

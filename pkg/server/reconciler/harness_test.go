@@ -20,78 +20,77 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/instances"
-	"nstance.dev/operator/pkg/server/nonce"
+	"nstance.dev/operator/pkg/server/instancestore"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// The groups of the tests. Of workers the drain takes 5 minutes, of hasty no
-// time.
+// The groups of the tests. The drain timeout of workers is 5 minutes, that of
+// nodrain is zero.
 var (
 	workersKey = instance.GroupKey{Tenant: "default", Group: "workers"}
 	otherKey   = instance.GroupKey{Tenant: "default", Group: "other"}
-	hastyKey   = instance.GroupKey{Tenant: "default", Group: "hasty"}
+	noDrainKey = instance.GroupKey{Tenant: "default", Group: "nodrain"}
 )
 
-// newConfig returns the configuration of a shard with the static group hasty.
+// newConfig returns the configuration of a shard with the static group nodrain.
 func newConfig() *config.Config {
 	return &config.Config{
 		ClusterID: "test",
 		Shard: config.Shard{
 			ID: "a",
-			Infra: config.Infra{Provider: config.ProviderKwok, Kwok: config.Kwok{
-				InstanceTypes: map[string]instance.Type{
-					"small": {Name: "small", Arch: instance.ArchAMD64},
-					"large": {Name: "large", Arch: instance.ArchAMD64},
-				},
+			Infra: config.Infra{Provider: "fake", InstanceTypes: provider.Catalogue{
+				"small": {Name: "small", Arch: provider.ArchAMD64},
+				"large": {Name: "large", Arch: provider.ArchAMD64},
 			}},
 			SubnetPools:         map[string][]string{"pool": {"subnet-1", "subnet-2"}, "second": {"subnet-3"}},
 			DefaultDrainTimeout: 5 * time.Minute,
 			GarbageCollection:   config.GarbageCollection{DeletedRecordRetention: time.Hour},
 		},
 		Templates: map[string]config.Template{
-			"worker": {Kind: "knd", Arch: instance.ArchAMD64, InstanceType: "small", SubnetPool: "pool"},
+			"worker": {Kind: "knd", Arch: provider.ArchAMD64, InstanceType: "small", SubnetPool: "pool"},
 		},
 		Groups: map[string]map[string]config.Group{
-			"default": {"hasty": {Template: "worker", Size: new(int32(0)), DrainTimeout: new(time.Duration(0))}},
+			"default": {"nodrain": {Template: "worker", Size: new(int32(0)), DrainTimeout: new(time.Duration(0))}},
 		},
 	}
 }
 
-// server is what of a shard server the reconciler works with. All that survives
-// a restart are the storage, the cloud and, if it is lucky,
-// the cache.
+// server is the part of a shard server that the reconciler uses. Only the
+// storage, the cloud and possibly the cache survive a restart.
 type server struct {
 	t testing.TB
-	// dir has the cache in it.
+	// dir contains the cache.
 	dir string
-	// objects has the storage in it.
+	// objects contains the storage.
 	objects string
 	config  *config.Config
 	storage storage.Store
 	cloud   *cloud
-	// bound is called before every call to storage or cloud.
-	bound func()
+	// beforeCall is called before every call to storage or cloud.
+	beforeCall func()
 
 	cache      *cache.DB
 	groups     *groups.Store
-	instances  *instances.Store
+	instances  *instancestore.Store
 	reconciler *Reconciler
 	metrics    *prometheus.Registry
 	running    sync.WaitGroup
 	cancel     context.CancelFunc
 
-	mu     sync.Mutex
-	events []event
-	told   []failure
-	// shown are the provider ids of every group when it was last told of.
-	shown map[instance.GroupKey][]string
+	mu       sync.Mutex
+	events   []event
+	failures []failure
+	// reported are the provider ids of every group when its last change was
+	// reported.
+	reported map[instance.GroupKey][]string
 }
 
-// start runs a server in a bubble of synctest until the test ends.
+// start runs a server in a bubble of synctest until the end of the test.
 func start(t testing.TB, c *config.Config) *server {
 	t.Helper()
 	objects := t.TempDir()
@@ -99,13 +98,13 @@ func start(t testing.TB, c *config.Config) *server {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: &turns{Store: files, turn: make(chan struct{}, 1)}, cloud: newCloud(), shown: map[instance.GroupKey][]string{}}
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: &serialStorage{Store: files, turn: make(chan struct{}, 1)}, cloud: newCloud(), reported: map[instance.GroupKey][]string{}}
 	s.lead()
-	t.Cleanup(func() { s.end() })
+	t.Cleanup(func() { s.stop() })
 	return s
 }
 
-// lead begins a term with what is in the storage, the cache and the cloud.
+// lead begins a term with the current storage, cache and cloud.
 func (s *server) lead() {
 	s.t.Helper()
 	var ctx context.Context
@@ -117,7 +116,7 @@ func (s *server) lead() {
 	if s.groups, err = groups.Open(ctx, s.config, s.storage); err != nil {
 		s.t.Fatal(err)
 	}
-	s.instances, err = instances.Open(ctx, instances.Options{
+	s.instances, err = instancestore.Open(ctx, instancestore.Options{
 		Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: "a", Clock: clock.RealClock{},
 	})
 	s.must(err)
@@ -130,18 +129,18 @@ func (s *server) lead() {
 			Config: s.groups.Config, Nonces: nonce.NewSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))),
 		}),
 		Events:  s,
-		Changed: s.show,
-		Failed:  s.fail,
-		Bound: func(ctx context.Context) (context.Context, context.CancelFunc) {
-			if s.bound != nil {
-				s.bound()
+		Changed: s.reportChange,
+		Failed:  s.reportFailure,
+		CallContext: func(ctx context.Context) (context.Context, context.CancelFunc) {
+			if s.beforeCall != nil {
+				s.beforeCall()
 			}
 			return context.WithTimeout(ctx, 30*time.Second)
 		},
 		Metrics: NewMetrics(s.metrics),
 	})
 	reconciler := s.reconciler
-	s.running.Go(func() { _ = s.cloud.Run(ctx, reconciler.Enqueue, s.fail) })
+	s.running.Go(func() { _ = s.cloud.Run(ctx, reconciler.Enqueue, s.reportFailure) })
 	synctest.Wait()
 	s.running.Go(func() { reconciler.Run(ctx) })
 	synctest.Wait()
@@ -154,8 +153,8 @@ func (s *server) must(err error) {
 	}
 }
 
-// end ends the term.
-func (s *server) end() {
+// stop stops the term.
+func (s *server) stop() {
 	s.cancel()
 	s.running.Wait()
 	if err := s.cache.Close(); err != nil {
@@ -163,15 +162,15 @@ func (s *server) end() {
 	}
 }
 
-// loseCache is for a server that does not lead.
+// loseCache deletes the cache of a server that does not lead.
 func (s *server) loseCache() {
 	for _, suffix := range []string{"", "-wal", "-shm"} {
 		_ = os.Remove(filepath.Join(s.dir, "cache.sqlite"+suffix))
 	}
 }
 
-// reconfigure puts another configuration in force and waits until the reconciler
-// has nothing to do.
+// reconfigure activates another configuration and waits until the reconciler is
+// idle.
 func (s *server) reconfigure(change func(*config.Config)) {
 	s.t.Helper()
 	s.config = newConfig()
@@ -185,13 +184,13 @@ func (s *server) reconfigure(change func(*config.Config)) {
 	synctest.Wait()
 }
 
-// scale gives a group a size and waits until the reconciler has nothing to do.
+// scale sets the size of a group and waits until the reconciler is idle.
 func (s *server) scale(key instance.GroupKey, size int) {
 	s.t.Helper()
 	if _, _, err := s.groups.Upsert(s.t.Context(), key, sizeOf(size)); err != nil {
 		s.t.Fatal(err)
 	}
-	s.look(key)
+	s.reconcile(key)
 }
 
 // remove deletes a group.
@@ -200,16 +199,16 @@ func (s *server) remove(key instance.GroupKey) {
 	if _, err := s.groups.Delete(s.t.Context(), key); err != nil {
 		s.t.Fatal(err)
 	}
-	s.look(key)
+	s.reconcile(key)
 }
 
-// look has a group looked at and waits until there is nothing to do.
-func (s *server) look(key instance.GroupKey) {
+// reconcile enqueues a group and waits until the reconciler is idle.
+func (s *server) reconcile(key instance.GroupKey) {
 	s.reconciler.Enqueue(key)
 	synctest.Wait()
 }
 
-// settle lets the cloud do what it was told until nothing is left.
+// settle lets the cloud finish its work until nothing is left.
 func (s *server) settle() {
 	for range 20 {
 		s.cloud.settle()
@@ -217,7 +216,7 @@ func (s *server) settle() {
 	}
 }
 
-// run gives a group a size and lets its instances start.
+// run sets the size of a group and starts its instances.
 func (s *server) run(key instance.GroupKey, size int) []string {
 	s.t.Helper()
 	s.scale(key, size)
@@ -231,13 +230,13 @@ func (s *server) run(key instance.GroupKey, size int) []string {
 	return ids
 }
 
-// pass lets time go by, until the reconciler has nothing to do at its end.
+// pass lets time pass, and waits until the reconciler is idle.
 func (s *server) pass(d time.Duration) {
 	<-time.After(d)
 	synctest.Wait()
 }
 
-// onDemand makes the record of an on-demand instance, as an operator would.
+// onDemand stores the record of an on-demand instance, as CreateInstance does.
 func (s *server) onDemand(key instance.GroupKey, change func(*instance.Record)) string {
 	s.t.Helper()
 	id, err := puidv7.New("knd")
@@ -247,20 +246,20 @@ func (s *server) onDemand(key instance.GroupKey, change func(*instance.Record)) 
 	if err := s.instances.Add(s.t.Context(), record); err != nil {
 		s.t.Fatal(err)
 	}
-	s.look(key)
+	s.reconcile(key)
 	return record.ID
 }
 
-// acknowledge is what an operator calls when a drain is done.
+// acknowledge reports a finished drain, as an operator does.
 func (s *server) acknowledge(key instance.GroupKey, id string) {
 	s.t.Helper()
 	if err := s.instances.Acknowledge(s.t.Context(), id); err != nil {
 		s.t.Fatal(err)
 	}
-	s.look(key)
+	s.reconcile(key)
 }
 
-// sizeOf is what an operator asks to make a group of a size.
+// sizeOf returns an operator's request for a size.
 func sizeOf(size int) groups.Change {
-	return groups.Change{Template: "worker", Size: int32(size)}
+	return groups.Change{Settings: groups.Settings{Template: "worker"}, Size: int32(size)}
 }

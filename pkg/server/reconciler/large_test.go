@@ -25,21 +25,21 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// A large shard.
+// Size of a large shard.
 const (
 	manyGroups   = 100
 	manyOfAGroup = 100
 )
 
-// counted counts the calls to a storage by what they do and the group of the
-// record they are about.
-type counted struct {
+// countingStorage counts the calls to a storage by operation and group of the
+// record.
+type countingStorage struct {
 	storage.Store
 	mu    sync.Mutex
 	calls map[string]int
 }
 
-func (c *counted) count(operation string, data []byte) {
+func (c *countingStorage) count(operation string, data []byte) {
 	var record instance.Record
 	_ = json.Unmarshal(data, &record)
 	c.mu.Lock()
@@ -47,8 +47,8 @@ func (c *counted) count(operation string, data []byte) {
 	c.calls[operation+" "+record.Group]++
 }
 
-// take returns the calls since it was called last.
-func (c *counted) take() map[string]int {
+// take returns the calls since its last call.
+func (c *countingStorage) take() map[string]int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	calls := maps.Clone(c.calls)
@@ -56,22 +56,22 @@ func (c *counted) take() map[string]int {
 	return calls
 }
 
-func (c *counted) Get(ctx context.Context, key string) (storage.Object, error) {
+func (c *countingStorage) Get(ctx context.Context, key string) (storage.Object, error) {
 	c.count("get", nil)
 	return c.Store.Get(ctx, key)
 }
 
-func (c *counted) List(ctx context.Context, prefix string) ([]storage.Info, error) {
+func (c *countingStorage) List(ctx context.Context, prefix string) ([]storage.Info, error) {
 	c.count("list", nil)
 	return c.Store.List(ctx, prefix)
 }
 
-func (c *counted) Create(ctx context.Context, key string, data []byte) (string, error) {
+func (c *countingStorage) Create(ctx context.Context, key string, data []byte) (string, error) {
 	c.count("create", data)
 	return c.Store.Create(ctx, key, data)
 }
 
-func (c *counted) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
+func (c *countingStorage) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
 	if strings.HasPrefix(key, "groups/") {
 		c.count("replace groups", nil)
 	} else {
@@ -80,23 +80,23 @@ func (c *counted) Replace(ctx context.Context, key string, data []byte, etag str
 	return c.Store.Replace(ctx, key, data, etag)
 }
 
-func (c *counted) Delete(ctx context.Context, key string) error {
+func (c *countingStorage) Delete(ctx context.Context, key string) error {
 	object, _ := c.Store.Get(ctx, key)
 	c.count("delete", object.Data)
 	return c.Store.Delete(ctx, key)
 }
 
-// TestSizeOfOneGroupOfManyTouchesOnlyItsInstances counts what changing one group
-// of a hundred, with ten thousand instances, costs.
-func TestSizeOfOneGroupOfManyTouchesOnlyItsInstances(t *testing.T) {
+// TestScalingOneGroupTouchesOnlyItsInstances counts the calls for changing one
+// of a hundred groups with ten thousand instances.
+func TestScalingOneGroupTouchesOnlyItsInstances(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
-		s.end()
+		s.stop()
 		for n := range manyGroups {
 			s.config.Groups["default"][fmt.Sprint("group-", n)] = config.Group{Template: "worker", Size: new(int32(manyOfAGroup)), DrainTimeout: new(time.Duration(0))}
 		}
 		s.populate()
-		counter := &counted{Store: s.storage, calls: map[string]int{}}
+		counter := &countingStorage{Store: s.storage, calls: map[string]int{}}
 		s.storage = counter
 		s.lead()
 		s.pass(time.Second)
@@ -112,7 +112,7 @@ func TestSizeOfOneGroupOfManyTouchesOnlyItsInstances(t *testing.T) {
 		s.wantCalls("create default/group-7", "create default/group-7")
 		want = map[string]int{"create ": 1, "create group-7": 2, "replace group-7": 2}
 		if diff := cmp.Diff(want, counter.take()); diff != "" {
-			t.Errorf("storage calls to make two instances (-want +got):\n%s", diff)
+			t.Errorf("storage calls to create two instances (-want +got):\n%s", diff)
 		}
 
 		s.scale(key, manyOfAGroup)
@@ -120,12 +120,12 @@ func TestSizeOfOneGroupOfManyTouchesOnlyItsInstances(t *testing.T) {
 		s.wantCalls("delete default/group-7", "delete default/group-7")
 		want = map[string]int{"replace groups ": 1, "delete group-7": 2}
 		if diff := cmp.Diff(want, counter.take()); diff != "" {
-			t.Errorf("storage calls to end two instances (-want +got):\n%s", diff)
+			t.Errorf("storage calls to delete two instances (-want +got):\n%s", diff)
 		}
 	})
 }
 
-// populate gives all groups their instances, by hand: that is much faster.
+// populate writes the instances of all groups directly, which is much faster.
 func (s *server) populate() {
 	s.t.Helper()
 	wanted, err := groups.Open(s.t.Context(), s.config, s.storage)

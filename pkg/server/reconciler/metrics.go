@@ -11,30 +11,31 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// The calls to the provider that are counted.
+// Operations of the provider, as labels.
 const (
 	callCreate   = "create"
 	callDelete   = "delete"
 	callCapacity = "capacity"
 )
 
-// How drains end.
+// Outcomes of drains, as labels.
 const (
 	drainAcknowledged = "acknowledged"
 	drainTimeout      = "timeout"
-	drainGone         = "gone"
+	drainDown         = "gone"
 )
 
-// Metrics count what reconcilers do. They live as long as the process, through
-// all its terms. None has an instance for a label, so that they do not grow.
+// Metrics counts the actions of reconcilers. It lives as long as the process,
+// through all its terms. No label identifies an instance, so the number of
+// series is bounded.
 type Metrics struct {
-	durations     *prometheus.HistogramVec
-	calls         *prometheus.CounterVec
-	callDurations *prometheus.HistogramVec
-	created       *prometheus.CounterVec
-	deleted       *prometheus.CounterVec
-	drainsStarted *prometheus.CounterVec
-	drainsEnded   *prometheus.CounterVec
+	durations      *prometheus.HistogramVec
+	calls          *prometheus.CounterVec
+	callDurations  *prometheus.HistogramVec
+	created        *prometheus.CounterVec
+	deleted        *prometheus.CounterVec
+	drainsStarted  *prometheus.CounterVec
+	drainsFinished *prometheus.CounterVec
 }
 
 // NewMetrics registers the metrics of all reconcilers of the process.
@@ -42,7 +43,7 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 	m := &Metrics{
 		durations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "nstance_server_reconcile_duration_seconds",
-			Help:    "How long looking at one group and acting on it takes, by outcome.",
+			Help:    "Duration of one reconciliation of one group, by outcome.",
 			Buckets: prometheus.ExponentialBuckets(0.0001, 4, 10),
 		}, []string{"outcome"}),
 		calls: prometheus.NewCounterVec(prometheus.CounterOpts{
@@ -51,27 +52,27 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 		}, []string{"operation", "outcome"}),
 		callDurations: prometheus.NewHistogramVec(prometheus.HistogramOpts{
 			Name:    "nstance_server_provider_call_duration_seconds",
-			Help:    "How long calls to the instance provider take, by operation.",
+			Help:    "Duration of calls to the instance provider, by operation.",
 			Buckets: prometheus.ExponentialBuckets(0.001, 4, 8),
 		}, []string{"operation"}),
 		created: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nstance_server_instances_created_total",
-			Help: "Managed instances decided on, by reason.",
+			Help: "Managed instances created, by reason.",
 		}, []string{"reason"}),
 		deleted: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nstance_server_instances_deleted_total",
-			Help: "Instances that are gone, by the reason for which they were ended.",
+			Help: "Instances deleted, by reason.",
 		}, []string{"reason"}),
 		drainsStarted: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nstance_server_drains_started_total",
-			Help: "Drains begun, by reason.",
+			Help: "Drains started, by reason.",
 		}, []string{"reason"}),
-		drainsEnded: prometheus.NewCounterVec(prometheus.CounterOpts{
+		drainsFinished: prometheus.NewCounterVec(prometheus.CounterOpts{
 			Name: "nstance_server_drains_finished_total",
-			Help: "Drains over, by outcome: acknowledged, timeout, or gone when nothing ran on the instance any more.",
+			Help: "Drains finished, by outcome: acknowledged, timeout, or gone when the instance was no longer running.",
 		}, []string{"outcome"}),
 	}
-	registry.MustRegister(m.durations, m.calls, m.callDurations, m.created, m.deleted, m.drainsStarted, m.drainsEnded)
+	registry.MustRegister(m.durations, m.calls, m.callDurations, m.created, m.deleted, m.drainsStarted, m.drainsFinished)
 	return m
 }
 
@@ -84,16 +85,17 @@ func (m *Metrics) called(operation string, took time.Duration, err error) {
 	m.callDurations.WithLabelValues(operation).Observe(took.Seconds())
 }
 
-// drained counts the drain of an instance that is about to be ended, if any.
+// drained counts the drain, if any, of an instance that is about to be
+// terminated.
 func (m *Metrics) drained(i *instance.Instance) {
 	switch {
 	case i.Drain == nil:
 	case i.Drain.Acknowledged:
-		m.drainsEnded.WithLabelValues(drainAcknowledged).Inc()
-	case i.Gone():
-		m.drainsEnded.WithLabelValues(drainGone).Inc()
+		m.drainsFinished.WithLabelValues(drainAcknowledged).Inc()
+	case i.Down():
+		m.drainsFinished.WithLabelValues(drainDown).Inc()
 	default:
-		m.drainsEnded.WithLabelValues(drainTimeout).Inc()
+		m.drainsFinished.WithLabelValues(drainTimeout).Inc()
 	}
 }
 

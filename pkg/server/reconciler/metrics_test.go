@@ -17,8 +17,8 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// wantMetrics compares the counters and gauges whose names begin with one of the
-// prefixes.
+// wantMetrics compares the counters and gauges whose names start with one of
+// the prefixes.
 func wantMetrics(t *testing.T, registry prometheus.Gatherer, prefixes []string, want ...string) {
 	t.Helper()
 	families, err := registry.Gather()
@@ -48,11 +48,11 @@ func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		ids := s.run(workersKey, 3)
-		s.cloud.refuseNext("delete", 1)
+		s.cloud.rejectNext("delete", 1)
 		s.scale(workersKey, 0)
 		s.acknowledge(workersKey, ids[0])
 		s.pass(time.Second)
-		s.cloud.lose(ids[1])
+		s.cloud.vanish(ids[1])
 		synctest.Wait()
 		s.pass(5 * time.Minute)
 		s.settle()
@@ -81,7 +81,7 @@ func TestCollector(t *testing.T) {
 		s.scale(workersKey, 2)
 		s.cloud.become(ids[2], instance.Impaired)
 		synctest.Wait()
-		s.cloud.refuseCalls(noCreates)
+		s.cloud.rejectCalls(noCreates)
 		s.scale(otherKey, 1)
 		s.onDemand(otherKey, func(*instance.Record) {})
 		registry := prometheus.NewRegistry()
@@ -92,13 +92,13 @@ func TestCollector(t *testing.T) {
 			"group_instances{group=workers,on_demand=false,state=draining,tenant=default} 1",
 			"group_instances{group=workers,on_demand=false,state=impaired,tenant=default} 1",
 			"group_instances{group=workers,on_demand=false,state=running,tenant=default} 1",
-			"group_size{group=hasty,tenant=default} 0",
+			"group_size{group=nodrain,tenant=default} 0",
 			"group_size{group=other,tenant=default} 1",
 			"group_size{group=workers,tenant=default} 2",
 		)
-		// Another term registers its own.
+		// The next term registers its own collector.
 		if !registry.Unregister(&Collector{}) {
-			t.Error("cannot be taken back")
+			t.Error("cannot be unregistered")
 		}
 	})
 }

@@ -9,18 +9,19 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// endOnDemand lets on-demand instances go that are gone or have reached their
-// age. They are replaced by none, wait for none, and outlive their group. Only
-// one that was never ordered does not: nobody knows any more how to make it.
-func (p *planner) endOnDemand() {
+// deleteOnDemand deletes on-demand instances that are down or have reached
+// their age. They have no replacements, wait for nothing, and outlive their
+// group. Only an uncreated one does not, because its group's settings are
+// needed to create it.
+func (p *planner) deleteOnDemand() {
 	p.onDemand = slices.DeleteFunc(p.onDemand, func(i *instance.Instance) bool {
 		switch {
-		case i.Gone():
-			p.dismiss(i, instance.ReasonUnhealthy)
-		case p.aged(i, p.expiry.OnDemandAge):
-			p.dismiss(i, instance.ReasonExpired)
-		case p.deleted && unordered(i):
-			p.dismiss(i, instance.ReasonUnregistered)
+		case i.Down():
+			p.startDeletion(i, instance.ReasonUnhealthy)
+		case p.reachedAge(i, p.expiry.OnDemandAge):
+			p.startDeletion(i, instance.ReasonExpired)
+		case p.deleted && isUncreated(i):
+			p.startDeletion(i, instance.ReasonUnregistered)
 		default:
 			return false
 		}

@@ -13,119 +13,126 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// state is all that a plan for a group is made from.
+// state is the input of a plan for one group.
 type state struct {
-	// deleted is true for a group that is no more. Its size is 0 then.
+	// deleted is true for a group that does not exist. Its size is 0.
 	deleted bool
-	// size is how many managed instances are wanted.
+	// size is the desired number of managed instances.
 	size int
-	// removeFirst are the ids of those that go first when there are too many. Ids
-	// of no managed instance mean nothing.
+	// removeFirst contains the ids of the instances to delete first when there
+	// are too many. Ids that are not of managed instances have no effect.
 	removeFirst map[string]bool
-	// replaced is true when one of removeFirst was replaced before it was known
-	// that it goes for good, and is gone.
+	// replaced is true when an instance of removeFirst was deleted and replaced
+	// before its removal was requested.
 	replaced bool
-	// infraConfigHash is that of the group. When it is empty, none has drifted.
+	// infraConfigHash is the hash of the group. If it is empty, no instance has
+	// drifted.
 	infraConfigHash string
-	// drainTimeout is how long instances may take to drain. Zero means that they
-	// go at once.
+	// drainTimeout is how long instances may take to drain. Zero means that
+	// they are terminated at once.
 	drainTimeout time.Duration
 	expiry       config.Expiry
-	// registrationTimeout is how long an instance may stay unknown to its
-	// provider. Zero means for ever.
+	// registrationTimeout is how long an instance may be unknown to its
+	// provider. Zero means forever.
 	registrationTimeout time.Duration
-	// tried are when this server last ordered instances that the provider does
-	// not know all the same, by instance id.
-	tried map[string]time.Time
-	// instances are all that have a record, on-demand ones too, in any order.
+	// attempted contains, by instance id, when this server last tried to create
+	// an instance that the provider still does not list.
+	attempted map[string]time.Time
+	// instances are all instances with a record, including on-demand ones, in
+	// any order.
 	instances []instance.Instance
-	// providerIDs are those that the provider tells and no record has yet, by
-	// instance id.
+	// providerIDs contains, by instance id, the provider ids that no record has
+	// yet.
 	providerIDs map[string]string
 }
 
-// verb is what is to be done.
+// verb is the kind of an action.
 type verb string
 
 const (
-	// confirm keeps the id that the provider gave an instance.
-	confirm verb = "confirm"
-	// forget removes the record of an instance that was ended and is gone.
-	forget verb = "forget"
-	// end tells the provider to end an instance.
-	end verb = "end"
-	// endAgain tells it once more: the first time may have been lost.
-	endAgain verb = "end again"
+	// setProviderID stores the provider's id of an instance.
+	setProviderID verb = "set provider id"
+	// removeRecord removes the record of a deleted instance.
+	removeRecord verb = "remove"
+	// terminate deletes an instance at the provider.
+	terminate verb = "terminate"
+	// terminateAgain repeats the deletion, because the first request may have
+	// been lost.
+	terminateAgain verb = "terminate again"
 	// drain begins the drain of an instance.
 	drain verb = "drain"
-	// create decides on a new instance and orders it.
+	// create stores the record of a new instance and creates it at the
+	// provider.
 	create verb = "create"
-	// order asks the provider for an instance that was decided on before.
-	order verb = "order"
+	// createRecorded creates an instance at the provider that already has a
+	// record.
+	createRecorded verb = "create recorded"
 )
 
-// reasonScaleUp is why an instance is created that replaces none. Replacements
-// are created for the reason that the replaced one goes for.
+// reasonScaleUp is the reason for an instance that replaces no other. A
+// replacement has the reason for which the other instance is deleted.
 const reasonScaleUp = "scale-up"
 
 // action is one step of a plan.
 type action struct {
 	verb verb
-	// id is that of the instance. A new one has none yet.
+	// id identifies the instance. It is empty for a new one.
 	id string
-	// reason is why to create, drain or end.
+	// reason is why to create, drain or terminate the instance.
 	reason string
-	// providerID is what to confirm.
+	// providerID is the id to store.
 	providerID string
-	// deleteAt is when a drain ends without an acknowledgement.
+	// deleteAt is the deadline of a drain without an acknowledgement.
 	deleteAt time.Time
 }
 
-// plan says what to do for a group, in the order of priority (server document),
-// and when to look again if nothing happens before. A zero wake means never.
+// plan returns the actions for a group in order of priority
+// (docs/server.md#reconciliation), and when the next one is due if nothing
+// changes before. A zero time means never.
 //
-// A replacement is ordered first, and is one instance too many until that which
-// it replaces goes. So the plan that creates it does not end the other: a later
-// one does, which finds more instances than are wanted and lets the worst go. It
-// needs to remember nothing, and so a server that takes over in between goes on
-// where the other stopped.
-func plan(s state, now time.Time) (actions []action, wake time.Time) {
+// A replacement is created first and exceeds the size until the other instance
+// is deleted. The plan that creates it does not delete the other one: a later
+// plan does, which finds too many instances and deletes the worst. So a plan
+// depends only on the observed state, and another server can continue at any
+// point.
+func plan(s state, now time.Time) (actions []action, next time.Time) {
 	p := newPlanner(s, now)
 	p.scaleDown()
 	p.replaceOverdue()
 	p.replaceUnhealthy()
 	p.rotate()
-	// What was decided on before comes before what scales up: an order that the
-	// provider refuses leaves no more records behind with every attempt.
-	p.order(p.staying)
+	// Instances with a record come before scaling up, so that a provider that
+	// rejects requests does not leave another record behind with every attempt.
+	p.createRecorded(p.staying)
 	p.scaleUp()
-	p.endOnDemand()
-	p.order(p.onDemand)
-	return p.actions, p.wake()
+	p.deleteOnDemand()
+	p.createRecorded(p.onDemand)
+	return p.actions, p.nextDeadline()
 }
 
-// planner makes one plan. Its counts are as if the actions so far were done.
+// planner makes one plan. Its counts assume that the actions so far are done.
 type planner struct {
 	state
 	now     time.Time
 	actions []action
-	// staying are the managed instances that nobody has decided to end, oldest
-	// first, without those created by this plan.
+	// staying are the managed instances that are not being deleted, oldest
+	// first, without those that this plan creates.
 	staying []*instance.Instance
-	// created is how many this plan creates.
+	// created is how many instances this plan creates.
 	created int
-	// total is how many managed instances have not been told to end, with those
-	// that drain and those created.
+	// total is how many managed instances are not being terminated, including
+	// draining ones and those created.
 	total int
-	// leaving is how many managed instances are on their way out, and unhealthy
-	// how many of them are to be replaced for being unhealthy.
+	// leaving is how many managed instances are being deleted, and unhealthy
+	// how many of them need a replacement because they are unhealthy.
 	leaving, unhealthy int
-	// onDemand are the on-demand instances that stay, oldest first.
+	// onDemand are the on-demand instances that are not being deleted, oldest
+	// first.
 	onDemand []*instance.Instance
 }
 
-// newPlanner finishes what was decided on before and sorts the instances by
-// what they are.
+// newPlanner continues earlier decisions and sorts the other instances into
+// staying and onDemand.
 func newPlanner(s state, now time.Time) *planner {
 	p := &planner{state: s, now: now}
 	sorted := make([]*instance.Instance, len(s.instances))
@@ -134,27 +141,28 @@ func newPlanner(s state, now time.Time) *planner {
 	}
 	slices.SortFunc(sorted, oldestFirst)
 	for _, i := range sorted {
-		// Ending it may be what is left to do.
-		ended := p.complete(i)
-		switch leaves := ended || i.Leaving(); {
-		case i.OnDemand && !leaves:
+		// The next step may be the termination.
+		terminated := p.continueDeletion(i)
+		switch leaving := terminated || i.BeingDeleted(); {
+		case i.OnDemand && !leaving:
 			p.onDemand = append(p.onDemand, i)
 		case i.OnDemand:
-		case leaves:
+		case leaving:
 			p.leaving++
 			if p.removeFirst[i.ID] {
 				p.replaced = p.replaced || isReplaced(i)
-			} else if leavesUnhealthy(i) {
+			} else if isDeletedAsUnhealthy(i) {
 				p.unhealthy++
 			}
-			// One that ends by itself is as good as gone.
-			if !ended && i.State != instance.Terminating {
+			// An instance that the provider terminates on its own does not
+			// count.
+			if !terminated && i.State != instance.Terminating {
 				p.total++
 			}
 		default:
-			// One that is not well may have its replacement already: what is known
-			// of a drain may be lost, and before it begins there is none.
-			p.replaced = p.replaced || p.removeFirst[i.ID] && p.troubleOf(i) < unneeded
+			// An unhealthy instance may already have its replacement: its drain
+			// may have been forgotten, or may not have begun.
+			p.replaced = p.replaced || p.removeFirst[i.ID] && p.problemOf(i) < uncreated
 			p.staying = append(p.staying, i)
 			p.total++
 		}
@@ -162,30 +170,30 @@ func newPlanner(s state, now time.Time) *planner {
 	return p
 }
 
-// complete does the next step of what was decided on before. It returns whether
-// the instance has been told to end.
-func (p *planner) complete(i *instance.Instance) (ended bool) {
+// continueDeletion plans the next step of an earlier decision. It reports
+// whether the instance is being terminated.
+func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 	if i.DeleteReason != "" && !i.Known {
-		p.do(action{verb: forget, id: i.ID})
+		p.do(action{verb: removeRecord, id: i.ID})
 		return true
 	}
 	if providerID := p.providerIDs[i.ID]; providerID != "" {
-		p.do(action{verb: confirm, id: i.ID, providerID: providerID})
+		p.do(action{verb: setProviderID, id: i.ID, providerID: providerID})
 	}
 	switch {
 	case i.DeleteReason != "":
 		if i.State != instance.Terminating {
-			p.do(action{verb: endAgain, id: i.ID, reason: i.DeleteReason})
+			p.do(action{verb: terminateAgain, id: i.ID, reason: i.DeleteReason})
 		}
 		return true
 	case i.Drain != nil:
-		// An acknowledgement is trusted (server document).
-		if i.Drain.Acknowledged || i.Gone() || !p.now.Before(i.Drain.DeleteAt) {
-			p.do(action{verb: end, id: i.ID, reason: i.Drain.Reason})
+		// An acknowledgement always counts (docs/server.md#drains).
+		if i.Drain.Acknowledged || i.Down() || !p.now.Before(i.Drain.DeleteAt) {
+			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}
-	case unregistered(i, p.registrationTimeout, p.tried[i.ID]):
-		p.do(action{verb: end, id: i.ID, reason: instance.ReasonUnregistered})
+	case registrationTimedOut(i, p.registrationTimeout, p.attempted[i.ID]):
+		p.do(action{verb: terminate, id: i.ID, reason: instance.ReasonUnregistered})
 		return true
 	}
 	return false
@@ -195,20 +203,19 @@ func (p *planner) do(a action) {
 	p.actions = append(p.actions, a)
 }
 
-// create orders a new instance. Scaling up is the only reason that does not
-// replace another one.
+// create plans a new instance. Every reason but scaling up means a replacement.
 func (p *planner) create(reason string) {
 	p.do(action{verb: create, reason: reason})
 	p.created++
 	p.total++
 }
 
-// dismiss decides that an instance goes. There is nothing to move away from one
-// that does not run.
-func (p *planner) dismiss(i *instance.Instance, reason string) {
-	ends := i.Gone() || i.State == instance.Pending || p.drainTimeout == 0
-	if ends {
-		p.do(action{verb: end, id: i.ID, reason: reason})
+// startDeletion plans the deletion of an instance. An instance that does not
+// run needs no drain.
+func (p *planner) startDeletion(i *instance.Instance, reason string) {
+	immediate := i.Down() || i.State == instance.Pending || p.drainTimeout == 0
+	if immediate {
+		p.do(action{verb: terminate, id: i.ID, reason: reason})
 	} else {
 		p.do(action{verb: drain, id: i.ID, reason: reason, deleteAt: p.now.Add(p.drainTimeout)})
 	}
@@ -216,47 +223,48 @@ func (p *planner) dismiss(i *instance.Instance, reason string) {
 		return
 	}
 	p.leaving++
-	if ends {
+	if immediate {
 		p.total--
 	}
 }
 
-// order orders what the provider does not know yet.
-func (p *planner) order(instances []*instance.Instance) {
+// createRecorded plans the creation of instances that the provider has never
+// listed.
+func (p *planner) createRecorded(instances []*instance.Instance) {
 	for _, i := range instances {
-		if unordered(i) {
-			p.do(action{verb: order, id: i.ID})
+		if isUncreated(i) {
+			p.do(action{verb: createRecorded, id: i.ID})
 		}
 	}
 }
 
-// aged tells whether an instance has reached an age. Zero is never reached.
-func (p *planner) aged(i *instance.Instance, age time.Duration) bool {
+// reachedAge reports whether an instance has reached an age. Zero means never.
+func (p *planner) reachedAge(i *instance.Instance, age time.Duration) bool {
 	return age > 0 && !p.now.Before(i.CreatedAt.Add(age))
 }
 
-// unordered tells whether the provider has never known an instance.
-func unordered(i *instance.Instance) bool {
+// isUncreated reports whether the provider has never listed an instance.
+func isUncreated(i *instance.Instance) bool {
 	return i.State == instance.Pending && !i.Known
 }
 
-// unregistered tells whether to give up an instance that was last ordered at a
-// time: its timeout had passed then, and the provider does not know it yet. Age
-// alone says nothing. Orders may have waited for their turn that long, or for a
-// server to lead, and one that was promised to an operator is kept (decision). A
-// zero timeout never passes.
-func unregistered(i *instance.Instance, timeout time.Duration, tried time.Time) bool {
-	return timeout > 0 && unordered(i) && !tried.Before(i.CreatedAt.Add(timeout))
+// registrationTimedOut reports whether to give up an instance: the provider
+// does not list it, and the last attempt to create it came after the timeout.
+// Age alone is not enough, because the creation may have waited for its turn or
+// for a leader, and an instance that was promised to an operator must be tried.
+// A zero timeout never passes.
+func registrationTimedOut(i *instance.Instance, timeout time.Duration, attempted time.Time) bool {
+	return timeout > 0 && isUncreated(i) && !attempted.Before(i.CreatedAt.Add(timeout))
 }
 
-// leavesUnhealthy tells whether an instance that leaves does so for being
+// isDeletedAsUnhealthy reports whether an instance is being deleted for being
 // unhealthy.
-func leavesUnhealthy(i *instance.Instance) bool {
+func isDeletedAsUnhealthy(i *instance.Instance) bool {
 	return i.DeleteReason == instance.ReasonUnhealthy || i.Drain != nil && i.Drain.Reason == instance.ReasonUnhealthy
 }
 
-// isReplaced tells whether an instance that leaves, or is gone, has another one
-// in its place: only those that are too many have none.
+// isReplaced reports whether an instance that is being or was deleted has a
+// replacement. Only surplus instances have none.
 func isReplaced(i *instance.Instance) bool {
 	reason := i.DeleteReason
 	if i.Drain != nil {
@@ -265,7 +273,7 @@ func isReplaced(i *instance.Instance) bool {
 	return reason != instance.ReasonScaleDown
 }
 
-// oldestFirst orders instances by age, and those of one age by id.
+// oldestFirst orders instances by age, then by id.
 func oldestFirst(a, b *instance.Instance) int {
 	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package reconciler makes, replaces, drains and ends instances so that every
-// group of a shard has its size, and its instances are well, young enough and of
-// the present configuration.
+// Package reconciler creates, replaces, drains and deletes instances so that
+// every group of a shard has its size, and its instances are healthy, young
+// enough and up to date.
 package reconciler
 
 import (
@@ -17,32 +17,34 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 const (
-	// workers is how many groups are worked on at a time: a slow provider call
-	// for one group shall not hold up the others.
+	// workers is how many groups are reconciled concurrently. A slow provider
+	// call for one group must not delay the others.
 	workers = 4
-	// retryAfter and retryAtMost bound the wait after an error of a group.
-	retryAfter  = 200 * time.Millisecond
-	retryAtMost = 30 * time.Second
+	// minBackoff and maxBackoff bound the delay after an error of a group.
+	minBackoff = 200 * time.Millisecond
+	maxBackoff = 30 * time.Second
 )
 
-// Groups tells what is wanted.
+// Groups provides the desired state.
 type Groups interface {
-	// Get returns false for a group that is no more: its size is zero.
+	// Get returns false for a group that does not exist. Its desired size is
+	// zero.
 	Get(instance.GroupKey) (*groups.Group, bool)
-	// Keys returns all groups that there are.
+	// Keys returns the keys of all groups.
 	Keys() []instance.GroupKey
-	// Config returns the configuration in force.
+	// Config returns the current configuration.
 	Config() *config.Config
 }
 
-// Instances tells what there is, and keeps what is decided about it.
+// Instances provides the actual state, and stores decisions about it.
 type Instances interface {
-	// List returns the instances of a group that are not gone.
+	// List returns the instances of a group that are not deleted.
 	List(instance.GroupKey) []instance.Instance
-	// Get returns also those that are gone, as long as they are remembered.
+	// Get also returns deleted instances until they are purged.
 	Get(id string) (instance.Instance, bool)
 	// Keys returns the groups that have instances.
 	Keys() []instance.GroupKey
@@ -50,77 +52,79 @@ type Instances interface {
 	SetProviderID(ctx context.Context, id, providerID string) error
 	StartDrain(ctx context.Context, id string, drain instance.Drain) error
 	SetDeleting(ctx context.Context, id, reason string) error
-	// Remove is for an instance that the provider does not know any more.
+	// Remove removes the record of an instance that the provider no longer
+	// lists.
 	Remove(ctx context.Context, id string) error
-	// Adopt makes records for instances of the provider that have none, and
-	// returns those that had one and were to be gone.
+	// Adopt creates records for the provider's instances that have none, and
+	// returns instances that have reappeared after their deletion.
 	Adopt(ctx context.Context) (returned []instance.VM, err error)
-	// Purge forgets instances that were gone before a time.
+	// Purge removes the instances that were deleted before a time.
 	Purge(ctx context.Context, before time.Time)
 }
 
-// Specs says what to order for a record of a group.
+// Specs builds the InstanceSpec for a record of a group.
 type Specs interface {
-	Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (instance.Spec, error)
+	Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (provider.Spec, error)
 }
 
-// Events is told what operators watch, after it has been stored.
+// Events receives the changes that operators watch, after they have been
+// stored.
 type Events interface {
-	// Draining is told of an instance whose drain has begun.
+	// Draining is called when the drain of an instance has begun.
 	Draining(instance.Instance)
-	// Deleting is told of an instance that is about to be ended.
+	// Deleting is called when an instance is about to be terminated.
 	Deleting(instance.Instance)
-	// Deleted is told of every instance that is gone, whatever the reason.
+	// Deleted is called for every deleted instance, for any reason.
 	Deleted(instance.Instance)
 }
 
-// Options are what a Reconciler is made of. All but one are mandatory.
+// Options configure a Reconciler. All fields but Changed are required.
 type Options struct {
 	Groups    Groups
 	Instances Instances
-	Provider  instance.Provider
+	Provider  provider.Provider
 	Specs     Specs
 	Events    Events
-	// Changed is told after something was done about a group's instances. It is
-	// optional.
+	// Changed is called after a group's instances were changed. It is optional.
 	Changed func(instance.GroupKey)
-	// Failed is told when an instance could not be made or ended.
-	Failed instance.FailureFunc
-	// Bound returns the context for one call to the storage or the provider. It
-	// ends when the call takes too long, or this server may not act any more.
-	Bound   func(context.Context) (context.Context, context.CancelFunc)
-	Metrics *Metrics
+	// Failed is called when an instance could not be created or deleted.
+	Failed provider.FailureFunc
+	// CallContext returns the context for one call to the storage or the
+	// provider. It is canceled when the call takes too long or this server no
+	// longer leads.
+	CallContext func(context.Context) (context.Context, context.CancelFunc)
+	Metrics     *Metrics
 }
 
-// Reconciler works on groups when told that they may have changed or when
-// something falls due, and does nothing otherwise. What was decided the instances
-// know, and so it is made anew for every term of a leader (server document). All
-// that it remembers is what it has just tried.
+// Reconciler reconciles groups when they are enqueued or when an action falls
+// due. All decisions are stored with the instances, so that every term can
+// start with a new Reconciler (docs/server.md#reconciliation). In memory it
+// keeps only its recent attempts to create instances.
 type Reconciler struct {
 	Options
-	queue    workqueue.TypedRateLimitingInterface[instance.GroupKey]
-	pace     pace
-	attempts attempts
+	queue         workqueue.TypedRateLimitingInterface[instance.GroupKey]
+	createLimiter createLimiter
+	attempts      attempts
 }
 
-// New returns a reconciler, which begins to work with Run.
+// New returns a reconciler, which starts to work in Run.
 func New(options Options) *Reconciler {
 	return &Reconciler{
 		Options: options,
 		queue: workqueue.NewTypedRateLimitingQueue(
-			workqueue.NewTypedItemExponentialFailureRateLimiter[instance.GroupKey](retryAfter, retryAtMost)),
+			workqueue.NewTypedItemExponentialFailureRateLimiter[instance.GroupKey](minBackoff, maxBackoff)),
 	}
 }
 
-// Enqueue tells that a group or its instances may have changed. It never waits.
+// Enqueue schedules the reconciliation of a group. It does not block.
 func (r *Reconciler) Enqueue(key instance.GroupKey) {
 	r.queue.Add(key)
 }
 
-// Run works on all groups, and then on those that change, until ctx ends. It
-// returns when nothing is under way any more. It begins when the provider is
-// synced and its instances have records: those that are not known yet would be
-// made a second time.
+// Run reconciles all groups, and then those that change, until ctx is done. It
+// returns after all workers have returned. It first waits until the provider is
+// synced and its instances have records: unknown instances would be created a
+// second time.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.queue.ShutDown()
 	select {
@@ -142,7 +146,7 @@ func (r *Reconciler) Run(ctx context.Context) {
 	running.Wait()
 }
 
-// work reconciles one group. It returns false when there will be no more.
+// work reconciles one group. It returns false when the queue is shut down.
 func (r *Reconciler) work(ctx context.Context) bool {
 	key, shutdown := r.queue.Get()
 	if shutdown {
@@ -153,17 +157,17 @@ func (r *Reconciler) work(ctx context.Context) bool {
 		return false
 	}
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "tenant", key.Tenant, "group", key.Group)
-	begun := time.Now()
+	start := time.Now()
 	done, err := r.reconcile(klog.NewContext(ctx, logger), key)
 	if ctx.Err() != nil {
 		return false
 	}
-	r.Metrics.reconciled(time.Since(begun), err)
+	r.Metrics.reconciled(time.Since(start), err)
 	if done.acted {
 		r.changed(key)
 	}
 	if err != nil {
-		logger.Error(err, "Group is not as wanted, will retry")
+		logger.Error(err, "Failed to reconcile the group, will retry")
 		r.queue.AddRateLimited(key)
 	} else {
 		r.queue.Forget(key)
@@ -177,7 +181,7 @@ func (r *Reconciler) work(ctx context.Context) bool {
 	return true
 }
 
-// changed tells that something was done about a group's instances.
+// changed reports a change of a group's instances.
 func (r *Reconciler) changed(key instance.GroupKey) {
 	if r.Changed != nil {
 		r.Changed(key)

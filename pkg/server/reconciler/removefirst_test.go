@@ -13,8 +13,8 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// shrink gives a group a smaller size, chooses what goes, and waits until the
-// reconciler has nothing to do.
+// shrink reduces the size of a group, sets the instances to delete first, and
+// waits until the reconciler is idle.
 func (s *server) shrink(key instance.GroupKey, size int, first ...string) {
 	s.t.Helper()
 	change := sizeOf(size)
@@ -22,10 +22,10 @@ func (s *server) shrink(key instance.GroupKey, size int, first ...string) {
 	if _, _, err := s.groups.Upsert(s.t.Context(), key, change); err != nil {
 		s.t.Fatal(err)
 	}
-	s.look(key)
+	s.reconcile(key)
 }
 
-// wantLeft compares the instances of a group that are not on their way out.
+// wantLeft compares the instances of a group that are not terminating.
 func (s *server) wantLeft(key instance.GroupKey, ids ...string) {
 	s.t.Helper()
 	if left := s.cloud.ids(key); !slices.Equal(left, ids) {
@@ -33,7 +33,7 @@ func (s *server) wantLeft(key instance.GroupKey, ids ...string) {
 	}
 }
 
-func TestChosenInstancesGoAndNoOthers(t *testing.T) {
+func TestOnlyRemoveFirstInstancesAreDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())
 		ids, others := s.run(workersKey, 4), s.run(otherKey, 2)
@@ -41,7 +41,8 @@ func TestChosenInstancesGoAndNoOthers(t *testing.T) {
 		s.settle()
 		s.cloud.takeCalls()
 
-		// Those of another group, of none, and on-demand ones mean nothing.
+		// Ids of other groups, unknown ids and on-demand instances have no
+		// effect.
 		s.shrink(workersKey, 2, ids[3], others[1], "unknown", single, ids[1])
 		s.want("draining "+ids[1]+" scale-down", "draining "+ids[3]+" scale-down")
 		s.wantCalls()
@@ -51,23 +52,23 @@ func TestChosenInstancesGoAndNoOthers(t *testing.T) {
 		s.wantCalls("delete default/workers", "delete default/workers")
 		s.wantLeft(workersKey, ids[0], ids[2], single)
 		s.wantLeft(otherKey, others...)
-		// What is chosen means nothing any more, also when it is said again.
+		// The ids have no further effect, even if they are sent again.
 		s.shrink(workersKey, 2, ids[3], ids[0])
 		s.pass(24 * time.Hour)
 		s.wantCalls()
-		// None is missed when there are to be more again.
+		// None of them is replaced when the group grows again.
 		s.takeEvents()
 		s.scale(workersKey, 3)
 		s.settle()
 		s.want()
 		s.wantCalls("create default/workers")
-		// What was too many, or is not the group's, has left no replacement that
-		// would have to go instead of the oldest.
+		// Surplus and foreign instances leave no replacement that would have to
+		// be deleted instead of the oldest.
 		for _, id := range []string{single, others[1]} {
 			s.must(s.instances.RequestDeletion(t.Context(), id))
 		}
-		s.look(workersKey)
-		s.look(otherKey)
+		s.reconcile(workersKey)
+		s.reconcile(otherKey)
 		s.settle()
 		s.takeEvents()
 		s.shrink(workersKey, 2, ids[3], single, others[1])
@@ -80,16 +81,17 @@ func TestChosenInstancesGoAndNoOthers(t *testing.T) {
 	})
 }
 
-// TestOneThatWasToBeDeletedIsChosenTooLate: its replacement goes, and what ran
-// before stays, wherever the replacement has got to.
-func TestOneThatWasToBeDeletedIsChosenTooLate(t *testing.T) {
+// TestRemoveFirstAfterReplacement requests the removal of an instance that is
+// already being replaced: its replacement is deleted, in any state,
+// and older instances stay.
+func TestRemoveFirstAfterReplacement(t *testing.T) {
 	for _, settled := range []bool{false, true} {
-		t.Run(fmt.Sprint("gone ", settled), func(t *testing.T) {
+		t.Run(fmt.Sprint("deleted ", settled), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := start(t, newConfig())
 				ids := s.run(workersKey, 4)
 				s.must(s.instances.RequestDeletion(t.Context(), ids[1]))
-				s.look(workersKey)
+				s.reconcile(workersKey)
 				s.wantCalls("delete default/workers", "create default/workers")
 				if settled {
 					s.settle()
@@ -102,17 +104,18 @@ func TestOneThatWasToBeDeletedIsChosenTooLate(t *testing.T) {
 	}
 }
 
-// TestServerMayEndWhileChosenInstancesGo, before its first call to storage or
-// cloud, its second, and so on; another one goes on, with the cache and without.
-func TestServerMayEndWhileChosenInstancesGo(t *testing.T) {
-	for _, key := range []instance.GroupKey{workersKey, hastyKey} {
+// TestCrashDuringRemoveFirst crashes the server before its first call to
+// storage or cloud, its second, and so on. Another one continues, with the
+// cache and without.
+func TestCrashDuringRemoveFirst(t *testing.T) {
+	for _, key := range []instance.GroupKey{workersKey, noDrainKey} {
 		for _, cached := range []bool{true, false} {
 			for step := 1; ; step++ {
-				ended := false
+				crashed := false
 				t.Run(fmt.Sprintf("%s, cache kept %v, step %d", key.Group, cached, step), func(t *testing.T) {
-					synctest.Test(t, func(t *testing.T) { ended = endShrinking(t, key, step, cached) })
+					synctest.Test(t, func(t *testing.T) { crashed = shrinkWithCrashAt(t, key, step, cached) })
 				})
-				if t.Failed() || !ended {
+				if t.Failed() || !crashed {
 					break
 				}
 			}
@@ -120,24 +123,24 @@ func TestServerMayEndWhileChosenInstancesGo(t *testing.T) {
 	}
 }
 
-// endShrinking returns false when there were not so many calls.
-func endShrinking(t *testing.T, key instance.GroupKey, step int, cached bool) (ended bool) {
+// shrinkWithCrashAt returns false when there were fewer calls.
+func shrinkWithCrashAt(t *testing.T, key instance.GroupKey, step int, cached bool) (crashed bool) {
 	s := start(t, newConfig())
 	ids := s.run(key, 4)
-	s.bound = func() {
+	s.beforeCall = func() {
 		if step--; step == 0 {
-			ended = true
+			crashed = true
 			s.cancel()
 		}
 	}
 	s.shrink(key, 2, ids[3], ids[1])
-	taken := false
+	takenOver := false
 	for range 12 {
 		s.cloud.settle()
 		synctest.Wait()
-		if ended && !taken {
-			taken = true
-			s.end()
+		if crashed && !takenOver {
+			takenOver = true
+			s.stop()
 			if !cached {
 				s.loseCache()
 			}
@@ -153,5 +156,5 @@ func endShrinking(t *testing.T, key instance.GroupKey, step int, cached bool) (e
 			t.Errorf("called %v of %s", c, c.id)
 		}
 	}
-	return ended
+	return crashed
 }

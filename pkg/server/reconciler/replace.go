@@ -12,30 +12,30 @@ import (
 // replaceOverdue creates a replacement for every instance that has reached the
 // forced age and has none.
 //
-// The forced age is a promise, and one instance too many at a time cannot keep
-// it while another one drains. So this is the one case that exceeds size + 1:
-// the alternatives are to miss the age or to fall below the size.
+// The forced age is guaranteed, which one surplus instance at a time could not
+// achieve while another one drains. So this is the only case that exceeds size
+// + 1: the alternatives are to miss the age or to fall below the size.
 func (p *planner) replaceOverdue() {
-	// Those too many are replacements, whose turn to be replaced is later.
+	// Surplus instances are replacements, which are due later.
 	replaced := max(0, len(p.staying)-p.size)
 	for range p.count(overdue) - replaced {
 		p.create(overdue.reason())
 	}
 }
 
-// replaceUnhealthy creates replacements for instances that are not well, as far
-// as there is room for one more than are wanted.
+// replaceUnhealthy creates replacements for unhealthy instances, as far as size
+// + 1 allows.
 func (p *planner) replaceUnhealthy() {
-	// Ending one that is gone makes room. It needs no drain and waits for
-	// nothing: without room its replacement is what scaling up creates next.
+	// Terminating an instance that is down needs no drain and makes room at
+	// once. Without room, scaling up creates its replacement next.
 	p.staying = slices.DeleteFunc(p.staying, func(i *instance.Instance) bool {
-		if p.troubleOf(i) != gone {
+		if p.problemOf(i) != down {
 			return false
 		}
 		if p.total <= p.size {
-			p.create(gone.reason())
+			p.create(down.reason())
 		}
-		p.dismiss(i, gone.reason())
+		p.startDeletion(i, down.reason())
 		return true
 	})
 	for range p.count(impaired) {
@@ -46,29 +46,29 @@ func (p *planner) replaceUnhealthy() {
 	}
 }
 
-// rotate creates a replacement for one instance that could stay if it had to,
-// when nothing else goes on in the group.
+// rotate creates a replacement for one instance that is outdated but healthy,
+// if the group is otherwise stable.
 func (p *planner) rotate() {
 	if p.leaving > 0 || len(p.staying) != p.size {
 		return
 	}
-	worst := noTrouble
+	worst := noProblem
 	for _, i := range p.staying {
 		if i.State != instance.Running {
 			return
 		}
-		worst = min(worst, p.troubleOf(i))
+		worst = min(worst, p.problemOf(i))
 	}
 	if worst == drifted || worst == eligible {
 		p.create(worst.reason())
 	}
 }
 
-// count returns how many of the instances that stay have this trouble.
-func (p *planner) count(t trouble) int {
+// count returns how many staying instances have this problem.
+func (p *planner) count(wanted problem) int {
 	count := 0
 	for _, i := range p.staying {
-		if p.troubleOf(i) == t {
+		if p.problemOf(i) == wanted {
 			count++
 		}
 	}

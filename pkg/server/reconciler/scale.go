@@ -10,84 +10,87 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// scaleDown lets those go that are too many, because fewer are wanted or because
-// they have been replaced: the chosen and the worst first, and of the same kind
-// the oldest.
+// scaleDown deletes surplus instances, which exist because the size is smaller
+// or because they have been replaced: first the deletion candidates of the
+// operator, then those with the worst problem, and the oldest among equals.
 //
-// Where a chosen one was replaced before it was known that it goes for good, its
-// replacement is one too many and must not cost another one its place. Nothing
-// tells which it is but its age: so of the same kind the youngest go then.
+// If a candidate was replaced before its removal was requested, its replacement
+// is the surplus instance, and no other may be deleted for it. Only its age
+// distinguishes the replacement, so the youngest among equals is deleted in
+// this case.
 //
-// Fewer instances are drained as everything else that runs is: nothing that runs
-// in a group says whether it may be cut off, and a deleted group is the case of
-// size 0.
+// Surplus instances are drained like all others that run, because it is unknown
+// whether their workloads tolerate a termination. A deleted group is the case
+// of size 0.
 func (p *planner) scaleDown() {
 	surplus := len(p.staying) - p.size
 	if surplus <= 0 {
 		return
 	}
 	slices.SortFunc(p.staying, p.compareSurplus)
-	there := 0
+	alive := 0
 	for _, i := range p.staying {
-		if isThere(i) {
-			there++
+		if isAlive(i) {
+			alive++
 		}
 	}
-	// Only an unhealthy one that still leaves is waited for. One on which nothing
-	// runs is forgotten as soon as it is gone, and then nothing tells the
-	// instance that replaces it from one that scales up. To wait for those as
-	// well would hold up a group that was to grow and is to shrink again, for as
-	// long as the provider takes, or for ever. So the oldest go (decision).
-	waits := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
-	var kept []*instance.Instance
+	// Healthy instances wait only while an unhealthy one is being drained or
+	// terminated. An instance that was down leaves no record after its deletion,
+	// and its replacement then looks like one from scaling up. Waiting for those
+	// replacements too would block a group that was scaled up and down again for
+	// as long as the provider takes, possibly forever. So the oldest instances
+	// are deleted.
+	wait := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
+	var staying []*instance.Instance
 	for n, i := range p.staying {
-		trouble := p.troubleOfSurplus(i)
+		problem := p.surplusProblemOf(i)
 		switch {
 		case n >= surplus:
-			kept = append(kept, i)
-		case waits && !trouble.urgent():
-			// One that is well waits until an unhealthy one has been replaced
-			// by an instance that runs (server document).
-			kept = append(kept, i)
-		case isThere(i) && there <= p.size:
-			// Its replacement has not been ordered yet.
-			kept = append(kept, i)
+			staying = append(staying, i)
+		case wait && !problem.urgent():
+			// Healthy instances wait until an unhealthy one has a running
+			// replacement (docs/server.md#reconciliation).
+			staying = append(staying, i)
+		case isAlive(i) && alive <= p.size:
+			// Its replacement has not been created yet.
+			staying = append(staying, i)
 		default:
-			if isThere(i) {
-				there--
+			if isAlive(i) {
+				alive--
 			}
-			p.dismiss(i, trouble.reason())
+			p.startDeletion(i, problem.reason())
 		}
 	}
-	slices.SortFunc(kept, oldestFirst)
-	p.staying = kept
+	slices.SortFunc(staying, oldestFirst)
+	p.staying = staying
 }
 
-// compareSurplus orders instances by which goes first when there are too many.
+// compareSurplus orders instances by which to delete first when there are too
+// many.
 func (p *planner) compareSurplus(a, b *instance.Instance) int {
 	byAge := oldestFirst(a, b)
 	if p.replaced {
 		byAge = -byAge
 	}
 	return cmp.Or(
-		cmp.Compare(p.troubleOfSurplus(a), p.troubleOfSurplus(b)),
-		cmp.Compare(p.troubleOf(a), p.troubleOf(b)),
+		cmp.Compare(p.surplusProblemOf(a), p.surplusProblemOf(b)),
+		cmp.Compare(p.problemOf(a), p.problemOf(b)),
 		byAge,
 	)
 }
 
-// scaleUp creates what is missing. Instances that drain still have their place,
-// so that there is never more than one instance too many.
+// scaleUp creates missing instances. Draining instances still count, so that
+// size + 1 is never exceeded.
 func (p *planner) scaleUp() {
 	for len(p.staying)+p.created < p.size && p.total <= p.size {
 		p.create(reasonScaleUp)
 	}
 }
 
-// isThere tells whether the provider has an instance on which something runs or
-// will run.
-func isThere(i *instance.Instance) bool {
-	return !i.Gone() && !unordered(i)
+// isAlive reports whether the provider lists an instance on which something
+// runs or will run.
+func isAlive(i *instance.Instance) bool {
+	return !i.Down() && !isUncreated(i)
 }
 
 func isPending(i *instance.Instance) bool {

@@ -13,42 +13,42 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// world is one group, a server that carries out plans, and a provider, in
-// memory.
+// world is an in-memory model of one group, a server that carries out plans,
+// and a provider.
 type world struct {
 	state
 	random *rand.Rand
 	now    time.Time
 	nextID int
-	// records are the durable instances. Drain and DeleteReason are what a
-	// server forgets when another takes over.
+	// records are the durable instances. Another server does not know Drain and
+	// DeleteReason.
 	records map[string]*instance.Instance
-	// gone are the instances that are no more, as far as they are remembered.
-	gone map[string]instance.Instance
-	// vms are what the provider has: a state by instance id.
+	// tombstones are the deleted instances that were not purged.
+	tombstones map[string]instance.Instance
+	// vms are the states of the provider's instances by instance id.
 	vms map[string]instance.State
-	// refuses is true while the provider takes no orders.
-	refuses bool
+	// rejecting is true while the provider rejects create requests.
+	rejecting bool
 }
 
 func newWorld(seed uint64) *world {
 	w := &world{
-		random:  rand.New(rand.NewPCG(seed, 0)),
-		now:     moment,
-		records: map[string]*instance.Instance{},
-		gone:    map[string]instance.Instance{},
-		vms:     map[string]instance.State{},
+		random:     rand.New(rand.NewPCG(seed, 0)),
+		now:        planTime,
+		records:    map[string]*instance.Instance{},
+		tombstones: map[string]instance.Instance{},
+		vms:        map[string]instance.State{},
 	}
-	w.infraConfigHash, w.tried = "hash 0", map[string]time.Time{}
+	w.infraConfigHash, w.attempted = "hash 0", map[string]time.Time{}
 	return w
 }
 
-// observe returns the state that a plan is made from, in random order.
+// observe returns the input of a plan, in random order.
 func (w *world) observe() state {
 	s := w.state
 	s.instances, s.providerIDs = nil, map[string]string{}
 	for id := range s.removeFirst {
-		i, found := w.gone[id]
+		i, found := w.tombstones[id]
 		s.replaced = s.replaced || found && !i.OnDemand && isReplaced(&i)
 	}
 	for _, id := range slices.Sorted(maps.Keys(w.records)) {
@@ -72,7 +72,7 @@ func (w *world) observe() state {
 	return s
 }
 
-// add makes a record.
+// add creates a record.
 func (w *world) add(onDemand bool) string {
 	w.nextID++
 	id := fmt.Sprintf("i%05d", w.nextID)
@@ -82,19 +82,19 @@ func (w *world) add(onDemand bool) string {
 	return id
 }
 
-// carryOut does what the reconciler does with the actions. It stops in between
-// when the server dies: after so many steps, each of which is one write or call.
+// carryOut simulates the reconciler. It stops after a number of steps, each of
+// which is a write or a call, to simulate a crash.
 func (w *world) carryOut(actions []action, steps int) {
-	refused := false
+	rejected := false
 	step := func() bool {
 		steps--
 		return steps >= 0
 	}
 	request := func(id string) {
-		if !refused && w.refuses {
-			w.tried[id] = w.now
+		if !rejected && w.rejecting {
+			w.attempted[id] = w.now
 		}
-		if refused = refused || w.refuses; !refused && step() {
+		if rejected = rejected || w.rejecting; !rejected && step() {
 			if _, known := w.vms[id]; !known {
 				w.vms[id] = instance.Pending
 			}
@@ -103,20 +103,20 @@ func (w *world) carryOut(actions []action, steps int) {
 	for _, a := range actions {
 		i := w.records[a.id]
 		switch a.verb {
-		case confirm:
+		case setProviderID:
 			if step() {
 				i.ProviderID = a.providerID
 			}
-		case forget:
+		case removeRecord:
 			if step() {
-				w.gone[a.id] = *i
+				w.tombstones[a.id] = *i
 				delete(w.records, a.id)
 			}
 		case drain:
 			if step() {
 				i.Drain = &instance.Drain{Reason: a.reason, StartedAt: w.now, DeleteAt: a.deleteAt}
 			}
-		case end, endAgain:
+		case terminate, terminateAgain:
 			if step() {
 				i.DeleteReason = a.reason
 			}
@@ -126,16 +126,16 @@ func (w *world) carryOut(actions []action, steps int) {
 				}
 			}
 		case create:
-			if !refused && step() {
+			if !rejected && step() {
 				request(w.add(false))
 			}
-		case order:
+		case createRecorded:
 			request(a.id)
 		}
 	}
 }
 
-// any returns any instance, and false when there is none.
+// any returns a random instance, and false when there is none.
 func (w *world) any() (*instance.Instance, bool) {
 	if len(w.records) == 0 {
 		return nil, false
@@ -144,8 +144,8 @@ func (w *world) any() (*instance.Instance, bool) {
 	return w.records[ids[w.random.IntN(len(ids))]], true
 }
 
-// happen lets one thing happen that is not the planner's doing.
-func (w *world) happen() {
+// disturb makes one change that is not caused by a plan.
+func (w *world) disturb() {
 	i, found := w.any()
 	switch event := w.random.IntN(25); {
 	case event == 0:
@@ -163,18 +163,19 @@ func (w *world) happen() {
 	case event == 5:
 		w.registrationTimeout = time.Duration(w.random.IntN(2)) * 5 * time.Minute
 	case event == 6:
-		w.refuses = !w.refuses
+		w.rejecting = !w.rejecting
 	case event == 7:
 		w.add(true)
 	case event == 8:
 		w.takeOver()
 	case event == 9:
-		w.choose(w.random.IntN(4), w.random.IntN(4) > 0)
+		w.requestRemoval(w.random.IntN(4), w.random.IntN(4) > 0)
 	case event < 13:
 		w.now = w.now.Add(time.Duration(w.random.IntN(600)) * time.Second)
 	case !found:
 	case event == 13:
-		// The operator speaks of any instance, also one that does not drain.
+		// The operator may acknowledge any instance, even one that does not
+		// drain.
 		if i.Drain == nil {
 			i.Drain = &instance.Drain{Reason: instance.ReasonUnhealthy, DeleteAt: w.now}
 		}
@@ -192,10 +193,10 @@ func (w *world) happen() {
 	}
 }
 
-// choose names some instances that go first, whatever they are, or were. With
-// shrink the size becomes smaller by as many.
-func (w *world) choose(count int, shrink bool) {
-	ids := slices.Concat(slices.Sorted(maps.Keys(w.records)), slices.Sorted(maps.Keys(w.gone)))
+// requestRemoval sets random instances, existing or deleted ones, to delete
+// first. With shrink it reduces the size by as many.
+func (w *world) requestRemoval(count int, shrink bool) {
+	ids := slices.Concat(slices.Sorted(maps.Keys(w.records)), slices.Sorted(maps.Keys(w.tombstones)))
 	w.removeFirst = map[string]bool{"unknown": true}
 	for range min(count, len(ids)) {
 		w.removeFirst[ids[w.random.IntN(len(ids))]] = true
@@ -205,24 +206,24 @@ func (w *world) choose(count int, shrink bool) {
 	}
 }
 
-// takeOver has another server lead, which knows of no drain, remembers none that
-// is gone, and has tried nothing.
+// takeOver starts another server, which knows no drains, tombstones or
+// attempts.
 func (w *world) takeOver() {
 	for _, i := range w.records {
 		i.Drain, i.DeleteReason = nil, ""
 	}
-	clear(w.gone)
-	clear(w.tried)
+	clear(w.tombstones)
+	clear(w.attempted)
 }
 
-// become changes the state of a VM that is there and not on its way out.
+// become changes the state of a VM that exists and is not terminating.
 func (w *world) become(id string, states ...instance.State) {
 	if state, known := w.vms[id]; known && state != instance.Terminating {
 		w.vms[id] = states[w.random.IntN(len(states))]
 	}
 }
 
-// settle starts a VM that is pending and removes one that is on its way out.
+// settle starts a VM that is pending, and deletes one that is terminating.
 func (w *world) settle(id string) {
 	switch state, known := w.vms[id]; {
 	case known && state == instance.Pending:

@@ -22,13 +22,13 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
-	"nstance.dev/operator/pkg/server/api"
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
-	"nstance.dev/operator/pkg/server/nonce"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
@@ -37,11 +37,11 @@ import (
 
 const clusterID = "prod"
 
-// cluster is what all servers of a cluster share.
+// cluster has what all servers of a cluster share.
 type cluster struct {
 	t       *testing.T
 	storage storage.Store
-	keys    *keys.Keys
+	keys    *clusterkeys.Keys
 }
 
 func newCluster(t *testing.T) *cluster {
@@ -54,7 +54,7 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	made, err := keys.Ensure(t.Context(), store, encrypted, clusterID)
+	made, err := clusterkeys.Ensure(t.Context(), store, encrypted, clusterID)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -71,7 +71,7 @@ func (c *cluster) nonce(tenant string) string {
 	return token
 }
 
-// objects returns the keys of what is stored under a prefix.
+// objects returns the keys of the objects with a prefix.
 func (c *cluster) objects(prefix string) []string {
 	c.t.Helper()
 	infos, err := c.storage.List(c.t.Context(), prefix)
@@ -85,13 +85,13 @@ func (c *cluster) objects(prefix string) []string {
 	return names
 }
 
-// lead returns an elector that leads the cluster, and a function that ends that
-// as a server does that stops.
+// lead returns an elector that leads the cluster, and a function that releases the
+// lock like a server that stops.
 func (c *cluster) lead(id string) (elector *leader.Elector, resign func()) {
 	c.t.Helper()
 	elector = leader.New(leader.Options{
 		Store: c.storage, Key: storage.ClusterLeaderKey, ID: id, Address: "127.0.0.1:8991",
-		// Long, so that a test that waits for the processor loses no lease.
+		// Long, so that no lease is lost on a loaded machine.
 		Election: config.Election{Enabled: true, Interval: 20 * time.Second, Timeout: time.Minute},
 	})
 	logger := ktesting.NewLogger(c.t, ktesting.NewConfig())
@@ -113,7 +113,7 @@ func (c *cluster) lead(id string) (elector *leader.Elector, resign func()) {
 	select {
 	case <-leading:
 	case <-stopped:
-		c.t.Fatal("the election ended before it was won")
+		c.t.Fatal("the election stopped before it was won")
 	}
 	return elector, resign
 }
@@ -125,8 +125,8 @@ type server struct {
 	log                      func() string
 }
 
-// registrar returns what issues certificates on a server whose writes go to store
-// as elector allows.
+// registrar returns the registrar of a server that writes to store while elector
+// leads.
 func (c *cluster) registrar(elector *leader.Elector, store storage.Store) *registration.Registrar {
 	return &registration.Registrar{
 		ClusterID: clusterID,
@@ -148,11 +148,11 @@ func (c *cluster) serve(registrar *registration.Registrar) *server {
 	c.t.Helper()
 	logger := ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(10)))
 	serving := pki.NewServing(c.keys.Authority, []string{"127.0.0.1"})
-	unary, stream := api.Authorize(logger, pki.RoleOperator)
+	unary, stream := grpcapi.Authorize(logger, pki.RoleOperator)
 	registrations := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.Config())))
-	nstancev1.RegisterRegistrationServiceServer(registrations, &api.RegistrationService{Registrar: registrar, Logger: logger})
+	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: registrar, Logger: logger})
 	operators := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.MutualConfig())), grpc.UnaryInterceptor(unary), grpc.StreamInterceptor(stream))
-	gate := api.NewGate(func() bool { return true }, func() string { return "nobody leads the shard" })
+	gate := grpcapi.NewGate(func() bool { return true }, func() string { return "the shard has no leader" })
 	gate.Issuer = registrar
 	nstancev1.RegisterOperatorServiceServer(operators, gate)
 	return &server{
@@ -179,7 +179,7 @@ func (c *cluster) listen(s *grpc.Server) string {
 }
 
 // dial returns a connection of a client that trusts the cluster's authority and
-// has the certificate given, if any.
+// has the given certificate, if any.
 func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.ClientConn {
 	s.t.Helper()
 	roots := x509.NewCertPool()
@@ -196,7 +196,7 @@ func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.Cli
 	return connection
 }
 
-// register calls as somebody who has no certificate yet.
+// register calls as a client without a certificate.
 func (s *server) register(token string, publicKeyPEM []byte) (*nstancev1.RegisterClientResponse, error) {
 	s.t.Helper()
 	return nstancev1.NewRegistrationServiceClient(s.dial(s.registrations)).RegisterOperator(s.t.Context(),
@@ -209,7 +209,7 @@ type identity struct {
 	key     ed25519.PrivateKey
 }
 
-// issue makes an identity without a registration.
+// issue creates an identity without a registration.
 func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
 	c.t.Helper()
 	certPEM, keyPEM, err := c.keys.Authority.IssueClient(client, ttl)
@@ -223,7 +223,7 @@ func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
 	return identity{certPEM, key}
 }
 
-// renew calls as somebody who has a certificate.
+// renew calls as a client with a certificate.
 func (s *server) renew(i identity, publicKeyPEM []byte) (*nstancev1.RenewCertificateResponse, error) {
 	s.t.Helper()
 	certificate := tls.Certificate{Certificate: [][]byte{parseCertificate(s.t, i.certPEM).Raw}, PrivateKey: i.key}
@@ -258,7 +258,7 @@ func parseCertificate(t *testing.T, certPEM []byte) *x509.Certificate {
 	return certificate
 }
 
-// wantCertificate checks what a certificate says of an operator.
+// wantCertificate checks the identity in the certificate of an operator.
 func (s *server) wantCertificate(certPEM []byte, tenant string, key ed25519.PrivateKey) *x509.Certificate {
 	s.t.Helper()
 	certificate := parseCertificate(s.t, certPEM)
@@ -269,7 +269,7 @@ func (s *server) wantCertificate(certPEM []byte, tenant string, key ed25519.Priv
 	}
 	want := pki.Client{ID: clusterID, Tenant: tenant, Role: pki.RoleOperator}
 	if got, err := pki.PeerClient(certificate); err != nil || got != want {
-		s.t.Errorf("the certificate says %+v, %v, want %+v", got, err, want)
+		s.t.Errorf("the certificate has %+v, %v, want %+v", got, err, want)
 	}
 	if !key.Public().(ed25519.PublicKey).Equal(certificate.PublicKey) {
 		s.t.Error("the certificate is for another key")

@@ -14,12 +14,11 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Record is the registration of an operator as stored (server document).
+// Record is the stored registration of an operator (docs/server.md#storage).
 //
-// Its key is made of tenant and client id, and every operator of a tenant has
-// the cluster's id for its own: one that registers takes the place of the one
-// before. That is right, as the record tells of the latest certificate and
-// opens nothing by itself.
+// Its key consists of tenant and client id, and the client id of every operator of
+// a tenant is the cluster id, so a new registration replaces the previous one. The
+// record describes the latest certificate and grants no access.
 type Record struct {
 	ClientID string `json:"client_id"`
 	Tenant   string `json:"tenant"`
@@ -27,16 +26,16 @@ type Record struct {
 	PublicKeyPEM string `json:"public_key_pem"`
 	// CertSerial is its serial number in hexadecimal digits.
 	CertSerial string `json:"cert_serial"`
-	// RegisteredAt is when the client used its nonce. A renewal leaves it.
+	// RegisteredAt is when the client used its nonce. A renewal keeps it.
 	RegisteredAt time.Time `json:"registered_at"`
-	// ExpiresAt is when the latest certificate does.
+	// ExpiresAt is when the latest certificate expires.
 	ExpiresAt time.Time `json:"expires_at"`
 }
 
-// putRecord stores a registration in place of the one before.
+// putRecord stores a registration and replaces an existing one.
 func putRecord(ctx context.Context, store storage.Store, record Record) error {
-	// A conflict means that another call has just stored its own. More of them than
-	// there can be calls mean that something else is in the way.
+	// A conflict means that a concurrent call stored its registration. With so many
+	// conflicts there must be another cause.
 	const attempts = 100
 	for attempt := 1; ; attempt++ {
 		err := replaceRecord(ctx, store, record)
@@ -51,14 +50,14 @@ func replaceRecord(ctx context.Context, store storage.Store, record Record) erro
 	object, err := store.Get(ctx, key)
 	exists := err == nil
 	if err != nil && !errors.Is(err, storage.ErrNotFound) {
-		return fmt.Errorf("reading the registration: %w", err)
+		return fmt.Errorf("read the registration: %w", err)
 	}
 	if record.RegisteredAt.IsZero() {
 		record.RegisteredAt = registeredAt(object.Data)
 	}
 	data, err := json.Marshal(record)
 	if err != nil {
-		return fmt.Errorf("encoding the registration: %w", err)
+		return fmt.Errorf("encode the registration: %w", err)
 	}
 	if exists {
 		_, err = store.Replace(ctx, key, data, object.ETag)
@@ -66,13 +65,14 @@ func replaceRecord(ctx context.Context, store storage.Store, record Record) erro
 		_, err = store.Create(ctx, key, data)
 	}
 	if err != nil {
-		return fmt.Errorf("storing the registration: %w", err)
+		return fmt.Errorf("store the registration: %w", err)
 	}
 	return nil
 }
 
-// registeredAt returns when the client of a stored registration registered. One
-// that is not there or cannot be read begins now: nothing depends on it.
+// registeredAt returns when the client of a stored registration registered. For a
+// missing or invalid registration it returns the present time, since nothing
+// depends on it.
 func registeredAt(data []byte) time.Time {
 	var stored Record
 	if err := json.Unmarshal(data, &stored); err != nil {
@@ -81,7 +81,7 @@ func registeredAt(data []byte) time.Time {
 	return stored.RegisteredAt
 }
 
-// serial returns the serial number of a certificate as it is recorded.
+// serial returns the serial number of a certificate in the form of the record.
 func serial(certificate *x509.Certificate) string {
 	return certificate.SerialNumber.Text(16)
 }

@@ -22,8 +22,8 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
-	"nstance.dev/operator/pkg/server/nonce"
 	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -41,7 +41,7 @@ func TestRegisterOperator(t *testing.T) {
 	}
 	certificate := s.wantCertificate(answer.ClientCertificatePem, "a", key)
 	if got := answer.ExpiresAt.AsTime(); !got.Equal(certificate.NotAfter) {
-		t.Errorf("the answer says that it expires at %s, the certificate %s", got, certificate.NotAfter)
+		t.Errorf("the response has expiry %s, the certificate %s", got, certificate.NotAfter)
 	}
 	if lifetime := certificate.NotAfter.Sub(before); lifetime < 24*time.Hour-time.Second || lifetime > 24*time.Hour+time.Minute {
 		t.Errorf("it is valid for %s, want 24h", lifetime)
@@ -53,7 +53,7 @@ func TestRegisterOperator(t *testing.T) {
 		RegisteredAt: record.RegisteredAt, ExpiresAt: certificate.NotAfter,
 	}
 	if record != want || record.RegisteredAt.Before(before) || record.RegisteredAt.After(time.Now()) {
-		t.Errorf("recorded %+v\nwant     %+v", record, want)
+		t.Errorf("the record is %+v\nwant     %+v", record, want)
 	}
 	claimed, err := c.storage.Get(t.Context(), storage.OperatorNonceKey(token))
 	if err != nil || string(claimed.Data) != string(publicKeyPEM) {
@@ -62,15 +62,15 @@ func TestRegisterOperator(t *testing.T) {
 
 	log := s.log()
 	if !strings.Contains(log, "Registered operator") || !strings.Contains(log, record.CertSerial) {
-		t.Errorf("the log does not tell: %s", log)
+		t.Errorf("the log lacks the registration: %s", log)
 	}
 	if strings.Contains(log, token) || strings.Contains(log, "BEGIN") {
-		t.Errorf("the log tells too much: %s", log)
+		t.Errorf("the log contains secrets: %s", log)
 	}
 }
 
-// record returns the registration of a tenant's operator, whose fields are those
-// of the server document.
+// record returns the registration of a tenant's operator, and checks the names of
+// its fields.
 func (c *cluster) record(tenant string) registration.Record {
 	c.t.Helper()
 	object, err := c.storage.Get(c.t.Context(), "operator/"+tenant+"."+clusterID+".json")
@@ -93,7 +93,7 @@ func (c *cluster) record(tenant string) registration.Record {
 	return record
 }
 
-func TestANonceIsGoodForOneKey(t *testing.T) {
+func TestNonceIsValidForOneKey(t *testing.T) {
 	c := newCluster(t)
 	elector, resign := c.lead("one")
 	first := c.serve(c.registrar(elector, c.storage))
@@ -104,7 +104,7 @@ func TestANonceIsGoodForOneKey(t *testing.T) {
 		t.Fatal(err)
 	}
 	resign()
-	// That does not depend on the server, nor on how the key is written.
+	// This depends neither on the server nor on the encoding of the key.
 	elector, _ = c.lead("two")
 	second := c.serve(c.registrar(elector, c.storage))
 	again, err := second.register(token, append([]byte("my key\n"), publicKeyPEM...))
@@ -118,18 +118,18 @@ func TestANonceIsGoodForOneKey(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 	if record := c.record("default"); record.PublicKeyPEM != string(publicKeyPEM) {
-		t.Error("the record has the key that was refused")
+		t.Error("the record has the key that was rejected")
 	}
-	// The next operator takes the place of the one before.
+	// The next operator replaces the previous one.
 	if _, err := second.register(c.nonce("default"), otherKeyPEM); err != nil {
 		t.Fatal(err)
 	}
 	if record := c.record("default"); record.PublicKeyPEM != string(otherKeyPEM) {
-		t.Error("the record has the key of the operator before")
+		t.Error("the record has the key of the previous operator")
 	}
 }
 
-func TestRacingForANonce(t *testing.T) {
+func TestConcurrentUseOfNonce(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")
 	s := c.serve(c.registrar(elector, c.storage))
@@ -162,7 +162,7 @@ func TestRacingForANonce(t *testing.T) {
 	}
 }
 
-func TestRefusals(t *testing.T) {
+func TestRejectedRegistrations(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")
 	s := c.serve(c.registrar(elector, c.storage))
@@ -182,7 +182,7 @@ func TestRefusals(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	// sign makes nonces that our own signer would not.
+	// sign creates nonces that Signer would not.
 	sign := func(change func(jwt.MapClaims)) string {
 		claims := jwt.MapClaims{
 			"kind": "operator", "sub": clusterID, "cluster_id": clusterID, "tenant": "a", "exp": time.Now().Add(time.Hour).Unix(),
@@ -194,7 +194,7 @@ func TestRefusals(t *testing.T) {
 		}
 		return token
 	}
-	strangers, err := nonce.NewSigner(newCluster(t).keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: "a", Lifetime: time.Hour})
+	foreignNonce, err := nonce.NewSigner(newCluster(t).keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: "a", Lifetime: time.Hour})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -206,7 +206,7 @@ func TestRefusals(t *testing.T) {
 		want  string
 	}{
 		{"no nonce", "", publicKeyPEM, codes.Unauthenticated, "registration nonce is not valid"},
-		{"of another signer", strangers, publicKeyPEM, codes.Unauthenticated, "signature is invalid"},
+		{"of another signer", foreignNonce, publicKeyPEM, codes.Unauthenticated, "signature is invalid"},
 		{"of an agent", agent, publicKeyPEM, codes.Unauthenticated, `it is for kind "agent", needs to be for "operator"`},
 		{"expired", sign(func(c jwt.MapClaims) { c["exp"] = time.Now().Add(-time.Second).Unix() }), publicKeyPEM, codes.Unauthenticated, "it expired at"},
 		{"without expiry", sign(func(c jwt.MapClaims) { delete(c, "exp") }), publicKeyPEM, codes.Unauthenticated, "exp claim is required"},
@@ -229,24 +229,24 @@ func TestRefusals(t *testing.T) {
 		})
 	}
 	log := s.log()
-	if strings.Count(log, "Refused a registration") != len(tests) {
-		t.Errorf("the log does not tell of each: %s", log)
+	if strings.Count(log, "Rejected a registration") != len(tests) {
+		t.Errorf("the log lacks some rejections: %s", log)
 	}
 	if strings.Contains(log, agent) || strings.Contains(log, "eyJ") {
-		t.Errorf("the log shows nonces: %s", log)
+		t.Errorf("the log contains nonces: %s", log)
 	}
 	_, err = nstancev1.NewRegistrationServiceClient(s.dial(s.registrations)).RegisterAgent(t.Context(),
 		&nstancev1.RegisterClientRequest{RegistrationNonceJwt: agent, PublicKeyPem: publicKeyPEM})
 	wantCode(t, err, codes.Unimplemented)
 }
 
-func TestOnlyTheLeaderOfTheClusterRegisters(t *testing.T) {
+func TestOnlyClusterLeaderRegisters(t *testing.T) {
 	c := newCluster(t)
 	standby, resign := c.lead("one")
 	resign()
 	_, _ = c.lead("two")
 	_, publicKeyPEM := newKey(t)
-	// The lease may run out under a call, and so the storage asks once more.
+	// The lease may expire during a call, so the storage checks it again.
 	late := c.registrar(standby, c.storage)
 	late.Leading = func() bool { return true }
 	for _, registrar := range []*registration.Registrar{c.registrar(standby, c.storage), late} {
@@ -256,7 +256,7 @@ func TestOnlyTheLeaderOfTheClusterRegisters(t *testing.T) {
 	if stored := c.objects("operator"); len(stored) > 0 {
 		t.Errorf("it stored %v", stored)
 	}
-	// Only the leader knows what is wrong: the others send clients on.
+	// Only the leader checks the nonce: the others send clients to it.
 	_, err := c.serve(c.registrar(standby, c.storage)).register("not a nonce", publicKeyPEM)
 	wantCode(t, err, codes.FailedPrecondition)
 }
@@ -276,10 +276,9 @@ func (f faulty) Create(ctx context.Context, key string, data []byte) (string, er
 	return f.Store.Create(ctx, key, data)
 }
 
-// TestARegistrationThatWasCutOff: a client that got no answer gets its
-// certificate with the same key, from this server or the next, and nobody else
-// does with the nonce.
-func TestARegistrationThatWasCutOff(t *testing.T) {
+// TestInterruptedRegistration: a client that got no response gets its certificate
+// with the same key, from this server or the next. Another key is rejected.
+func TestInterruptedRegistration(t *testing.T) {
 	for _, tc := range []struct {
 		name    string
 		prefix  string
@@ -297,10 +296,10 @@ func TestARegistrationThatWasCutOff(t *testing.T) {
 			answer, err := c.serve(c.registrar(elector, faulty{Store: c.storage, prefix: tc.prefix})).register(token, publicKeyPEM)
 			wantCode(t, err, codes.Internal)
 			if answer != nil {
-				t.Errorf("it was answered with a certificate that is not on record: %v", answer)
+				t.Errorf("the response has a certificate that is not recorded: %v", answer)
 			}
 			if claimed := slices.Contains(c.objects("operator-nonce/"), storage.OperatorNonceKey(token)); claimed != tc.claimed {
-				t.Errorf("claimed is %v", claimed)
+				t.Errorf("the claims are %v", claimed)
 			}
 			s := c.serve(c.registrar(elector, c.storage))
 			if tc.claimed {
@@ -313,7 +312,7 @@ func TestARegistrationThatWasCutOff(t *testing.T) {
 			}
 			certificate := s.wantCertificate(again.ClientCertificatePem, "a", key)
 			if got := c.record("a").CertSerial; got != certificate.SerialNumber.Text(16) {
-				t.Errorf("serial %s is on record", got)
+				t.Errorf("serial %s is recorded", got)
 			}
 		})
 	}
@@ -323,10 +322,10 @@ func TestRegistrationsAreEncrypted(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")
 	s := c.serve(c.registrar(elector, c.storage))
-	// A server of another authority is not trusted with the nonce.
-	stranger := &server{cluster: newCluster(t), registrations: s.registrations}
+	// The client does not send its nonce to a server of another authority.
+	foreign := &server{cluster: newCluster(t), registrations: s.registrations}
 	_, publicKeyPEM := newKey(t)
-	if _, err := stranger.register(c.nonce("a"), publicKeyPEM); status.Code(err) != codes.Unavailable {
+	if _, err := foreign.register(c.nonce("a"), publicKeyPEM); status.Code(err) != codes.Unavailable {
 		t.Errorf("got %v", err)
 	}
 }

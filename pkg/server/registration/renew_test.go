@@ -31,13 +31,13 @@ func TestRenewCertificate(t *testing.T) {
 	}
 	certificate := s.wantCertificate(same.ClientCertificatePem, "a", key)
 	if !same.ExpiresAt.AsTime().Equal(certificate.NotAfter) {
-		t.Errorf("the answer says that it expires at %s, the certificate %s", same.ExpiresAt.AsTime(), certificate.NotAfter)
+		t.Errorf("the response has expiry %s, the certificate %s", same.ExpiresAt.AsTime(), certificate.NotAfter)
 	}
 	if serial := certificate.SerialNumber.Text(16); serial == before.CertSerial || c.record("a").CertSerial != serial {
-		t.Error("the renewal is not on record")
+		t.Error("the renewal is not recorded")
 	}
 
-	// The next key, then what was got for it.
+	// Renew with another key, then with the renewed certificate.
 	nextKey, nextKeyPEM := newKey(t)
 	next, err := s.renew(identity{same.ClientCertificatePem, key}, nextKeyPEM)
 	if err != nil {
@@ -49,14 +49,14 @@ func TestRenewCertificate(t *testing.T) {
 	}
 	after := c.record("a")
 	if !after.RegisteredAt.Equal(before.RegisteredAt) || after.PublicKeyPEM != string(nextKeyPEM) {
-		t.Errorf("recorded %+v, before it was %+v", after, before)
+		t.Errorf("the record is %+v, before it was %+v", after, before)
 	}
 	if log := s.log(); strings.Count(log, "Renewed the certificate") != 3 || !strings.Contains(log, `tenant="a"`) || strings.Contains(log, "BEGIN") {
-		t.Errorf("the log tells: %s", log)
+		t.Errorf("the log is: %s", log)
 	}
 }
 
-func TestRefusedRenewals(t *testing.T) {
+func TestRejectedRenewals(t *testing.T) {
 	c := newCluster(t)
 	standby, resign := c.lead("one")
 	resign()
@@ -102,17 +102,17 @@ func TestRefusedRenewals(t *testing.T) {
 	wantCode(t, err, codes.Unavailable)
 }
 
-// TestATenantThatIsNotConfiguredRenews: its dynamic groups need their operator.
-func TestATenantThatIsNotConfiguredRenews(t *testing.T) {
+// TestUnconfiguredTenantRenews because its dynamic groups need their operator.
+func TestUnconfiguredTenantRenews(t *testing.T) {
 	c := newCluster(t)
 	elector, _ := c.lead("one")
 	s := c.serve(c.registrar(elector, c.storage))
-	caller := c.issue(pki.Client{ID: clusterID, Tenant: "gone", Role: pki.RoleOperator}, time.Hour)
+	caller := c.issue(pki.Client{ID: clusterID, Tenant: "removed", Role: pki.RoleOperator}, time.Hour)
 	_, publicKeyPEM := newKey(t)
 	if _, err := s.renew(caller, publicKeyPEM); err != nil {
 		t.Fatal(err)
 	}
-	if record := c.record("gone"); record.RegisteredAt.IsZero() || record.PublicKeyPEM != string(publicKeyPEM) {
-		t.Errorf("recorded %+v", record)
+	if record := c.record("removed"); record.RegisteredAt.IsZero() || record.PublicKeyPEM != string(publicKeyPEM) {
+		t.Errorf("the record is %+v", record)
 	}
 }

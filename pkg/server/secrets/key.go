@@ -16,39 +16,39 @@ import (
 // encodedKeySize is the size of a key in base64.
 var encodedKeySize = base64.StdEncoding.EncodedLen(keySize)
 
-// ReadKey returns the key that is at source: 32 bytes as they are, or their
-// standard base64, which has 44 characters. A line break at the end of a file is
-// left out if the size is right without it. The error never has anything of the
-// value.
+// ReadKey returns the key at source: 32 raw bytes or their standard base64, which
+// has 44 characters. A line break at the end of a file is removed if the size is
+// right without it. The error never contains a part of the value.
 func ReadKey(source config.KeySource) ([]byte, error) {
 	switch {
 	case source.Env != "":
 		value, found := os.LookupEnv(source.Env)
 		if !found {
-			return nil, fmt.Errorf("reading the key for secrets: environment variable %s is not set", source.Env)
+			return nil, fmt.Errorf("read the key for secrets: environment variable %s is not set", source.Env)
 		}
 		key, err := decodeKey([]byte(value))
 		if err != nil {
-			return nil, fmt.Errorf("reading the key for secrets from environment variable %s: %w", source.Env, err)
+			return nil, fmt.Errorf("read the key for secrets from environment variable %s: %w", source.Env, err)
 		}
 		return key, nil
 	case source.File != "":
 		value, err := os.ReadFile(source.File)
 		if err != nil {
-			return nil, fmt.Errorf("reading the key for secrets: %w", err)
+			return nil, fmt.Errorf("read the key for secrets: %w", err)
 		}
 		key, err := decodeKey(trimLineBreak(value))
 		if err != nil {
-			return nil, fmt.Errorf("reading the key for secrets from %s: %w", source.File, err)
+			return nil, fmt.Errorf("read the key for secrets from %s: %w", source.File, err)
 		}
 		return key, nil
 	default:
-		return nil, errors.New("reading the key for secrets: neither an environment variable nor a file is named")
+		return nil, errors.New("read the key for secrets: neither an environment variable nor a file is named")
 	}
 }
 
-// trimLineBreak leaves a value of the right size as it is: 32 random bytes may
-// end in what looks like a line break.
+// trimLineBreak removes the line break at the end of a value. It does not change a
+// value with the right size, since the last of 32 random bytes may look like a line
+// break.
 func trimLineBreak(value []byte) []byte {
 	for _, lineBreak := range []string{"", "\n", "\r\n"} {
 		key, found := bytes.CutSuffix(value, []byte(lineBreak))

@@ -18,7 +18,7 @@ const keyVariable = "NSTANCE_TEST_KEY"
 
 func TestReadKey(t *testing.T) {
 	binary := []byte("\x00\xff\n\r 0123456789abcdefghijklmnopq")
-	endsInBreak := append(bytes.Clone(current[:30]), "\r\n"...)
+	trailingBreak := append(bytes.Clone(current[:30]), "\r\n"...)
 	encoded := base64.StdEncoding.EncodeToString(binary)
 	tests := []struct {
 		name, content string
@@ -28,8 +28,8 @@ func TestReadKey(t *testing.T) {
 		{"32 bytes of any kind", string(binary), binary},
 		{"32 bytes and a line break", string(binary) + "\n", binary},
 		{"32 bytes and a line break of Windows", string(binary) + "\r\n", binary},
-		{"32 bytes that end in a line break", string(endsInBreak), endsInBreak},
-		{"32 bytes that end in a line break, and another", string(endsInBreak) + "\n", endsInBreak},
+		{"32 bytes with a trailing line break", string(trailingBreak), trailingBreak},
+		{"32 bytes with a trailing line break, and another", string(trailingBreak) + "\n", trailingBreak},
 		{"base64", encoded, binary},
 		{"base64 and a line break", encoded + "\n", binary},
 		{"base64 and a line break of Windows", encoded + "\r\n", binary},
@@ -44,7 +44,7 @@ func TestReadKey(t *testing.T) {
 				t.Errorf("got %q, want %q", key, tc.want)
 			}
 			if strings.HasSuffix(tc.content, "\n") || strings.ContainsRune(tc.content, 0) {
-				return // no environment variable is so
+				return // not possible in an environment variable
 			}
 			t.Setenv(keyVariable, tc.content)
 			if key, err = ReadKey(config.KeySource{Env: keyVariable}); err != nil || !bytes.Equal(key, tc.want) {
@@ -54,7 +54,7 @@ func TestReadKey(t *testing.T) {
 	}
 }
 
-func TestReadKeyRefuses(t *testing.T) {
+func TestReadKeyRejects(t *testing.T) {
 	encoded := base64.StdEncoding.EncodeToString(current)
 	tests := []struct{ name, content, want string }{
 		{"nothing", "", "0 bytes"},
@@ -73,19 +73,19 @@ func TestReadKeyRefuses(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			source := inFile(t, tc.content)
 			_, err := ReadKey(source)
-			wantRefusal(t, err, source.File, tc.want, tc.content)
+			wantRejection(t, err, source.File, tc.want, tc.content)
 			t.Setenv(keyVariable, tc.content)
 			_, err = ReadKey(config.KeySource{Env: keyVariable})
-			wantRefusal(t, err, keyVariable, tc.want, tc.content)
+			wantRejection(t, err, keyVariable, tc.want, tc.content)
 		})
 	}
 	_, err := ReadKey(config.KeySource{Env: keyVariable + "_MISSING"})
-	wantRefusal(t, err, keyVariable+"_MISSING", "not set", "")
+	wantRejection(t, err, keyVariable+"_MISSING", "not set", "")
 	missing := filepath.Join(t.TempDir(), "missing")
 	_, err = ReadKey(config.KeySource{File: missing})
-	wantRefusal(t, err, missing, "no such file", "")
+	wantRejection(t, err, missing, "no such file", "")
 	_, err = ReadKey(config.KeySource{})
-	wantRefusal(t, err, "neither", "", "")
+	wantRejection(t, err, "neither", "", "")
 }
 
 func inFile(t *testing.T, content string) config.KeySource {
@@ -97,14 +97,14 @@ func inFile(t *testing.T, content string) config.KeySource {
 	return config.KeySource{File: path}
 }
 
-// wantRefusal checks that err says where the key is and what is wrong with it,
-// and nothing of the value.
-func wantRefusal(t *testing.T, err error, where, what, value string) {
+// wantRejection checks that err names where the key is and what is wrong with it,
+// but contains nothing of the value.
+func wantRejection(t *testing.T, err error, where, what, value string) {
 	t.Helper()
 	if err == nil || !strings.Contains(err.Error(), where) || !strings.Contains(err.Error(), what) {
 		t.Fatalf("got error %v, want one with %q and %q", err, where, what)
 	}
 	if len(value) >= 8 && strings.Contains(err.Error(), value[2:8]) {
-		t.Errorf("the error tells the value: %v", err)
+		t.Errorf("the error contains the value: %v", err)
 	}
 }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package secrets keeps the secrets of a cluster in its object storage,
-// encrypted with keys that are kept elsewhere.
+// Package secrets stores the secrets of a cluster in its object storage, encrypted
+// with keys that are not in the storage (docs/server.md#keys).
 package secrets
 
 import (
@@ -14,19 +14,19 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// keySize is that of the keys, in bytes. With keys of another size AES-GCM would
-// be another cipher than the other servers of the cluster use.
+// keySize is the size of an encryption key, in bytes. AES-GCM with keys of another
+// size is another cipher, which other servers of the cluster could not read.
 const keySize = 32
 
-// Store reads and writes secrets. It is safe for use by several goroutines.
+// Store reads and writes secrets. It is safe for concurrent use.
 type Store struct {
 	store storage.Store
-	// ciphers are that of the current key and then those of the old ones.
+	// ciphers are those of the current key and of the old keys, in this order.
 	ciphers []cipher.AEAD
 }
 
-// New returns the secrets in a storage. They are written with key, and read with
-// key or the first of oldKeys that fits. Each must have exactly 32 bytes.
+// New returns the secrets in a storage. They are encrypted with key, and decrypted
+// with key or one of oldKeys. Each key must have exactly 32 bytes.
 func New(store storage.Store, key []byte, oldKeys ...[]byte) (*Store, error) {
 	current, err := newCipher(key)
 	if err != nil {
@@ -43,8 +43,8 @@ func New(store storage.Store, key []byte, oldKeys ...[]byte) (*Store, error) {
 	return s, nil
 }
 
-// newCipher returns AES-256-GCM. What it seals begins with 12 random bytes,
-// followed by the ciphertext and its tag, as the server document says.
+// newCipher returns AES-256-GCM. The sealed data consists of 12 random bytes, the
+// ciphertext and its tag (docs/server.md#keys).
 func newCipher(key []byte) (cipher.AEAD, error) {
 	if err := checkSize(key); err != nil {
 		return nil, err
@@ -56,11 +56,11 @@ func newCipher(key []byte) (cipher.AEAD, error) {
 	return cipher.NewGCMWithRandomNonce(block)
 }
 
-// Get returns a secret. The error wraps storage.ErrNotFound when there is none.
+// Get returns a secret. The error wraps storage.ErrNotFound if there is none.
 func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
 	data, err := s.get(ctx, storage.SecretPrefix+name)
 	if err != nil {
-		return nil, fmt.Errorf("reading secret %s: %w", name, err)
+		return nil, fmt.Errorf("read secret %s: %w", name, err)
 	}
 	return data, nil
 }
@@ -71,21 +71,21 @@ func (s *Store) get(ctx context.Context, key string) ([]byte, error) {
 		return nil, err
 	}
 	for _, c := range s.ciphers {
-		// The name is no associated data, for the format has none. Whoever can
-		// write to the storage can put one secret in the place of another.
+		// The format has no associated data, so the name is not authenticated: a
+		// writer of the storage could swap two secrets.
 		if data, err := c.Open(nil, nil, object.Data, nil); err == nil {
 			return data, nil
 		}
 	}
-	// Which of the two it is cannot be known.
+	// AES-GCM does not distinguish the two causes.
 	return nil, fmt.Errorf("the object %s is damaged, or encrypted with none of the %d keys configured", key, len(s.ciphers))
 }
 
-// Create stores a secret that must not exist, or else the error wraps
-// storage.ErrConflict.
+// Create stores a secret that must not exist. The error wraps storage.ErrConflict
+// if it exists.
 func (s *Store) Create(ctx context.Context, name string, data []byte) error {
 	if _, err := s.store.Create(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil)); err != nil {
-		return fmt.Errorf("storing secret %s: %w", name, err)
+		return fmt.Errorf("store secret %s: %w", name, err)
 	}
 	return nil
 }

@@ -14,7 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
-// Keys that can be told from each other in an error.
+// Keys that can be distinguished in an error.
 var (
 	current = []byte(strings.Repeat("current.", 4))
 	older   = []byte(strings.Repeat("older...", 4))
@@ -57,7 +57,7 @@ func TestRotation(t *testing.T) {
 			t.Errorf("%s is %q, want %q", name, data, want)
 		}
 	}
-	// What is new is written with the current key.
+	// New secrets are encrypted with the current key.
 	if err := all.Create(t.Context(), "new.key", []byte("new")); err != nil {
 		t.Fatal(err)
 	}
@@ -72,18 +72,18 @@ func TestRotation(t *testing.T) {
 	wantNoSecret(t, err)
 }
 
-// wantNoSecret checks that an error has nothing of a key or of a secret.
+// wantNoSecret checks that an error contains nothing of a key or of a secret.
 func wantNoSecret(t *testing.T, err error) {
 	t.Helper()
 	for _, secret := range []string{"current.", "older...", "oldest..", "the secret", hex.EncodeToString(current[:4])} {
 		if strings.Contains(err.Error(), secret) {
-			t.Errorf("the error tells %q: %v", secret, err)
+			t.Errorf("the error contains %q: %v", secret, err)
 		}
 	}
 }
 
-// TestFormat reads a blob made of a published test vector of AES-256-GCM, which
-// is case 14 of the specification, and checks what is written.
+// TestFormat decrypts a published test vector of AES-256-GCM, case 14 of the
+// specification, and checks the format of encrypted secrets.
 func TestFormat(t *testing.T) {
 	objects := newStorage(t)
 	const nonce, ciphertext, tag = "000000000000000000000000", "cea7403d4d606b6e074ec5d3baf39d18", "d0d1c8a799996bf0265b98b5d48ab919"
@@ -100,7 +100,7 @@ func TestFormat(t *testing.T) {
 		t.Fatal(err)
 	}
 	if !bytes.Equal(data, make([]byte, 16)) {
-		t.Errorf("the test vector gives %x, want 16 zero bytes", data)
+		t.Errorf("the test vector decrypts to %x, want 16 zero bytes", data)
 	}
 
 	blobs := map[string]bool{}
@@ -118,26 +118,26 @@ func TestFormat(t *testing.T) {
 		blobs[string(object.Data[:12])] = true
 	}
 	if len(blobs) != 2 {
-		t.Error("two secrets begin with the same random bytes")
+		t.Error("two secrets have the same random bytes")
 	}
 }
 
 func TestDamaged(t *testing.T) {
 	objects := newStorage(t)
 	s := newStore(t, objects, current, older)
-	if err := s.Create(t.Context(), "whole", []byte("the secret")); err != nil {
+	if err := s.Create(t.Context(), "complete", []byte("the secret")); err != nil {
 		t.Fatal(err)
 	}
-	whole, err := objects.Get(t.Context(), "secret/whole")
+	complete, err := objects.Get(t.Context(), "secret/complete")
 	if err != nil {
 		t.Fatal(err)
 	}
 	damaged := map[string][]byte{
-		"empty": {}, "short": whole.Data[:12], "cut": whole.Data[:len(whole.Data)-1],
-		"longer": append(bytes.Clone(whole.Data), 0), "plain": []byte("the secret, which nobody has encrypted"),
+		"empty": {}, "short": complete.Data[:12], "cut": complete.Data[:len(complete.Data)-1],
+		"longer": append(bytes.Clone(complete.Data), 0), "plain": []byte("the secret, not encrypted"),
 	}
-	for i := range whole.Data {
-		flipped := bytes.Clone(whole.Data)
+	for i := range complete.Data {
+		flipped := bytes.Clone(complete.Data)
 		flipped[i] ^= 1
 		damaged["flipped"+hex.EncodeToString([]byte{byte(i)})] = flipped
 	}
@@ -173,7 +173,7 @@ func TestErrorsOfTheStorage(t *testing.T) {
 	}
 }
 
-func TestNewRefuses(t *testing.T) {
+func TestNewRejects(t *testing.T) {
 	for _, size := range []int{0, 16, 24, 31, 33, 64} {
 		key := bytes.Repeat([]byte("current."), 8)[:size]
 		_, err := New(nil, key)

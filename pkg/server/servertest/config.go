@@ -10,30 +10,31 @@ import (
 	"path/filepath"
 	"time"
 
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
 // SetConfig changes the options that are keys of the configuration, writes the
-// file anew, and returns when the server has put it in force or refused it.
+// file, and returns when the server has put it in force or rejected it.
 func (s *Server) SetConfig(change func(*Options)) {
 	s.t.Helper()
 	change(&s.options)
 	s.WriteConfig(s.options.configuration(s.encryptionKeyPath()))
 }
 
-// WriteConfig is SetConfig for a file of any content. A file that is refused
-// has been reported when it returns.
+// WriteConfig is SetConfig for a file of any content. When it returns, an invalid
+// file was reported.
 func (s *Server) WriteConfig(content string) {
 	s.t.Helper()
 	s.writeFile(s.ConfigPath(), []byte(content))
 	s.ReadConfig()
 }
 
-// ReadConfig lets the server look at its configuration file and returns when it
-// has done so often enough to act on what it found, or has stopped.
+// ReadConfig makes the server read its configuration as often as it needs to put it
+// in force or report it, and returns when the server has done so or has stopped.
 func (s *Server) ReadConfig() {
-	// It takes the next one only when it is done with the former, and reports a
-	// file that is wrong the second time.
+	// The server receives a tick only after it has processed the one before. It
+	// reports an invalid file the second time.
 	for range 3 {
 		select {
 		case s.readConfig <- time.Now():
@@ -43,7 +44,7 @@ func (s *Server) ReadConfig() {
 }
 
 // ConfigPath is the path of the file that the storage has the configuration in.
-// ReadConfig tells the server of a change of it.
+// ReadConfig makes the server read a change of it.
 func (s *Server) ConfigPath() string {
 	return filepath.Join(s.Bucket(), filepath.FromSlash(storage.ConfigKey(s.options.shard())))
 }
@@ -82,7 +83,7 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		"shard": {
 			"id": %q,
 			"infra": {
-				"provider": "kwok", "region": "us-west-2", "zone": %q,
+				"provider": %q, "region": "us-west-2", "zone": %q,
 				// Not read: the clientset is given.
 				"options": {"kubeconfig": "/kubeconfig", "boot_delay": %q, "instance_types": %s, "quota": %s},
 			},
@@ -93,7 +94,7 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		},
 		"templates": %s,
 		"groups": %s,
-	}`, ClusterID, encryptionKeyPath, o.shard(), o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
+	}`, ClusterID, encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
 		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
 		cmp.Or(o.SubnetPools, `{"default": ["subnet-a"]}`),
 		cmp.Or(o.DynamicSubnetPools, `[]`),

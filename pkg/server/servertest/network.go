@@ -12,10 +12,10 @@ import (
 	"google.golang.org/grpc/test/bufconn"
 )
 
-// network has the listeners and connections of one server. They are the machine's
-// or, in memory, of its own, and the latter can be dropped under its feet.
+// network has the listeners and connections of one server, which are those of the
+// machine or in memory. All can be closed at once.
 type network struct {
-	// inMemory has the listeners by address. It is nil for a network of the
+	// inMemory has the listeners by address. It is nil for the network of the
 	// machine.
 	inMemory map[string]*bufconn.Listener
 	// addresses has those at which the server listens, in order.
@@ -65,7 +65,7 @@ func (n *network) dial(ctx context.Context, _, address string) (net.Conn, error)
 	listener, found := n.inMemory[address]
 	n.mu.Unlock()
 	if !found {
-		return nil, fmt.Errorf("dialing %s: nobody listens", address)
+		return nil, fmt.Errorf("dialing %s: no listener", address)
 	}
 	return listener.DialContext(ctx)
 }

@@ -16,9 +16,9 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Call is a call that arrived at a server, whether or not it was refused then.
+// Call is a call that a server received, also one that it rejected.
 type Call struct {
-	// Method is the rpc's name alone, such as UpsertGroup.
+	// Method is the name of the method, such as UpsertGroup.
 	Method string
 	// Request is nil for a stream.
 	Request proto.Message
@@ -26,7 +26,7 @@ type Call struct {
 	At time.Time
 }
 
-// Recorder keeps the calls that arrived at a server.
+// Recorder records the calls that a server received.
 type Recorder struct {
 	mu    sync.Mutex
 	calls []Call

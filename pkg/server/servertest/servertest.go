@@ -24,11 +24,8 @@ import (
 	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/server"
-	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/instance/kwok"
-	"nstance.dev/operator/pkg/server/instance/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -39,7 +36,7 @@ const ClusterID = "test"
 // certificateTTL is longer than any test takes.
 const certificateTTL = time.Hour
 
-// Options say what is special about a server. The zero value is good.
+// Options configure a server. The zero value is valid.
 type Options struct {
 	// Shard is the shard's id and zone. Default: us-west-2a.
 	Shard string
@@ -56,30 +53,30 @@ type Options struct {
 	// BootDelay is how long an instance is pending. Default: not at all.
 	BootDelay time.Duration
 	// DrainTimeout is the default of all groups, in the configuration's syntax.
-	// Default: instances go at once.
+	// Default: instances are deleted without a drain.
 	DrainTimeout string
 	// Authority issues the server's certificate, and its clients' must come
 	// from it. Default: one of its own.
 	Authority *pki.Authority
-	// DataDir keeps storage and cache. Default: a folder of its own. Give the
-	// folder of a server that stopped to start it again.
+	// DataDir has storage and cache. Default: a folder of its own. To restart a
+	// server, pass its own.
 	DataDir string
-	// Addr is the address for operators. Default: a free port. Give the address
-	// of a server that stopped to start it again.
+	// Addr is the address for operators. Default: a free port. To restart a server,
+	// pass its own.
 	Addr string
 	// HealthAddr is the address of /health. Default: a free port.
 	HealthAddr string
-	// InMemory: connections are in memory, so that the server can be in a bubble of
-	// synctest, whose time makes it look at its configuration.
+	// InMemory keeps connections in memory, so that the server can run in a bubble of
+	// synctest. It reads its configuration by the clock then.
 	InMemory bool
-	// Kubernetes holds the Nodes. Default: an empty one of kwoktest. Give
-	// that of a server that stopped to start it again.
+	// Kubernetes has the Nodes. Default: an empty one of kwoktest. To restart a
+	// server, pass its own.
 	Kubernetes kubernetes.Interface
 }
 
 // Server is a shard server that runs.
 type Server struct {
-	// Recorder holds the calls that arrived.
+	// Recorder has the calls that the server received.
 	*Recorder
 	// Addr is the address for operators, host:port.
 	Addr string
@@ -146,26 +143,20 @@ func Prepare(t testing.TB, o Options) *Server {
 	return s
 }
 
-// Launch runs a prepared server, which stops with the test. It may fail: Wait
-// tells.
+// Launch runs a prepared server, which stops with the test. Wait returns its
+// error.
 func (s *Server) Launch() {
 	s.t.Helper()
 	logger := ktesting.NewLogger(s.t, ktesting.NewConfig(ktesting.Verbosity(2)))
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	s.cancel = cancel
 	product := &server.Server{
-		Shard:    s.options.shard(),
-		ID:       "1",
-		Storage:  s.Storage,
-		CacheDir: filepath.Join(s.DataDir, "cache"),
-		NewProvider: func(c *config.Config, bound server.BoundFunc) (instance.Provider, error) {
-			provider, err := kwok.New(c, s.Kubernetes)
-			if err == nil {
-				provider.Bound = bound
-			}
-			return provider, err
-		},
-		Listen: s.network.listen,
+		Shard:     s.options.shard(),
+		ID:        "1",
+		Storage:   s.Storage,
+		CacheDir:  filepath.Join(s.DataDir, "cache"),
+		Providers: kwoktest.Providers(s.Kubernetes),
+		Listen:    s.network.listen,
 		GRPCOptions: []grpc.ServerOption{
 			grpc.ChainUnaryInterceptor(s.recordUnary),
 			grpc.ChainStreamInterceptor(s.recordStream),
@@ -204,8 +195,8 @@ func (s *Server) UntilListening() {
 // UntilHealthy returns when the server leads and serves.
 func (s *Server) UntilHealthy() {
 	s.t.Helper()
-	const patience = time.Minute
-	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, patience, true, func(ctx context.Context) (bool, error) {
+	const timeout = time.Minute
+	err := wait.PollUntilContextTimeout(context.Background(), 5*time.Millisecond, timeout, true, func(ctx context.Context) (bool, error) {
 		select {
 		case <-s.stopped:
 			return false, fmt.Errorf("the server stopped: %w", s.err)
@@ -219,8 +210,8 @@ func (s *Server) UntilHealthy() {
 	}
 }
 
-// Get returns status code and body of what the server answers at its health
-// address, and 0 when it does not.
+// Get returns status code and body of a response of the health address, and 0 if
+// there is none.
 func (s *Server) Get(path string) (code int, body string) {
 	s.t.Helper()
 	return s.get(context.Background(), path)
@@ -228,7 +219,7 @@ func (s *Server) Get(path string) (code int, body string) {
 
 func (s *Server) get(ctx context.Context, path string) (code int, body string) {
 	s.t.Helper()
-	// No connection is left behind.
+	// The connection is not kept.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.network.dial}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.HealthAddr+path, nil)
 	if err != nil {
@@ -252,8 +243,8 @@ func (s *Server) Stop() {
 	<-s.stopped
 }
 
-// Kill drops every connection at once, as if the process had died, and returns
-// when the server is gone.
+// Kill closes every connection at once, as if the process had died, and returns
+// when the server has stopped.
 func (s *Server) Kill() {
 	s.network.drop()
 	s.Stop()

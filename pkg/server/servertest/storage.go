@@ -9,7 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"nstance.dev/operator/pkg/server/keys"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
@@ -17,8 +17,8 @@ import (
 // encryptionKey encrypts the secrets of all servers of this package.
 var encryptionKey = bytes.Repeat([]byte("0123"), 8)
 
-// openStorage opens the server's storage and makes the keys of the cluster in it
-// unless they are there.
+// openStorage opens the server's storage and creates the keys of the cluster in it
+// if they are missing.
 func (s *Server) openStorage() {
 	s.t.Helper()
 	ctx := context.Background()
@@ -37,17 +37,17 @@ func (s *Server) openStorage() {
 	if s.Authority != nil {
 		s.storeAuthority(ctx)
 	}
-	made, err := keys.Ensure(ctx, store, s.Secrets, ClusterID)
+	made, err := clusterkeys.Ensure(ctx, store, s.Secrets, ClusterID)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	s.Authority = made.Authority
 }
 
-// storeAuthority makes the authority of another server that of the cluster.
+// storeAuthority stores the authority of another server as that of the cluster.
 func (s *Server) storeAuthority(ctx context.Context) {
 	s.t.Helper()
-	if err := keys.Import(ctx, s.Storage, s.Secrets, s.Authority); err != nil {
+	if err := clusterkeys.Import(ctx, s.Storage, s.Secrets, s.Authority); err != nil {
 		s.t.Fatal(err)
 	}
 }

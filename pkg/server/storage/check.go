@@ -13,14 +13,15 @@ import (
 const (
 	// maxKeyLength is S3's limit, in bytes.
 	maxKeyLength = 1024
-	// maxPartLength is the limit of the usual file systems, in bytes.
+	// maxPartLength is the limit of common file systems, in bytes.
 	maxPartLength = 255
 )
 
-// CheckKey returns an error that names the key when no object can have it. A key
-// is UTF-8 of printable characters and spaces, at most 1024 bytes: parts of at
-// most 255 bytes with slashes between them. No part is empty or begins with a
-// dot: such files are hidden, and belong to the storage or to an editor.
+// CheckKey returns an error that names the key if it is invalid. A valid key is
+// UTF-8 with printable characters and spaces only, and has at most 1024 bytes. It
+// consists of parts of at most 255 bytes, separated by slashes. No part is empty or
+// begins with a dot: such files are hidden, and belong to the storage or to an
+// editor.
 func CheckKey(key string) error {
 	switch {
 	case len(key) > maxKeyLength:
@@ -43,8 +44,8 @@ func CheckKey(key string) error {
 	return nil
 }
 
-// CheckPrefix returns an error that names the prefix when no key can begin with
-// it. The empty prefix is that of all keys.
+// CheckPrefix returns an error that names the prefix if no valid key begins with
+// it. All keys begin with the empty prefix.
 func CheckPrefix(prefix string) error {
 	if prefix == "" {
 		return nil

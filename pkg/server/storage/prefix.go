@@ -8,9 +8,9 @@ import (
 	"strings"
 )
 
-// WithPrefix returns the part of a storage that lies below a prefix, which may
-// end in a slash or not. Keys are without the prefix, those in errors have it.
-// The empty prefix gives the store itself.
+// WithPrefix returns the part of a storage below a prefix, which may end in a slash
+// or not. Keys are relative to the prefix, except those in error texts. With an
+// empty prefix it returns store itself.
 func WithPrefix(store Store, prefix string) Store {
 	if prefix == "" {
 		return store

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package storage keeps objects by key: the only durable truth of a cluster's
-// shard servers. Every write says what it replaces, so that of two servers that
-// write at the same time one is told.
+// Package storage stores objects by key: the only durable state of a cluster's
+// shard servers. Every write names the version that it replaces, so that one of
+// two concurrent writers is rejected.
 package storage
 
 import (
@@ -12,22 +12,22 @@ import (
 	"time"
 )
 
-// Errors that callers tell apart. What a Store returns wraps them, together with
-// the key.
+// Errors that callers distinguish. The errors of a Store wrap them and have the
+// key in their text.
 var (
-	// ErrNotFound: there is no object under the key.
+	// ErrNotFound means that there is no object with the key.
 	ErrNotFound = errors.New("not found")
-	// ErrConflict: the object is not what the caller took it for. Nothing was
-	// written.
-	ErrConflict = errors.New("changed by somebody else")
+	// ErrConflict means that the object has another version than the caller
+	// expects. Nothing was written.
+	ErrConflict = errors.New("changed by another writer")
 )
 
-// Object is what is stored under a key.
+// Object is the object of a key.
 type Object struct {
 	Data []byte
-	// ETag is another whenever Data is.
+	// ETag changes whenever Data changes.
 	ETag string
-	// LastModified is when it was written.
+	// LastModified is the time of the last write.
 	LastModified time.Time
 }
 
@@ -37,24 +37,25 @@ type Info struct {
 	ETag string
 }
 
-// Store is an object storage. It is safe for use by several goroutines and by
-// several processes. CheckKey says what a key is; no key may be that of another
-// object up to a slash, as a and a/b, for one of them would be a folder. Whoever
-// reads after a write has returned reads what was written, and what was written
-// survives the loss of power. Nothing is written once Ended says that ctx has
-// ended; an error other than ErrConflict leaves open whether it was before.
+// Store is an object storage. It is safe for concurrent use by several goroutines
+// and several processes. CheckKey defines the valid keys. No key may be a parent
+// of another, as a is of a/b, since one of the two would be a folder. A read that
+// begins after a write has returned returns what was written, and what was written
+// survives a power failure. Nothing is written after deadline.Check returns an
+// error for ctx. After an error other than ErrConflict the object may or may not
+// have been written.
 type Store interface {
-	// Get returns an error that wraps ErrNotFound when there is no object.
+	// Get returns an object. The error wraps ErrNotFound if there is none.
 	Get(ctx context.Context, key string) (Object, error)
-	// Create writes an object that must not exist, or else the error wraps
-	// ErrConflict. It returns the etag.
+	// Create writes an object that must not exist and returns its etag. The error
+	// wraps ErrConflict if the object exists.
 	Create(ctx context.Context, key string, data []byte) (etag string, err error)
-	// Replace writes an object that must have the etag given, or else, and when
-	// there is none, the error wraps ErrConflict. It returns the new etag.
+	// Replace writes an object that must have the given etag and returns its new
+	// etag. The error wraps ErrConflict if the object has another etag or does not
+	// exist.
 	Replace(ctx context.Context, key string, data []byte, etag string) (newETag string, err error)
-	// Delete removes an object. One that does not exist is removed already.
+	// Delete deletes an object. Deleting one that does not exist succeeds.
 	Delete(ctx context.Context, key string) error
-	// List returns the objects whose key begins with prefix, in the order of
-	// their keys.
+	// List returns the objects whose key begins with prefix, sorted by key.
 	List(ctx context.Context, prefix string) ([]Info, error)
 }

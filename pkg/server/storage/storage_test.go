@@ -4,16 +4,13 @@
 package storage_test
 
 import (
-	"context"
-	"errors"
 	"strings"
 	"testing"
-	"time"
 
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-func TestKeysAreGood(t *testing.T) {
+func TestKeysAreValid(t *testing.T) {
 	const id = "01970a1c-e31e-7422-9cd5-e9651d11cc97-knc"
 	for key, want := range map[string]string{
 		storage.ConfigKey("us-west-2a"):                  "config/us-west-2a.jsonc",
@@ -38,7 +35,7 @@ func TestKeysAreGood(t *testing.T) {
 func TestLongKeys(t *testing.T) {
 	for _, tc := range []struct {
 		name, key string
-		good      bool
+		valid     bool
 	}{
 		{"a part of 255 bytes", "a/" + strings.Repeat("x", 255), true},
 		{"a part of 256 bytes", "a/" + strings.Repeat("x", 256), false},
@@ -46,38 +43,8 @@ func TestLongKeys(t *testing.T) {
 		{"1024 bytes", strings.Repeat("x/", 511) + "xx", true},
 		{"1025 bytes", strings.Repeat("x/", 512) + "x", false},
 	} {
-		if err := storage.CheckKey(tc.key); (err == nil) != tc.good {
+		if err := storage.CheckKey(tc.key); (err == nil) != tc.valid {
 			t.Errorf("a key with %s: got error %v", tc.name, err)
 		}
 	}
 }
-
-func TestEnded(t *testing.T) {
-	cancelled, cancel := context.WithCancel(t.Context())
-	cancel()
-	future, cancelFuture := context.WithTimeout(t.Context(), time.Hour)
-	defer cancelFuture()
-	past, cancelPast := context.WithTimeout(t.Context(), -time.Second)
-	defer cancelPast()
-	tests := []struct {
-		name string
-		ctx  context.Context
-		want error
-	}{
-		{"without a deadline", t.Context(), nil},
-		{"before the deadline", future, nil},
-		{"after the deadline", past, context.DeadlineExceeded},
-		{"after the deadline, before the timer's turn", withoutTimer{t.Context()}, context.DeadlineExceeded},
-		{"cancelled", cancelled, context.Canceled},
-	}
-	for _, tc := range tests {
-		if err := storage.Ended(tc.ctx); !errors.Is(err, tc.want) {
-			t.Errorf("%s: got %v, want %v", tc.name, err, tc.want)
-		}
-	}
-}
-
-// withoutTimer is a context whose deadline has passed and that does not end.
-type withoutTimer struct{ context.Context }
-
-func (withoutTimer) Deadline() (time.Time, bool) { return time.Now(), true }

@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// WithTimeout returns store with calls that end at the latest after what timeout
-// returns when they begin.
+// WithTimeout returns store with a timeout for each call. timeout is called at the
+// begin of each call.
 func WithTimeout(store Store, timeout func() time.Duration) Store {
 	return &timed{store, timeout}
 }

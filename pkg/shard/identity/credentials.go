@@ -10,16 +10,16 @@ import (
 	"google.golang.org/grpc/credentials"
 )
 
-// TransportCredentials are gRPC client credentials that read the identity at
-// each handshake: TLS 1.3, the client certificate and the CA in force at that
-// moment, and the host of the dialed endpoint as the name that the server's
-// certificate must carry.
+// TransportCredentials returns gRPC client credentials that read the identity at
+// each handshake: TLS 1.3, the client certificate and the CA that are current at
+// that moment, and the host of the dialed endpoint as the name that the server's
+// certificate must contain.
 func (i *Identity) TransportCredentials() credentials.TransportCredentials {
 	return &transportCredentials{TransportCredentials: credentials.NewTLS(nil), identity: i}
 }
 
-// transportCredentials leaves everything but the client handshake to the
-// embedded TLS credentials.
+// transportCredentials replaces the client handshake of the embedded TLS
+// credentials.
 type transportCredentials struct {
 	credentials.TransportCredentials
 	identity *Identity

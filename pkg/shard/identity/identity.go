@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package identity holds the client certificate and the cluster CA with which
-// the operator meets the shard servers.
+// Package identity stores the client certificate and the cluster CA with which the
+// operator connects to the shard servers.
 package identity
 
 import (
@@ -13,14 +13,14 @@ import (
 	"sync"
 )
 
-// errMissing is the reason of a handshake that failed because no identity has
-// been set yet. It reaches callers as the text of an Unavailable status.
+// errMissing is the error of a handshake before the first Set. It reaches callers
+// as the text of an Unavailable status.
 var errMissing = errors.New("no client certificate and cluster CA are set yet")
 
 // Identity is a client certificate, its key and the cluster CA. They can be
-// replaced at any time: each new connection is made with the ones in force, and
-// no connection that exists is disturbed. An Identity is ready for use as it is
-// and safe for concurrent use.
+// replaced at any time: new connections use the current ones, and existing
+// connections stay open. The zero Identity is ready for use. It is safe for
+// concurrent use.
 type Identity struct {
 	mu          sync.RWMutex
 	certificate *tls.Certificate
@@ -29,15 +29,15 @@ type Identity struct {
 
 // Set replaces the identity: a client certificate with its chain, its key, and
 // the CA certificates that servers must chain to, all PEM. When it returns an
-// error, the identity in force stays.
+// error, the current identity stays.
 func (i *Identity) Set(certPEM, keyPEM, caPEM []byte) error {
 	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
 	if err != nil {
-		return fmt.Errorf("reading the client certificate and its key: %w", err)
+		return fmt.Errorf("read the client certificate and its key: %w", err)
 	}
 	authorities := x509.NewCertPool()
 	if !authorities.AppendCertsFromPEM(caPEM) {
-		return errors.New("reading the cluster CA: no PEM certificate found")
+		return errors.New("read the cluster CA: no PEM certificate found")
 	}
 	i.mu.Lock()
 	defer i.mu.Unlock()
@@ -45,8 +45,8 @@ func (i *Identity) Set(certPEM, keyPEM, caPEM []byte) error {
 	return nil
 }
 
-// tlsConfig is the configuration for one handshake, or errMissing. It keeps no
-// sessions, so that every connection proves both sides anew.
+// tlsConfig returns the configuration for one handshake, or errMissing. Without
+// session resumption every connection authenticates both sides again.
 func (i *Identity) tlsConfig() (*tls.Config, error) {
 	i.mu.RLock()
 	defer i.mu.RUnlock()
@@ -57,9 +57,9 @@ func (i *Identity) tlsConfig() (*tls.Config, error) {
 	return &tls.Config{
 		MinVersion: tls.VersionTLS13,
 		RootCAs:    i.authorities,
-		// A callback presents the certificate whatever authorities the server
-		// names: if it does not fit, the server's refusal tells more than that of
-		// an anonymous handshake would.
+		// The callback presents the certificate even if the server does not list
+		// its authority: the server's error is then more specific than that of an
+		// anonymous handshake.
 		GetClientCertificate: func(*tls.CertificateRequestInfo) (*tls.Certificate, error) {
 			return certificate, nil
 		},

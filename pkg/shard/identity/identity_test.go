@@ -33,8 +33,8 @@ func issueClient(t *testing.T, authority *pki.Authority, id string) (certPEM, ke
 	return certPEM, keyPEM
 }
 
-// listen serves TLS for hosts until the test ends and returns the address and
-// the common names of the clients that came.
+// listen serves TLS for hosts until the test is done, and returns the address and the
+// common names of the clients that connected.
 func listen(t *testing.T, authority *pki.Authority, version uint16, hosts ...string) (string, <-chan string) {
 	t.Helper()
 	certPEM, keyPEM, err := authority.IssueServer(hosts, time.Hour)
@@ -88,7 +88,7 @@ func handshake(t *testing.T, i *Identity, address string) error {
 	return err
 }
 
-func TestEachHandshakeUsesTheIdentityInForce(t *testing.T) {
+func TestEachHandshakeUsesTheCurrentIdentity(t *testing.T) {
 	authority := newAuthority(t)
 	address, clients := listen(t, authority, tls.VersionTLS13, "127.0.0.1")
 	var i Identity
@@ -109,7 +109,7 @@ func TestEachHandshakeUsesTheIdentityInForce(t *testing.T) {
 	}
 }
 
-func TestNewAuthorityIsTrustedFromTheNextHandshakeOn(t *testing.T) {
+func TestNextHandshakeTrustsANewAuthority(t *testing.T) {
 	before, after := newAuthority(t), newAuthority(t)
 	address, _ := listen(t, after, tls.VersionTLS13, "127.0.0.1")
 	var i Identity
@@ -120,7 +120,7 @@ func TestNewAuthorityIsTrustedFromTheNextHandshakeOn(t *testing.T) {
 	if err := handshake(t, &i, address); err == nil {
 		t.Error("a server of an authority that is not trusted was accepted")
 	}
-	// While one authority replaces another, both are in force.
+	// During a rotation both authorities are trusted.
 	both := append(before.CertificatePEM(), after.CertificatePEM()...)
 	if err := i.Set(certPEM, keyPEM, both); err != nil {
 		t.Fatal(err)
@@ -130,7 +130,7 @@ func TestNewAuthorityIsTrustedFromTheNextHandshakeOn(t *testing.T) {
 	}
 }
 
-func TestServerMustBeTheEndpoint(t *testing.T) {
+func TestServerCertificateMustMatchTheEndpoint(t *testing.T) {
 	authority := newAuthority(t)
 	certPEM, keyPEM := issueClient(t, authority, "prod")
 	var i Identity
@@ -147,7 +147,7 @@ func TestServerMustBeTheEndpoint(t *testing.T) {
 	}
 }
 
-func TestSetRefusesWhatDoesNotFitAndKeepsTheIdentity(t *testing.T) {
+func TestSetRejectsInvalidInputAndKeepsTheIdentity(t *testing.T) {
 	authority := newAuthority(t)
 	address, clients := listen(t, authority, tls.VersionTLS13, "127.0.0.1")
 	certPEM, keyPEM := issueClient(t, authority, "good")
@@ -165,13 +165,13 @@ func TestSetRefusesWhatDoesNotFitAndKeepsTheIdentity(t *testing.T) {
 		if err == nil {
 			t.Errorf("%s: no error", name)
 		} else if strings.Contains(err.Error(), "BEGIN") {
-			t.Errorf("%s: the error shows what was given: %v", name, err)
+			t.Errorf("%s: the error contains the input: %v", name, err)
 		}
 	}
 	if err := handshake(t, &i, address); err != nil {
 		t.Fatal(err)
 	}
 	if got := <-clients; got != "good" {
-		t.Errorf("the server saw client %q, want that of the identity that fits", got)
+		t.Errorf("the server saw client %q, want that of the valid identity", got)
 	}
 }

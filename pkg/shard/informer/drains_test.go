@@ -17,37 +17,37 @@ import (
 // drainTimeout is longer than any test takes.
 const drainTimeout = time.Hour
 
-// startDraining starts an operator and a server at which n instances run, and lets
-// them drain.
+// startDraining starts an operator and a server with n running instances, and drains
+// them.
 func startDraining(t *testing.T, n int32) (*operator, *servertest.Server, shard.Group) {
 	t.Helper()
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{Authority: o.authority, DrainTimeout: drainTimeout.String()})
 	o.set(map[string]string{shardID: server.Addr})
-	o.untilReachable(t, true)
-	o.untilSettled(t, true)
+	o.expectReachable(t, true)
+	o.expectSettled(t, true)
 	o.scale(t, n)
-	group := o.untilInstances(t, "workers", int(n))
-	if got := o.notices(); got != nil {
-		t.Errorf("of instances that stay there are notices: %+v", got)
+	group := o.expectInstances(t, "workers", int(n))
+	if got := o.receivedNotices(); got != nil {
+		t.Errorf("there are notices of running instances: %+v", got)
 	}
 	o.scale(t, 0)
-	o.untilNotices(t, int(n), shard.Draining)
+	o.expectNotices(t, int(n), shard.Draining)
 	return o, server, group
 }
 
-func TestManyDrainsAtOnceArriveOnceEach(t *testing.T) {
+func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 	const n = 200
 	start := time.Now()
 	o, server, group := startDraining(t, n)
-	drains := o.notices()
+	drains := o.receivedNotices()
 	if len(drains) != n {
-		t.Errorf("told %d times of %d drains", len(drains), n)
+		t.Errorf("handlers received %d notices of %d drains", len(drains), n)
 	}
 	var providerIDs []string
 	for _, got := range drains {
 		providerIDs = append(providerIDs, got.ProviderID)
-		want := shard.Notice{
+		want := shard.DeletionNotice{
 			InstanceID: got.InstanceID, ProviderID: got.ProviderID, Group: "workers", State: shard.Draining, Reason: "scale-down",
 			Since: got.Since, DeleteAt: got.Since.Add(drainTimeout), Announced: got.Announced,
 		}
@@ -65,9 +65,9 @@ func TestManyDrainsAtOnceArriveOnceEach(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	for _, notice := range o.untilNotices(t, n, shard.Deleted) {
+	for _, notice := range o.expectNotices(t, n, shard.Deleted) {
 		if notice.Group != "workers" || notice.ProviderID == "" || notice.Reason != "scale-down" {
-			t.Errorf("of the end there is %+v", notice)
+			t.Errorf("the notice of the deletion is %+v", notice)
 		}
 	}
 	if got := len(server.Calls("WatchInstances")); got != 1 {
@@ -75,41 +75,41 @@ func TestManyDrainsAtOnceArriveOnceEach(t *testing.T) {
 	}
 }
 
-func TestReconnectionAnnouncesAgain(t *testing.T) {
+func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 	o, first, _ := startDraining(t, 2)
-	before, session := o.instances.List(shardID), o.instances.Session(shardID)
+	before, session := o.notices.List(shardID), o.notices.Session(shardID)
 
 	first.Kill()
-	o.untilSettled(t, false)
-	if got := o.instances.List(shardID); !slices.Equal(got, before) {
+	o.expectSettled(t, false)
+	if got := o.notices.List(shardID); !slices.Equal(got, before) {
 		t.Errorf("during the outage the cache has %+v, want %+v", got, before)
 	}
 	servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr, DrainTimeout: drainTimeout.String(),
 	})
-	o.untilSettled(t, true)
-	if got := o.instances.Session(shardID); got <= session {
+	o.expectSettled(t, true)
+	if got := o.notices.Session(shardID); got <= session {
 		t.Errorf("the session is %d after %d", got, session)
 	}
-	for n, after := range o.untilNotices(t, 2, shard.Draining) {
+	for n, after := range o.expectNotices(t, 2, shard.Draining) {
 		if after.InstanceID != before[n].InstanceID || after.Announced <= before[n].Announced || !after.DeleteAt.Equal(before[n].DeleteAt) {
 			t.Errorf("after the outage there is %+v, before there was %+v", after, before[n])
 		}
 	}
-	if got := len(o.notices()); got != 4 {
-		t.Errorf("told %d times, want once for each drain and connection", got)
+	if got := len(o.receivedNotices()); got != 4 {
+		t.Errorf("handlers received %d notices, want one for each drain and connection", got)
 	}
 	for _, drain := range before {
 		if err := o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID); err != nil {
 			t.Fatal(err)
 		}
 	}
-	o.untilNotices(t, 2, shard.Deleted)
+	o.expectNotices(t, 2, shard.Deleted)
 }
 
-// TestServerThatDecidesAnewWithdrawsDrains: it has become the leader without the
-// cache of the former, and the instances are wanted again.
-func TestServerThatDecidesAnewWithdrawsDrains(t *testing.T) {
+// The new leader does not have the cache of the former one, and the size of the group
+// keeps the instances.
+func TestNewLeaderWithoutCacheWithdrawsDrains(t *testing.T) {
 	o := startOperator(t, nil)
 	options := servertest.Options{
 		Authority: o.authority, DrainTimeout: drainTimeout.String(),
@@ -117,23 +117,23 @@ func TestServerThatDecidesAnewWithdrawsDrains(t *testing.T) {
 	}
 	first := servertest.Start(t, options)
 	o.set(map[string]string{shardID: first.Addr})
-	o.untilInstances(t, "workers", 2)
+	o.expectInstances(t, "workers", 2)
 	first.SetConfig(func(o *servertest.Options) { o.Groups = `{"default": {"workers": {"template": "worker", "size": 0}}}` })
-	o.untilNotices(t, 2, shard.Draining)
-	o.untilSettled(t, true)
+	o.expectNotices(t, 2, shard.Draining)
+	o.expectSettled(t, true)
 
 	first.Kill()
-	o.untilSettled(t, false)
+	o.expectSettled(t, false)
 	if err := os.RemoveAll(filepath.Join(first.DataDir, "cache")); err != nil {
 		t.Fatal(err)
 	}
 	options.DataDir, options.Kubernetes, options.Addr = first.DataDir, first.Kubernetes, first.Addr
 	servertest.Start(t, options)
-	o.untilSettled(t, true)
-	if got := o.instances.List(shardID); len(got) != 0 {
+	o.expectSettled(t, true)
+	if got := o.notices.List(shardID); len(got) != 0 {
 		t.Errorf("after it has settled the cache has %+v", got)
 	}
-	if got := o.untilInstances(t, "workers", 2); got.Size != 2 {
+	if got := o.expectInstances(t, "workers", 2); got.Size != 2 {
 		t.Errorf("the group is %+v", got)
 	}
 }
@@ -141,9 +141,9 @@ func TestServerThatDecidesAnewWithdrawsDrains(t *testing.T) {
 func TestNoticesOfAShardThatIsRemovedAreDropped(t *testing.T) {
 	o, _, _ := startDraining(t, 2)
 	o.set(nil)
-	o.until(t, "the notices are dropped", func() bool { return len(o.instances.List(shardID)) == 0 })
-	o.until(t, "the groups are dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
-	if o.instances.Settled(shardID) || o.instances.Session(shardID) != 0 {
+	o.eventually(t, "the notices are dropped", func() bool { return len(o.notices.List(shardID)) == 0 })
+	o.eventually(t, "the groups are dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
+	if o.notices.Settled(shardID) || o.notices.Session(shardID) != 0 {
 		t.Error("a removed shard has settled")
 	}
 }

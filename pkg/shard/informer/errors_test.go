@@ -12,38 +12,39 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-func TestErrorsAreHandedOnInOrder(t *testing.T) {
+func TestHandlersReceiveErrorsInOrder(t *testing.T) {
 	p := &peer{}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
-		// A handler without the function is none of the peer's business.
-		g.AddHandler(Handler{})
-		told()
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		// A handler without OnError is ignored.
+		g.AddHandler(shard.GroupHandler{})
+		handled()
 		p.errors <- &nstancev1.ErrorEvent{Group: "workers", Error: "out of capacity"}
 		p.errors <- &nstancev1.ErrorEvent{Group: "workers", Error: "out of capacity"}
 		p.errors <- &nstancev1.ErrorEvent{Error: "the configuration is not valid"}
 		want := []string{
-			`a says "out of capacity" of group "workers"`,
-			`a says "out of capacity" of group "workers"`,
-			`a says "the configuration is not valid" of group ""`,
+			`a reports "out of capacity" of group "workers"`,
+			`a reports "out of capacity" of group "workers"`,
+			`a reports "the configuration is not valid" of group ""`,
 		}
-		if got := told(); !slices.Equal(got, want) {
-			t.Errorf("told\n%q, want\n%q", got, want)
+		if got := handled(); !slices.Equal(got, want) {
+			t.Errorf("handled\n%q, want\n%q", got, want)
 		}
 	})
 }
 
 func TestWatchOfErrorsIsOpenedAgain(t *testing.T) {
 	p := &peer{}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
-		told()
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		handled()
 		p.errors <- nil
 		<-time.After(time.Second)
-		p.errors <- &nstancev1.ErrorEvent{Error: "heard"}
-		if got, want := told(), []string{`a says "heard" of group ""`}; !slices.Equal(got, want) {
-			t.Errorf("told of %q, want %q", got, want)
+		p.errors <- &nstancev1.ErrorEvent{Error: "received"}
+		if got, want := handled(), []string{`a reports "received" of group ""`}; !slices.Equal(got, want) {
+			t.Errorf("handled %q, want %q", got, want)
 		}
 		p.change(func() {
 			if p.errorWatches != 2 || p.watches != 1 {
@@ -56,42 +57,42 @@ func TestWatchOfErrorsIsOpenedAgain(t *testing.T) {
 	})
 }
 
-func TestServerThatReportsNoErrorsIsAskedRarely(t *testing.T) {
-	p := &peer{errorsRefusal: status.Error(codes.Unimplemented, "method WatchErrors not implemented")}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
-		expectInOrder := func(when string) {
+func TestUnimplementedWatchOfErrorsIsRetriedRarely(t *testing.T) {
+	p := &peer{errorsErr: status.Error(codes.Unimplemented, "method WatchErrors not implemented")}
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		expectReachable := func(when string) {
 			t.Helper()
 			synctest.Wait()
 			if ok, err := g.Reachable("a"); !ok || err != nil || !g.HasSynced("a") {
 				t.Errorf("%s: reachable %t, reason %v, synced %t", when, ok, err, g.HasSynced("a"))
 			}
 		}
-		expectInOrder("at first")
-		told()
+		expectReachable("at first")
+		handled()
 		<-time.After(time.Hour)
-		expectInOrder("after an hour")
-		if got := told(); got != nil {
-			t.Errorf("told of %q", got)
+		expectReachable("after an hour")
+		if got := handled(); got != nil {
+			t.Errorf("handled %q", got)
 		}
 		p.change(func() {
 			if p.errorWatches < 12 || p.errorWatches > 13 {
-				t.Errorf("asked %d times in an hour, want once in 5 minutes", p.errorWatches)
+				t.Errorf("%d watches of errors in an hour, want one every 5 minutes", p.errorWatches)
 			}
-			p.errorsRefusal = nil
+			p.errorsErr = nil
 		})
-		// The server was replaced by one that does report.
+		// The server was replaced by one that implements it.
 		<-time.After(5 * time.Minute)
-		p.errors <- &nstancev1.ErrorEvent{Error: "heard"}
-		if got, want := told(), []string{`a says "heard" of group ""`}; !slices.Equal(got, want) {
-			t.Errorf("told of %q, want %q", got, want)
+		p.errors <- &nstancev1.ErrorEvent{Error: "received"}
+		if got, want := handled(), []string{`a reports "received" of group ""`}; !slices.Equal(got, want) {
+			t.Errorf("handled %q, want %q", got, want)
 		}
 	})
 }
 
-func TestRefusedWatchOfErrorsIsTriedWithGrowingWaits(t *testing.T) {
-	p := &peer{errorsRefusal: status.Error(codes.PermissionDenied, "not for operators")}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
-		told()
+func TestRejectedWatchOfErrorsIsRetriedWithBackoff(t *testing.T) {
+	p := &peer{errorsErr: status.Error(codes.PermissionDenied, "not for operators")}
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		handled()
 		<-time.After(10 * time.Minute)
 		p.change(func() {
 			if p.errorWatches < 20 || p.errorWatches > 100 {
@@ -101,8 +102,8 @@ func TestRefusedWatchOfErrorsIsTriedWithGrowingWaits(t *testing.T) {
 		if ok, err := g.Reachable("a"); !ok || err != nil {
 			t.Errorf("reachable %t, reason %v", ok, err)
 		}
-		if got := told(); got != nil {
-			t.Errorf("told of %q", got)
+		if got := handled(); got != nil {
+			t.Errorf("handled %q", got)
 		}
 	})
 }

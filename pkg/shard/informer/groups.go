@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package informer keeps caches of what the shard servers report, fresh by a
-// watch and a poll, and tells handlers what changed.
+// Package informer caches what the shard servers report. Watches and periodic lists
+// update the caches, and handlers receive the changes.
 package informer
 
 import (
@@ -12,60 +12,48 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// Handler is told of changes and errors. Of changes it gets keys and not values:
-// what counts is what the cache says when the key is worked on. Its functions run
-// in the reader's goroutines and must be quick. A nil function is not called.
-type Handler struct {
-	// OnGroup is called when a group appeared, changed or went away. A list or an
-	// event that says what is known already calls nothing.
-	OnGroup func(shard, key string)
-	// OnShard is called when HasSynced or Reachable of a shard changed.
-	OnShard func(shard string)
-	// OnError is called for each error that a shard reports. It comes once, as it
-	// happens: what a shard reports while it is not connected is never heard of,
-	// and some servers report nothing.
-	OnError func(shard string, event shard.ErrorEvent)
-}
+// groupHandler adapts a shard.GroupHandler to shards.
+type groupHandler struct{ shard.GroupHandler }
 
-func (h Handler) keyChanged(shard, key string) {
+func (h groupHandler) keyChanged(shard, key string) {
 	if h.OnGroup != nil {
 		h.OnGroup(shard, key)
 	}
 }
 
-func (h Handler) shardChanged(shard string) {
+func (h groupHandler) shardChanged(shard string) {
 	if h.OnShard != nil {
 		h.OnShard(shard)
 	}
 }
 
-// Groups is the cache of the groups of every shard that is being served, shaped
-// like an informer: a watch with a periodic list beside it, HasSynced, handlers.
-// Its methods are safe for concurrent use. What they return shares memory with
-// the cache and is read only.
+// Groups is the cache of the groups of every shard that is being served. Like a
+// client-go informer it has a watch, a periodic list, HasSynced and handlers. Its
+// methods are safe for concurrent use. Returned groups share memory with the cache
+// and are read only.
 type Groups struct {
-	shards[*cache, Handler]
+	shards[*groupCache, groupHandler]
 	timing timing
 }
 
-// NewGroups makes an empty cache. Serve fills it.
+// NewGroups returns an empty cache. Serve fills it.
 func NewGroups() *Groups {
 	return &Groups{
-		shards: shards[*cache, Handler]{newCache: newCache, caches: map[string]*cache{}},
+		shards: shards[*groupCache, groupHandler]{newCache: newGroupCache, caches: map[string]*groupCache{}},
 		timing: defaultTiming,
 	}
 }
 
-// AddHandler adds a handler. Handlers are called in the order in which they were
-// added. Add them before the first Serve: what is in the cache already is not
-// told again.
-func (g *Groups) AddHandler(handler Handler) {
-	g.addHandler(handler)
+// AddHandler registers handler. Handlers are called in the order in which they were
+// added. Add them before the first Serve: handlers are not called for groups that are
+// already in the cache.
+func (g *Groups) AddHandler(handler shard.GroupHandler) {
+	g.addHandler(groupHandler{handler})
 }
 
-// HasSynced reports whether the cache of a shard is complete: since its Serve
-// began a list has succeeded and a watch was opened. It says nothing about now;
-// for that see Reachable.
+// HasSynced reports whether the cache of a shard is complete: since Serve was called a
+// list has succeeded and a watch was opened. HasSynced stays true during an outage; see
+// Reachable.
 func (g *Groups) HasSynced(shard string) bool {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -86,11 +74,10 @@ func (g *Groups) Synced(shards []string) bool {
 }
 
 // Reachable reports whether the watch of a shard is open and the last list since
-// then succeeded, and if not why: the first failure since the shard was last
-// reachable, replaced only by one of another kind (see shard.IsUnreachable), so
-// that it is fit for the message of a condition. While the first connection is
-// being made there is no reason: it is not known yet whether the shard is
-// reachable.
+// then succeeded, and if not the reason. The reason is the first error since the shard
+// was last reachable. Only an error of another kind (see shard.IsUnreachable) replaces
+// it, so that a condition can have it as its message. There is no reason while the
+// first connection is being established.
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()
 	defer g.mu.RUnlock()
@@ -131,14 +118,13 @@ func (g *Groups) List(shardID string) []shard.Group {
 	return groups
 }
 
-// Observe puts the reply to UpsertGroup into the cache, so that a sync right
-// after the write sees it and a list that was under way does not undo it. Of a
-// group that is cached, all that is said of instances stays as it is: the reply is
-// about configuration, and an instance must never seem to be gone because a server
-// left it out there. No handler is called: the caller knows. A shard that is not
-// being served is ignored.
+// Observe puts the reply to UpsertGroup into the cache, so that the next sync sees it
+// and a list in progress does not revert it. The instances of a cached group stay as
+// they are: the reply is about configuration, and instances that a server leaves out of
+// it must not seem to be deleted. No handler is called, because the caller has the
+// reply. Observe ignores a shard that is not being served.
 func (g *Groups) Observe(shardID string, group shard.Group) {
-	g.update(shardID, func(c *cache) []string {
+	g.update(shardID, func(c *groupCache) []string {
 		if cached, ok := c.groups[group.Key]; ok {
 			group.ActualSize, group.ProviderIDs = cached.ActualSize, cached.ProviderIDs
 			group.ListsInstances, group.Instances = cached.ListsInstances, cached.Instances
@@ -148,7 +134,7 @@ func (g *Groups) Observe(shardID string, group shard.Group) {
 	})
 }
 
-// report tells the handlers of an error.
+// report calls the handlers with an error.
 func (g *Groups) report(shardID string, event shard.ErrorEvent) {
 	g.mu.RLock()
 	handlers := g.handlers

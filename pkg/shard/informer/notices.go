@@ -4,128 +4,113 @@
 package informer
 
 import (
-	"cmp"
-	"maps"
 	"slices"
-	"time"
+	"strings"
 
 	"nstance.dev/operator/pkg/shard"
 )
 
-// notices is what is known of the ends of instances of one shard. The lock of
-// Instances guards it.
-type notices struct {
-	byID map[string]notice
+// noticeHandler adapts a shard.NoticeHandler to shards.
+type noticeHandler struct{ shard.NoticeHandler }
 
-	// opening is the number of the watch that is open or was last, and session
-	// that of the last one that settled; 0 when there was none.
-	opening, session int64
-	// open is whether the watch is open now, and settled whether its snapshot is
-	// over as well.
-	open, settled bool
-	// openedAt and newsAt are when the watch was opened, and when it was opened or
-	// an event came last.
-	openedAt, newsAt time.Time
+func (h noticeHandler) keyChanged(shard, id string) {
+	if h.OnInstance != nil {
+		h.OnInstance(shard, id)
+	}
 }
 
-// notice is what came last of one instance.
-type notice struct {
-	shard.Notice
-	// opening is the number of the watch by which it came, and came when that was.
-	opening int64
-	came    time.Time
+func (h noticeHandler) shardChanged(shard string) {
+	if h.OnShard != nil {
+		h.OnShard(shard)
+	}
 }
 
-func newNotices() *notices {
-	return &notices{byID: map[string]notice{}}
+// Notices is the cache of the deletion notices of every shard that is being served. It
+// does not contain instances that are not being deleted. Its methods are safe for
+// concurrent use.
+//
+// Notices stay while the watch of their shard is not open. A notice of a drain is
+// removed when the drain was withdrawn, that is when the snapshot of a later watch does
+// not contain it. Any other notice expires about 10 minutes after it was received. All
+// notices of a shard are removed when the shard is removed from the configuration.
+type Notices struct {
+	shards[*noticeCache, noticeHandler]
+	timing timing
+	// sequence numbers the openings of watches and the announcements of drains of all
+	// shards, so that no number is used again when a shard or an instance is added
+	// again. The lock of shards guards it.
+	sequence int64
 }
 
-func (n *notices) condition() any { return n.settled }
-
-// restart keeps the notices.
-func (n *notices) restart() {
-	n.open, n.settled = false, false
+// NewNotices returns an empty cache. Serve fills it.
+func NewNotices() *Notices {
+	return &Notices{
+		shards: shards[*noticeCache, noticeHandler]{newCache: newNoticeCache, caches: map[string]*noticeCache{}},
+		timing: defaultTiming,
+	}
 }
 
-func (n *notices) dropped() []string { return slices.Sorted(maps.Keys(n.byID)) }
-
-// watchOpened begins the opening of a number, which must be larger than any
-// before.
-func (n *notices) watchOpened(number int64, now time.Time) {
-	n.opening, n.open, n.settled = number, true, false
-	n.openedAt, n.newsAt = now, now
+// AddHandler registers handler. Handlers are called in the order in which they were
+// added. Add them before the first Serve: handlers are not called for notices that are
+// already in the cache.
+func (n *Notices) AddHandler(handler shard.NoticeHandler) {
+	n.addHandler(noticeHandler{handler})
 }
 
-func (n *notices) watchLost() {
-	n.open, n.settled = false, false
+// Get returns the last notice of an instance, and whether the cache has one.
+func (n *Notices) Get(shardID, id string) (shard.DeletionNotice, bool) {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	c, ok := n.caches[shardID]
+	if !ok {
+		return shard.DeletionNotice{}, false
+	}
+	cached, ok := c.byID[id]
+	return cached.DeletionNotice, ok
 }
 
-// put stores what an event brought, and returns the instance's id unless the
-// event is older than what is known. number must be larger than any before.
-func (n *notices) put(news shard.Notice, number int64, now time.Time) []string {
-	n.newsAt = now
-	known := n.byID[news.InstanceID]
-	if known.opening == n.opening && overtaken(news.State, known.State) {
+// List returns the last notice of each instance of a shard, by id.
+func (n *Notices) List(shardID string) []shard.DeletionNotice {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	c, ok := n.caches[shardID]
+	if !ok {
 		return nil
 	}
-	// Who an instance is does not change, and servers may leave it out.
-	news.ProviderID = cmp.Or(news.ProviderID, known.ProviderID)
-	news.Group = cmp.Or(news.Group, known.Group)
-	news.Reason = cmp.Or(news.Reason, known.Reason)
-	news.Announced = known.Announced
-	if news.State == shard.Draining {
-		news.Announced = number
+	list := make([]shard.DeletionNotice, 0, len(c.byID))
+	for _, cached := range c.byID {
+		list = append(list, cached.DeletionNotice)
 	}
-	n.byID[news.InstanceID] = notice{Notice: news, opening: n.opening, came: now}
-	return []string{news.InstanceID}
+	slices.SortFunc(list, func(a, b shard.DeletionNotice) int { return strings.Compare(a.InstanceID, b.InstanceID) })
+	return list
 }
 
-// overtaken reports whether an event of state news, which came by the same watch
-// as one of state known before, is the older of the two: what is being deleted
-// does not drain any more. One that drains after it was deleted, however, was not
-// deleted.
-func overtaken(news, known shard.NoticeState) bool {
-	switch known {
-	case shard.Deleting:
-		return news == shard.Draining
-	case shard.Deleted:
-		return news == shard.Deleting
+// Settled reports whether the watch of a shard is open and its snapshot, all drains at
+// the time of the opening, is complete. Only then does a missing notice mean that an
+// instance is not being drained. A server without WatchInstances never settles.
+func (n *Notices) Settled(shardID string) bool {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	c, ok := n.caches[shardID]
+	return ok && c.settled
+}
+
+// Session returns a number that grows each time the watch of a shard was opened and
+// has settled; 0 before the first time. The server reports a deletion once, to the open
+// watches. An instance that was queried during one session must therefore be queried
+// again in the next, and not before.
+func (n *Notices) Session(shardID string) int64 {
+	n.mu.RLock()
+	defer n.mu.RUnlock()
+	c, ok := n.caches[shardID]
+	if !ok {
+		return 0
 	}
-	return false
+	return c.session
 }
 
-// settlesAt is when the snapshot of the watch that is open can be taken to be
-// over, if no event comes before.
-func (n *notices) settlesAt(timing timing) time.Time {
-	quiet, last := n.newsAt.Add(timing.quiet), n.openedAt.Add(timing.settleLast)
-	if last.Before(quiet) {
-		return last
-	}
-	return quiet
-}
-
-// settle ends the snapshot, and drops the drains that were not in it: the server
-// does not mean them any more, or the instance is gone. It returns their ids.
-func (n *notices) settle() []string {
-	n.settled, n.session = true, n.opening
-	return n.drop(func(known notice) bool { return known.State == shard.Draining && known.opening != n.opening })
-}
-
-// forget drops the instances of which nothing came since a time and that do not
-// drain, and returns their ids. That goes for those being deleted, too: the event
-// that tells of the end comes once and may be missed.
-func (n *notices) forget(since time.Time) []string {
-	return n.drop(func(known notice) bool { return known.State != shard.Draining && !known.came.After(since) })
-}
-
-func (n *notices) drop(which func(notice) bool) []string {
-	var ids []string
-	for id, known := range n.byID {
-		if which(known) {
-			delete(n.byID, id)
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
+// next returns the next number. mu must be locked.
+func (n *Notices) next() int64 {
+	n.sequence++
+	return n.sequence
 }

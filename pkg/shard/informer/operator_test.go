@@ -17,64 +17,61 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
-	"nstance.dev/operator/pkg/shard/pool"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// shardID is the shard that most of a test is about.
+// shardID is the main shard of a test.
 const shardID = "a"
 
-// patience is how long a condition may take on a busy machine.
-const patience = time.Minute
+// timeout is how long a condition may take on a busy machine.
+const timeout = time.Minute
 
 // operator is the shard side of an operator: identity, pool and informers with
 // their real timing, over TCP and mutual TLS.
 type operator struct {
 	authority *pki.Authority
 	identity  *identity.Identity
-	pool      *pool.Pool
+	pool      *connpool.Pool
 	groups    *informer.Groups
-	instances *informer.Instances
+	notices   *informer.Notices
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever a handler was called.
 	changed chan struct{}
-	// told are the calls of OnGroup.
-	told []string
-	// failed are the calls of OnError.
-	failed []shard.ErrorEvent
-	// noticed are the notices at the calls of OnInstance, without those that went
-	// away.
-	noticed []shard.Notice
+	// errors are the events of the calls of OnError.
+	errors []shard.ErrorEvent
+	// received are the notices at the calls of OnInstance, without removals.
+	received []shard.DeletionNotice
 }
 
 func startOperator(t *testing.T, endpoints map[string]string) *operator {
 	t.Helper()
-	o := &operator{authority: newAuthority(t), identity: &identity.Identity{}, groups: informer.NewGroups(), instances: informer.NewInstances(), changed: make(chan struct{})}
+	o := &operator{authority: newAuthority(t), identity: &identity.Identity{}, groups: informer.NewGroups(), notices: informer.NewNotices(), changed: make(chan struct{})}
 	o.issue(t, "first")
-	o.pool = pool.New(pool.Options{Credentials: o.identity.TransportCredentials()})
-	o.groups.AddHandler(informer.Handler{
-		OnGroup: func(shard, key string) { o.tell(shard + "/" + key) },
-		OnShard: func(string) { o.tell("") },
+	o.pool = connpool.New(connpool.Options{Credentials: o.identity.TransportCredentials()})
+	o.groups.AddHandler(shard.GroupHandler{
+		OnGroup: func(string, string) { o.signal() },
+		OnShard: func(string) { o.signal() },
 		OnError: func(_ string, event shard.ErrorEvent) {
 			o.mu.Lock()
-			o.failed = append(o.failed, event)
+			o.errors = append(o.errors, event)
 			o.mu.Unlock()
-			o.tell("")
+			o.signal()
 		},
 	})
-	o.instances.AddHandler(informer.InstanceHandler{
+	o.notices.AddHandler(shard.NoticeHandler{
 		OnInstance: func(shard, id string) {
-			if notice, ok := o.instances.Get(shard, id); ok {
+			if notice, ok := o.notices.Get(shard, id); ok {
 				o.mu.Lock()
-				o.noticed = append(o.noticed, notice)
+				o.received = append(o.received, notice)
 				o.mu.Unlock()
 			}
-			o.tell("")
+			o.signal()
 		},
-		OnShard: func(string) { o.tell("") },
+		OnShard: func(string) { o.signal() },
 	})
 	o.set(endpoints)
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
@@ -83,7 +80,7 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 		o.pool.Run(ctx, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
 			var serving sync.WaitGroup
 			serving.Go(func() { o.groups.Serve(ctx, shard, client) })
-			serving.Go(func() { o.instances.Serve(ctx, shard, client) })
+			serving.Go(func() { o.notices.Serve(ctx, shard, client) })
 			serving.Wait()
 		})
 		close(done)
@@ -95,7 +92,7 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 	return o
 }
 
-// issue gives the operator a new certificate.
+// issue replaces the operator's certificate.
 func (o *operator) issue(t *testing.T, id string) {
 	t.Helper()
 	certPEM, keyPEM, err := o.authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
@@ -115,28 +112,26 @@ func (o *operator) set(endpoints map[string]string) {
 	o.pool.Set(parsed)
 }
 
-func (o *operator) tell(line string) {
+// signal makes eventually check its condition again.
+func (o *operator) signal() {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	if line != "" {
-		o.told = append(o.told, line)
-	}
 	close(o.changed)
 	o.changed = make(chan struct{})
 }
 
-// failures are the errors that were reported until now.
-func (o *operator) failures() []shard.ErrorEvent {
+// reportedErrors returns the errors that were reported until now.
+func (o *operator) reportedErrors() []shard.ErrorEvent {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.failed)
+	return slices.Clone(o.errors)
 }
 
-// notices are what OnInstance was called for until now.
-func (o *operator) notices() []shard.Notice {
+// receivedNotices returns the notices that were received until now.
+func (o *operator) receivedNotices() []shard.DeletionNotice {
 	o.mu.Lock()
 	defer o.mu.Unlock()
-	return slices.Clone(o.noticed)
+	return slices.Clone(o.received)
 }
 
 func (o *operator) next() <-chan struct{} {
@@ -145,10 +140,10 @@ func (o *operator) next() <-chan struct{} {
 	return o.changed
 }
 
-// until waits for a condition on what the informer knows.
-func (o *operator) until(t *testing.T, what string, condition func() bool) {
+// eventually waits for a condition of the caches.
+func (o *operator) eventually(t *testing.T, what string, condition func() bool) {
 	t.Helper()
-	deadline := time.After(patience)
+	deadline := time.After(timeout)
 	for {
 		next := o.next()
 		if condition() {
@@ -157,40 +152,40 @@ func (o *operator) until(t *testing.T, what string, condition func() bool) {
 		select {
 		case <-next:
 		case <-deadline:
-			t.Fatalf("after %v still not: %s", patience, what)
+			t.Fatalf("after %v still not: %s", timeout, what)
 		}
 	}
 }
 
-func (o *operator) untilReachable(t *testing.T, want bool) {
+func (o *operator) expectReachable(t *testing.T, want bool) {
 	t.Helper()
-	o.until(t, fmt.Sprintf("reachable of %s is %t", shardID, want), func() bool {
+	o.eventually(t, fmt.Sprintf("reachable of %s is %t", shardID, want), func() bool {
 		got, _ := o.groups.Reachable(shardID)
 		return got == want
 	})
 }
 
-func (o *operator) untilSettled(t *testing.T, want bool) {
+func (o *operator) expectSettled(t *testing.T, want bool) {
 	t.Helper()
-	o.until(t, fmt.Sprintf("settled of %s is %t", shardID, want), func() bool { return o.instances.Settled(shardID) == want })
+	o.eventually(t, fmt.Sprintf("settled of %s is %t", shardID, want), func() bool { return o.notices.Settled(shardID) == want })
 }
 
-// untilNotices waits until there are n notices of a state and none of another.
-func (o *operator) untilNotices(t *testing.T, n int, state shard.NoticeState) []shard.Notice {
+// expectNotices waits until there are n notices of a state and none of another.
+func (o *operator) expectNotices(t *testing.T, n int, state shard.NoticeState) []shard.DeletionNotice {
 	t.Helper()
-	var list []shard.Notice
-	o.until(t, fmt.Sprintf("shard %s has %d notices of state %s", shardID, n, state), func() bool {
-		list = o.instances.List(shardID)
-		return len(list) == n && !slices.ContainsFunc(list, func(notice shard.Notice) bool { return notice.State != state })
+	var list []shard.DeletionNotice
+	o.eventually(t, fmt.Sprintf("shard %s has %d notices of state %s", shardID, n, state), func() bool {
+		list = o.notices.List(shardID)
+		return len(list) == n && !slices.ContainsFunc(list, func(notice shard.DeletionNotice) bool { return notice.State != state })
 	})
 	return list
 }
 
-// untilInstances waits until a group has n instances.
-func (o *operator) untilInstances(t *testing.T, key string, n int) shard.Group {
+// expectInstances waits until a group has n instances.
+func (o *operator) expectInstances(t *testing.T, key string, n int) shard.Group {
 	t.Helper()
 	var group shard.Group
-	o.until(t, fmt.Sprintf("group %s of shard %s has %d instances", key, shardID, n), func() bool {
+	o.eventually(t, fmt.Sprintf("group %s of shard %s has %d instances", key, shardID, n), func() bool {
 		group, _ = o.groups.Get(shardID, key)
 		return int(group.ActualSize) == n && len(group.ProviderIDs) == n
 	})
@@ -200,7 +195,7 @@ func (o *operator) untilInstances(t *testing.T, key string, n int) shard.Group {
 // scale writes the size of group workers, as a controller would.
 func (o *operator) scale(t *testing.T, size int32) shard.Group {
 	t.Helper()
-	group, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Template: "worker", Size: size})
+	group, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: size})
 	if err != nil {
 		t.Fatal(err)
 	}

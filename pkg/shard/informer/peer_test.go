@@ -26,33 +26,35 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// peer speaks the wire contract as other servers may, but our own does not:
-// watches that miss changes, answers that come late, refusals.
+// peer is a server that behaves as the protocol allows (docs/protocol.md#watches) but as
+// our own server does not: watches miss changes, replies are late, calls are rejected.
 type peer struct {
 	nstancev1.UnimplementedOperatorServiceServer
-	// events go to the watch of groups; nil ends it.
+	// events are sent to the watch of groups; nil closes it.
 	events chan *nstancev1.GroupEvent
-	// errors go to the watch of errors; nil ends it.
+	// errors are sent to the watch of errors; nil closes it.
 	errors chan *nstancev1.ErrorEvent
-	// instances go to the watch of instances; nil ends it.
+	// instances are sent to the watch of instances; nil closes it.
 	instances chan *nstancev1.InstanceEvent
 
-	mu      sync.Mutex
-	groups  []*nstancev1.GroupStatus
-	refusal error
-	// errorsRefusal is for the watch of errors alone.
-	errorsRefusal error
-	// hold delays the answers to lists, whose content is settled already.
-	hold                         chan struct{}
+	mu     sync.Mutex
+	groups []*nstancev1.GroupStatus
+	// err is the error of lists and of the watch of groups.
+	err error
+	// errorsErr is the error of the watch of errors.
+	errorsErr error
+	// blockList delays the replies to lists, which contain the groups at the time of
+	// the request.
+	blockList                    chan struct{}
 	lists, watches, errorWatches int
 
-	// drains are what a watch of instances begins with.
+	// drains are the first events of a watch of instances.
 	drains []*nstancev1.InstanceEvent
-	// instancesRefusal is for the watch of instances alone.
-	instancesRefusal error
-	// hang keeps a question about the configuration from being answered.
-	hang                       chan struct{}
-	instanceWatches, questions int
+	// instancesErr is the error of the watch of instances.
+	instancesErr error
+	// blockStatus delays the replies to GetConfigStatus.
+	blockStatus                     chan struct{}
+	instanceWatches, statusRequests int
 }
 
 func (p *peer) change(change func()) {
@@ -61,34 +63,34 @@ func (p *peer) change(change func()) {
 	change()
 }
 
-// asked is how often the configuration was asked about.
-func (p *peer) asked() int {
+// requests returns the number of calls of GetConfigStatus.
+func (p *peer) requests() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	return p.questions
+	return p.statusRequests
 }
 
 func (p *peer) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
 	p.mu.Lock()
 	p.lists++
-	answer, refusal, hold := &nstancev1.ListGroupsResponse{Groups: p.groups}, p.refusal, p.hold
+	reply, err, block := &nstancev1.ListGroupsResponse{Groups: p.groups}, p.err, p.blockList
 	p.mu.Unlock()
-	if hold != nil {
+	if block != nil {
 		select {
-		case <-hold:
+		case <-block:
 		case <-ctx.Done():
 		}
 	}
-	return answer, refusal
+	return reply, err
 }
 
 func (p *peer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.GroupEvent]) error {
 	p.mu.Lock()
 	p.watches++
-	refusal := p.refusal
+	err := p.err
 	p.mu.Unlock()
-	if refusal != nil {
-		return refusal
+	if err != nil {
+		return err
 	}
 	return send(stream, p.events)
 }
@@ -96,10 +98,10 @@ func (p *peer) WatchGroups(_ *emptypb.Empty, stream grpc.ServerStreamingServer[n
 func (p *peer) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.ErrorEvent]) error {
 	p.mu.Lock()
 	p.errorWatches++
-	refusal := p.errorsRefusal
+	err := p.errorsErr
 	p.mu.Unlock()
-	if refusal != nil {
-		return refusal
+	if err != nil {
+		return err
 	}
 	return send(stream, p.errors)
 }
@@ -107,10 +109,10 @@ func (p *peer) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[n
 func (p *peer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.InstanceEvent]) error {
 	p.mu.Lock()
 	p.instanceWatches++
-	drains, refusal := p.drains, p.instancesRefusal
+	drains, err := p.drains, p.instancesErr
 	p.mu.Unlock()
-	if refusal != nil {
-		return refusal
+	if err != nil {
+		return err
 	}
 	for _, drain := range drains {
 		if err := stream.Send(drain); err != nil {
@@ -122,21 +124,21 @@ func (p *peer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServe
 
 func (p *peer) GetConfigStatus(ctx context.Context, _ *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
 	p.mu.Lock()
-	p.questions++
-	hang := p.hang
+	p.statusRequests++
+	block := p.blockStatus
 	p.mu.Unlock()
-	if hang != nil {
+	if block != nil {
 		select {
-		case <-hang:
+		case <-block:
 		case <-ctx.Done():
 			return nil, ctx.Err()
 		}
 	}
-	// Some servers do not know the method.
+	// Some servers do not implement the method.
 	return nil, status.Error(codes.Unimplemented, "method GetConfigStatus not implemented")
 }
 
-// send sends events until the client goes or one is nil.
+// send sends events until the client disconnects or an event is nil.
 func send[Event any](stream grpc.ServerStreamingServer[Event], events <-chan *Event) error {
 	for {
 		select {
@@ -157,7 +159,7 @@ func upsert(key string, size int32) *nstancev1.GroupEvent {
 	return &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Group: &nstancev1.GroupStatus{Key: key, Size: size}}
 }
 
-// serve lets p serve, and returns a client of it.
+// serve starts p, and returns a client of it.
 func (p *peer) serve(t *testing.T) nstancev1.OperatorServiceClient {
 	t.Helper()
 	p.events, p.errors = make(chan *nstancev1.GroupEvent), make(chan *nstancev1.ErrorEvent)
@@ -177,9 +179,9 @@ func (p *peer) serve(t *testing.T) nstancev1.OperatorServiceClient {
 	return nstancev1.NewOperatorServiceClient(connection)
 }
 
-// withPeer runs test on a fake clock while g serves shard "a" at p. told returns
-// what the handlers were told since the last time.
-func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told func() []string)) {
+// withPeer runs test on a fake clock while g serves shard "a" at p. handled returns the
+// calls of the handlers since the last time.
+func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, handled func() []string)) {
 	synctest.Test(t, func(t *testing.T) {
 		client := p.serve(t)
 		g := NewGroups()
@@ -190,11 +192,11 @@ func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, told fun
 			defer mu.Unlock()
 			lines = append(lines, line)
 		}
-		g.AddHandler(Handler{
+		g.AddHandler(shard.GroupHandler{
 			OnGroup: func(shard, key string) { record(shard + "/" + key) },
 			OnShard: record,
 			OnError: func(shard string, event shard.ErrorEvent) {
-				record(fmt.Sprintf("%s says %q of group %q", shard, event.Message, event.Group))
+				record(fmt.Sprintf("%s reports %q of group %q", shard, event.Message, event.Group))
 			},
 		})
 		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
@@ -229,55 +231,55 @@ func expectSizes(t *testing.T, g *Groups, want ...string) {
 	}
 }
 
-func TestPollBringsWhatTheWatchMissed(t *testing.T) {
+func TestListAddsWhatTheWatchMissed(t *testing.T) {
 	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}, {Key: "old", Size: 2}}}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
 		expectSizes(t, g, "old=2", "workers=1")
-		told()
+		handled()
 		p.change(func() { p.groups = []*nstancev1.GroupStatus{{Key: "workers", Size: 3}, {Key: "new", Size: 4}} })
 		<-time.After(33 * time.Second)
 		expectSizes(t, g, "new=4", "workers=3")
-		got := told()
+		got := handled()
 		slices.Sort(got)
 		if want := []string{"a/new", "a/old", "a/workers"}; !slices.Equal(got, want) {
-			t.Errorf("told of %v, want %v", got, want)
+			t.Errorf("handled %v, want %v", got, want)
 		}
 	})
 }
 
 func TestEvents(t *testing.T) {
 	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1}}}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
 		if !g.HasSynced("a") {
 			t.Error("not synced after a list")
 		}
-		told()
+		handled()
 		p.events <- upsert("workers", 2)
 		p.events <- upsert("workers", 2)
 		p.events <- upsert("other", 5)
 		expectSizes(t, g, "other=5", "workers=2")
 		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "other"}}
-		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "unheard-of"}}
+		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "unknown"}}
 		p.events <- &nstancev1.GroupEvent{Type: 9, Group: &nstancev1.GroupStatus{Key: "workers", Size: 9}}
 		expectSizes(t, g, "workers=2")
-		if got, want := told(), []string{"a/workers", "a/other", "a/other"}; !slices.Equal(got, want) {
-			t.Errorf("told of %v, want %v", got, want)
+		if got, want := handled(), []string{"a/workers", "a/other", "a/other"}; !slices.Equal(got, want) {
+			t.Errorf("handled %v, want %v", got, want)
 		}
 	})
 }
 
-func TestLateListDoesNotUndoEventsAndReplies(t *testing.T) {
+func TestLateListDoesNotRevertEventsAndReplies(t *testing.T) {
 	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "watched", Size: 1}, {Key: "written", Size: 1}, {Key: "deleted", Size: 1}}}
 	withPeer(t, p, func(t *testing.T, g *Groups, _ func() []string) {
-		hold := make(chan struct{})
-		p.change(func() { p.hold = hold })
+		block := make(chan struct{})
+		p.change(func() { p.blockList = block })
 		<-time.After(34 * time.Second)
-		// A list is under way and its answer settled.
+		// A list is in progress, and the groups of the reply are determined.
 		p.events <- upsert("watched", 2)
 		p.events <- &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_DELETE, Group: &nstancev1.GroupStatus{Key: "deleted"}}
 		g.Observe("a", shard.Group{Key: "written", Size: 2})
 		synctest.Wait()
-		close(hold)
+		close(block)
 		expectSizes(t, g, "watched=2", "written=2")
 		if ok, err := g.Reachable("a"); !ok {
 			t.Errorf("not reachable: %v", err)
@@ -285,15 +287,15 @@ func TestLateListDoesNotUndoEventsAndReplies(t *testing.T) {
 	})
 }
 
-func TestQuietShardTellsNobody(t *testing.T) {
+func TestQuietShardCallsNoHandler(t *testing.T) {
 	p := &peer{groups: []*nstancev1.GroupStatus{{Key: "workers", Size: 1, Vars: map[string]string{"a": "1"}, ProviderIds: []string{"x"}}}}
-	withPeer(t, p, func(t *testing.T, _ *Groups, told func() []string) {
-		if got, want := told(), []string{"a/workers", "a"}; !slices.Equal(got, want) {
-			t.Errorf("at first told of %v, want %v", got, want)
+	withPeer(t, p, func(t *testing.T, _ *Groups, handled func() []string) {
+		if got, want := handled(), []string{"a/workers", "a"}; !slices.Equal(got, want) {
+			t.Errorf("at first handled %v, want %v", got, want)
 		}
 		<-time.After(24 * time.Hour)
-		if got := told(); got != nil {
-			t.Errorf("in a quiet day told of %v", got)
+		if got := handled(); got != nil {
+			t.Errorf("in a quiet day handled %v", got)
 		}
 		p.mu.Lock()
 		defer p.mu.Unlock()
@@ -303,15 +305,15 @@ func TestQuietShardTellsNobody(t *testing.T) {
 	})
 }
 
-func TestRefusalsAreRetriedSlowlyAndTheReasonIsKept(t *testing.T) {
-	p := &peer{refusal: status.Error(codes.Unauthenticated, "certificate expired")}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
+func TestErrorsAreRetriedWithBackoffAndTheReasonIsKept(t *testing.T) {
+	p := &peer{err: status.Error(codes.Unauthenticated, "certificate expired")}
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
 		<-time.After(10 * time.Minute)
 		if ok, err := g.Reachable("a"); ok || shard.Message(err) != "certificate expired" {
 			t.Errorf("reachable %t, reason %v", ok, err)
 		}
-		if got, want := told(), []string{"a"}; !slices.Equal(got, want) {
-			t.Errorf("told of %v, want %v", got, want)
+		if got, want := handled(), []string{"a"}; !slices.Equal(got, want) {
+			t.Errorf("handled %v, want %v", got, want)
 		}
 		p.change(func() {
 			if p.watches < 20 || p.watches > 100 {
@@ -320,7 +322,7 @@ func TestRefusalsAreRetriedSlowlyAndTheReasonIsKept(t *testing.T) {
 			if p.lists < 20 || p.lists > 150 {
 				t.Errorf("%d lists in 10 minutes", p.lists)
 			}
-			p.refusal = nil
+			p.err = nil
 		})
 		<-time.After(25 * time.Second)
 		if ok, err := g.Reachable("a"); !ok {
@@ -329,17 +331,17 @@ func TestRefusalsAreRetriedSlowlyAndTheReasonIsKept(t *testing.T) {
 	})
 }
 
-func TestWatchThatTheServerEndsIsOpenedAgain(t *testing.T) {
+func TestWatchThatTheServerClosesIsOpenedAgain(t *testing.T) {
 	p := &peer{}
-	withPeer(t, p, func(t *testing.T, g *Groups, told func() []string) {
-		told()
+	withPeer(t, p, func(t *testing.T, g *Groups, handled func() []string) {
+		handled()
 		p.events <- nil
 		synctest.Wait()
 		if ok, err := g.Reachable("a"); ok || !shard.IsUnreachable(err) {
 			t.Errorf("reachable %t, reason %v", ok, err)
 		}
 		if !g.HasSynced("a") {
-			t.Error("the end of the watch makes the cache incomplete")
+			t.Error("the closed watch makes the cache incomplete")
 		}
 		<-time.After(time.Second)
 		if ok, err := g.Reachable("a"); !ok {

@@ -22,20 +22,20 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 		Groups:    `{"default": {"static": {"template": "worker", "size": 2}}, "other": {"hidden": {"template": "worker", "size": 1}}}`,
 	})
 	o.set(map[string]string{shardID: server.Addr})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	if !o.groups.HasSynced(shardID) {
 		t.Error("reachable but not synced")
 	}
-	static := o.untilInstances(t, "static", 2)
+	static := o.expectInstances(t, "static", 2)
 	if !static.Static || static.Template != "worker" || static.Size != 2 || static.Tenant != "default" {
 		t.Errorf("the static group is %+v", static)
 	}
 
-	answer := o.scale(t, 3)
-	if got, ok := o.groups.Get(shardID, "workers"); !ok || got.Size != 3 || got.ETag != answer.ETag {
+	reply := o.scale(t, 3)
+	if got, ok := o.groups.Get(shardID, "workers"); !ok || got.Size != 3 || got.ETag != reply.ETag {
 		t.Errorf("right after the write the cache has %+v", got)
 	}
-	o.untilInstances(t, "workers", 3)
+	o.expectInstances(t, "workers", 3)
 	if got := len(o.groups.List(shardID)); got != 2 {
 		t.Errorf("%d groups, want the 2 of the tenant", got)
 	}
@@ -43,7 +43,7 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 	if err := o.pool.DeleteGroup(t.Context(), shardID, "workers"); err != nil {
 		t.Fatal(err)
 	}
-	o.until(t, "group workers is gone", func() bool {
+	o.eventually(t, "group workers is deleted", func() bool {
 		_, ok := o.groups.Get(shardID, "workers")
 		return !ok
 	})
@@ -56,54 +56,55 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{Authority: o.authority})
 	o.set(map[string]string{shardID: server.Addr})
-	o.untilReachable(t, true)
-	if answer := o.scale(t, 2); !answer.ListsInstances || len(answer.RemoveFirst) > 0 || answer.Node == nil {
-		t.Errorf("the answer is %+v", answer)
+	o.expectReachable(t, true)
+	if reply := o.scale(t, 2); !reply.ListsInstances || len(reply.RemoveFirst) > 0 || reply.Node == nil {
+		t.Errorf("the reply is %+v", reply)
 	}
 	var group shard.Group
-	o.until(t, "both instances are listed and run", func() bool {
+	o.eventually(t, "both instances are listed and run", func() bool {
 		group, _ = o.groups.Get(shardID, "workers")
 		return group.ListsInstances && len(group.Instances) == 2 &&
 			group.Instances[0].State == shard.InstanceRunning && group.Instances[1].State == shard.InstanceRunning
 	})
 	for _, instance := range group.Instances {
 		if instance.ID == "" || !slices.Contains(group.ProviderIDs, instance.ProviderID) {
-			t.Errorf("%+v is none of %q", instance, group.ProviderIDs)
+			t.Errorf("%+v has none of the provider ids %q", instance, group.ProviderIDs)
 		}
 	}
 
-	// The answer to a call has the new configuration, and never takes instances away.
-	first := []string{group.Instances[1].ID}
-	answer, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Template: "worker", Size: 1, RemoveFirst: first})
+	// The reply to a call has the new configuration, and removes no instances from the
+	// cache.
+	removeFirst := []string{group.Instances[1].ID}
+	reply, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: 1, RemoveFirst: removeFirst})
 	if err != nil {
 		t.Fatal(err)
 	}
-	answer.Instances = nil
-	o.groups.Observe(shardID, answer)
-	if got, _ := o.groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, first) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
+	reply.Instances = nil
+	o.groups.Observe(shardID, reply)
+	if got, _ := o.groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, removeFirst) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
 		t.Errorf("right after the call the cache has %+v", got)
 	}
-	o.until(t, "the other is the only one", func() bool {
+	o.eventually(t, "the other is the only one", func() bool {
 		got, _ := o.groups.Get(shardID, "workers")
 		return len(got.Instances) == 1 && got.Instances[0].ID == group.Instances[0].ID && got.ActualSize == 1
 	})
 }
 
-func TestRefusalsKeepTheServersWords(t *testing.T) {
+func TestRejectionsKeepTheServersMessage(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{
 		Authority: o.authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 0}}}`,
 	})
 	o.set(map[string]string{shardID: server.Addr})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	for _, test := range []struct {
 		name, key string
 		config    shard.GroupConfig
 	}{
-		{"ill-formed key", "No--Key", shard.GroupConfig{Template: "worker"}},
-		{"unknown template", "workers", shard.GroupConfig{Template: "unheard-of"}},
-		{"subnets of a static group", "static", shard.GroupConfig{Subnets: []string{"another"}}},
+		{"ill-formed key", "No--Key", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}}},
+		{"unknown template", "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "unknown"}}},
+		{"subnets of a static group", "static", shard.GroupConfig{GroupSettings: shard.GroupSettings{Subnets: []string{"another"}}}},
 	} {
 		_, err := o.pool.UpsertGroup(t.Context(), shardID, test.key, test.config)
 		if !shard.IsRejected(err) || shard.IsUnreachable(err) || shard.Message(err) == "" {
@@ -113,40 +114,40 @@ func TestRefusalsKeepTheServersWords(t *testing.T) {
 	}
 }
 
-func TestErrorsOfTheServerArrive(t *testing.T) {
+func TestErrorsOfTheServerAreReceived(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{Authority: o.authority, Quota: `{"m7i.large": 1}`})
 	o.set(map[string]string{shardID: server.Addr})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	start := time.Now()
 	o.scale(t, 2)
-	o.until(t, "the error about the instance that cannot be made arrives", func() bool { return len(o.failures()) > 0 })
-	got := o.failures()[0]
+	o.eventually(t, "the error about the instance that cannot be created is received", func() bool { return len(o.reportedErrors()) > 0 })
+	got := o.reportedErrors()[0]
 	if got.Group != "workers" || !strings.Contains(got.Message, "quota") || got.Time.Before(start) || got.Time.After(time.Now()) {
 		t.Errorf("got %+v", got)
 	}
 	if ok, err := o.groups.Reachable(shardID); !ok {
 		t.Errorf("not reachable: %v", err)
 	}
-	if group := o.untilInstances(t, "workers", 1); group.Size != 2 {
+	if group := o.expectInstances(t, "workers", 1); group.Size != 2 {
 		t.Errorf("the group has size %d", group.Size)
 	}
 }
 
-func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
+func TestOutageKeepsTheCacheAndRecoveryUpdatesIt(t *testing.T) {
 	o := startOperator(t, nil)
 	first := servertest.Start(t, servertest.Options{
 		Authority: o.authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 1}}}`,
 	})
 	o.set(map[string]string{shardID: first.Addr})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	o.scale(t, 2)
-	before := o.untilInstances(t, "workers", 2)
-	o.untilInstances(t, "static", 1)
+	before := o.expectInstances(t, "workers", 2)
+	o.expectInstances(t, "static", 1)
 
 	first.Kill()
-	o.untilReachable(t, false)
+	o.expectReachable(t, false)
 	if _, err := o.groups.Reachable(shardID); !shard.IsUnreachable(err) {
 		t.Errorf("the reason is %v", err)
 	}
@@ -160,24 +161,23 @@ func TestOutageKeepsTheCacheAndRecoveryBringsWhatChanged(t *testing.T) {
 		t.Errorf("a call during the outage: got error %v", err)
 	}
 
-	// Back at the same address with another size of a group that was known, and
-	// without the static one.
+	// The next server has the same address, and does not have the static group.
 	second := servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
 	})
-	o.untilReachable(t, true)
-	o.until(t, "the static group is gone", func() bool {
+	o.expectReachable(t, true)
+	o.eventually(t, "the static group is removed", func() bool {
 		_, ok := o.groups.Get(shardID, "static")
 		return !ok
 	})
-	after := o.untilInstances(t, "workers", 2)
+	after := o.expectInstances(t, "workers", 2)
 	if !slices.Equal(after.ProviderIDs, before.ProviderIDs) {
 		t.Errorf("after the outage the instances are %v, want %v", after.ProviderIDs, before.ProviderIDs)
 	}
 	o.scale(t, 1)
-	o.untilInstances(t, "workers", 1)
+	o.expectInstances(t, "workers", 1)
 	if got := len(second.Upserts("workers")); got != 1 {
-		t.Errorf("the server got %d upserts, want the one that was made of it", got)
+		t.Errorf("the server received %d upserts, want 1", got)
 	}
 }
 
@@ -187,10 +187,10 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	first := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
 	second := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
 	o.set(map[string]string{shardID: first.Addr})
-	o.untilInstances(t, "workers", 1)
+	o.expectInstances(t, "workers", 1)
 
 	o.set(map[string]string{shardID: second.Addr})
-	o.until(t, "the new address is watched", func() bool {
+	o.eventually(t, "the new address is watched", func() bool {
 		if _, ok := o.groups.Get(shardID, "workers"); !ok {
 			t.Error("the move emptied the cache")
 		}
@@ -202,7 +202,7 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	}
 
 	o.set(nil)
-	o.until(t, "the cache of the removed shard is dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
+	o.eventually(t, "the cache of the removed shard is dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
 	if o.groups.HasSynced(shardID) {
 		t.Error("a removed shard has synced")
 	}
@@ -212,7 +212,7 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 }
 
 func TestSilentShardDelaysNoOther(t *testing.T) {
-	// A listener that nobody accepts from: connections open, but no TLS happens.
+	// A listener without Accept: connections are opened, but no TLS handshake starts.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		t.Fatal(err)
@@ -222,15 +222,15 @@ func TestSilentShardDelaysNoOther(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{Authority: o.authority})
 	start := time.Now()
 	o.set(map[string]string{"silent": silent.Addr().String(), shardID: server.Addr})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	o.scale(t, 1)
 	if got := time.Since(start); got > 5*time.Second {
 		t.Errorf("the other shard took %v", got)
 	}
 	if ok, _ := o.groups.Reachable("silent"); ok || o.groups.HasSynced("silent") || o.groups.Synced([]string{shardID, "silent"}) {
-		t.Error("a shard that says nothing is reachable or synced")
+		t.Error("a shard that does not respond is reachable or synced")
 	}
-	o.until(t, "there is a reason for the silent shard", func() bool {
+	o.eventually(t, "there is a reason for the silent shard", func() bool {
 		_, err := o.groups.Reachable("silent")
 		return shard.IsUnreachable(err)
 	})
@@ -240,10 +240,10 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 	o := startOperator(t, nil)
 	former := servertest.Start(t, servertest.Options{Authority: o.authority})
 	o.set(map[string]string{shardID: former.Addr})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	o.scale(t, 0)
 
-	// A new authority and a new certificate. What is connected stays connected.
+	// A new authority and a new certificate. Existing connections stay open.
 	o.authority = newAuthority(t)
 	o.issue(t, "second")
 	o.scale(t, 1)
@@ -251,9 +251,9 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 		t.Errorf("the rotation broke the connection: %v", err)
 	}
 
-	// Servers that trust the new authority only, and are trusted for it only.
+	// The next server has a certificate of the new authority, and trusts no other.
 	former.Kill()
-	o.untilReachable(t, false)
+	o.expectReachable(t, false)
 	for _, key := range []string{storage.AuthorityKey, storage.SecretPrefix + "ca.key"} {
 		if err := former.Storage.Delete(t.Context(), key); err != nil {
 			t.Fatal(err)
@@ -262,7 +262,7 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 	servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
 	})
-	o.untilReachable(t, true)
+	o.expectReachable(t, true)
 	o.scale(t, 2)
-	o.untilInstances(t, "workers", 2)
+	o.expectInstances(t, "workers", 2)
 }

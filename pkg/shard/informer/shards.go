@@ -8,10 +8,10 @@ import (
 	"sync"
 )
 
-// shards holds a cache for each shard that is being served, and the handlers that
-// are told what changes in them. Every informer of this package is one.
+// shards contains a cache for each shard that is being served, and the handlers that
+// receive the changes. Every informer of this package embeds it.
 type shards[C shardCache, H handler] struct {
-	// newCache makes the cache of a shard that was not served before.
+	// newCache returns the cache of a shard that was not served before.
 	newCache func() C
 
 	mu       sync.RWMutex
@@ -19,18 +19,18 @@ type shards[C shardCache, H handler] struct {
 	handlers []H
 }
 
-// shardCache is what is known of one shard. The lock of shards guards it.
+// shardCache is the cache of one shard. The lock of shards guards it.
 type shardCache interface {
-	// condition is the part whose changes handlers are told as such. It can be
-	// compared.
-	condition() any
-	// restart forgets the state of the connection and nothing else.
+	// status returns the part whose changes shardChanged is called for. It is
+	// comparable.
+	status() any
+	// restart resets the state of the connection and nothing else.
 	restart()
-	// dropped are the keys to tell of when the shard is dropped.
-	dropped() []string
+	// droppedKeys returns the keys to call keyChanged for when the shard is dropped.
+	droppedKeys() []string
 }
 
-// handler is told of changes.
+// handler receives changes.
 type handler interface {
 	keyChanged(shard, key string)
 	shardChanged(shard string)
@@ -39,12 +39,12 @@ type handler interface {
 func (s *shards[C, H]) addHandler(handler H) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	// A new slice, because notify works on the old one without the lock.
+	// notify reads the old slice without the lock.
 	s.handlers = append(slices.Clone(s.handlers), handler)
 }
 
-// begin makes the shard's cache, or takes over the one of an earlier Serve.
-func (s *shards[C, H]) begin(shardID string) {
+// start creates the shard's cache, or restarts the one of an earlier Serve.
+func (s *shards[C, H]) start(shardID string) {
 	s.mu.Lock()
 	if _, ok := s.caches[shardID]; !ok {
 		s.caches[shardID] = s.newCache()
@@ -53,14 +53,14 @@ func (s *shards[C, H]) begin(shardID string) {
 	s.restart(shardID)
 }
 
-// end leaves the shard without a connection, or drops it.
-func (s *shards[C, H]) end(shardID string, removed bool) {
+// stop resets the state of the shard's connection, or drops a removed shard.
+func (s *shards[C, H]) stop(shardID string, removed bool) {
 	if !removed {
 		s.restart(shardID)
 		return
 	}
 	s.mu.Lock()
-	keys := s.caches[shardID].dropped()
+	keys := s.caches[shardID].droppedKeys()
 	delete(s.caches, shardID)
 	handlers := s.handlers
 	s.mu.Unlock()
@@ -74,8 +74,8 @@ func (s *shards[C, H]) restart(shardID string) {
 	})
 }
 
-// update changes the cache of one shard under the lock, and tells the handlers
-// afterwards. change returns the keys of what it changed.
+// update changes the cache of one shard with the lock, and calls the handlers without
+// it. change returns the changed keys.
 func (s *shards[C, H]) update(shardID string, change func(C) []string) {
 	s.mu.Lock()
 	c, ok := s.caches[shardID]
@@ -83,24 +83,24 @@ func (s *shards[C, H]) update(shardID string, change func(C) []string) {
 		s.mu.Unlock()
 		return
 	}
-	before := c.condition()
+	before := c.status()
 	keys := change(c)
-	changed := c.condition() != before
+	changed := c.status() != before
 	handlers := s.handlers
 	s.mu.Unlock()
 
 	notify(handlers, shardID, keys, changed)
 }
 
-// notify calls the handlers. Keys come first: who hears that a shard has synced
-// has heard of what it has.
-func notify[H handler](handlers []H, shardID string, keys []string, condition bool) {
+// notify calls the handlers, first for the keys and then for the shard: when a handler
+// receives that a shard has synced, it has received the shard's keys.
+func notify[H handler](handlers []H, shardID string, keys []string, shardChanged bool) {
 	for _, key := range keys {
 		for _, handler := range handlers {
 			handler.keyChanged(shardID, key)
 		}
 	}
-	if !condition {
+	if !shardChanged {
 		return
 	}
 	for _, handler := range handlers {

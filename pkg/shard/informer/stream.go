@@ -15,48 +15,49 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 )
 
-// stream is one of the streams that a server is watched by.
+// stream is a watch of a server.
 type stream[Event any] struct {
-	// open is the client's method.
+	// open is the method of the client.
 	open func(context.Context, *emptypb.Empty, ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
-	// opened is called each time the stream was opened.
+	// opened is called after each opening of the stream.
 	opened func()
-	// received is called for each event, in the order of their arrival.
+	// received is called for each event, in the order in which they are received.
 	received func(*Event)
-	// lost is called with the reason each time the stream could not be opened or
-	// has ended. It returns how long to wait at least before the next time.
+	// lost is called with the error each time the stream could not be opened or was
+	// closed. It returns the minimum delay before the next opening.
 	lost func(error) time.Duration
 }
 
-// keepOpen opens the stream whenever it is not open, until ctx ends.
+// keepOpen opens the stream, and opens it again whenever it was closed, until ctx is
+// done.
 func (s *stream[Event]) keepOpen(ctx context.Context, timing timing) {
-	retry := timing.backOff()
+	retry := timing.newBackoff()
 	for {
-		lasted, err := s.follow(ctx)
+		duration, err := s.receive(ctx)
 		if ctx.Err() != nil {
 			return
 		}
-		atLeast := s.lost(err)
-		// A server that opens streams only to end them at once gets no more rest by
-		// having sent something, hence the time.
-		if lasted > timing.retryLast {
+		minDelay := s.lost(err)
+		// Only a stream that stayed open for some time resets the backoff: a server
+		// may close each stream right after the first event.
+		if duration > timing.retryMax {
 			retry.Reset()
 		}
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(max(atLeast, retry.NextBackOff())):
+		case <-time.After(max(minDelay, retry.NextBackOff())):
 		}
 	}
 }
 
-// follow opens the stream and hands on its events until it fails. It returns how
-// long the stream was open, and why it ended.
-func (s *stream[Event]) follow(ctx context.Context) (time.Duration, error) {
+// receive opens the stream and receives its events until it is closed. It returns how
+// long the stream was open, and the error.
+func (s *stream[Event]) receive(ctx context.Context) (time.Duration, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	// Waiting for the connection here means that the end of an outage is noticed
-	// as soon as gRPC, with its own backoff, has a connection.
+	// WaitForReady detects the recovery of a server as soon as gRPC, with its own
+	// backoff, has a connection.
 	events, err := s.open(ctx, &emptypb.Empty{}, grpc.WaitForReady(true))
 	if err != nil {
 		return 0, err
@@ -66,7 +67,7 @@ func (s *stream[Event]) follow(ctx context.Context) (time.Duration, error) {
 	for {
 		event, err := events.Recv()
 		if errors.Is(err, io.EOF) {
-			err = status.Error(codes.Unavailable, "the server ended the watch")
+			err = status.Error(codes.Unavailable, "the server closed the watch")
 		}
 		if err != nil {
 			return time.Since(start), err

@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -386,7 +386,7 @@ func (x *ConfigStatusResponse) GetSize() int64 {
 
 type RefreshConfigResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// False when nothing had changed.
+	// False when the configuration had not changed.
 	Updated       bool   `protobuf:"varint,1,opt,name=updated,proto3" json:"updated,omitempty"`
 	PrevEtag      string `protobuf:"bytes,2,opt,name=prev_etag,json=prevEtag,proto3" json:"prev_etag,omitempty"`
 	Etag          string `protobuf:"bytes,3,opt,name=etag,proto3" json:"etag,omitempty"`
@@ -451,11 +451,15 @@ type UpsertGroupRequest struct {
 	Key string `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
 	// Mandatory.
 	Config *GroupConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
-	// Extension: ids of managed instances that go first when there are more than
-	// the size, and are not replaced then. It replaces what an earlier request
-	// said, and is stored together with the size. Servers that do not know it
-	// choose by themselves.
-	RemoveFirst   []string `protobuf:"bytes,1000,rep,name=remove_first,json=removeFirst,proto3" json:"remove_first,omitempty"`
+	// Extension: deletion candidates, ids of managed instances that are deleted
+	// first when there are more than the size, and are not replaced. The list
+	// replaces that of an earlier request. Servers that do not know it select the
+	// instances themselves.
+	RemoveFirst []string `protobuf:"bytes,1000,rep,name=remove_first,json=removeFirst,proto3" json:"remove_first,omitempty"`
+	// Extension: config is the caller's whole configuration of the group. The server
+	// removes what an earlier declarative request set and this one leaves out.
+	// Servers that do not know it only add to what is stored.
+	Declarative   bool `protobuf:"varint,1001,opt,name=declarative,proto3" json:"declarative,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -511,17 +515,24 @@ func (x *UpsertGroupRequest) GetRemoveFirst() []string {
 	return nil
 }
 
+func (x *UpsertGroupRequest) GetDeclarative() bool {
+	if x != nil {
+		return x.Declarative
+	}
+	return false
+}
+
 type GroupConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Template string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
-	// Wanted managed instances. There is no presence: 0 means none.
+	// Desired number of managed instances. There is no presence: 0 means none.
 	Size int32 `protobuf:"varint,2,opt,name=size,proto3" json:"size,omitempty"`
-	// Empty leaves the type as it is.
+	// Empty keeps the stored type.
 	InstanceType string `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
-	// Subnet pool ids; empty leaves them as they are. For one entry the bytes
+	// Subnet pool ids; empty keeps the stored ids. For one entry the bytes
 	// equal those of the single string that older peers know.
 	Subnets []string `protobuf:"bytes,4,rep,name=subnets,proto3" json:"subnets,omitempty"`
-	// Added over the stored vars key by key.
+	// Merged over the stored vars.
 	Vars map[string]string `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Group-level provider arguments.
 	Args          map[string]string `protobuf:"bytes,6,rep,name=args,proto3" json:"args,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -651,7 +662,7 @@ type GroupStatus struct {
 	Tenant string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Effective template.
 	Template string `protobuf:"bytes,3,opt,name=template,proto3" json:"template,omitempty"`
-	// Wanted managed instances.
+	// Desired number of managed instances.
 	Size int32 `protobuf:"varint,4,opt,name=size,proto3" json:"size,omitempty"`
 	// Effective instance type.
 	InstanceType string `protobuf:"bytes,5,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
@@ -663,20 +674,23 @@ type GroupStatus struct {
 	IsStatic bool `protobuf:"varint,8,opt,name=is_static,json=isStatic,proto3" json:"is_static,omitempty"`
 	// Digest of the merged configuration.
 	Etag string `protobuf:"bytes,9,opt,name=etag,proto3" json:"etag,omitempty"`
-	// Running managed instances; on-demand ones are left out.
+	// Number of running managed instances, without on-demand instances.
 	ActualSize int32 `protobuf:"varint,10,opt,name=actual_size,json=actualSize,proto3" json:"actual_size,omitempty"`
-	// Provider ids of those instances, sorted.
+	// Provider ids of these instances, sorted.
 	ProviderIds []string `protobuf:"bytes,11,rep,name=provider_ids,json=providerIds,proto3" json:"provider_ids,omitempty"`
 	// Extension: the group was deleted and is listed until its last instance is
-	// gone. Servers that do not know it stop listing a deleted group at once.
+	// deleted. Servers that do not know it stop listing a deleted group at once.
 	Deleting bool `protobuf:"varint,1000,opt,name=deleting,proto3" json:"deleting,omitempty"`
-	// Extension: the managed instances. Absent from servers that do not know it.
+	// Extension: the managed instances. Missing from servers that do not know it.
 	Instances *ManagedInstances `protobuf:"bytes,1001,opt,name=instances,proto3" json:"instances,omitempty"`
-	// Extension: the ids that the last UpsertGroup wants to go first, as sent.
+	// Extension: the deletion candidates of the last UpsertGroup, as sent.
 	RemoveFirst []string `protobuf:"bytes,1002,rep,name=remove_first,json=removeFirst,proto3" json:"remove_first,omitempty"`
-	// Extension: what a Node of the group will be like, as far as that is known
-	// before there is one. Absent from servers that do not know it.
-	Node          *NodeShape `protobuf:"bytes,1003,opt,name=node,proto3" json:"node,omitempty"`
+	// Extension: the expected shape of the group's Nodes, as far as it is known
+	// before the first Node exists. Missing from servers that do not know it.
+	Node *NodeShape `protobuf:"bytes,1003,opt,name=node,proto3" json:"node,omitempty"`
+	// Extension: the settings of the last declarative UpsertGroup, as sent; empty
+	// when there was none. Missing from servers that do not know it.
+	Declared      *GroupSettings `protobuf:"bytes,1004,opt,name=declared,proto3" json:"declared,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -816,11 +830,18 @@ func (x *GroupStatus) GetNode() *NodeShape {
 	return nil
 }
 
-// ManagedInstances are the managed instances of a group, on-demand ones left
-// out. The message is present even when there are none.
+func (x *GroupStatus) GetDeclared() *GroupSettings {
+	if x != nil {
+		return x.Declared
+	}
+	return nil
+}
+
+// ManagedInstances are the managed instances of a group, without on-demand
+// instances. The message is present even when there are none.
 type ManagedInstances struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// By id: pending ones too, and those that are ending until they are gone.
+	// Sorted by id, pending and terminating instances included.
 	Instances     []*ManagedInstance `protobuf:"bytes,1,rep,name=instances,proto3" json:"instances,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -866,9 +887,9 @@ func (x *ManagedInstances) GetInstances() []*ManagedInstance {
 type ManagedInstance struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Id    string                 `protobuf:"bytes,1,opt,name=id,proto3" json:"id,omitempty"`
-	// Empty until the provider has given one.
+	// Empty until the provider has assigned one.
 	ProviderId string `protobuf:"bytes,2,opt,name=provider_id,json=providerId,proto3" json:"provider_id,omitempty"`
-	// In the words of InstanceStatusResponse.
+	// As in InstanceStatusResponse.
 	Status        string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	CreatedAt     *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -933,10 +954,79 @@ func (x *ManagedInstance) GetCreatedAt() *timestamppb.Timestamp {
 	return nil
 }
 
-// NodeShape is what a Node of a group will be like. What is not known is empty.
+// GroupSettings is a GroupConfig without size and args.
+type GroupSettings struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	Template      string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
+	InstanceType  string                 `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
+	Subnets       []string               `protobuf:"bytes,4,rep,name=subnets,proto3" json:"subnets,omitempty"`
+	Vars          map[string]string      `protobuf:"bytes,5,rep,name=vars,proto3" json:"vars,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *GroupSettings) Reset() {
+	*x = GroupSettings{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *GroupSettings) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*GroupSettings) ProtoMessage() {}
+
+func (x *GroupSettings) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use GroupSettings.ProtoReflect.Descriptor instead.
+func (*GroupSettings) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+}
+
+func (x *GroupSettings) GetTemplate() string {
+	if x != nil {
+		return x.Template
+	}
+	return ""
+}
+
+func (x *GroupSettings) GetInstanceType() string {
+	if x != nil {
+		return x.InstanceType
+	}
+	return ""
+}
+
+func (x *GroupSettings) GetSubnets() []string {
+	if x != nil {
+		return x.Subnets
+	}
+	return nil
+}
+
+func (x *GroupSettings) GetVars() map[string]string {
+	if x != nil {
+		return x.Vars
+	}
+	return nil
+}
+
+// NodeShape is the expected shape of a group's Nodes. Unknown fields are empty.
 type NodeShape struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// As GOARCH and GOOS name them.
+	// As in GOARCH and GOOS.
 	Architecture    string `protobuf:"bytes,1,opt,name=architecture,proto3" json:"architecture,omitempty"`
 	OperatingSystem string `protobuf:"bytes,2,opt,name=operating_system,json=operatingSystem,proto3" json:"operating_system,omitempty"`
 	// Quantities by resource, such as cpu and memory.
@@ -949,7 +1039,7 @@ type NodeShape struct {
 
 func (x *NodeShape) Reset() {
 	*x = NodeShape{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -961,7 +1051,7 @@ func (x *NodeShape) String() string {
 func (*NodeShape) ProtoMessage() {}
 
 func (x *NodeShape) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -974,7 +1064,7 @@ func (x *NodeShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShape.ProtoReflect.Descriptor instead.
 func (*NodeShape) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *NodeShape) GetArchitecture() string {
@@ -1024,7 +1114,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1036,7 +1126,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1049,7 +1139,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeTaint) GetKey() string {
@@ -1082,7 +1172,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1094,7 +1184,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1107,7 +1197,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -1119,12 +1209,12 @@ func (x *DeleteGroupRequest) GetKey() string {
 
 type CreateInstanceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Id chosen by the caller; when empty the server makes one.
+	// Id chosen by the caller; when empty the server generates one.
 	InstanceId string `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Mandatory.
 	Config *InstanceConfig `protobuf:"bytes,2,opt,name=config,proto3" json:"config,omitempty"`
-	// Extension: the same key gives the same instance again, for as long as it is
-	// remembered. Servers that do not know it ignore it.
+	// Extension: the same key returns the same instance for as long as the server
+	// has a record of it. Servers that do not know the field ignore it.
 	IdempotencyKey string `protobuf:"bytes,1000,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache
@@ -1132,7 +1222,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1144,7 +1234,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1157,7 +1247,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -1185,7 +1275,7 @@ type InstanceConfig struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Mandatory group id.
 	Group string `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// Optional overrides of what the group says.
+	// Optional overrides of the group's values.
 	Template      string            `protobuf:"bytes,2,opt,name=template,proto3" json:"template,omitempty"`
 	InstanceType  string            `protobuf:"bytes,3,opt,name=instance_type,json=instanceType,proto3" json:"instance_type,omitempty"`
 	SubnetPool    string            `protobuf:"bytes,4,opt,name=subnet_pool,json=subnetPool,proto3" json:"subnet_pool,omitempty"`
@@ -1196,7 +1286,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1208,7 +1298,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1221,7 +1311,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -1269,7 +1359,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1281,7 +1371,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1294,7 +1384,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -1320,7 +1410,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1332,7 +1422,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1345,7 +1435,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1365,7 +1455,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1377,7 +1467,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1390,7 +1480,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -1409,7 +1499,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1421,7 +1511,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1434,7 +1524,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1449,14 +1539,14 @@ type InstanceStatusResponse struct {
 	InstanceId string                 `protobuf:"bytes,1,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	Tenant     string                 `protobuf:"bytes,2,opt,name=tenant,proto3" json:"tenant,omitempty"`
 	// Open set: pending, running, terminating, terminated and others. This
-	// server knows stopped and failed too; an instance that drains is running.
+	// server also uses stopped and failed; a draining instance is running.
 	Status    string                 `protobuf:"bytes,3,opt,name=status,proto3" json:"status,omitempty"`
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
 	LastSeen  *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=last_seen,json=lastSeen,proto3" json:"last_seen,omitempty"`
-	// Provider id as the provider gave it.
+	// Provider id as assigned by the provider.
 	ProviderInstanceId string `protobuf:"bytes,6,opt,name=provider_instance_id,json=providerInstanceId,proto3" json:"provider_instance_id,omitempty"`
-	// Extension: set while the instance drains, to when it is deleted at the
-	// latest. Servers that do not know it never set it.
+	// Extension: the latest time at which a draining instance is deleted, unset
+	// for other instances. Servers that do not know the field never set it.
 	DeleteAt      *timestamppb.Timestamp `protobuf:"bytes,1000,opt,name=delete_at,json=deleteAt,proto3" json:"delete_at,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1464,7 +1554,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1476,7 +1566,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1489,7 +1579,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -1550,7 +1640,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1562,7 +1652,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1575,7 +1665,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -1588,7 +1678,7 @@ func (x *DrainAckRequest) GetInstanceId() string {
 type GroupEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	Type  GroupEvent_Type        `protobuf:"varint,1,opt,name=type,proto3,enum=nstance.v1.GroupEvent_Type" json:"type,omitempty"`
-	// Whole on an upsert; on a delete only key and tenant.
+	// Complete on an upsert; only key and tenant on a delete.
 	Group         *GroupStatus `protobuf:"bytes,2,opt,name=group,proto3" json:"group,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1596,7 +1686,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1698,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1711,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -1649,7 +1739,7 @@ type InstanceEvent struct {
 	Status string `protobuf:"bytes,5,opt,name=status,proto3" json:"status,omitempty"`
 	// For example unhealthy or config-drift.
 	Reason string `protobuf:"bytes,6,opt,name=reason,proto3" json:"reason,omitempty"`
-	// When the trouble or the drain began.
+	// When the health problem or the drain began.
 	UnhealthyAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=unhealthy_at,json=unhealthyAt,proto3" json:"unhealthy_at,omitempty"`
 	// Start of the drain plus the drain timeout.
 	DeleteAt      *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=delete_at,json=deleteAt,proto3" json:"delete_at,omitempty"`
@@ -1659,7 +1749,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1671,7 +1761,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1684,7 +1774,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -1756,7 +1846,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1768,7 +1858,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1781,7 +1871,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -1823,7 +1913,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1835,7 +1925,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1848,7 +1938,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -1883,7 +1973,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1895,7 +1985,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1908,7 +1998,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -1942,7 +2032,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1954,7 +2044,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1967,7 +2057,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -1995,7 +2085,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2007,7 +2097,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2020,7 +2110,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -2053,7 +2143,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2065,7 +2155,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2078,7 +2168,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -2099,7 +2189,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2111,7 +2201,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2124,7 +2214,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -2159,7 +2249,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2171,7 +2261,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2184,7 +2274,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -2227,11 +2317,12 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15RefreshConfigResponse\x12\x18\n" +
 	"\aupdated\x18\x01 \x01(\bR\aupdated\x12\x1b\n" +
 	"\tprev_etag\x18\x02 \x01(\tR\bprevEtag\x12\x12\n" +
-	"\x04etag\x18\x03 \x01(\tR\x04etag\"{\n" +
+	"\x04etag\x18\x03 \x01(\tR\x04etag\"\x9e\x01\n" +
 	"\x12UpsertGroupRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
 	"\x06config\x18\x02 \x01(\v2\x17.nstance.v1.GroupConfigR\x06config\x12\"\n" +
-	"\fremove_first\x18\xe8\a \x03(\tR\vremoveFirst\"\xdc\x02\n" +
+	"\fremove_first\x18\xe8\a \x03(\tR\vremoveFirst\x12!\n" +
+	"\vdeclarative\x18\xe9\a \x01(\bR\vdeclarative\"\xdc\x02\n" +
 	"\vGroupConfig\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12#\n" +
@@ -2246,7 +2337,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xb5\x04\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xed\x04\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2264,7 +2355,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\bdeleting\x18\xe8\a \x01(\bR\bdeleting\x12;\n" +
 	"\tinstances\x18\xe9\a \x01(\v2\x1c.nstance.v1.ManagedInstancesR\tinstances\x12\"\n" +
 	"\fremove_first\x18\xea\a \x03(\tR\vremoveFirst\x12*\n" +
-	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x1a7\n" +
+	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x126\n" +
+	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
@@ -2276,7 +2368,15 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"providerId\x12\x16\n" +
 	"\x06status\x18\x03 \x01(\tR\x06status\x129\n" +
 	"\n" +
-	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xfd\x02\n" +
+	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\"\xdc\x01\n" +
+	"\rGroupSettings\x12\x1a\n" +
+	"\btemplate\x18\x01 \x01(\tR\btemplate\x12#\n" +
+	"\rinstance_type\x18\x03 \x01(\tR\finstanceType\x12\x18\n" +
+	"\asubnets\x18\x04 \x03(\tR\asubnets\x127\n" +
+	"\x04vars\x18\x05 \x03(\v2#.nstance.v1.GroupSettings.VarsEntryR\x04vars\x1a7\n" +
+	"\tVarsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xfd\x02\n" +
 	"\tNodeShape\x12\"\n" +
 	"\farchitecture\x18\x01 \x01(\tR\farchitecture\x12)\n" +
 	"\x10operating_system\x18\x02 \x01(\tR\x0foperatingSystem\x12?\n" +
@@ -2441,7 +2541,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 37)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -2457,108 +2557,112 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*GroupStatus)(nil),              // 11: nstance.v1.GroupStatus
 	(*ManagedInstances)(nil),         // 12: nstance.v1.ManagedInstances
 	(*ManagedInstance)(nil),          // 13: nstance.v1.ManagedInstance
-	(*NodeShape)(nil),                // 14: nstance.v1.NodeShape
-	(*NodeTaint)(nil),                // 15: nstance.v1.NodeTaint
-	(*DeleteGroupRequest)(nil),       // 16: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 17: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 18: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 19: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 20: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 21: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 22: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 23: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 24: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 25: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 26: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 27: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 28: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 29: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 30: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 31: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 32: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 33: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 34: nstance.v1.ListenerActivity
-	nil,                              // 35: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 36: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 37: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 38: nstance.v1.NodeShape.CapacityEntry
-	nil,                              // 39: nstance.v1.NodeShape.LabelsEntry
-	nil,                              // 40: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 41: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 42: google.protobuf.Empty
+	(*GroupSettings)(nil),            // 14: nstance.v1.GroupSettings
+	(*NodeShape)(nil),                // 15: nstance.v1.NodeShape
+	(*NodeTaint)(nil),                // 16: nstance.v1.NodeTaint
+	(*DeleteGroupRequest)(nil),       // 17: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 18: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 19: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 20: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 21: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 22: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 23: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 24: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 25: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 26: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 27: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 28: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 29: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 30: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 31: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 32: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 33: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 34: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 35: nstance.v1.ListenerActivity
+	nil,                              // 36: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 37: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 38: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 39: nstance.v1.GroupSettings.VarsEntry
+	nil,                              // 40: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 41: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 42: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 43: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 44: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	41, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	41, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	43, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	43, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	9,  // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
-	35, // 3: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	36, // 4: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	36, // 3: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	37, // 4: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
 	11, // 5: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	37, // 6: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	38, // 6: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
 	12, // 7: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
-	14, // 8: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
-	13, // 9: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
-	41, // 10: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
-	38, // 11: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
-	39, // 12: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
-	15, // 13: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
-	18, // 14: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	40, // 15: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	41, // 16: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	41, // 17: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	41, // 18: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 19: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	11, // 20: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	41, // 21: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	41, // 22: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	41, // 23: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	41, // 24: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 25: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 26: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	41, // 27: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 28: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 29: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 30: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	41, // 31: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	34, // 32: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	41, // 33: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 34: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	42, // 35: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	42, // 36: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	42, // 37: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 38: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	16, // 39: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	17, // 40: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	20, // 41: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	22, // 42: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	24, // 43: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	28, // 44: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	30, // 45: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	32, // 46: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	42, // 47: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	42, // 48: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	42, // 49: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 50: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 51: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 52: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	10, // 53: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	11, // 54: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	42, // 55: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	19, // 56: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	21, // 57: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	23, // 58: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	42, // 59: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	29, // 60: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	31, // 61: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	33, // 62: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	25, // 63: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	26, // 64: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	27, // 65: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	50, // [50:66] is the sub-list for method output_type
-	34, // [34:50] is the sub-list for method input_type
-	34, // [34:34] is the sub-list for extension type_name
-	34, // [34:34] is the sub-list for extension extendee
-	0,  // [0:34] is the sub-list for field type_name
+	15, // 8: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	14, // 9: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
+	13, // 10: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	43, // 11: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	39, // 12: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
+	40, // 13: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	41, // 14: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	16, // 15: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	19, // 16: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	42, // 17: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	43, // 18: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	43, // 19: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	43, // 20: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 21: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	11, // 22: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	43, // 23: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	43, // 24: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	43, // 25: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	43, // 26: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 27: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 28: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	43, // 29: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 30: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 31: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 32: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	43, // 33: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	35, // 34: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	43, // 35: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 36: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	44, // 37: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	44, // 38: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	44, // 39: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 40: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	17, // 41: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	18, // 42: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	21, // 43: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	23, // 44: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	25, // 45: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	29, // 46: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	31, // 47: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	33, // 48: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	44, // 49: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	44, // 50: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	44, // 51: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 52: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 53: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 54: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	10, // 55: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	11, // 56: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	44, // 57: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	20, // 58: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	22, // 59: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	24, // 60: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	44, // 61: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	30, // 62: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	32, // 63: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	34, // 64: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	26, // 65: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	27, // 66: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	28, // 67: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	52, // [52:68] is the sub-list for method output_type
+	36, // [36:52] is the sub-list for method input_type
+	36, // [36:36] is the sub-list for extension type_name
+	36, // [36:36] is the sub-list for extension extendee
+	0,  // [0:36] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -2566,19 +2670,19 @@ func file_nstance_v1_operator_proto_init() {
 	if File_nstance_v1_operator_proto != nil {
 		return
 	}
-	file_nstance_v1_operator_proto_msgTypes[24].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[25].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[26].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[28].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[30].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[31].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   37,
+			NumMessages:   39,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -50,7 +50,7 @@ const (
 type OperatorServiceClient interface {
 	// RenewCertificate issues a new leaf for the caller. Cluster leader only.
 	RenewCertificate(ctx context.Context, in *RenewCertificateRequest, opts ...grpc.CallOption) (*RenewCertificateResponse, error)
-	// GetConfigStatus tells which shard configuration is loaded.
+	// GetConfigStatus returns which shard configuration is loaded.
 	GetConfigStatus(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*ConfigStatusResponse, error)
 	// RefreshConfig loads the shard configuration again if it changed.
 	RefreshConfig(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (*RefreshConfigResponse, error)
@@ -59,27 +59,27 @@ type OperatorServiceClient interface {
 	// UpsertGroup creates a dynamic group or changes a group.
 	UpsertGroup(ctx context.Context, in *UpsertGroupRequest, opts ...grpc.CallOption) (*GroupStatus, error)
 	// DeleteGroup removes what UpsertGroup stored: a static group returns to its
-	// configured values, a dynamic one is scaled to zero and disappears.
+	// configured values, a dynamic one is scaled to zero and then deleted.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
-	// CreateInstance makes one on-demand instance beside the group's size.
+	// CreateInstance creates one on-demand instance. No group size counts it.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
-	// DeleteInstance ends one instance at once, without a drain. The group of a
-	// managed one makes another in its place.
+	// DeleteInstance deletes one instance at once, without a drain. The group of a
+	// managed one creates a replacement.
 	DeleteInstance(ctx context.Context, in *DeleteInstanceRequest, opts ...grpc.CallOption) (*DeleteInstanceResponse, error)
-	// GetInstanceStatus tells the state of one instance.
+	// GetInstanceStatus returns the state of one instance.
 	GetInstanceStatus(ctx context.Context, in *GetInstanceStatusRequest, opts ...grpc.CallOption) (*InstanceStatusResponse, error)
-	// AcknowledgeDrained tells that an instance's node is drained; the server
+	// AcknowledgeDrained reports that an instance's node is drained; the server
 	// deletes the instance at once.
 	AcknowledgeDrained(ctx context.Context, in *DrainAckRequest, opts ...grpc.CallOption) (*emptypb.Empty, error)
 	// SleepTenant puts a tenant to sleep.
 	SleepTenant(ctx context.Context, in *SleepTenantRequest, opts ...grpc.CallOption) (*SleepTenantResponse, error)
 	// WakeTenant wakes a tenant.
 	WakeTenant(ctx context.Context, in *WakeTenantRequest, opts ...grpc.CallOption) (*WakeTenantResponse, error)
-	// GetTenantStatus tells whether a tenant sleeps.
+	// GetTenantStatus reports whether a tenant is asleep.
 	GetTenantStatus(ctx context.Context, in *GetTenantStatusRequest, opts ...grpc.CallOption) (*GetTenantStatusResponse, error)
 	// WatchGroups sends one upsert per existing group, then live changes.
 	WatchGroups(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (grpc.ServerStreamingClient[GroupEvent], error)
-	// WatchInstances sends the present drains, then live changes.
+	// WatchInstances sends the current drains, then live changes.
 	WatchInstances(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (grpc.ServerStreamingClient[InstanceEvent], error)
 	// WatchErrors sends errors as they happen. There is no snapshot.
 	WatchErrors(ctx context.Context, in *emptypb.Empty, opts ...grpc.CallOption) (grpc.ServerStreamingClient[ErrorEvent], error)
@@ -289,7 +289,7 @@ type OperatorService_WatchErrorsClient = grpc.ServerStreamingClient[ErrorEvent]
 type OperatorServiceServer interface {
 	// RenewCertificate issues a new leaf for the caller. Cluster leader only.
 	RenewCertificate(context.Context, *RenewCertificateRequest) (*RenewCertificateResponse, error)
-	// GetConfigStatus tells which shard configuration is loaded.
+	// GetConfigStatus returns which shard configuration is loaded.
 	GetConfigStatus(context.Context, *emptypb.Empty) (*ConfigStatusResponse, error)
 	// RefreshConfig loads the shard configuration again if it changed.
 	RefreshConfig(context.Context, *emptypb.Empty) (*RefreshConfigResponse, error)
@@ -298,27 +298,27 @@ type OperatorServiceServer interface {
 	// UpsertGroup creates a dynamic group or changes a group.
 	UpsertGroup(context.Context, *UpsertGroupRequest) (*GroupStatus, error)
 	// DeleteGroup removes what UpsertGroup stored: a static group returns to its
-	// configured values, a dynamic one is scaled to zero and disappears.
+	// configured values, a dynamic one is scaled to zero and then deleted.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*emptypb.Empty, error)
-	// CreateInstance makes one on-demand instance beside the group's size.
+	// CreateInstance creates one on-demand instance. No group size counts it.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
-	// DeleteInstance ends one instance at once, without a drain. The group of a
-	// managed one makes another in its place.
+	// DeleteInstance deletes one instance at once, without a drain. The group of a
+	// managed one creates a replacement.
 	DeleteInstance(context.Context, *DeleteInstanceRequest) (*DeleteInstanceResponse, error)
-	// GetInstanceStatus tells the state of one instance.
+	// GetInstanceStatus returns the state of one instance.
 	GetInstanceStatus(context.Context, *GetInstanceStatusRequest) (*InstanceStatusResponse, error)
-	// AcknowledgeDrained tells that an instance's node is drained; the server
+	// AcknowledgeDrained reports that an instance's node is drained; the server
 	// deletes the instance at once.
 	AcknowledgeDrained(context.Context, *DrainAckRequest) (*emptypb.Empty, error)
 	// SleepTenant puts a tenant to sleep.
 	SleepTenant(context.Context, *SleepTenantRequest) (*SleepTenantResponse, error)
 	// WakeTenant wakes a tenant.
 	WakeTenant(context.Context, *WakeTenantRequest) (*WakeTenantResponse, error)
-	// GetTenantStatus tells whether a tenant sleeps.
+	// GetTenantStatus reports whether a tenant is asleep.
 	GetTenantStatus(context.Context, *GetTenantStatusRequest) (*GetTenantStatusResponse, error)
 	// WatchGroups sends one upsert per existing group, then live changes.
 	WatchGroups(*emptypb.Empty, grpc.ServerStreamingServer[GroupEvent]) error
-	// WatchInstances sends the present drains, then live changes.
+	// WatchInstances sends the current drains, then live changes.
 	WatchInstances(*emptypb.Empty, grpc.ServerStreamingServer[InstanceEvent]) error
 	// WatchErrors sends errors as they happen. There is no snapshot.
 	WatchErrors(*emptypb.Empty, grpc.ServerStreamingServer[ErrorEvent]) error

@@ -31,7 +31,7 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // RegistrationService exchanges a one-use nonce and a public key for a client
-// certificate. Callers are anonymous: the nonce is their proof.
+// certificate. Callers are anonymous: the nonce authenticates them.
 type RegistrationServiceClient interface {
 	// RegisterAgent registers the agent of one instance. Shard leader only.
 	RegisterAgent(ctx context.Context, in *RegisterClientRequest, opts ...grpc.CallOption) (*RegisterClientResponse, error)
@@ -72,7 +72,7 @@ func (c *registrationServiceClient) RegisterOperator(ctx context.Context, in *Re
 // for forward compatibility.
 //
 // RegistrationService exchanges a one-use nonce and a public key for a client
-// certificate. Callers are anonymous: the nonce is their proof.
+// certificate. Callers are anonymous: the nonce authenticates them.
 type RegistrationServiceServer interface {
 	// RegisterAgent registers the agent of one instance. Shard leader only.
 	RegisterAgent(context.Context, *RegisterClientRequest) (*RegisterClientResponse, error)

@@ -17,13 +17,13 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// The wire contract, spelled out a second time. Servers and operators of other
-// versions hold it too, so what is here must never change or go, and a new field
-// or message that they do not know gets a number from 1000 up.
+// wire repeats the definitions of docs/protocol.md. Servers and operators of other
+// versions depend on them, so no line may be changed or removed. A field that is added
+// to an existing message gets a number from 1000 (docs/protocol.md#extensions).
 //
-// One line is one service method, message, field or enum value. The generated
-// descriptors must give exactly these lines.
-const contract = `
+// Each line is a service method, message, field or enum value. The generated
+// descriptors must have exactly these lines.
+const wire = `
 package nstance.v1
 
 /nstance.v1.RegistrationService/RegisterAgent (RegisterClientRequest) returns (RegisterClientResponse)
@@ -77,6 +77,7 @@ message UpsertGroupRequest
   key 1 string
   config 2 GroupConfig
   remove_first 1000 repeated string
+  declarative 1001 bool
 message GroupConfig
   template 1 string
   size 2 int32
@@ -102,6 +103,7 @@ message GroupStatus
   instances 1001 ManagedInstances
   remove_first 1002 repeated string
   node 1003 NodeShape
+  declared 1004 GroupSettings
 message ManagedInstances
   instances 1 repeated ManagedInstance
 message ManagedInstance
@@ -109,6 +111,11 @@ message ManagedInstance
   provider_id 2 string
   status 3 string
   created_at 4 google.protobuf.Timestamp
+message GroupSettings
+  template 1 string
+  instance_type 3 string
+  subnets 4 repeated string
+  vars 5 map<string, string>
 message NodeShape
   architecture 1 string
   operating_system 2 string
@@ -207,7 +214,7 @@ message ListenerActivity
   idle_since 3 optional google.protobuf.Timestamp
 `
 
-func TestWireContract(t *testing.T) {
+func TestDefinitionsAreUnchanged(t *testing.T) {
 	var got []string
 	for _, file := range []protoreflect.FileDescriptor{
 		nstancev1.File_nstance_v1_registration_proto,
@@ -222,22 +229,22 @@ func TestWireContract(t *testing.T) {
 		got = append(got, messages(file.Messages())...)
 	}
 	got = unique(got)
-	want := unique(withParents(lines(contract)))
+	want := unique(withParents(lines(wire)))
 	for _, line := range want {
 		if !slices.Contains(got, line) {
-			t.Errorf("the contract has, and the definitions have not: %s", line)
+			t.Errorf("missing in the definitions: %s", line)
 		}
 	}
 	for _, line := range got {
 		if !slices.Contains(want, line) {
-			t.Errorf("the definitions have, and the contract has not: %s", line)
+			t.Errorf("missing in this test: %s", line)
 		}
 	}
 }
 
-// TestOneSubnetIsAPlainString shows that peers which know one string where we
-// have several read and write the same bytes for one entry.
-func TestOneSubnetIsAPlainString(t *testing.T) {
+// Peers may define subnets as a single string. For one entry they read and write the
+// same bytes.
+func TestOneSubnetIsEncodedAsAString(t *testing.T) {
 	for name, c := range map[string]struct {
 		message proto.Message
 		number  protowire.Number
@@ -326,8 +333,8 @@ func enums(list protoreflect.EnumDescriptors) []string {
 	return out
 }
 
-// fieldType is the type as it is written in a proto file, with its cardinality
-// and the proto3 mark of presence. A field of a real oneof names it.
+// fieldType returns the type as in a .proto file, with its cardinality and the proto3
+// keyword optional. For a field of a oneof it includes the name of the oneof.
 func fieldType(field protoreflect.FieldDescriptor) string {
 	if field.IsMap() {
 		return fmt.Sprintf("map<%s, %s>", fieldType(field.MapKey()), fieldType(field.MapValue()))
@@ -350,7 +357,7 @@ func fieldType(field protoreflect.FieldDescriptor) string {
 	return name
 }
 
-// typeName is the full name, without the package if it is ours.
+// typeName returns the full name, without the package nstance.v1.
 func typeName(descriptor protoreflect.Descriptor) string {
 	return strings.TrimPrefix(string(descriptor.FullName()), "nstance.v1.")
 }
@@ -365,7 +372,8 @@ func lines(text string) []string {
 	return out
 }
 
-// withParents replaces the indentation of a field or value by the title above.
+// withParents replaces the indentation of a field or value by the title of its message
+// or enum.
 func withParents(list []string) []string {
 	var title string
 	for i, line := range list {

@@ -3,112 +3,110 @@
 
 package v1beta1
 
-// Condition types. Ready means the same on every kind: what the spec asks for
-// is what there is.
+// Condition types. Ready means the same on every kind: the actual state is the state
+// that the spec requests.
 const (
 	// ConditionReady is on every kind.
 	ConditionReady = "Ready"
-	// ConditionShardsReachable, on a pool, is true while every shard of the
-	// pool is connected.
+	// ConditionShardsReachable, on a pool, is true while all shards of the pool are
+	// connected.
 	ConditionShardsReachable = "ShardsReachable"
 	// ConditionShardReachable, on a shard group, is true while its shard is
 	// connected.
 	ConditionShardReachable = "ShardReachable"
-	// ConditionConfigValid, on a shard group, is false when the shard refused
-	// the group's configuration.
+	// ConditionConfigValid, on a shard group, is false while the shard rejects the
+	// configuration of the group.
 	ConditionConfigValid = "ConfigValid"
-	// ConditionInstanceCreated, on a machine, is true once its shard has taken the
-	// order of its instance.
+	// ConditionInstanceCreated, on an NstanceMachine, is true once the shard has
+	// accepted the create request of the instance.
 	ConditionInstanceCreated = "InstanceCreated"
-	// ConditionServerDeleted, on a machine, is true once its shard has ended the
-	// instance by itself; the reason is ServerDeleted, the message the shard's
-	// (operator document).
+	// ConditionServerDeleted, on an NstanceMachine, is true once the shard has deleted
+	// the instance on its own; the message is the reason that the shard reports.
 	ConditionServerDeleted = "ServerDeleted"
-	// ConditionDrainsProgressing, on a shard group and a machine, is false while
-	// something keeps a Node from being drained. It is there since the first
-	// drain.
+	// ConditionDrainsProgressing, on a shard group and an NstanceMachine, is false while
+	// a drain is blocked. The condition exists after the first drain.
 	ConditionDrainsProgressing = "DrainsProgressing"
-	// ConditionMachinesEnabled, on a pool, is true while each of its instances has
-	// a Machine.
+	// ConditionMachinesEnabled, on a pool, is true while each of its instances gets a
+	// Machine.
 	ConditionMachinesEnabled = "MachinesEnabled"
-	// ConditionPaused, on a pool and a cluster, is true while it, its Cluster, or
-	// the pool's MachinePool is paused: nothing is written to shards or to specs
-	// (CAPI contract).
+	// ConditionPaused, on all kinds but the shard group and the template, is true while
+	// the object, its Cluster, or its MachinePool or Machine is paused: the operator
+	// changes no shard and no spec (docs/capi.md#pause).
 	ConditionPaused = "Paused"
-	// ConditionKubeconfigAvailable, on a cluster, is false while the Secret is
-	// missing with which Cluster API reaches the Nodes.
+	// ConditionKubeconfigAvailable, on a cluster, is false while the Secret with which
+	// Cluster API reaches the Nodes is missing or not usable.
 	ConditionKubeconfigAvailable = "KubeconfigAvailable"
-	// ConditionAvailable, on a cluster, stands for the availability of the
-	// control plane, which Nstance does not manage (CAPI contract).
+	// ConditionAvailable, on a cluster, is the availability of the control plane, which
+	// Nstance does not manage: it is always true (docs/capi.md#conditions).
 	ConditionAvailable = "Available"
 )
 
-// Condition reasons that are the same on several kinds.
+// Condition reasons that several kinds share. docs/operations.md describes what to do.
 const (
-	// ReasonReady: everything is as the spec asks.
+	// ReasonReady: the actual state is the requested state.
 	ReasonReady = "Ready"
 	// ReasonReachable: the shard or shards are connected.
 	ReasonReachable = "Reachable"
-	// ReasonShardUnreachable: a shard is configured but does not answer.
+	// ReasonShardUnreachable: a shard is configured but not connected.
 	ReasonShardUnreachable = "ShardUnreachable"
-	// ReasonUnknownShard: a shard is named that is not configured.
+	// ReasonUnknownShard: a shard is not configured.
 	ReasonUnknownShard = "UnknownShard"
-	// ReasonNotSynced: a shard has not been read completely since this
-	// operator started, so nothing is decided from what it has.
+	// ReasonNotSynced: the cache of a shard is not complete yet, so the operator decides
+	// nothing from it.
 	ReasonNotSynced = "NotSynced"
-	// ReasonConfigRejected: the shard refused the configuration; the message
-	// holds its words.
+	// ReasonConfigRejected: the shard rejects the configuration; the message is the
+	// message of the shard.
 	ReasonConfigRejected = "ConfigRejected"
-	// ReasonConfigAccepted: the shard has taken the configuration.
+	// ReasonConfigAccepted: the shard has accepted the configuration.
 	ReasonConfigAccepted = "ConfigAccepted"
-	// ReasonUpsertFailed: the shard answered with an error that is neither a
-	// refusal nor a lost connection; the message holds its words.
+	// ReasonUpsertFailed: the shard returned an error that is neither a rejection nor a
+	// lost connection; the message is the message of the shard.
 	ReasonUpsertFailed = "UpsertFailed"
-	// ReasonScaling: the number of running instances is not yet the wanted one.
+	// ReasonScaling: the number of running instances is not the desired one yet.
 	ReasonScaling = "Scaling"
-	// ReasonProviderError: the shard's provider refuses to make or end instances;
-	// the message holds its words.
+	// ReasonProviderError: the provider of the shard fails to create or delete
+	// instances; the message is the message of the provider.
 	ReasonProviderError = "ProviderError"
-	// ReasonPaused and ReasonNotPaused: whether somebody has paused the object.
+	// ReasonPaused and ReasonNotPaused: whether the object is paused.
 	ReasonPaused    = "Paused"
 	ReasonNotPaused = "NotPaused"
 	// ReasonDeleting: the object is being deleted and waits for its shard.
 	ReasonDeleting = "Deleting"
-	// ReasonNoMachinePool: there is no MachinePool that says how many replicas.
+	// ReasonNoMachinePool: the pool has no MachinePool, which would set the replicas.
 	ReasonNoMachinePool = "NoMachinePool"
-	// ReasonMachinePoolConflict: it is not clear which MachinePool says how many
-	// replicas.
+	// ReasonMachinePoolConflict: several MachinePools refer to the pool, or the
+	// MachinePool of its name refers to another object.
 	ReasonMachinePoolConflict = "MachinePoolConflict"
 	// ReasonGroupInUse: another pool has the same group on the same shard.
 	ReasonGroupInUse = "GroupInUse"
-	// ReasonWaitingForMachine: Cluster API has not made a Machine the owner yet.
+	// ReasonWaitingForMachine: Cluster API has not set the owner Machine yet.
 	ReasonWaitingForMachine = "WaitingForMachine"
-	// ReasonNoShard: no shard that can be reached has the group.
+	// ReasonNoShard: no connected shard has the group.
 	ReasonNoShard = "NoShard"
-	// ReasonInstanceCreated: the shard has taken the order of the instance.
+	// ReasonInstanceCreated: the shard has accepted the create request of the instance.
 	ReasonInstanceCreated = "InstanceCreated"
-	// ReasonInstanceRefused: the shard refuses to make the instance; the message
-	// holds its words.
+	// ReasonInstanceRefused: the shard rejects the create request; the message is the
+	// message of the shard.
 	ReasonInstanceRefused = "InstanceRefused"
-	// ReasonProvisioning: the instance does not run yet.
+	// ReasonProvisioning: the instance is not running yet.
 	ReasonProvisioning = "Provisioning"
-	// ReasonMachinesEnabled and ReasonMachinesDisabled: whether the instances of a
-	// pool have Machines, as the pool asks.
+	// ReasonMachinesEnabled and ReasonMachinesDisabled: whether the instances of a pool
+	// have Machines, as spec.machines requests.
 	ReasonMachinesEnabled  = "Enabled"
 	ReasonMachinesDisabled = "Disabled"
-	// ReasonUnsupportedByServer: a shard's server cannot do what is asked for; the
+	// ReasonUnsupportedByServer: the server of a shard does not support the request; the
 	// message names the shard.
 	ReasonUnsupportedByServer = "UnsupportedByServer"
 	// ReasonInstanceFailed: the instance has stopped or failed.
 	ReasonInstanceFailed = "InstanceFailed"
-	// ReasonServerDeleted: the shard has ended the instance by itself.
+	// ReasonServerDeleted: the shard has deleted the instance on its own.
 	ReasonServerDeleted = "ServerDeleted"
-	// ReasonDraining: at least one Node is being drained, and nothing keeps it.
+	// ReasonDraining: at least one Node is being drained, and no drain is blocked.
 	ReasonDraining = "Draining"
 	// ReasonNoDrains: no Node is being drained.
 	ReasonNoDrains = "NoDrains"
-	// ReasonDrainBlocked: something keeps a Node from being drained; the message
-	// names Node, Pod and PodDisruptionBudget.
+	// ReasonDrainBlocked: a drain is blocked; the message names Node, Pod and
+	// PodDisruptionBudget.
 	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"

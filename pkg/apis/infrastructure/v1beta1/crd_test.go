@@ -20,7 +20,7 @@ import (
 	"nstance.dev/operator/pkg/identifier/identifiertest"
 )
 
-// crds are the definitions that are installed, by kind.
+// crds returns the definitions in manifests/crd, by kind.
 func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "..", "..", "..", "manifests", "crd", GroupName+"_*.yaml"))
@@ -70,18 +70,18 @@ func TestEveryKindHasADefinition(t *testing.T) {
 	}
 }
 
-// Cluster API finds the kinds by these (CAPI contract).
+// Cluster API finds the kinds by the label of the contract (docs/capi.md).
 func TestDefinitionsFollowTheContract(t *testing.T) {
 	shortNames := map[string]string{
 		"NstanceCluster": "nsc", "NstanceMachinePool": "nsmp", "NstanceShardGroup": "nssg", "NstanceMachine": "nsm", "NstanceMachineTemplate": "nsmt",
 	}
 	for kind, definition := range crds(t) {
 		if got := definition.Labels["cluster.x-k8s.io/v1beta2"]; got != SchemeGroupVersion.Version {
-			t.Errorf("%s: the label of the contract says %q", kind, got)
+			t.Errorf("%s: the label of the contract is %q", kind, got)
 		}
 		names := definition.Spec.Names
 		if want := strings.ToLower(kind) + "s." + GroupName; definition.Name != want {
-			t.Errorf("%s: the definition is called %q, want %q", kind, definition.Name, want)
+			t.Errorf("%s: the name of the definition is %q, want %q", kind, definition.Name, want)
 		}
 		if !slices.Equal(names.Categories, []string{"cluster-api"}) || !slices.Equal(names.ShortNames, []string{shortNames[kind]}) {
 			t.Errorf("%s: categories %q, short names %q", kind, names.Categories, names.ShortNames)
@@ -101,12 +101,12 @@ func TestDefinitionsFollowTheContract(t *testing.T) {
 			t.Errorf("%s: status subresource %t, want %t", kind, hasStatus, want)
 		}
 		if got := schemaOf(definition).Properties["status"]; hasStatus && (got.Properties["failureReason"].Type != "" || got.Properties["failureMessage"].Type != "") {
-			t.Errorf("%s: has a failureReason or failureMessage, of which Cluster API panics", kind)
+			t.Errorf("%s: has failureReason or failureMessage; Cluster API panics when it reads them", kind)
 		}
 	}
 }
 
-func TestColumnsShowFieldsThatThereAre(t *testing.T) {
+func TestColumnsShowExistingFields(t *testing.T) {
 	want := map[string][]string{
 		"NstanceCluster":         {"Ready", "Endpoint", "Age"},
 		"NstanceMachinePool":     {"Group", "Desired", "Actual", "Draining", "Shards", "Reachable", "Static", "Ready", "Age"},
@@ -121,7 +121,7 @@ func TestColumnsShowFieldsThatThereAre(t *testing.T) {
 			field := resolve(schemaOf(definition), column.JSONPath)
 			switch {
 			case field == nil:
-				t.Errorf("%s: column %s shows %s, which is no field", kind, column.Name, column.JSONPath)
+				t.Errorf("%s: column %s shows %s, which does not exist", kind, column.Name, column.JSONPath)
 			case column.Type == "date" && field.Format == "date-time":
 			case column.Type != field.Type:
 				t.Errorf("%s: column %s is a %s and %s a %s", kind, column.Name, column.Type, column.JSONPath, field.Type)
@@ -135,13 +135,13 @@ func TestColumnsShowFieldsThatThereAre(t *testing.T) {
 
 var element = regexp.MustCompile(`^([A-Za-z]+)(\[\?\(@\.([A-Za-z]+)==".*"\)\])?$`)
 
-// resolve is the field of a schema that a column's path shows, nil when there is
-// none. A filter goes from a list to its element.
+// resolve returns the field of a schema at the path of a column, nil if there is none.
+// A filter selects an element of a list.
 func resolve(at *apiextensionsv1.JSONSchemaProps, path string) *apiextensionsv1.JSONSchemaProps {
 	if path == ".metadata.creationTimestamp" {
 		return &apiextensionsv1.JSONSchemaProps{Type: "string", Format: "date-time"}
 	}
-	// The dot in a filter separates nothing.
+	// The dot in a filter is not a separator.
 	for name := range strings.SplitSeq(strings.ReplaceAll(strings.TrimPrefix(path, "."), "@.", "@"), ".") {
 		parts := element.FindStringSubmatch(strings.ReplaceAll(name, "@", "@."))
 		if parts == nil {
@@ -166,7 +166,7 @@ func resolve(at *apiextensionsv1.JSONSchemaProps, path string) *apiextensionsv1.
 	return at
 }
 
-// The rule for identifiers is one, here and in package identifier.
+// The definitions and package identifier have the same rule.
 func TestIdentifiersInDefinitions(t *testing.T) {
 	definitions := crds(t)
 	for kind, paths := range map[string][]string{
@@ -193,8 +193,8 @@ func TestIdentifiersInDefinitions(t *testing.T) {
 	}
 }
 
-// accepts tells whether a schema of an identifier accepts value. Of CEL it knows
-// the one rule that identifiers have.
+// accepts reports whether the schema of an identifier accepts value. It evaluates only
+// the CEL rule of identifiers.
 func accepts(t *testing.T, field *apiextensionsv1.JSONSchemaProps, value string) bool {
 	t.Helper()
 	contains := slices.ContainsFunc(field.XValidations, func(rule apiextensionsv1.ValidationRule) bool {

@@ -7,51 +7,51 @@ import "nstance.dev/operator/pkg/identifier"
 
 // Labels and finalizers.
 const (
-	// LabelGroup is the Nstance group an object stands for.
+	// LabelGroup is the Nstance group of an object.
 	LabelGroup = "nstance.dev/group"
-	// LabelShard is the shard an object stands for.
+	// LabelShard is the shard of an object.
 	LabelShard = "nstance.dev/shard"
 
-	// FinalizerMachinePool keeps a pool until none of its shard groups is left.
-	FinalizerMachinePool = "nstance.dev/machine-pool"
 	// LabelPodUID, on a Machine and its NstanceMachine, is the UID of the Pod that
-	// they were made for.
+	// requested them.
 	LabelPodUID = "nstance.dev/pod-uid"
 
-	// FinalizerMachine keeps an NstanceMachine until its shard has confirmed that
-	// the instance is gone.
+	// FinalizerMachinePool keeps a pool until all of its shard groups are deleted.
+	FinalizerMachinePool = "nstance.dev/machine-pool"
+	// FinalizerMachine keeps an NstanceMachine until its shard has confirmed that the
+	// instance no longer exists.
 	FinalizerMachine = "nstance.dev/machine"
-	// FinalizerShardGroup keeps a shard group until its shard has confirmed
-	// that the group is gone.
+	// FinalizerShardGroup keeps a shard group until its shard has confirmed that the
+	// group no longer exists.
 	FinalizerShardGroup = "nstance.dev/shard-group"
 )
 
-// Annotations with which a Pod asks for a machine of its own (operator document).
+// Annotations with which a Pod requests a machine of its own (docs/on-demand.md).
 const (
 	// AnnotationOnDemandGroup names the group of the machine.
 	AnnotationOnDemandGroup = "on-demand.nstance.dev/group"
-	// AnnotationOnDemandInstanceType overrides the group's instance type.
+	// AnnotationOnDemandInstanceType overrides the instance type of the group.
 	AnnotationOnDemandInstanceType = "on-demand.nstance.dev/instance-type"
 )
 
-// Annotations on a Machine and its NstanceMachine that name the Pod that they
-// were made for. A Pod's name is too long for a label.
+// Annotations on a Machine and its NstanceMachine that name the Pod that requested
+// them. The name of a Pod may be too long for a label.
 const (
 	AnnotationPodNamespace = "nstance.dev/pod-namespace"
 	AnnotationPodName      = "nstance.dev/pod-name"
 )
 
-// AnnotationCordonedFor marks a Node that the operator has cordoned, with the
-// instance whose drain it was for: {shard}/{instance id}. What somebody else has
-// cordoned does not have it, and is never uncordoned.
+// AnnotationCordonedFor is on a Node that the operator has cordoned and names the
+// drained instance: {shard}/{instance id}. A Node that another client has cordoned does not
+// have it, and the operator does not uncordon it.
 const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 
-// AnnotationTokenExpiry on the kubeconfig Secret tells when its token
+// AnnotationTokenExpiry is on the kubeconfig Secret: the time at which its token
 // expires, in RFC 3339.
 const AnnotationTokenExpiry = "nstance.dev/token-expiry"
 
-// AnnotationKept on a shard group notes that its size is the one that was found
-// on the shard, and for which replicas of the pool over which shards it stays.
+// AnnotationKept is on a shard group whose size was imported from the shard, and says
+// for which replicas of the pool and which shards it does not change.
 const AnnotationKept = "nstance.dev/kept-for"
 
 // ShardGroupName is the name of the shard group of group on shard. It is

@@ -9,7 +9,7 @@ import (
 	"nstance.dev/operator/pkg/identifier"
 )
 
-// The definition of shard groups refuses any other name.
+// The definition of shard groups rejects any other name.
 func TestShardGroupName(t *testing.T) {
 	if got := ShardGroupName("workers", "us-west-2a"); got != "workers--us-west-2a" {
 		t.Errorf("got %q", got)
@@ -19,5 +19,5 @@ func TestShardGroupName(t *testing.T) {
 			return
 		}
 	}
-	t.Error("no rule for the name is in the definition")
+	t.Error("the definition has no rule for the name")
 }

@@ -5,10 +5,10 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// NstanceCluster stands for the Kubernetes cluster whose nodes Nstance makes.
-// Nstance manages machines and not clusters, so the object only tells Cluster
-// API where the API server is, and that its control plane is managed elsewhere:
-// the Cluster names it both as infrastructure and as control plane.
+// NstanceCluster represents the Kubernetes cluster that the Nodes join. Nstance does
+// not manage clusters: the object contains the address of the API server, and states
+// that the control plane is managed externally. The Cluster refers to it both as
+// infrastructure and as control plane.
 //
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -30,7 +30,7 @@ type NstanceCluster struct {
 	Status NstanceClusterStatus `json:"status,omitempty"`
 }
 
-// NstanceClusterSpec says where the cluster's API server is.
+// NstanceClusterSpec is the address of the API server.
 type NstanceClusterSpec struct {
 	// controlPlaneEndpoint is the API server of the cluster. Cluster API copies
 	// it to the Cluster.
@@ -51,18 +51,18 @@ type APIEndpoint struct {
 	Port int32 `json:"port,omitempty"`
 }
 
-// NstanceClusterStatus is what Cluster API reads of an infrastructure cluster
-// and of a control plane.
+// NstanceClusterStatus is the status that Cluster API reads of an infrastructure
+// cluster and of a control plane.
 type NstanceClusterStatus struct {
-	// initialization tells which first steps are done.
+	// initialization contains the initial steps that are complete.
 	// +optional
 	Initialization NstanceClusterInitialization `json:"initialization,omitempty"`
-	// externalManagedControlPlane is always true: the control plane is not made
-	// of Cluster API Machines. Cluster API drains and deletes Nodes only when it
-	// knows that (CAPI contract).
+	// externalManagedControlPlane is always true: the control plane does not consist of
+	// Cluster API Machines. Without this field Cluster API neither drains nor deletes
+	// Nodes.
 	// +optional
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions tell the present state: Ready, Available, KubeconfigAvailable,
+	// conditions are the current conditions: Ready, Available, KubeconfigAvailable,
 	// Paused.
 	// +optional
 	// +listType=map
@@ -72,14 +72,14 @@ type NstanceClusterStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 }
 
-// NstanceClusterInitialization holds the marks that CAPI waits for once.
+// NstanceClusterInitialization contains the fields that Cluster API waits for once.
 type NstanceClusterInitialization struct {
-	// provisioned is true at once, since there is nothing to provision at the
-	// level of the cluster.
+	// provisioned is true from the start, because a cluster needs no infrastructure of
+	// its own.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
-	// controlPlaneInitialized is true at once, since the operator talks to the
-	// very API server it stands for.
+	// controlPlaneInitialized is true from the start, because the operator runs in this
+	// cluster.
 	// +optional
 	ControlPlaneInitialized *bool `json:"controlPlaneInitialized,omitempty"`
 }

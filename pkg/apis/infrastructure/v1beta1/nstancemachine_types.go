@@ -30,30 +30,29 @@ type NstanceMachine struct {
 	Status NstanceMachineStatus `json:"status,omitempty"`
 }
 
-// NstanceMachineSpec says of which group the instance is. Apart from providerID
-// it never changes: the instance was made of it.
+// NstanceMachineSpec is the request for an instance. Only providerID can be changed,
+// because the instance is created from the other fields.
 //
 // +kubebuilder:validation:XValidation:rule="has(self.shard) == has(oldSelf.shard) && (!has(self.shard) || self.shard == oldSelf.shard)",message="shard is immutable"
 // +kubebuilder:validation:XValidation:rule="has(self.instanceType) == has(oldSelf.instanceType) && (!has(self.instanceType) || self.instanceType == oldSelf.instanceType)",message="instanceType is immutable"
 // +kubebuilder:validation:XValidation:rule="has(self.vars) == has(oldSelf.vars) && (!has(self.vars) || self.vars == oldSelf.vars)",message="vars is immutable"
 type NstanceMachineSpec struct {
-	// groupRef names the Nstance group whose template the instance has.
+	// groupRef is the Nstance group whose template is used.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="groupRef is immutable"
 	GroupRef GroupReference `json:"groupRef"`
-	// shard is where to make the instance; when left out the operator chooses.
+	// shard is the shard of the instance. If it is not set, the operator selects one.
 	// +optional
 	Shard Identifier `json:"shard,omitempty"`
-	// instanceType overrides the group's.
+	// instanceType overrides the instance type of the group.
 	// +optional
 	// +kubebuilder:validation:MaxLength=128
 	InstanceType string `json:"instanceType,omitempty"`
-	// vars are merged over the group's vars.
+	// vars are added to the vars of the group and override them.
 	// +optional
 	// +kubebuilder:validation:MaxProperties=64
 	Vars map[string]string `json:"vars,omitempty"`
-	// providerID is the provider id of the instance. The operator writes it;
-	// Cluster API reads it.
+	// providerID is the provider id of the instance. The operator sets it.
 	// +optional
 	// +kubebuilder:validation:MaxLength=512
 	ProviderID string `json:"providerID,omitempty"`
@@ -68,34 +67,33 @@ type GroupReference struct {
 
 // NstanceMachineStatus is what the shard reports of the instance.
 type NstanceMachineStatus struct {
-	// instanceID is the id that the shard gave the instance.
+	// instanceID is the id of the instance on its shard.
 	// +optional
 	InstanceID string `json:"instanceID,omitempty"`
-	// shard is where the instance is, or is going to be made: it is written
-	// before the instance is asked for.
+	// shard is the shard of the instance. It is set before the create request is sent.
 	// +optional
 	Shard string `json:"shard,omitempty"`
-	// requestID is the key under which the instance is asked for, written before
-	// that. Asked for again under it, the shard answers with the same instance.
+	// requestID is the idempotency key of the create request. It is set before the
+	// request is sent; a repeated request with the same key returns the same instance.
 	// +optional
 	RequestID string `json:"requestID,omitempty"`
 	// providerID is the provider id of the instance.
 	// +optional
 	ProviderID string `json:"providerID,omitempty"`
-	// ready is true while the instance runs.
+	// ready is true while the instance is running.
 	// +optional
 	Ready *bool `json:"ready,omitempty"`
-	// initialization holds the mark that Cluster API waits for once.
+	// initialization contains the field that Cluster API waits for once.
 	// +optional
 	Initialization NstanceMachineInitialization `json:"initialization,omitempty"`
 	// addresses are the addresses of the instance.
 	// +optional
 	// +listType=atomic
 	Addresses []MachineAddress `json:"addresses,omitempty"`
-	// observedGeneration is the generation of the spec that the status is of.
+	// observedGeneration is the generation that the status was computed from.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, InstanceCreated, ServerDeleted,
+	// conditions are the current conditions: Ready, InstanceCreated, ServerDeleted,
 	// DrainsProgressing, Paused.
 	// +optional
 	// +listType=map
@@ -105,27 +103,27 @@ type NstanceMachineStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 }
 
-// NstanceMachineInitialization holds the mark that CAPI waits for once.
+// NstanceMachineInitialization contains the field that Cluster API waits for once.
 type NstanceMachineInitialization struct {
-	// provisioned is true once the instance runs.
+	// provisioned is true once the instance is running.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 
 // MachineAddress is one address of an instance.
 type MachineAddress struct {
-	// type is the kind of address, as CAPI names them.
+	// type is the type of the address.
 	// +required
 	// +kubebuilder:validation:Enum=Hostname;ExternalIP;InternalIP;ExternalDNS;InternalDNS
 	Type string `json:"type"`
-	// address is the address itself.
+	// address is a host name or an IP address.
 	// +required
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=256
 	Address string `json:"address"`
 }
 
-// NstanceMachineList is a list of machines.
+// NstanceMachineList is a list of NstanceMachines.
 //
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true

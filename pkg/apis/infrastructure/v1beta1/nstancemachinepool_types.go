@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// NstanceMachinePool maps one Nstance group to a Cluster API MachinePool of the
-// same name. The MachinePool's replicas are spread over the shards.
+// NstanceMachinePool is an Nstance group on several shards. Its replicas are set by
+// the MachinePool of the same name and spread over the shards.
 //
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -40,48 +40,33 @@ type NstanceMachinePool struct {
 	Status NstanceMachinePoolStatus `json:"status,omitempty"`
 }
 
-// NstanceMachinePoolSpec says which group, on which shards, of which machines.
-// How many there are is said by the MachinePool.
+// NstanceMachinePoolSpec is the configuration of a group and its shards. The MachinePool
+// sets the number of instances.
 type NstanceMachinePoolSpec struct {
 	// group is the id of the Nstance group. It never changes.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="group is immutable"
 	Group Identifier `json:"group"`
-	// shards are the shards the group is spread over. Order matters: what does
-	// not divide evenly goes to the shards listed first.
+	// shards are the shards that the group is spread over. If the replicas do not
+	// divide evenly, the shards that are listed first get one more.
 	// +required
 	// +listType=atomic
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=64
 	// +kubebuilder:validation:XValidation:rule="self.all(s, self.exists_one(t, s == t))",message="shards must not contain a shard twice"
 	Shards []Identifier `json:"shards"`
-	// template is the server's template for a group that is not in the server's
-	// own configuration; leave it out for one that is.
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	Template string `json:"template,omitempty"`
-	// subnets are ids of subnet pools, tried in this order; when left out the
-	// template's are used.
-	// +optional
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=16
-	Subnets []Identifier `json:"subnets,omitempty"`
-	// instanceType overrides the template's, if the server allows it.
-	// +optional
-	// +kubebuilder:validation:MaxLength=128
-	InstanceType string `json:"instanceType,omitempty"`
-	// vars are merged over the template's vars.
-	// +optional
-	Vars map[string]string `json:"vars,omitempty"`
-	// machines says whether each instance of the pool gets a Machine, so that
-	// single instances can be deleted, be it by the cluster autoscaler or a
-	// MachineHealthCheck. Auto means: when the MachinePool has the annotations with
-	// which the cluster autoscaler is told its minimum and maximum size.
+
+	GroupSettings `json:",inline"`
+
+	// machines is whether each instance of the pool gets a Machine, so that the cluster
+	// autoscaler or a MachineHealthCheck can delete single instances. Auto creates
+	// Machines if the MachinePool has the annotations for the minimum and maximum size
+	// of the cluster autoscaler.
 	// +optional
 	// +kubebuilder:default=Auto
 	Machines MachinesMode `json:"machines,omitempty"`
-	// providerIDList are the provider ids of the pool's instances, sorted. The
-	// operator writes it; Cluster API reads it.
+	// providerIDList are the provider ids of the instances of the pool, sorted. The
+	// operator sets it.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -90,8 +75,8 @@ type NstanceMachinePoolSpec struct {
 	ProviderIDList []string `json:"providerIDList,omitempty"`
 }
 
-// Identifier is an id that Nstance shares with every provider: lower case
-// letters, digits and single hyphens, at most 32 characters.
+// Identifier is an id that is valid for every provider: lower case letters, digits and
+// single hyphens, at most 32 characters.
 //
 // +kubebuilder:validation:MinLength=1
 // +kubebuilder:validation:MaxLength=32
@@ -99,7 +84,7 @@ type NstanceMachinePoolSpec struct {
 // +kubebuilder:validation:XValidation:rule="!self.contains('--')",message="must not contain consecutive hyphens"
 type Identifier string
 
-// MachinesMode says whether the instances of a pool have Machines.
+// MachinesMode is whether the instances of a pool have Machines.
 //
 // +kubebuilder:validation:Enum=Auto;Always;Never
 type MachinesMode string
@@ -111,33 +96,33 @@ const (
 	MachinesNever  MachinesMode = "Never"
 )
 
-// NstanceMachinePoolStatus is what the shards of the pool report, added up.
+// NstanceMachinePoolStatus is the sum of what the shards of the pool report.
 type NstanceMachinePoolStatus struct {
-	// ready becomes true when all shard groups were ready for the first time and
-	// then stays true: Cluster API stops copying ids and replicas when it falls
-	// back. The condition Ready tells the present.
+	// ready becomes true when all shard groups are ready for the first time, and stays
+	// true, because Cluster API stops copying provider ids and replicas if it becomes
+	// false. The current state is the condition Ready.
 	// +optional
 	Ready *bool `json:"ready,omitempty"`
-	// initialization holds the mark of the CAPI contract that equals ready.
+	// initialization contains the field that Cluster API waits for once.
 	// +optional
 	Initialization NstanceMachinePoolInitialization `json:"initialization,omitempty"`
-	// desiredReplicas is the number of instances asked of the shards.
+	// desiredReplicas is the number of instances that the shards are to run.
 	// +optional
 	DesiredReplicas *int32 `json:"desiredReplicas,omitempty"`
-	// replicas is the number of instances that the shards run.
+	// replicas is the number of running instances.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
 	// draining is the number of instances that are being drained.
 	// +optional
 	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is how many of those do not get on; the shard groups say why.
+	// drainsBlocked is the number of blocked drains; the shard groups have the reasons.
 	// +optional
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
-	// shards tells how many shards the pool has and how many are connected.
+	// shards is the number of shards of the pool and of connected shards.
 	// +optional
 	Shards ShardsSummary `json:"shards,omitempty"`
-	// isStatic is true when any shard has the group in its own configuration;
-	// then template, subnets and shards must not be changed.
+	// isStatic is true if the group is in the server configuration of any shard. Then
+	// template, subnets and shards cannot be changed.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
 	// template is the template in force on the shards.
@@ -147,21 +132,21 @@ type NstanceMachinePoolStatus struct {
 	// +optional
 	// +listType=atomic
 	Subnets []string `json:"subnets,omitempty"`
-	// infrastructureMachineKind is NstanceMachine when the instances of the pool
-	// have Machines (CAPI contract), and else left out.
+	// infrastructureMachineKind is NstanceMachine while the instances of the pool have
+	// Machines, and not set otherwise.
 	// +optional
 	InfrastructureMachineKind string `json:"infrastructureMachineKind,omitempty"`
-	// capacity is that of a Node of the pool, as far as the shards know it before
-	// there is one. The cluster autoscaler reads it to scale from zero.
+	// capacity is the capacity of a Node of the pool, as far as the shards know it. The
+	// cluster autoscaler needs it to scale up from zero.
 	// +optional
 	Capacity corev1.ResourceList `json:"capacity,omitempty"`
-	// nodeInfo tells what runs on a Node of the pool.
+	// nodeInfo is the platform of a Node of the pool.
 	// +optional
 	NodeInfo NodeInfo `json:"nodeInfo,omitempty"`
-	// observedGeneration is the generation this status was computed from.
+	// observedGeneration is the generation that the status was computed from.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, ShardsReachable, MachinesEnabled,
+	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
 	// Paused.
 	// +optional
 	// +listType=map
@@ -171,20 +156,20 @@ type NstanceMachinePoolStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 }
 
-// NstanceMachinePoolInitialization holds the mark that CAPI waits for once.
+// NstanceMachinePoolInitialization contains the field that Cluster API waits for once.
 type NstanceMachinePoolInitialization struct {
-	// provisioned is true once the pool was ready for the first time.
+	// provisioned is equal to ready.
 	// +optional
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 
-// NodeInfo is what the cluster autoscaler reads of a Node that there is not yet.
+// NodeInfo describes Nodes for the cluster autoscaler before the first one exists.
 type NodeInfo struct {
-	// architecture is as GOARCH names it.
+	// architecture is the CPU architecture, a value of GOARCH.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	Architecture string `json:"architecture,omitempty"`
-	// operatingSystem is as GOOS names it.
+	// operatingSystem is the operating system, a value of GOOS.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
 	OperatingSystem string `json:"operatingSystem,omitempty"`
@@ -192,15 +177,15 @@ type NodeInfo struct {
 
 // ShardsSummary counts the shards of a pool.
 type ShardsSummary struct {
-	// total is the number of shards that the spec names.
+	// total is the number of shards in the spec.
 	// +optional
 	Total int32 `json:"total"`
-	// reachable is the number of those that are connected.
+	// reachable is the number of connected shards.
 	// +optional
 	Reachable int32 `json:"reachable"`
 }
 
-// NstanceMachinePoolList is a list of pools.
+// NstanceMachinePoolList is a list of NstanceMachinePools.
 //
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true

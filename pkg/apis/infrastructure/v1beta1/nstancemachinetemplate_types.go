@@ -5,8 +5,8 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// NstanceMachineTemplate is the pattern from which NstanceMachines are made. It
-// never changes (CAPI contract).
+// NstanceMachineTemplate is the template from which Cluster API creates NstanceMachines.
+// It is immutable.
 //
 // +genclient
 // +genclient:noStatus
@@ -25,22 +25,22 @@ type NstanceMachineTemplate struct {
 	Spec NstanceMachineTemplateSpec `json:"spec"`
 }
 
-// NstanceMachineTemplateSpec holds the pattern.
+// NstanceMachineTemplateSpec contains the template.
 type NstanceMachineTemplateSpec struct {
-	// template is the machine to make.
+	// template is the template of the NstanceMachines.
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="template is immutable"
 	Template NstanceMachineTemplateResource `json:"template"`
 }
 
-// NstanceMachineTemplateResource is the machine to make.
+// NstanceMachineTemplateResource is the template of the NstanceMachines.
 type NstanceMachineTemplateResource struct {
-	// spec is the spec of every machine that is made.
+	// spec is the spec of the NstanceMachines.
 	// +required
 	Spec NstanceMachineSpec `json:"spec"`
 }
 
-// NstanceMachineTemplateList is a list of templates.
+// NstanceMachineTemplateList is a list of NstanceMachineTemplates.
 //
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true

@@ -5,9 +5,9 @@ package v1beta1
 
 import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-// NstanceShardGroup is the part of a pool that one shard runs. The operator
-// makes one per pool and shard, named {group}--{shard}, and keeps the group on
-// that shard's server equal to its spec.
+// NstanceShardGroup is the part of a pool on one shard. The operator creates one for
+// each shard of a pool, named {group}--{shard}, and keeps the group on the shard equal
+// to its spec.
 //
 // +genclient
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
@@ -36,7 +36,7 @@ type NstanceShardGroup struct {
 	Status NstanceShardGroupStatus `json:"status,omitempty"`
 }
 
-// NstanceShardGroupSpec is what the pool asks of this shard.
+// NstanceShardGroupSpec is the desired state of the group on this shard.
 type NstanceShardGroupSpec struct {
 	// group is the id of the Nstance group. It never changes.
 	// +required
@@ -46,28 +46,16 @@ type NstanceShardGroupSpec struct {
 	// +required
 	// +kubebuilder:validation:XValidation:rule="self == oldSelf",message="shard is immutable"
 	Shard Identifier `json:"shard"`
-	// size is the number of instances wanted on this shard.
+	// size is the desired number of instances on this shard.
 	// +required
 	// +kubebuilder:validation:Minimum=0
 	Size int32 `json:"size"`
-	// template is copied from the pool.
-	// +optional
-	// +kubebuilder:validation:MaxLength=63
-	Template string `json:"template,omitempty"`
-	// instanceType is copied from the pool.
-	// +optional
-	// +kubebuilder:validation:MaxLength=128
-	InstanceType string `json:"instanceType,omitempty"`
-	// subnets are copied from the pool.
-	// +optional
-	// +listType=atomic
-	// +kubebuilder:validation:MaxItems=16
-	Subnets []Identifier `json:"subnets,omitempty"`
-	// vars are copied from the pool.
-	// +optional
-	Vars map[string]string `json:"vars,omitempty"`
-	// removeFirst are ids of instances that were chosen to go when size became
-	// smaller. They go before others, and are not replaced.
+
+	// The settings are copied from the pool.
+	GroupSettings `json:",inline"`
+
+	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
+	// deletes them before other instances and does not replace them.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=10000
@@ -76,36 +64,36 @@ type NstanceShardGroupSpec struct {
 	RemoveFirst []string `json:"removeFirst,omitempty"`
 }
 
-// NstanceShardGroupStatus is what the shard reports of the group.
+// NstanceShardGroupStatus is what the shard reports about the group.
 type NstanceShardGroupStatus struct {
-	// observedGeneration is the generation this status was computed from.
+	// observedGeneration is the generation that the status was computed from.
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
-	// isStatic is true when the group is in the server's own configuration.
+	// isStatic is true if the group is in the server configuration of the shard.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
-	// replicas is the number of instances that run.
+	// replicas is the number of running instances.
 	// +optional
 	Replicas *int32 `json:"replicas,omitempty"`
 	// draining is the number of instances that are being drained.
 	// +optional
 	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is how many of those do not get on; the condition
-	// DrainsProgressing says why.
+	// drainsBlocked is the number of blocked drains; the condition DrainsProgressing has
+	// the reason.
 	// +optional
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
-	// providerIDs are the provider ids of those instances, sorted. They stay
-	// while the shard cannot be reached.
+	// providerIDs are the provider ids of the running instances, sorted. They do not
+	// change while the shard is unreachable.
 	// +optional
 	// +listType=atomic
 	ProviderIDs []string `json:"providerIDs,omitempty"`
-	// config is the configuration in force on the server, after merging.
+	// config is the effective configuration on the server.
 	// +optional
 	Config *GroupConfig `json:"config,omitempty"`
-	// lastSyncTime is when this status last took something new from the server.
+	// lastSyncTime is the time of the last change that the server reported.
 	// +optional
 	LastSyncTime *metav1.Time `json:"lastSyncTime,omitempty"`
-	// conditions tell the present state: Ready, ShardReachable, ConfigValid,
+	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
 	// DrainsProgressing.
 	// +optional
 	// +listType=map
@@ -115,24 +103,7 @@ type NstanceShardGroupStatus struct {
 	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
 }
 
-// GroupConfig is a group's configuration as a server reports it.
-type GroupConfig struct {
-	// template is the template in force.
-	// +optional
-	Template string `json:"template,omitempty"`
-	// subnets are the subnet pools in force, in the order they are tried.
-	// +optional
-	// +listType=atomic
-	Subnets []string `json:"subnets,omitempty"`
-	// instanceType is the instance type in force.
-	// +optional
-	InstanceType string `json:"instanceType,omitempty"`
-	// vars are the merged vars.
-	// +optional
-	Vars map[string]string `json:"vars,omitempty"`
-}
-
-// NstanceShardGroupList is a list of shard groups.
+// NstanceShardGroupList is a list of NstanceShardGroups.
 //
 // +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
 // +kubebuilder:object:root=true

@@ -9,19 +9,19 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 )
 
-// GroupName is the API group of infrastructure providers, as CAPI names it.
+// GroupName is the API group of the infrastructure providers of Cluster API.
 const GroupName = "infrastructure.cluster.x-k8s.io"
 
 // SchemeGroupVersion is the group and version of every kind in this package.
 var SchemeGroupVersion = schema.GroupVersion{Group: GroupName, Version: "v1beta1"}
 
-// PoolKind is the kind that MachinePools refer to and shard groups belong to.
+// PoolKind is the kind that MachinePools refer to and that owns shard groups.
 const PoolKind = "NstanceMachinePool"
 
 // MachineKind is the kind that Machines refer to.
 const MachineKind = "NstanceMachine"
 
-// Resource qualifies a resource name with this package's group.
+// Resource adds the API group to a resource name.
 func Resource(resource string) schema.GroupResource {
 	return SchemeGroupVersion.WithResource(resource).GroupResource()
 }

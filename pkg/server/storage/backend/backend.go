@@ -16,15 +16,15 @@ import (
 
 // Values of --storage.
 const (
-	// File keeps the objects in a folder.
+	// File stores the objects in a folder.
 	File = "file"
-	// S3 keeps the objects in a bucket of S3 or of a service like it.
+	// S3 stores the objects in a bucket of S3 or of a compatible service.
 	S3 = "s3"
 )
 
-// Open returns the storage that the flags --storage, --bucket and --prefix name.
-// The error names the flag that is wrong. The bucket of File is the path of a
-// folder. The prefix may be empty, and may end in a slash or not.
+// Open returns the storage for the flags --storage, --bucket and --prefix. Errors
+// name the invalid flag. The bucket of File is the path of a folder. The prefix may
+// be empty, and may end in a slash or not.
 func Open(ctx context.Context, provider, bucket, prefix string) (storage.Store, error) {
 	if provider != File && provider != S3 {
 		return nil, fmt.Errorf("--storage: %q is unknown, must be %q or %q", provider, File, S3)

@@ -22,7 +22,7 @@ func TestOpenFile(t *testing.T) {
 			t.Fatal(err)
 		}
 		if string(data) != "data" {
-			t.Errorf("with prefix %q: %s holds %q", prefix, want, data)
+			t.Errorf("with prefix %q: %s has data %q", prefix, want, data)
 		}
 	}
 }
@@ -40,7 +40,7 @@ func TestOpenS3(t *testing.T) {
 	}
 }
 
-// create makes an object in a storage.
+// create creates an object in a storage.
 func create(t *testing.T, provider, bucket, prefix string) {
 	t.Helper()
 	store, err := Open(t.Context(), provider, bucket, prefix)
@@ -52,7 +52,7 @@ func create(t *testing.T, provider, bucket, prefix string) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	dir := t.TempDir()
 	missing := filepath.Join(dir, "missing")
 	t.Setenv("AWS_REGION", "")
@@ -66,8 +66,8 @@ func TestOpenRefuses(t *testing.T) {
 		{"an unknown provider", "gcs", dir, "", []string{"--storage", `"gcs"`, `"file" or "s3"`}},
 		{"no bucket", S3, "", "", []string{"--bucket"}},
 		{"a folder that does not exist", File, missing, "", []string{"--bucket", missing}},
-		{"a bucket of no region", S3, "nstance", "", []string{"--bucket", "nstance", "AWS_REGION"}},
-		{"a prefix that leads out", File, dir, "../other", []string{"--prefix", `"../other"`}},
+		{"a bucket without a region", S3, "nstance", "", []string{"--bucket", "nstance", "AWS_REGION"}},
+		{"a prefix that leads out of the bucket", File, dir, "../other", []string{"--prefix", `"../other"`}},
 		{"a prefix with a leading slash", S3, "nstance", "/a", []string{"--prefix", `"/a"`}},
 	}
 	for _, tc := range tests {

@@ -14,12 +14,12 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// TestDeleteAmongReplaces deletes an object that another client replaces over and
-// over: once Delete has returned, no replace brings the object back.
+// TestDeleteDuringReplaces deletes an object that another client replaces
+// repeatedly: after Delete has returned, no replace creates the object again.
 //
-// It is not part of the conformance test. S3 keeps to this too, but the service
-// that stands for S3 in tests does not.
-func TestDeleteAmongReplaces(t *testing.T) {
+// It is not part of the conformance test. S3 guarantees this too, but the service
+// that the tests use for S3 does not.
+func TestDeleteDuringReplaces(t *testing.T) {
 	const rounds = 50
 	dir := t.TempDir()
 	deleter, writer := open(t, dir), open(t, dir)

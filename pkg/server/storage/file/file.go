@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package file keeps the objects of a storage as plain files, which people read
-// and edit with their own tools: the object config/a.jsonc is the file
-// config/a.jsonc below the folder of the storage.
+// Package file stores objects as plain files, which administrators can read and
+// edit: the object config/a.jsonc is the file config/a.jsonc below the folder of
+// the storage.
 //
-// A write makes and syncs a temporary file and renames it, so a crash at any
-// moment leaves the old object or the new one, whole. What a write replaces is
-// looked at under a lock of the folder that the file is in, so several processes
-// may share a storage wherever flock keeps them apart.
+// A write creates and syncs a temporary file and renames it, so that a crash at
+// any time leaves either the complete old object or the complete new one. A write
+// checks what it replaces with the lock of the file's folder locked, so that
+// several processes can share a storage wherever flock works.
 package file
 
 import (
@@ -20,6 +20,7 @@ import (
 	"path/filepath"
 	"sync"
 
+	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -29,42 +30,43 @@ type Store struct {
 
 	// mu guards what follows.
 	mu sync.Mutex
-	// made has the paths of the folders that exist for good.
-	made map[string]bool
-	// turns has a channel for each folder that was changed or listed. Who has put
-	// something in may try the folder's lock: the goroutines of one process need
-	// not poll for it.
-	turns map[string]chan struct{}
+	// durable has the paths of the folders that are known to survive a power
+	// failure.
+	durable map[string]bool
+	// semaphores has a channel with one slot for each folder that was changed or
+	// listed. A goroutine takes the slot before it polls for the folder's lock, so
+	// that goroutines of one process do not poll against each other.
+	semaphores map[string]chan struct{}
 }
 
 var _ storage.Store = (*Store)(nil)
 
-// Open opens the storage in folder dir. The folder must exist: if it were made,
-// nobody would see that its name is misspelt or its disk not mounted. What
-// writers left behind that crashed long ago is removed.
+// Open opens the storage in folder dir. The folder must exist: creating it would
+// hide a misspelled name or a disk that is not mounted. Open removes the temporary
+// files of writers that crashed long ago.
 func Open(dir string) (*Store, error) {
 	dir, err := filepath.Abs(dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening the storage: %w", err)
+		return nil, fmt.Errorf("open the storage: %w", err)
 	}
 	info, err := os.Stat(dir)
 	if err != nil {
-		return nil, fmt.Errorf("opening the storage: %w", err)
+		return nil, fmt.Errorf("open the storage: %w", err)
 	}
 	if !info.IsDir() {
-		return nil, fmt.Errorf("opening the storage: %s is not a folder", dir)
+		return nil, fmt.Errorf("open the storage: %s is not a folder", dir)
 	}
 	if err := removeLeftovers(dir); err != nil {
-		return nil, fmt.Errorf("opening the storage in %s: %w", dir, err)
+		return nil, fmt.Errorf("open the storage in %s: %w", dir, err)
 	}
-	return &Store{dir: dir, made: map[string]bool{}, turns: map[string]chan struct{}{}}, nil
+	return &Store{dir: dir, durable: map[string]bool{}, semaphores: map[string]chan struct{}{}}, nil
 }
 
-// Get implements storage.Store. A link is followed.
+// Get implements storage.Store. It follows symbolic links.
 func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
 	object, err := s.get(ctx, key)
 	if err != nil {
-		return storage.Object{}, fmt.Errorf("reading %s: %w", key, err)
+		return storage.Object{}, fmt.Errorf("read %s: %w", key, err)
 	}
 	return object, nil
 }
@@ -90,7 +92,7 @@ func (s *Store) Create(ctx context.Context, key string, data []byte) (string, er
 		}
 	})
 	if err != nil {
-		return "", fmt.Errorf("creating %s: %w", key, err)
+		return "", fmt.Errorf("create %s: %w", key, err)
 	}
 	return etag, nil
 }
@@ -105,23 +107,23 @@ func (s *Store) Replace(ctx context.Context, key string, data []byte, etag strin
 		return err
 	})
 	if err != nil {
-		return "", fmt.Errorf("replacing %s: %w", key, err)
+		return "", fmt.Errorf("replace %s: %w", key, err)
 	}
 	return newETag, nil
 }
 
-// write puts data under key if allowed returns nil, which is called with the
-// path of the object and sees what the write replaces.
+// write writes an object if allowed returns nil. allowed is called with the path of
+// the object, and with its folder locked.
 func (s *Store) write(ctx context.Context, key string, data []byte, allowed func(path string) error) (string, error) {
 	if err := check(ctx, key); err != nil {
 		return "", err
 	}
 	path := s.path(key)
 	folder := filepath.Dir(path)
-	if err := s.makeFolder(folder); err != nil {
+	if err := s.createFolder(folder); err != nil {
 		return "", err
 	}
-	// The lock is for what takes microseconds, not for waiting for the disk.
+	// Writing to the disk takes long, so it is done without the lock.
 	temporary, err := writeTemporary(folder, data)
 	if err != nil {
 		return "", err
@@ -130,8 +132,8 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 		if err := allowed(path); err != nil {
 			return err
 		}
-		// The last look: nothing that can wait comes between it and the rename.
-		if err := storage.Ended(ctx); err != nil {
+		// The last check: no code between it and the rename can block.
+		if err := deadline.Check(ctx); err != nil {
 			return err
 		}
 		return os.Rename(temporary, path)
@@ -145,7 +147,7 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 // Delete implements storage.Store.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := s.delete(ctx, key); err != nil {
-		return fmt.Errorf("deleting %s: %w", key, err)
+		return fmt.Errorf("delete %s: %w", key, err)
 	}
 	return nil
 }
@@ -156,36 +158,37 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	}
 	path := s.path(key)
 	folder := filepath.Dir(path)
-	// Between the look and the rename of a Replace, which would bring the object
-	// back, nothing may be removed.
+	// The lock keeps the deletion from happening between the check and the rename
+	// of a Replace, which would create the object again.
 	err := s.locked(ctx, folder, func() error {
-		if err := storage.Ended(ctx); err != nil {
+		if err := deadline.Check(ctx); err != nil {
 			return err
 		}
-		if err := os.Remove(path); err != nil && !absent(err) {
+		if err := os.Remove(path); err != nil && !notFound(err) {
 			return err
 		}
 		return nil
 	})
-	if absent(err) {
+	if notFound(err) {
 		return nil
 	}
 	if err != nil {
 		return err
 	}
-	// Also for a file that was gone: whoever removed it may have crashed before.
+	// Also when there was no file: the process that deleted it may have crashed
+	// before syncing the folder.
 	return syncFolder(folder)
 }
 
-// check refuses a bad key and does nothing for a ctx that has ended.
+// check returns an error for an invalid key, and when ctx is done.
 func check(ctx context.Context, key string) error {
 	if err := storage.CheckKey(key); err != nil {
 		return err
 	}
-	return storage.Ended(ctx)
+	return deadline.Check(ctx)
 }
 
-// path returns where the object is.
+// path returns the path of an object.
 func (s *Store) path(key string) string {
 	return filepath.Join(s.dir, filepath.FromSlash(key))
 }

@@ -101,7 +101,7 @@ func TestObjectsArePlainFiles(t *testing.T) {
 		}
 	}
 
-	// An editor writes the file in its own way.
+	// An administrator edits the file with an editor.
 	path := filepath.Join(dir, "config", "a.jsonc")
 	before, err := s.Get(t.Context(), "config/a.jsonc")
 	if err != nil {
@@ -127,7 +127,7 @@ func TestObjectsArePlainFiles(t *testing.T) {
 		t.Errorf("got error %v for a replace that would undo the edit", err)
 	}
 
-	// So does whoever links the file to somewhere else.
+	// A symbolic link is followed.
 	elsewhere := filepath.Join(t.TempDir(), "b.jsonc")
 	if err := os.WriteFile(elsewhere, []byte("linked"), 0o644); err != nil {
 		t.Fatal(err)
@@ -151,7 +151,7 @@ func TestObjectsArePlainFiles(t *testing.T) {
 	}
 }
 
-func TestOpenRefuses(t *testing.T) {
+func TestOpenRejects(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
 	if err := os.WriteFile(file, nil, 0o600); err != nil {
@@ -191,13 +191,12 @@ func TestOpenRemovesLeftovers(t *testing.T) {
 	}
 }
 
-// TestLockHeld has another process hold the lock, for longer than the writers
-// can wait.
-func TestLockHeld(t *testing.T) {
+// TestLockedByAnother locks the folder for longer than the writers wait.
+func TestLockedByAnother(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	etag := create(t, s, "a/object", "data")
-	release := holdLock(t, filepath.Join(dir, "a"))
+	unlock := lockFolder(t, filepath.Join(dir, "a"))
 
 	cancelled, cancel := context.WithCancel(t.Context())
 	results := make(chan error, 8)
@@ -207,14 +206,14 @@ func TestLockHeld(t *testing.T) {
 			results <- err
 		}()
 	}
-	// Another folder is not concerned.
+	// Another folder is not affected.
 	create(t, s, "b/object", "data")
 	err := wait.PollUntilContextTimeout(t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
 		temporary, err := filepath.Glob(filepath.Join(dir, "a", temporaryPrefix+"*"))
 		return len(temporary) == cap(results), err
 	})
 	if err != nil {
-		t.Fatalf("waiting for all to have written their data: %v", err)
+		t.Fatalf("waiting until all have written their data: %v", err)
 	}
 	cancel()
 	for range cap(results) {
@@ -228,13 +227,13 @@ func TestLockHeld(t *testing.T) {
 		t.Errorf("got error %v, want that of the context", err)
 	}
 
-	release()
+	unlock()
 	object, err := s.Get(t.Context(), "a/object")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if string(object.Data) != "data" {
-		t.Errorf("the object holds %q, want what it did", object.Data)
+		t.Errorf("the object has data %q, want it unchanged", object.Data)
 	}
 	if _, err := s.Replace(t.Context(), "a/object", []byte("changed"), etag); err != nil {
 		t.Error(err)
@@ -244,8 +243,8 @@ func TestLockHeld(t *testing.T) {
 	}
 }
 
-// holdLock holds the lock of a folder until the test calls release.
-func holdLock(t testing.TB, folder string) (release func()) {
+// lockFolder locks a folder until the test calls unlock.
+func lockFolder(t testing.TB, folder string) (unlock func()) {
 	t.Helper()
 	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR, 0)
 	if err != nil {
@@ -261,31 +260,31 @@ func holdLock(t testing.TB, folder string) (release func()) {
 	}
 }
 
-// TestPausedBeforeTheRename has a writer's deadline pass while it waits for the
-// lock, in a process that does not notice.
-func TestPausedBeforeTheRename(t *testing.T) {
+// TestPausedBeforeRename lets a writer's deadline pass while it waits for the
+// lock, before the timer of the context runs.
+func TestPausedBeforeRename(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
 	etag := create(t, s, "object", "data")
 	ctx := &pausedContext{Context: t.Context(), passed: make(chan struct{})}
-	release := holdLock(t, dir)
+	unlock := lockFolder(t, dir)
 	result := make(chan error)
 	go func() {
 		_, err := s.Replace(ctx, "object", []byte("late"), etag)
 		result <- err
 	}()
 	<-ctx.passed
-	release()
+	unlock()
 	if err := <-result; !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("got error %v, want %v", err, context.DeadlineExceeded)
 	}
 	if object, err := s.Get(t.Context(), "object"); err != nil || string(object.Data) != "data" {
-		t.Errorf("the object holds %q (%v), want what it did", object.Data, err)
+		t.Errorf("the object has data %q (%v), want it unchanged", object.Data, err)
 	}
 }
 
-// pausedContext has a deadline that is looked at once before it has passed. As
-// after a pause, nothing else tells that it did.
+// pausedContext has a deadline that is in the future when it is read for the first
+// time and in the past afterwards. As after a pause, Done is not closed.
 type pausedContext struct {
 	context.Context
 	passed chan struct{}

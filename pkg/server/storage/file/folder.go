@@ -13,46 +13,47 @@ import (
 )
 
 const (
-	// lockName is the file in each folder whose lock is held to change the
-	// folder. No key has a part that begins with a dot.
+	// lockName is the file in each folder that is locked to change the folder. No
+	// key has a part that begins with a dot.
 	lockName = ".lock"
-	// lockRetryInterval is how often a lock that another writer holds is tried.
-	// It is held for much less, unless its process is paused.
+	// lockRetryInterval is how often a file that another writer has locked is
+	// tried. Writers lock it for much less, unless their process is paused.
 	lockRetryInterval = time.Millisecond
 )
 
-// makeFolder makes a folder and those above it. When it has returned they survive
-// the loss of power.
-func (s *Store) makeFolder(path string) error {
+// createFolder creates a folder and its parents. When it has returned they survive
+// a power failure.
+func (s *Store) createFolder(path string) error {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.made[path] {
+	if s.durable[path] {
 		return nil
 	}
 	if err := os.MkdirAll(path, 0o700); err != nil {
 		return err
 	}
-	// One that exists may be the work of a process that crashed before this.
+	// Also when the folder existed: a process may have created it and crashed
+	// before the sync.
 	for at := path; at != s.dir; at = filepath.Dir(at) {
 		if err := syncFolder(filepath.Dir(at)); err != nil {
 			return err
 		}
 	}
-	s.made[path] = true
+	s.durable[path] = true
 	return nil
 }
 
-// locked calls change while no other writer, of this process or of another, is
-// in the folder. It returns the error of ctx when ctx ends before.
+// locked calls change with the folder locked against other goroutines and
+// processes. It returns the error of ctx if ctx is done before that.
 func (s *Store) locked(ctx context.Context, folder string, change func() error) error {
-	turn := s.turn(folder)
+	semaphore := s.semaphore(folder)
 	select {
-	case turn <- struct{}{}:
-		defer func() { <-turn }()
+	case semaphore <- struct{}{}:
+		defer func() { <-semaphore }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// Each call has an open file of its own, and so a lock of its own.
+	// flock locks the open file, so each call opens the file again.
 	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE, 0o600)
 	if err != nil {
 		return err
@@ -61,24 +62,25 @@ func (s *Store) locked(ctx context.Context, folder string, change func() error) 
 		return errors.Join(err, file.Close())
 	}
 	err = change()
-	// To close alone is not enough: a child process that is being started may
-	// hold the file for a moment more.
+	// Closing the file is not enough: a child process that is being started may
+	// have it open for a moment longer.
 	return errors.Join(err, flock(file, syscall.LOCK_UN), file.Close())
 }
 
-// turn returns the channel of a folder.
-func (s *Store) turn(folder string) chan struct{} {
+// semaphore returns the semaphore of a folder.
+func (s *Store) semaphore(folder string) chan struct{} {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	turn, found := s.turns[folder]
+	semaphore, found := s.semaphores[folder]
 	if !found {
-		turn = make(chan struct{}, 1)
-		s.turns[folder] = turn
+		semaphore = make(chan struct{}, 1)
+		s.semaphores[folder] = semaphore
 	}
-	return turn
+	return semaphore
 }
 
-// lock waits for the lock of file. A call that blocks would not end with ctx.
+// lock waits for the lock of file. It polls, because a blocking flock would not
+// return when ctx is done.
 func lock(ctx context.Context, file *os.File) error {
 	for {
 		err := flock(file, syscall.LOCK_EX|syscall.LOCK_NB)

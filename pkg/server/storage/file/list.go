@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -19,7 +20,7 @@ import (
 func (s *Store) List(ctx context.Context, prefix string) ([]storage.Info, error) {
 	infos, err := s.list(ctx, prefix)
 	if err != nil {
-		return nil, fmt.Errorf("listing %q: %w", prefix, err)
+		return nil, fmt.Errorf("list %q: %w", prefix, err)
 	}
 	return infos, nil
 }
@@ -28,14 +29,14 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 	if err := storage.CheckPrefix(prefix); err != nil {
 		return nil, err
 	}
-	if err := storage.Ended(ctx); err != nil {
+	if err := deadline.Check(ctx); err != nil {
 		return nil, err
 	}
 	keys, err := s.keys(ctx, prefix[:strings.LastIndex(prefix, "/")+1], prefix)
 	if err != nil {
 		return nil, err
 	}
-	// Folder by folder is not the order of keys: "a-b" is before "a/b".
+	// The order of folders is not that of keys: "a-b" is before "a/b".
 	slices.Sort(keys)
 	infos := make([]storage.Info, 0, len(keys))
 	for _, key := range keys {
@@ -44,7 +45,7 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 		}
 		object, err := readObject(s.path(key))
 		if errors.Is(err, storage.ErrNotFound) {
-			continue // deleted since
+			continue // deleted in the meantime
 		}
 		if err != nil {
 			return nil, err
@@ -55,7 +56,7 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 }
 
 // keys returns the keys of the objects in and below a folder that begin with
-// prefix. folder is empty or ends in a slash.
+// prefix. folder is empty or has a trailing slash.
 func (s *Store) keys(ctx context.Context, folder, prefix string) ([]string, error) {
 	entries, err := s.entries(ctx, folder)
 	if err != nil {
@@ -65,7 +66,7 @@ func (s *Store) keys(ctx context.Context, folder, prefix string) ([]string, erro
 	for _, entry := range entries {
 		key := folder + entry.Name()
 		if storage.CheckKey(key) != nil {
-			continue // hidden, or nothing that a server has written
+			continue // hidden, or not written by a server
 		}
 		switch {
 		case entry.IsDir():
@@ -86,8 +87,8 @@ func (s *Store) keys(ctx context.Context, folder, prefix string) ([]string, erro
 	return keys, nil
 }
 
-// entries returns what is in a folder, nothing if there is none. It takes the
-// lock, because a file system may leave out a file that is replaced meanwhile.
+// entries returns the entries of a folder, or none if there is no folder. It locks
+// the folder, because a file system may omit a file that is being replaced.
 func (s *Store) entries(ctx context.Context, folder string) ([]fs.DirEntry, error) {
 	path := s.path(folder)
 	var entries []fs.DirEntry
@@ -96,7 +97,7 @@ func (s *Store) entries(ctx context.Context, folder string) ([]fs.DirEntry, erro
 		entries, err = os.ReadDir(path)
 		return err
 	})
-	if absent(err) {
+	if notFound(err) {
 		return nil, nil
 	}
 	return entries, err

@@ -19,19 +19,19 @@ import (
 )
 
 const (
-	// temporaryPrefix begins the names of files that are being written. No key
-	// has a part that begins with a dot.
+	// temporaryPrefix is the prefix of the names of files that are being written.
+	// No key has a part that begins with a dot.
 	temporaryPrefix = ".tmp-"
-	// leftoverAge is the age from which on a temporary file is not being written
-	// any more. A writer that was paused for so long fails at the rename.
+	// leftoverAge is the age of a temporary file from which its writer is assumed
+	// to have crashed. If the writer was paused for so long, its rename fails.
 	leftoverAge = time.Hour
 )
 
-// readObject returns an error that wraps storage.ErrNotFound when there is no
-// file. It needs no lock: a file that is replaced stays whole for its readers.
+// readObject returns an error that wraps storage.ErrNotFound if there is no file.
+// It needs no lock: a file that is replaced stays complete for its readers.
 func readObject(path string) (storage.Object, error) {
 	file, err := os.Open(path)
-	if absent(err) {
+	if notFound(err) {
 		return storage.Object{}, storage.ErrNotFound
 	}
 	if err != nil {
@@ -40,7 +40,7 @@ func readObject(path string) (storage.Object, error) {
 	info, statErr := file.Stat()
 	data, readErr := io.ReadAll(file)
 	err = errors.Join(statErr, readErr, file.Close())
-	if absent(err) {
+	if notFound(err) {
 		return storage.Object{}, storage.ErrNotFound
 	}
 	if err != nil {
@@ -49,21 +49,21 @@ func readObject(path string) (storage.Object, error) {
 	return storage.Object{Data: data, ETag: digest(data), LastModified: info.ModTime()}, nil
 }
 
-// absent tells whether err says that there is no file: nothing at all, a folder,
-// or a file where a folder would have to be.
-func absent(err error) bool {
+// notFound reports whether err means that there is no file: nothing, a folder, or a
+// file in place of a parent folder.
+func notFound(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.EISDIR) || errors.Is(err, syscall.ENOTDIR)
 }
 
-// digest returns the etag of an object. That of a file that was edited by hand
-// changes with it.
+// digest returns the etag of an object. It also changes when an administrator edits
+// the file.
 func digest(data []byte) string {
 	sum := sha256.Sum256(data)
 	return hex.EncodeToString(sum[:])
 }
 
-// writeTemporary writes data to a new file in the folder. What it holds survives
-// the loss of power, its name may not.
+// writeTemporary writes data to a new file in the folder. The content survives a
+// power failure, the name may not.
 func writeTemporary(folder string, data []byte) (path string, err error) {
 	file, err := os.CreateTemp(folder, temporaryPrefix)
 	if err != nil {
@@ -79,7 +79,7 @@ func writeTemporary(folder string, data []byte) (path string, err error) {
 	return file.Name(), nil
 }
 
-// syncFolder makes the names in a folder survive the loss of power.
+// syncFolder makes the names in a folder survive a power failure.
 func syncFolder(path string) error {
 	folder, err := os.Open(path)
 	if err != nil {
@@ -88,8 +88,7 @@ func syncFolder(path string) error {
 	return errors.Join(folder.Sync(), folder.Close())
 }
 
-// removeLeftovers removes the temporary files below dir whose writers have
-// crashed.
+// removeLeftovers removes the temporary files of crashed writers below dir.
 func removeLeftovers(dir string) error {
 	return filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
 		if err == nil && strings.HasPrefix(entry.Name(), temporaryPrefix) {
@@ -99,7 +98,7 @@ func removeLeftovers(dir string) error {
 		case errors.Is(err, fs.ErrNotExist):
 			return nil // another process has renamed or removed it
 		case errors.Is(err, fs.ErrPermission) && path != dir:
-			return fs.SkipDir // of somebody else, such as lost+found
+			return fs.SkipDir // of another user, such as lost+found
 		default:
 			return err
 		}

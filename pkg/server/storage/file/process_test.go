@@ -24,14 +24,14 @@ import (
 )
 
 const (
-	// roleVariable makes the test binary another process that works in the
+	// roleVariable selects what the test binary does as a child process, in the
 	// folder that dirVariable names.
 	roleVariable = "STORAGE_FILE_TEST_ROLE"
 	dirVariable  = "STORAGE_FILE_TEST_DIR"
-	// roleWriter writes until it is killed, at most maxLife after it has begun.
+	// roleWriter writes until it is killed, at most maxLife after its start.
 	roleWriter = "writer"
 	maxLife    = 100 * time.Millisecond
-	// roleCounter counts in an object and ends.
+	// roleCounter increments a counter and exits.
 	roleCounter = "counter"
 	counterKey  = "counted/object"
 	increments  = 50
@@ -66,12 +66,12 @@ func count(ctx context.Context, s *Store) error {
 	return nil
 }
 
-// writerKeys are what a writer writes.
+// writerKeys are the objects of a writer.
 var writerKeys = []string{"crash/a", "crash/b", "crash/below/c"}
 
-// writeUntilKilled writes the objects in turn, and deletes one of them now and
-// then. After each write it says which version of which object is stored. It
-// kills itself at a moment that has nothing to do with where it is.
+// writeUntilKilled writes the objects in turn, and sometimes deletes one of them.
+// After each write it prints the key and the version that is stored. It kills itself
+// at a random time.
 func writeUntilKilled(ctx context.Context, s *Store) error {
 	time.AfterFunc(rand.N(maxLife), func() {
 		if err := syscall.Kill(os.Getpid(), syscall.SIGKILL); err != nil {
@@ -88,7 +88,7 @@ func writeUntilKilled(ctx context.Context, s *Store) error {
 	}
 }
 
-// writeVersion writes a version after the one that is stored.
+// writeVersion writes the next version of an object.
 func writeVersion(ctx context.Context, s *Store, key string, version int) error {
 	object, err := s.Get(ctx, key)
 	switch {
@@ -109,7 +109,7 @@ func writeVersion(ctx context.Context, s *Store, key string, version int) error 
 	}
 }
 
-// content is of another length for each version, up to some pages of memory.
+// content has another length for each version, up to some pages of memory.
 func content(version int) []byte {
 	text := strconv.Itoa(version) + "\n"
 	return []byte(strings.Repeat(text, 1+version*997%5000))
@@ -124,7 +124,7 @@ func child(t testing.TB, role, dir string) *exec.Cmd {
 	return cmd
 }
 
-// TestKilledWriter has 50 processes that write, one after the other, be killed.
+// TestKilledWriter kills 50 writing processes, one after the other.
 func TestKilledWriter(t *testing.T) {
 	dir := t.TempDir()
 	s := open(t, dir)
@@ -136,12 +136,12 @@ func TestKilledWriter(t *testing.T) {
 		}
 		for _, info := range infos {
 			if !slices.Contains(writerKeys, info.Key) {
-				t.Errorf("%q is listed, which nobody wrote", info.Key)
+				t.Errorf("%q is listed, but was never written", info.Key)
 			}
 		}
 		for _, key := range writerKeys {
 			wantVersion(t, s, key, acknowledged[key])
-			// The next writer begins with the first version again.
+			// The next writer starts with the first version again.
 			if err := s.Delete(t.Context(), key); err != nil {
 				t.Fatal(err)
 			}
@@ -149,7 +149,7 @@ func TestKilledWriter(t *testing.T) {
 	}
 }
 
-// runUntilKilled returns the last version that a writer told of each object.
+// runUntilKilled returns the last version that a writer printed for each object.
 func runUntilKilled(t testing.TB, writer *exec.Cmd) map[string]int {
 	t.Helper()
 	output, err := writer.Output()
@@ -161,20 +161,20 @@ func runUntilKilled(t testing.TB, writer *exec.Cmd) map[string]int {
 		var key string
 		var version int
 		if _, err := fmt.Sscanln(line, &key, &version); err != nil {
-			t.Fatalf("the writer says %q: %v", line, err)
+			t.Fatalf("the writer printed %q: %v", line, err)
 		}
 		acknowledged[key] = version
 	}
 	return acknowledged
 }
 
-// wantVersion checks that an object is whole, and what was acknowledged last or
-// what was being written then.
+// wantVersion checks that an object is complete, and has the version that was
+// acknowledged last or the one that was being written then.
 func wantVersion(t testing.TB, s *Store, key string, acknowledged int) {
 	t.Helper()
 	object, err := s.Get(t.Context(), key)
 	if errors.Is(err, storage.ErrNotFound) && (acknowledged == 0 || (acknowledged+1)%5 == 0) {
-		return // not created yet, or deleted to be created anew
+		return // not created yet, or deleted to be created again
 	}
 	if err != nil {
 		t.Error(err)
@@ -188,7 +188,7 @@ func wantVersion(t testing.TB, s *Store, key string, acknowledged int) {
 	t.Errorf("%s has %d bytes, %.20q…, that are neither version %d, which was acknowledged, nor the next", key, len(object.Data), object.Data, acknowledged)
 }
 
-// TestProcessesCount lets processes count in one object.
+// TestProcessesCount increments one counter in several processes.
 func TestProcessesCount(t *testing.T) {
 	const processes = 4
 	dir := t.TempDir()

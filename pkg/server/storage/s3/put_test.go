@@ -15,10 +15,10 @@ import (
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 )
 
-// network is what lies between the clients and the service.
+// network is the connection between the clients and the service.
 type network struct {
 	service http.Handler
-	// fault has the next request to write an object, in place of the service.
+	// fault handles the next request to write an object instead of the service.
 	fault atomic.Pointer[http.HandlerFunc]
 }
 
@@ -32,7 +32,7 @@ func (n *network) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	n.service.ServeHTTP(w, r)
 }
 
-// cut ends the connection without an answer.
+// cut closes the connection without a response.
 func cut() { panic(http.ErrAbortHandler) }
 
 func TestRetriedWrites(t *testing.T) {
@@ -44,7 +44,7 @@ func TestRetriedWrites(t *testing.T) {
 	s3test.CreateBucket(t, bucket)
 	s, other := open(t), open(t)
 
-	// put creates the object, or replaces it when it has an etag.
+	// put creates the object, or replaces it if etag is not empty.
 	put := func(s *Store, key, data, etag string) (string, error) {
 		if etag == "" {
 			return s.Create(t.Context(), key, []byte(data))
@@ -53,26 +53,26 @@ func TestRetriedWrites(t *testing.T) {
 	}
 	tests := []struct {
 		name string
-		// fault is what happens to the first attempt at writing an object.
+		// fault handles the first attempt to write the object.
 		fault func(r *http.Request, key, etag string) error
-		// want is the error, and holds what the object holds in the end.
-		want  error
-		holds string
+		// want is the error, and wantData the data of the object afterwards.
+		want     error
+		wantData string
 	}{
 		{
 			name: "the request is lost",
 			fault: func(*http.Request, string, string) error {
 				return nil
 			},
-			holds: "ours",
+			wantData: "ours",
 		},
 		{
-			name: "the answer is lost",
+			name: "the response is lost",
 			fault: func(r *http.Request, _, _ string) error {
 				n.service.ServeHTTP(httptest.NewRecorder(), r)
 				return nil
 			},
-			holds: "ours",
+			wantData: "ours",
 		},
 		{
 			name: "the request is lost and another client writes the same",
@@ -80,11 +80,11 @@ func TestRetriedWrites(t *testing.T) {
 				_, err := put(other, key, "ours", etag)
 				return err
 			},
-			want:  storage.ErrConflict,
-			holds: "ours",
+			want:     storage.ErrConflict,
+			wantData: "ours",
 		},
 		{
-			name: "the answer is lost and another client writes after us",
+			name: "the response is lost and another client writes after us",
 			fault: func(r *http.Request, key, _ string) error {
 				n.service.ServeHTTP(httptest.NewRecorder(), r)
 				object, err := other.Get(t.Context(), key)
@@ -94,8 +94,8 @@ func TestRetriedWrites(t *testing.T) {
 				_, err = put(other, key, "theirs", object.ETag)
 				return err
 			},
-			want:  storage.ErrConflict,
-			holds: "theirs",
+			want:     storage.ErrConflict,
+			wantData: "theirs",
 		},
 	}
 	for i, tc := range tests {
@@ -127,8 +127,8 @@ func TestRetriedWrites(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				if string(object.Data) != tc.holds {
-					t.Errorf("the object holds %q, want %q", object.Data, tc.holds)
+				if string(object.Data) != tc.wantData {
+					t.Errorf("the object has data %q, want %q", object.Data, tc.wantData)
 				}
 				if tc.want == nil && object.ETag != newETag {
 					t.Errorf("the object has etag %s, want that of the write, %s", object.ETag, newETag)
@@ -137,17 +137,17 @@ func TestRetriedWrites(t *testing.T) {
 		}
 	}
 
-	// Two writes at the same time, of which neither may be done.
-	t.Run("refused", func(t *testing.T) {
+	// Two concurrent writes may both be rejected.
+	t.Run("rejected", func(t *testing.T) {
 		fault := http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) {
 			w.WriteHeader(http.StatusConflict)
 			_, _ = fmt.Fprintf(w, "<Error><Code>%s</Code></Error>", codeConditionalConflict)
 		})
 		n.fault.Store(&fault)
-		if _, err := put(s, "refused", "ours", ""); !errors.Is(err, storage.ErrConflict) {
+		if _, err := put(s, "rejected", "ours", ""); !errors.Is(err, storage.ErrConflict) {
 			t.Errorf("got error %v, want one that wraps %q", err, storage.ErrConflict)
 		}
-		if _, err := s.Get(t.Context(), "refused"); !errors.Is(err, storage.ErrNotFound) {
+		if _, err := s.Get(t.Context(), "rejected"); !errors.Is(err, storage.ErrNotFound) {
 			t.Errorf("got error %v, want one that wraps %q", err, storage.ErrNotFound)
 		}
 	})

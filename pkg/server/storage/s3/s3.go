@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package s3 keeps the objects of a storage in a bucket of S3 or of a service
-// like it that knows conditional writes.
+// Package s3 stores objects in a bucket of S3 or of a compatible service with
+// conditional writes.
 package s3
 
 import (
@@ -18,19 +18,20 @@ import (
 	"github.com/aws/aws-sdk-go-v2/service/s3"
 	"github.com/aws/smithy-go"
 
+	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Codes of errors that tell something of the object.
+// Error codes that depend on the object.
 const (
-	// codeNoSuchKey is not the code of a bucket that does not exist, which must
-	// never look like an object that does not.
+	// codeNoSuchKey is for objects only. A missing bucket has another code, and
+	// must never be mistaken for a missing object.
 	codeNoSuchKey = "NoSuchKey"
-	// codeNotFound is what the SDK makes of an answer without a body.
+	// codeNotFound is the SDK's code for a response without a body.
 	codeNotFound           = "NotFound"
 	codePreconditionFailed = "PreconditionFailed"
-	// codeConditionalConflict: another write came between the look at the
-	// condition and the write.
+	// codeConditionalConflict means that another write happened between the check
+	// of the condition and the write.
 	codeConditionalConflict = "ConditionalRequestConflict"
 )
 
@@ -43,21 +44,21 @@ type Store struct {
 var _ storage.Store = (*Store)(nil)
 
 // Open returns the storage in a bucket, which must exist. Endpoint, region and
-// credentials come from the standard AWS_* environment and from what else the
-// SDK reads. With an endpoint of one's own the bucket is in the path, for few
-// other services answer to a host name for each bucket. Open sends nothing.
+// credentials come from the standard AWS_* environment variables and the other
+// sources of the SDK. With a custom endpoint the bucket is in the path, because few
+// other services have a host name for each bucket. Open sends no request.
 func Open(ctx context.Context, bucket string) (*Store, error) {
 	c, err := config.LoadDefaultConfig(ctx)
 	if err != nil {
-		return nil, fmt.Errorf("opening bucket %s: %w", bucket, err)
+		return nil, fmt.Errorf("open bucket %s: %w", bucket, err)
 	}
 	if c.Region == "" {
-		return nil, fmt.Errorf("opening bucket %s: no region is known, set AWS_REGION", bucket)
+		return nil, fmt.Errorf("open bucket %s: the region is not known, set AWS_REGION", bucket)
 	}
 	client := s3.NewFromConfig(c, func(o *s3.Options) {
 		o.UsePathStyle = o.BaseEndpoint != nil
-		o.HTTPClient = punctualClient{o.HTTPClient}
-		// Not every service returns a checksum, which is no news at each read.
+		o.HTTPClient = deadline.HTTPClient(o.HTTPClient.Do)
+		// Some services return no checksum. The SDK would log that at every read.
 		o.DisableLogOutputChecksumValidationSkipped = true
 	})
 	return &Store{client: client, bucket: bucket}, nil
@@ -67,7 +68,7 @@ func Open(ctx context.Context, bucket string) (*Store, error) {
 func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
 	object, err := s.get(ctx, key)
 	if err != nil {
-		return storage.Object{}, fmt.Errorf("reading %s from bucket %s: %w", key, s.bucket, err)
+		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
 	}
 	return object, nil
 }
@@ -98,7 +99,7 @@ func (s *Store) get(ctx context.Context, key string) (storage.Object, error) {
 func (s *Store) Create(ctx context.Context, key string, data []byte) (string, error) {
 	etag, err := s.put(ctx, key, data, condition{ifNoneMatch: aws.String("*")})
 	if err != nil {
-		return "", fmt.Errorf("creating %s in bucket %s: %w", key, s.bucket, err)
+		return "", fmt.Errorf("create %s in bucket %s: %w", key, s.bucket, err)
 	}
 	return etag, nil
 }
@@ -107,7 +108,7 @@ func (s *Store) Create(ctx context.Context, key string, data []byte) (string, er
 func (s *Store) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
 	newETag, err := s.put(ctx, key, data, condition{ifMatch: &etag})
 	if err != nil {
-		return "", fmt.Errorf("replacing %s in bucket %s: %w", key, s.bucket, err)
+		return "", fmt.Errorf("replace %s in bucket %s: %w", key, s.bucket, err)
 	}
 	return newETag, nil
 }
@@ -115,7 +116,7 @@ func (s *Store) Replace(ctx context.Context, key string, data []byte, etag strin
 // Delete implements storage.Store.
 func (s *Store) Delete(ctx context.Context, key string) error {
 	if err := s.delete(ctx, key); err != nil {
-		return fmt.Errorf("deleting %s from bucket %s: %w", key, s.bucket, err)
+		return fmt.Errorf("delete %s from bucket %s: %w", key, s.bucket, err)
 	}
 	return nil
 }
@@ -135,7 +136,7 @@ func (s *Store) delete(ctx context.Context, key string) error {
 func (s *Store) List(ctx context.Context, prefix string) ([]storage.Info, error) {
 	infos, err := s.list(ctx, prefix)
 	if err != nil {
-		return nil, fmt.Errorf("listing %q in bucket %s: %w", prefix, s.bucket, err)
+		return nil, fmt.Errorf("list %q in bucket %s: %w", prefix, s.bucket, err)
 	}
 	return infos, nil
 }
@@ -144,7 +145,7 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 	if err := storage.CheckPrefix(prefix); err != nil {
 		return nil, err
 	}
-	if err := storage.Ended(ctx); err != nil {
+	if err := deadline.Check(ctx); err != nil {
 		return nil, err
 	}
 	var infos []storage.Info
@@ -157,25 +158,25 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 		for _, object := range page.Contents {
 			key := aws.ToString(object.Key)
 			if storage.CheckKey(key) != nil {
-				continue // nothing that a server has written, as the folders of a console
+				continue // not written by a server, for example a folder of the console
 			}
 			infos = append(infos, storage.Info{Key: key, ETag: aws.ToString(object.ETag)})
 		}
 	}
-	// Not every kind of bucket lists in the order of keys.
+	// Some types of buckets do not list in the order of keys.
 	slices.SortFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) })
 	return infos, nil
 }
 
-// check refuses a bad key and does nothing for a ctx that has ended.
+// check returns an error for an invalid key, and when ctx is done.
 func check(ctx context.Context, key string) error {
 	if err := storage.CheckKey(key); err != nil {
 		return err
 	}
-	return storage.Ended(ctx)
+	return deadline.Check(ctx)
 }
 
-// code returns what the service calls an error, "" if it did not answer.
+// code returns the service's code of an error, or "" without a response.
 func code(err error) string {
 	var apiErr smithy.APIError
 	if errors.As(err, &apiErr) {

@@ -27,7 +27,7 @@ func testUnusualKeys(t *testing.T, open func(t testing.TB) storage.Store) {
 		etag := mustCreate(t, writer, below+key, key)
 		wantObject(t, reader, below+key, key, etag)
 		if got := list(t, reader, below, key); !slices.Contains(got, key) {
-			t.Errorf("%q is not among the keys that begin so: %q", key, got)
+			t.Errorf("%q is not among the keys with that prefix: %q", key, got)
 		}
 		wantObject(t, reader, below+key, "changed", mustReplace(t, reader, below+key, "changed", etag))
 	}
@@ -41,7 +41,7 @@ func testUnusualKeys(t *testing.T, open func(t testing.TB) storage.Store) {
 		}
 	}
 	if got := list(t, reader, below, ""); len(got) > 0 {
-		t.Errorf("still there after being deleted: %q", got)
+		t.Errorf("still listed after the deletion: %q", got)
 	}
 }
 
@@ -71,8 +71,8 @@ func testBadKeys(t *testing.T, store storage.Store) {
 	}
 }
 
-// wantKeyError checks that err names the key and is nothing that a caller takes
-// for an answer.
+// wantKeyError checks that err names the key and is none of the errors that
+// callers distinguish.
 func wantKeyError(t testing.TB, method, key string, err error) {
 	t.Helper()
 	quoted := strings.Trim(strconv.Quote(key), `"`)

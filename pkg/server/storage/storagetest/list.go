@@ -67,17 +67,17 @@ func testList(t *testing.T, store storage.Store) {
 			t.Errorf("%s is listed with etag %q, want %q", info.Key, info.ETag, want)
 		}
 	}
-	// Everything: what other tests have left, too.
+	// All objects, also those of other tests.
 	infos, err = store.List(t.Context(), "")
 	if err != nil {
 		t.Fatal(err)
 	}
 	if !slices.IsSortedFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) }) || len(infos) < len(keys) {
-		t.Errorf("the storage as a whole has %v, want at least %d keys in their order", infos, len(keys))
+		t.Errorf("the whole storage has %v, want at least %d sorted keys", infos, len(keys))
 	}
 }
 
-// testListMany lists more than what S3 returns at once, which is 1000 keys.
+// testListMany lists more than the 1000 keys that S3 returns in one response.
 func testListMany(t *testing.T, open func(t testing.TB) storage.Store) {
 	const below = "list-many/"
 	const objects = 1203
@@ -101,8 +101,8 @@ func testListMany(t *testing.T, open func(t testing.TB) storage.Store) {
 	}
 }
 
-// testListWhileWriting lists objects that are replaced meanwhile: they exist all
-// the time.
+// testListWhileWriting lists objects while they are replaced. Every list must have
+// all of them.
 func testListWhileWriting(t *testing.T, open func(t testing.TB) storage.Store) {
 	const below = "list-while-writing/"
 	const objects, replaces, lists = 10, 10, 20

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package storagetest has the one test that every storage.Store passes.
+// Package storagetest has the conformance test that every storage.Store passes.
 package storagetest
 
 import (
@@ -17,24 +17,24 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// Conformance tests what storage.Store promises. Each call of open returns
-// another client of the same storage, as another process would have it. The
-// storage is empty at first.
+// Conformance tests the requirements of storage.Store. Each call of open returns
+// another client of the same storage, as another process would. The storage must
+// be empty.
 func Conformance(t *testing.T, open func(t testing.TB) storage.Store) {
 	// The names of the tests are also the prefixes of their keys.
 	t.Run("round-trip", func(t *testing.T) { testRoundTrip(t, open) })
 	t.Run("etag", func(t *testing.T) { testETag(t, open(t)) })
 	t.Run("not-found", func(t *testing.T) { testNotFound(t, open(t)) })
 	t.Run("conflict", func(t *testing.T) { testConflict(t, open(t)) })
-	t.Run("racing-creates", func(t *testing.T) { testRacingCreates(t, open) })
-	t.Run("racing-counters", func(t *testing.T) { testRacingCounters(t, open) })
+	t.Run("concurrent-creates", func(t *testing.T) { testConcurrentCreates(t, open) })
+	t.Run("concurrent-counters", func(t *testing.T) { testConcurrentCounters(t, open) })
 	t.Run("delete", func(t *testing.T) { testDelete(t, open(t)) })
 	t.Run("list", func(t *testing.T) { testList(t, open(t)) })
 	t.Run("list-many", func(t *testing.T) { testListMany(t, open) })
 	t.Run("list-while-writing", func(t *testing.T) { testListWhileWriting(t, open) })
 	t.Run("unusual-keys", func(t *testing.T) { testUnusualKeys(t, open) })
 	t.Run("bad-keys", func(t *testing.T) { testBadKeys(t, open(t)) })
-	t.Run("ended-context", func(t *testing.T) { testEndedContext(t, open(t)) })
+	t.Run("done-context", func(t *testing.T) { testDoneContext(t, open(t)) })
 }
 
 // mustCreate returns the etag.
@@ -70,7 +70,7 @@ func wantObject(t testing.TB, store storage.Store, key, data, etag string) {
 	t.Helper()
 	object := mustGet(t, store, key)
 	if string(object.Data) != data {
-		t.Errorf("%s holds %.40q, want %.40q", key, object.Data, data)
+		t.Errorf("%s has data %.40q, want %.40q", key, object.Data, data)
 	}
 	if object.ETag != etag {
 		t.Errorf("%s has etag %q, want that of the write, %q", key, object.ETag, etag)
@@ -112,12 +112,12 @@ func testRoundTrip(t *testing.T, open func(t testing.TB) storage.Store) {
 		if object.ETag != etag || etag == "" {
 			t.Errorf("%s: has etag %q, Create returned %q", key, object.ETag, etag)
 		}
-		// Some storages count whole seconds.
+		// Some storages have times in whole seconds.
 		if age := object.LastModified.Sub(before); age < -2*time.Second || age > time.Minute {
 			t.Errorf("%s: written at %v, but LastModified is %v", key, before, object.LastModified)
 		}
 	}
-	// What another client has written can be replaced.
+	// An object of another client can be replaced.
 	for key := range contents {
 		etag := mustReplace(t, reader, key, "changed", mustGet(t, reader, key).ETag)
 		wantObject(t, writer, key, "changed", etag)
@@ -130,7 +130,7 @@ func testETag(t *testing.T, store storage.Store) {
 	etag := mustCreate(t, store, key, "0")
 	for _, data := range []string{"", "1", "2", "22", "2 ", strings.Repeat("2", 1<<20)} {
 		etags[etag] = true
-		// Reading, and writing something else, change nothing.
+		// Reading, and writing another object, do not change it.
 		wantObject(t, store, key, string(mustGet(t, store, key).Data), etag)
 		mustCreate(t, store, "etag/other"+etag[len(etag)-8:], data)
 		infos, err := store.List(t.Context(), key)
@@ -138,7 +138,7 @@ func testETag(t *testing.T, store storage.Store) {
 			t.Fatal(err)
 		}
 		if diff := cmp.Diff([]storage.Info{{Key: key, ETag: etag}}, infos); diff != "" {
-			t.Errorf("List and the write tell another etag (-written +listed):\n%s", diff)
+			t.Errorf("List and the write return different etags (-written +listed):\n%s", diff)
 		}
 		etag = mustReplace(t, store, key, data, etag)
 		if etags[etag] {
@@ -179,9 +179,9 @@ func testConflict(t *testing.T, store storage.Store) {
 	}
 	_, err = store.Replace(t.Context(), key, []byte("lost"), second)
 	wantError(t, err, storage.ErrConflict, key)
-	for _, gone := range []string{key, missing} {
-		_, err = store.Get(t.Context(), gone)
-		wantError(t, err, storage.ErrNotFound, gone)
+	for _, notFound := range []string{key, missing} {
+		_, err = store.Get(t.Context(), notFound)
+		wantError(t, err, storage.ErrNotFound, notFound)
 	}
 }
 
@@ -189,9 +189,9 @@ func testDelete(t *testing.T, store storage.Store) {
 	const key, other = "delete/object", "delete/object2"
 	mustCreate(t, store, key, "data")
 	etag := mustCreate(t, store, other, "data")
-	for _, gone := range []string{key, key, "delete/nothing", "delete/no/folder", "delete/object2/below"} {
-		if err := store.Delete(t.Context(), gone); err != nil {
-			t.Errorf("deleting %s: %v", gone, err)
+	for _, deleted := range []string{key, key, "delete/nothing", "delete/no/folder", "delete/object2/below"} {
+		if err := store.Delete(t.Context(), deleted); err != nil {
+			t.Errorf("deleting %s: %v", deleted, err)
 		}
 	}
 	_, err := store.Get(t.Context(), key)
@@ -200,8 +200,8 @@ func testDelete(t *testing.T, store storage.Store) {
 	wantObject(t, store, key, "again", mustCreate(t, store, key, "again"))
 }
 
-func testEndedContext(t *testing.T, store storage.Store) {
-	const key, missing = "ended-context/object", "ended-context/missing"
+func testDoneContext(t *testing.T, store storage.Store) {
+	const key, missing = "done-context/object", "done-context/missing"
 	etag := mustCreate(t, store, key, "data")
 	cancelled, cancel := context.WithCancel(t.Context())
 	cancel()
@@ -223,16 +223,16 @@ func testEndedContext(t *testing.T, store storage.Store) {
 		_, err = store.Replace(c.ctx, key, []byte("late"), etag)
 		wantError(t, err, c.want, key)
 		wantError(t, store.Delete(c.ctx, key), c.want, key)
-		_, err = store.List(c.ctx, "ended-context/")
-		wantError(t, err, c.want, "ended-context/")
+		_, err = store.List(c.ctx, "done-context/")
+		wantError(t, err, c.want, "done-context/")
 	}
 	wantObject(t, store, key, "data", etag)
 	_, err := store.Get(t.Context(), missing)
 	wantError(t, err, storage.ErrNotFound, missing)
 }
 
-// resumed is a context as it is in a process that was paused beyond its deadline
-// and has just gone on: the timer that ends it had no turn yet.
+// resumed is the context of a process that has resumed after its deadline: the
+// timer of the context has not run yet.
 type resumed struct{ context.Context }
 
 func (resumed) Deadline() (time.Time, bool) { return time.Now().Add(-time.Second), true }

@@ -9,12 +9,12 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// ErrorEvent is the domain form of event. A nil event is the zero ErrorEvent.
+// ErrorEvent converts event. A nil event becomes the zero ErrorEvent.
 func ErrorEvent(event *nstancev1.ErrorEvent) shard.ErrorEvent {
 	return shard.ErrorEvent{
 		Group:      event.GetGroup(),
 		InstanceID: event.GetInstanceId(),
 		Message:    event.GetError(),
-		Time:       moment(event.GetTimestamp()),
+		Time:       timeOrZero(event.GetTimestamp()),
 	}
 }

@@ -26,10 +26,10 @@ func TestErrorEvent(t *testing.T) {
 	noZeroField(t, got)
 
 	for name, event := range map[string]*nstancev1.ErrorEvent{
-		"no event":              nil,
-		"no timestamp":          {},
-		"an invalid timestamp":  {Timestamp: &timestamppb.Timestamp{Seconds: math.MaxInt64}},
-		"one of negative nanos": {Timestamp: &timestamppb.Timestamp{Nanos: -1}},
+		"no event":             nil,
+		"no timestamp":         {},
+		"an invalid timestamp": {Timestamp: &timestamppb.Timestamp{Seconds: math.MaxInt64}},
+		"a negative timestamp": {Timestamp: &timestamppb.Timestamp{Nanos: -1}},
 	} {
 		if got := ErrorEvent(event); got != (shard.ErrorEvent{}) {
 			t.Errorf("%s: got %+v", name, got)

@@ -12,24 +12,24 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// InstanceConfig is the wire form of order.
-func InstanceConfig(order shard.InstanceOrder) *nstancev1.InstanceConfig {
-	return &nstancev1.InstanceConfig{Group: order.Group, InstanceType: order.InstanceType, Vars: order.Vars}
+// InstanceConfig returns the configuration of a CreateInstance request.
+func InstanceConfig(spec shard.InstanceSpec) *nstancev1.InstanceConfig {
+	return &nstancev1.InstanceConfig{Group: spec.Group, InstanceType: spec.InstanceType, Vars: spec.Vars}
 }
 
-// Instance is what a server reports of one instance.
-func Instance(answer *nstancev1.InstanceStatusResponse) shard.Instance {
+// Instance converts response.
+func Instance(response *nstancev1.InstanceStatusResponse) shard.Instance {
 	return shard.Instance{
-		ID:         answer.GetInstanceId(),
-		State:      shard.InstanceState(answer.GetStatus()),
-		ProviderID: answer.GetProviderInstanceId(),
-		DeleteAt:   moment(answer.GetDeleteAt()),
+		ID:         response.GetInstanceId(),
+		State:      shard.InstanceState(response.GetStatus()),
+		ProviderID: response.GetProviderInstanceId(),
+		DeleteAt:   timeOrZero(response.GetDeleteAt()),
 	}
 }
 
-// moment is zero when the server did not say, or nothing sensible: a timestamp
-// that is missing would become the year 1970.
-func moment(timestamp *timestamppb.Timestamp) time.Time {
+// timeOrZero returns the zero time for a missing or invalid timestamp. AsTime would
+// return the year 1970.
+func timeOrZero(timestamp *timestamppb.Timestamp) time.Time {
 	if !timestamp.IsValid() {
 		return time.Time{}
 	}

@@ -16,10 +16,10 @@ import (
 )
 
 func TestInstanceConfig(t *testing.T) {
-	order := shard.InstanceOrder{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
-	noZeroField(t, order)
+	spec := shard.InstanceSpec{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
+	noZeroField(t, spec)
 	want := &nstancev1.InstanceConfig{Group: "workers", InstanceType: "small", Vars: map[string]string{"a": "1"}}
-	if got := InstanceConfig(order); !proto.Equal(got, want) {
+	if got := InstanceConfig(spec); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
@@ -36,12 +36,12 @@ func TestInstance(t *testing.T) {
 	}
 	noZeroField(t, got)
 
-	for name, answer := range map[string]*nstancev1.InstanceStatusResponse{
-		"no answer":            nil,
+	for name, response := range map[string]*nstancev1.InstanceStatusResponse{
+		"no response":          nil,
 		"no timestamp":         {},
 		"an invalid timestamp": {DeleteAt: &timestamppb.Timestamp{Seconds: math.MaxInt64}},
 	} {
-		if got := Instance(answer); got != (shard.Instance{}) {
+		if got := Instance(response); got != (shard.Instance{}) {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

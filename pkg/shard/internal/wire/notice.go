@@ -9,16 +9,16 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// Notice is the domain form of event, as if it were the first of its instance. A
-// nil event is the zero Notice. The state is the server's and may be unknown.
-func Notice(event *nstancev1.InstanceEvent) shard.Notice {
-	return shard.Notice{
+// Notice converts event, without Announced. A nil event becomes the zero
+// DeletionNotice. The state may be one that the operator does not know.
+func Notice(event *nstancev1.InstanceEvent) shard.DeletionNotice {
+	return shard.DeletionNotice{
 		InstanceID: event.GetInstanceId(),
 		ProviderID: event.GetProviderInstanceId(),
 		Group:      event.GetGroup(),
 		State:      shard.NoticeState(event.GetStatus()),
 		Reason:     event.GetReason(),
-		Since:      moment(event.GetUnhealthyAt()),
-		DeleteAt:   moment(event.GetDeleteAt()),
+		Since:      timeOrZero(event.GetUnhealthyAt()),
+		DeleteAt:   timeOrZero(event.GetDeleteAt()),
 	}
 }

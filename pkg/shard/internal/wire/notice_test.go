@@ -21,9 +21,9 @@ func TestNotice(t *testing.T) {
 		Status: "pending_deletion", Reason: "expired",
 		UnhealthyAt: timestamppb.New(since), DeleteAt: timestamppb.New(since.Add(time.Hour)),
 	})
-	// No event says how often it came.
+	// Events do not contain Announced.
 	got.Announced = 1
-	want := shard.Notice{
+	want := shard.DeletionNotice{
 		InstanceID: "knd1", ProviderID: "kwok://a/1", Group: "workers",
 		State: shard.Draining, Reason: "expired", Since: since, DeleteAt: since.Add(time.Hour), Announced: 1,
 	}
@@ -33,12 +33,12 @@ func TestNotice(t *testing.T) {
 	noZeroField(t, got)
 
 	for name, event := range map[string]*nstancev1.InstanceEvent{
-		"no event":              nil,
-		"no timestamps":         {},
-		"invalid timestamps":    {UnhealthyAt: &timestamppb.Timestamp{Seconds: math.MaxInt64}, DeleteAt: &timestamppb.Timestamp{Nanos: -1}},
-		"timestamps of nothing": {UnhealthyAt: timestamppb.New(time.Time{}), DeleteAt: timestamppb.New(time.Time{})},
+		"no event":                    nil,
+		"no timestamps":               {},
+		"invalid timestamps":          {UnhealthyAt: &timestamppb.Timestamp{Seconds: math.MaxInt64}, DeleteAt: &timestamppb.Timestamp{Nanos: -1}},
+		"timestamps of the zero time": {UnhealthyAt: timestamppb.New(time.Time{}), DeleteAt: timestamppb.New(time.Time{})},
 	} {
-		if got := Notice(event); got != (shard.Notice{}) || !got.DeleteAt.IsZero() {
+		if got := Notice(event); got != (shard.DeletionNotice{}) || !got.DeleteAt.IsZero() {
 			t.Errorf("%s: got %+v", name, got)
 		}
 	}

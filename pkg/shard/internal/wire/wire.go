@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package wire converts between the domain types of package shard and the
-// messages of the wire contract. Strings, slices and maps are shared, not copied.
+// messages of the protocol (docs/protocol.md). Strings, slices and maps are shared,
+// not copied.
 package wire
 
 import (
@@ -14,75 +15,68 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// Group is the domain form of status. A nil status is the zero Group.
+// Group converts status. A nil status becomes the zero Group.
 func Group(status *nstancev1.GroupStatus) shard.Group {
 	return shard.Group{
-		Key:          status.GetKey(),
-		Tenant:       status.GetTenant(),
-		Template:     status.GetTemplate(),
-		Size:         status.GetSize(),
-		InstanceType: status.GetInstanceType(),
-		Subnets:      status.GetSubnets(),
-		Vars:         status.GetVars(),
-		Static:       status.GetIsStatic(),
-		ETag:         status.GetEtag(),
-		ActualSize:   status.GetActualSize(),
-		ProviderIDs:  status.GetProviderIds(),
-		Deleting:     status.GetDeleting(),
+		Key:           status.GetKey(),
+		Tenant:        status.GetTenant(),
+		GroupSettings: settings(status),
+		Declared:      declared(status.GetDeclared()),
+		Size:          status.GetSize(),
+		Static:        status.GetIsStatic(),
+		ETag:          status.GetEtag(),
+		ActualSize:    status.GetActualSize(),
+		ProviderIDs:   status.GetProviderIds(),
+		Deleting:      status.GetDeleting(),
 
 		ListsInstances: status.GetInstances() != nil,
-		Instances:      managed(status.GetInstances().GetInstances()),
+		Instances:      instances(status.GetInstances().GetInstances()),
 		RemoveFirst:    status.GetRemoveFirst(),
-		Node:           node(status.GetNode()),
+		Node:           nodeShape(status.GetNode()),
 	}
 }
 
-// managed are the instances by id, in whichever order they are told: one that is
-// looked for where it is not would seem to be gone.
-func managed(told []*nstancev1.ManagedInstance) []shard.Instance {
-	if len(told) == 0 {
+// instances converts managed instances, and sorts them by id: callers rely on the
+// order, and servers may send another one.
+func instances(messages []*nstancev1.ManagedInstance) []shard.Instance {
+	if len(messages) == 0 {
 		return nil
 	}
-	instances := make([]shard.Instance, len(told))
-	for n, i := range told {
-		instances[n] = shard.Instance{
-			ID:         i.GetId(),
-			State:      shard.InstanceState(i.GetStatus()),
-			ProviderID: i.GetProviderId(),
+	converted := make([]shard.Instance, len(messages))
+	for i, message := range messages {
+		converted[i] = shard.Instance{
+			ID:         message.GetId(),
+			State:      shard.InstanceState(message.GetStatus()),
+			ProviderID: message.GetProviderId(),
 		}
 	}
-	slices.SortFunc(instances, func(a, b shard.Instance) int { return strings.Compare(a.ID, b.ID) })
-	return instances
+	slices.SortFunc(converted, func(a, b shard.Instance) int { return strings.Compare(a.ID, b.ID) })
+	return converted
 }
 
-func node(told *nstancev1.NodeShape) *shard.NodeShape {
-	if told == nil {
+func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {
+	if message == nil {
 		return nil
 	}
 	shape := &shard.NodeShape{
-		Architecture:    told.GetArchitecture(),
-		OperatingSystem: told.GetOperatingSystem(),
-		Capacity:        told.GetCapacity(),
-		Labels:          told.GetLabels(),
+		Architecture:    message.GetArchitecture(),
+		OperatingSystem: message.GetOperatingSystem(),
+		Capacity:        message.GetCapacity(),
+		Labels:          message.GetLabels(),
 	}
-	for _, taint := range told.GetTaints() {
+	for _, taint := range message.GetTaints() {
 		shape.Taints = append(shape.Taints, shard.Taint{Key: taint.GetKey(), Value: taint.GetValue(), Effect: taint.GetEffect()})
 	}
 	return shape
 }
 
-// Upsert is the request that gives the group with this key the configuration.
-// Args stays empty: the wire contract has servers drop it from UpsertGroup.
+// Upsert returns the request that sets the configuration of the group.
+// Args stays empty: servers ignore it in UpsertGroup (docs/protocol.md#groups).
 func Upsert(key string, config shard.GroupConfig) *nstancev1.UpsertGroupRequest {
 	return &nstancev1.UpsertGroupRequest{
-		Key: key,
-		Config: &nstancev1.GroupConfig{
-			Template:     config.Template,
-			Size:         config.Size,
-			InstanceType: config.InstanceType,
-			Subnets:      config.Subnets,
-			Vars:         config.Vars,
-		},
+		Key:         key,
+		Config:      groupConfig(config),
 		RemoveFirst: config.RemoveFirst,
+		Declarative: true,
 	}
 }

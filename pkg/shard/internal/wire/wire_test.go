@@ -23,6 +23,9 @@ func TestGroup(t *testing.T) {
 			{Id: "knd2", Status: "pending"}, {Id: "knd1", ProviderId: "kwok://a/1", Status: "running", CreatedAt: timestamppb.Now()},
 		}},
 		RemoveFirst: []string{"knd2"},
+		Declared: &nstancev1.GroupSettings{
+			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
+		},
 		Node: &nstancev1.NodeShape{
 			Architecture: "arm64", OperatingSystem: "linux",
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
@@ -30,14 +33,16 @@ func TestGroup(t *testing.T) {
 		},
 	})
 	want := shard.Group{
-		Key: "workers", Tenant: "default", Template: "worker", Size: 3, InstanceType: "small",
-		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}, Static: true, ETag: "e",
+		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, Static: true, ETag: "e",
 		ActualSize: 2, ProviderIDs: []string{"kwok://a/1", "kwok://a/2"}, Deleting: true,
 		ListsInstances: true,
 		Instances: []shard.Instance{
 			{ID: "knd1", State: shard.InstanceRunning, ProviderID: "kwok://a/1"}, {ID: "knd2", State: shard.InstancePending},
 		},
 		RemoveFirst: []string{"knd2"},
+		Declared: &shard.GroupSettings{
+			Template: "worker", InstanceType: "tiny", Subnets: []string{"public"}, Vars: map[string]string{"b": "2"},
+		},
 		Node: &shard.NodeShape{
 			Architecture: "arm64", OperatingSystem: "linux",
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
@@ -49,18 +54,17 @@ func TestGroup(t *testing.T) {
 	}
 	noZeroField(t, got)
 	if got := Group(nil); !got.Equal(shard.Group{}) {
-		t.Errorf("a missing status gives %+v", got)
+		t.Errorf("a missing status becomes %+v", got)
 	}
 	none := &nstancev1.GroupStatus{Instances: &nstancev1.ManagedInstances{}}
 	if got := Group(none); !got.ListsInstances || got.Instances != nil {
-		t.Errorf("no instances give %+v", got)
+		t.Errorf("an empty list of instances becomes %+v", got)
 	}
 }
 
 func TestUpsert(t *testing.T) {
 	config := shard.GroupConfig{
-		Template: "worker", Size: 3, InstanceType: "small",
-		Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"},
+		GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3,
 		RemoveFirst: []string{"knd2", "knd1"},
 	}
 	noZeroField(t, config)
@@ -71,19 +75,24 @@ func TestUpsert(t *testing.T) {
 			Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"},
 		},
 		RemoveFirst: []string{"knd2", "knd1"},
+		Declarative: true,
 	}
 	if got := Upsert("workers", config); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
 	}
 }
 
-// noZeroField fails when a field was added that the test does not know.
+// noZeroField fails if a field is zero, so that tests must set added fields too.
 func noZeroField(t *testing.T, value any) {
 	t.Helper()
 	v := reflect.ValueOf(value)
 	for i := range v.NumField() {
-		if v.Field(i).IsZero() {
+		field := reflect.Indirect(v.Field(i))
+		switch {
+		case !field.IsValid() || field.IsZero():
 			t.Errorf("field %s has no value", v.Type().Field(i).Name)
+		case field.Type() == reflect.TypeFor[shard.GroupSettings]():
+			noZeroField(t, field.Interface())
 		}
 	}
 }

@@ -10,9 +10,9 @@ package v1beta1
 //
 // MachineAddress is one address of an instance.
 type MachineAddressApplyConfiguration struct {
-	// type is the kind of address, as CAPI names them.
+	// type is the type of the address.
 	Type *string `json:"type,omitempty"`
-	// address is the address itself.
+	// address is a host name or an IP address.
 	Address *string `json:"address,omitempty"`
 }
 

@@ -8,11 +8,11 @@ package v1beta1
 // NodeInfoApplyConfiguration represents a declarative configuration of the NodeInfo type for use
 // with apply.
 //
-// NodeInfo is what the cluster autoscaler reads of a Node that there is not yet.
+// NodeInfo describes Nodes for the cluster autoscaler before the first one exists.
 type NodeInfoApplyConfiguration struct {
-	// architecture is as GOARCH names it.
+	// architecture is the CPU architecture, a value of GOARCH.
 	Architecture *string `json:"architecture,omitempty"`
-	// operatingSystem is as GOOS names it.
+	// operatingSystem is the operating system, a value of GOOS.
 	OperatingSystem *string `json:"operatingSystem,omitempty"`
 }
 

@@ -17,10 +17,10 @@ import (
 // NstanceClusterApplyConfiguration represents a declarative configuration of the NstanceCluster type for use
 // with apply.
 //
-// NstanceCluster stands for the Kubernetes cluster whose nodes Nstance makes.
-// Nstance manages machines and not clusters, so the object only tells Cluster
-// API where the API server is, and that its control plane is managed elsewhere:
-// the Cluster names it both as infrastructure and as control plane.
+// NstanceCluster represents the Kubernetes cluster that the Nodes join. Nstance does
+// not manage clusters: the object contains the address of the API server, and states
+// that the control plane is managed externally. The Cluster refers to it both as
+// infrastructure and as control plane.
 type NstanceClusterApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

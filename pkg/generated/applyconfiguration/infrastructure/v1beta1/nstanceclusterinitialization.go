@@ -8,13 +8,13 @@ package v1beta1
 // NstanceClusterInitializationApplyConfiguration represents a declarative configuration of the NstanceClusterInitialization type for use
 // with apply.
 //
-// NstanceClusterInitialization holds the marks that CAPI waits for once.
+// NstanceClusterInitialization contains the fields that Cluster API waits for once.
 type NstanceClusterInitializationApplyConfiguration struct {
-	// provisioned is true at once, since there is nothing to provision at the
-	// level of the cluster.
+	// provisioned is true from the start, because a cluster needs no infrastructure of
+	// its own.
 	Provisioned *bool `json:"provisioned,omitempty"`
-	// controlPlaneInitialized is true at once, since the operator talks to the
-	// very API server it stands for.
+	// controlPlaneInitialized is true from the start, because the operator runs in this
+	// cluster.
 	ControlPlaneInitialized *bool `json:"controlPlaneInitialized,omitempty"`
 }
 

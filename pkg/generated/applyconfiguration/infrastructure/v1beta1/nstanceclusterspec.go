@@ -8,7 +8,7 @@ package v1beta1
 // NstanceClusterSpecApplyConfiguration represents a declarative configuration of the NstanceClusterSpec type for use
 // with apply.
 //
-// NstanceClusterSpec says where the cluster's API server is.
+// NstanceClusterSpec is the address of the API server.
 type NstanceClusterSpecApplyConfiguration struct {
 	// controlPlaneEndpoint is the API server of the cluster. Cluster API copies
 	// it to the Cluster.

@@ -12,16 +12,16 @@ import (
 // NstanceClusterStatusApplyConfiguration represents a declarative configuration of the NstanceClusterStatus type for use
 // with apply.
 //
-// NstanceClusterStatus is what Cluster API reads of an infrastructure cluster
-// and of a control plane.
+// NstanceClusterStatus is the status that Cluster API reads of an infrastructure
+// cluster and of a control plane.
 type NstanceClusterStatusApplyConfiguration struct {
-	// initialization tells which first steps are done.
+	// initialization contains the initial steps that are complete.
 	Initialization *NstanceClusterInitializationApplyConfiguration `json:"initialization,omitempty"`
-	// externalManagedControlPlane is always true: the control plane is not made
-	// of Cluster API Machines. Cluster API drains and deletes Nodes only when it
-	// knows that (CAPI contract).
+	// externalManagedControlPlane is always true: the control plane does not consist of
+	// Cluster API Machines. Without this field Cluster API neither drains nor deletes
+	// Nodes.
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions tell the present state: Ready, Available, KubeconfigAvailable,
+	// conditions are the current conditions: Ready, Available, KubeconfigAvailable,
 	// Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }

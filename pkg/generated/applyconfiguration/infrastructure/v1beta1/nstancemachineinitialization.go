@@ -8,9 +8,9 @@ package v1beta1
 // NstanceMachineInitializationApplyConfiguration represents a declarative configuration of the NstanceMachineInitialization type for use
 // with apply.
 //
-// NstanceMachineInitialization holds the mark that CAPI waits for once.
+// NstanceMachineInitialization contains the field that Cluster API waits for once.
 type NstanceMachineInitializationApplyConfiguration struct {
-	// provisioned is true once the instance runs.
+	// provisioned is true once the instance is running.
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 

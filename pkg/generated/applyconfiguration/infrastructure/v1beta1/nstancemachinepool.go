@@ -17,8 +17,8 @@ import (
 // NstanceMachinePoolApplyConfiguration represents a declarative configuration of the NstanceMachinePool type for use
 // with apply.
 //
-// NstanceMachinePool maps one Nstance group to a Cluster API MachinePool of the
-// same name. The MachinePool's replicas are spread over the shards.
+// NstanceMachinePool is an Nstance group on several shards. Its replicas are set by
+// the MachinePool of the same name and spread over the shards.
 type NstanceMachinePoolApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

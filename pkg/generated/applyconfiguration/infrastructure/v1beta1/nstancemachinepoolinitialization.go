@@ -8,9 +8,9 @@ package v1beta1
 // NstanceMachinePoolInitializationApplyConfiguration represents a declarative configuration of the NstanceMachinePoolInitialization type for use
 // with apply.
 //
-// NstanceMachinePoolInitialization holds the mark that CAPI waits for once.
+// NstanceMachinePoolInitialization contains the field that Cluster API waits for once.
 type NstanceMachinePoolInitializationApplyConfiguration struct {
-	// provisioned is true once the pool was ready for the first time.
+	// provisioned is equal to ready.
 	Provisioned *bool `json:"provisioned,omitempty"`
 }
 

@@ -12,31 +12,22 @@ import (
 // NstanceMachinePoolSpecApplyConfiguration represents a declarative configuration of the NstanceMachinePoolSpec type for use
 // with apply.
 //
-// NstanceMachinePoolSpec says which group, on which shards, of which machines.
-// How many there are is said by the MachinePool.
+// NstanceMachinePoolSpec is the configuration of a group and its shards. The MachinePool
+// sets the number of instances.
 type NstanceMachinePoolSpecApplyConfiguration struct {
 	// group is the id of the Nstance group. It never changes.
 	Group *infrastructurev1beta1.Identifier `json:"group,omitempty"`
-	// shards are the shards the group is spread over. Order matters: what does
-	// not divide evenly goes to the shards listed first.
-	Shards []infrastructurev1beta1.Identifier `json:"shards,omitempty"`
-	// template is the server's template for a group that is not in the server's
-	// own configuration; leave it out for one that is.
-	Template *string `json:"template,omitempty"`
-	// subnets are ids of subnet pools, tried in this order; when left out the
-	// template's are used.
-	Subnets []infrastructurev1beta1.Identifier `json:"subnets,omitempty"`
-	// instanceType overrides the template's, if the server allows it.
-	InstanceType *string `json:"instanceType,omitempty"`
-	// vars are merged over the template's vars.
-	Vars map[string]string `json:"vars,omitempty"`
-	// machines says whether each instance of the pool gets a Machine, so that
-	// single instances can be deleted, be it by the cluster autoscaler or a
-	// MachineHealthCheck. Auto means: when the MachinePool has the annotations with
-	// which the cluster autoscaler is told its minimum and maximum size.
+	// shards are the shards that the group is spread over. If the replicas do not
+	// divide evenly, the shards that are listed first get one more.
+	Shards                          []infrastructurev1beta1.Identifier `json:"shards,omitempty"`
+	GroupSettingsApplyConfiguration `json:",inline"`
+	// machines is whether each instance of the pool gets a Machine, so that the cluster
+	// autoscaler or a MachineHealthCheck can delete single instances. Auto creates
+	// Machines if the MachinePool has the annotations for the minimum and maximum size
+	// of the cluster autoscaler.
 	Machines *infrastructurev1beta1.MachinesMode `json:"machines,omitempty"`
-	// providerIDList are the provider ids of the pool's instances, sorted. The
-	// operator writes it; Cluster API reads it.
+	// providerIDList are the provider ids of the instances of the pool, sorted. The
+	// operator sets it.
 	ProviderIDList []string `json:"providerIDList,omitempty"`
 }
 
@@ -68,7 +59,7 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithShards(values ...infrastr
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Template field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithTemplate(value string) *NstanceMachinePoolSpecApplyConfiguration {
-	b.Template = &value
+	b.GroupSettingsApplyConfiguration.Template = &value
 	return b
 }
 
@@ -77,7 +68,7 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithTemplate(value string) *N
 // If called multiple times, values provided by each call will be appended to the Subnets field.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithSubnets(values ...infrastructurev1beta1.Identifier) *NstanceMachinePoolSpecApplyConfiguration {
 	for i := range values {
-		b.Subnets = append(b.Subnets, values[i])
+		b.GroupSettingsApplyConfiguration.Subnets = append(b.GroupSettingsApplyConfiguration.Subnets, values[i])
 	}
 	return b
 }
@@ -86,7 +77,7 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithSubnets(values ...infrast
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the InstanceType field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithInstanceType(value string) *NstanceMachinePoolSpecApplyConfiguration {
-	b.InstanceType = &value
+	b.GroupSettingsApplyConfiguration.InstanceType = &value
 	return b
 }
 
@@ -95,11 +86,11 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithInstanceType(value string
 // If called multiple times, the entries provided by each call will be put on the Vars field,
 // overwriting an existing map entries in Vars field with the same key.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithVars(entries map[string]string) *NstanceMachinePoolSpecApplyConfiguration {
-	if b.Vars == nil && len(entries) > 0 {
-		b.Vars = make(map[string]string, len(entries))
+	if b.GroupSettingsApplyConfiguration.Vars == nil && len(entries) > 0 {
+		b.GroupSettingsApplyConfiguration.Vars = make(map[string]string, len(entries))
 	}
 	for k, v := range entries {
-		b.Vars[k] = v
+		b.GroupSettingsApplyConfiguration.Vars[k] = v
 	}
 	return b
 }

@@ -13,42 +13,42 @@ import (
 // NstanceMachinePoolStatusApplyConfiguration represents a declarative configuration of the NstanceMachinePoolStatus type for use
 // with apply.
 //
-// NstanceMachinePoolStatus is what the shards of the pool report, added up.
+// NstanceMachinePoolStatus is the sum of what the shards of the pool report.
 type NstanceMachinePoolStatusApplyConfiguration struct {
-	// ready becomes true when all shard groups were ready for the first time and
-	// then stays true: Cluster API stops copying ids and replicas when it falls
-	// back. The condition Ready tells the present.
+	// ready becomes true when all shard groups are ready for the first time, and stays
+	// true, because Cluster API stops copying provider ids and replicas if it becomes
+	// false. The current state is the condition Ready.
 	Ready *bool `json:"ready,omitempty"`
-	// initialization holds the mark of the CAPI contract that equals ready.
+	// initialization contains the field that Cluster API waits for once.
 	Initialization *NstanceMachinePoolInitializationApplyConfiguration `json:"initialization,omitempty"`
-	// desiredReplicas is the number of instances asked of the shards.
+	// desiredReplicas is the number of instances that the shards are to run.
 	DesiredReplicas *int32 `json:"desiredReplicas,omitempty"`
-	// replicas is the number of instances that the shards run.
+	// replicas is the number of running instances.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// draining is the number of instances that are being drained.
 	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is how many of those do not get on; the shard groups say why.
+	// drainsBlocked is the number of blocked drains; the shard groups have the reasons.
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
-	// shards tells how many shards the pool has and how many are connected.
+	// shards is the number of shards of the pool and of connected shards.
 	Shards *ShardsSummaryApplyConfiguration `json:"shards,omitempty"`
-	// isStatic is true when any shard has the group in its own configuration;
-	// then template, subnets and shards must not be changed.
+	// isStatic is true if the group is in the server configuration of any shard. Then
+	// template, subnets and shards cannot be changed.
 	IsStatic *bool `json:"isStatic,omitempty"`
 	// template is the template in force on the shards.
 	Template *string `json:"template,omitempty"`
 	// subnets are the subnet pools in force on the shards.
 	Subnets []string `json:"subnets,omitempty"`
-	// infrastructureMachineKind is NstanceMachine when the instances of the pool
-	// have Machines (CAPI contract), and else left out.
+	// infrastructureMachineKind is NstanceMachine while the instances of the pool have
+	// Machines, and not set otherwise.
 	InfrastructureMachineKind *string `json:"infrastructureMachineKind,omitempty"`
-	// capacity is that of a Node of the pool, as far as the shards know it before
-	// there is one. The cluster autoscaler reads it to scale from zero.
+	// capacity is the capacity of a Node of the pool, as far as the shards know it. The
+	// cluster autoscaler needs it to scale up from zero.
 	Capacity *v1.ResourceList `json:"capacity,omitempty"`
-	// nodeInfo tells what runs on a Node of the pool.
+	// nodeInfo is the platform of a Node of the pool.
 	NodeInfo *NodeInfoApplyConfiguration `json:"nodeInfo,omitempty"`
-	// observedGeneration is the generation this status was computed from.
+	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, ShardsReachable, MachinesEnabled,
+	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
 	// Paused.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }

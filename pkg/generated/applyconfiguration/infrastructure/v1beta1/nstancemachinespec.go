@@ -12,19 +12,18 @@ import (
 // NstanceMachineSpecApplyConfiguration represents a declarative configuration of the NstanceMachineSpec type for use
 // with apply.
 //
-// NstanceMachineSpec says of which group the instance is. Apart from providerID
-// it never changes: the instance was made of it.
+// NstanceMachineSpec is the request for an instance. Only providerID can be changed,
+// because the instance is created from the other fields.
 type NstanceMachineSpecApplyConfiguration struct {
-	// groupRef names the Nstance group whose template the instance has.
+	// groupRef is the Nstance group whose template is used.
 	GroupRef *GroupReferenceApplyConfiguration `json:"groupRef,omitempty"`
-	// shard is where to make the instance; when left out the operator chooses.
+	// shard is the shard of the instance. If it is not set, the operator selects one.
 	Shard *infrastructurev1beta1.Identifier `json:"shard,omitempty"`
-	// instanceType overrides the group's.
+	// instanceType overrides the instance type of the group.
 	InstanceType *string `json:"instanceType,omitempty"`
-	// vars are merged over the group's vars.
+	// vars are added to the vars of the group and override them.
 	Vars map[string]string `json:"vars,omitempty"`
-	// providerID is the provider id of the instance. The operator writes it;
-	// Cluster API reads it.
+	// providerID is the provider id of the instance. The operator sets it.
 	ProviderID *string `json:"providerID,omitempty"`
 }
 

@@ -14,25 +14,24 @@ import (
 //
 // NstanceMachineStatus is what the shard reports of the instance.
 type NstanceMachineStatusApplyConfiguration struct {
-	// instanceID is the id that the shard gave the instance.
+	// instanceID is the id of the instance on its shard.
 	InstanceID *string `json:"instanceID,omitempty"`
-	// shard is where the instance is, or is going to be made: it is written
-	// before the instance is asked for.
+	// shard is the shard of the instance. It is set before the create request is sent.
 	Shard *string `json:"shard,omitempty"`
-	// requestID is the key under which the instance is asked for, written before
-	// that. Asked for again under it, the shard answers with the same instance.
+	// requestID is the idempotency key of the create request. It is set before the
+	// request is sent; a repeated request with the same key returns the same instance.
 	RequestID *string `json:"requestID,omitempty"`
 	// providerID is the provider id of the instance.
 	ProviderID *string `json:"providerID,omitempty"`
-	// ready is true while the instance runs.
+	// ready is true while the instance is running.
 	Ready *bool `json:"ready,omitempty"`
-	// initialization holds the mark that Cluster API waits for once.
+	// initialization contains the field that Cluster API waits for once.
 	Initialization *NstanceMachineInitializationApplyConfiguration `json:"initialization,omitempty"`
 	// addresses are the addresses of the instance.
 	Addresses []MachineAddressApplyConfiguration `json:"addresses,omitempty"`
-	// observedGeneration is the generation of the spec that the status is of.
+	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// conditions tell the present state: Ready, InstanceCreated, ServerDeleted,
+	// conditions are the current conditions: Ready, InstanceCreated, ServerDeleted,
 	// DrainsProgressing, Paused.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }

@@ -17,8 +17,8 @@ import (
 // NstanceMachineTemplateApplyConfiguration represents a declarative configuration of the NstanceMachineTemplate type for use
 // with apply.
 //
-// NstanceMachineTemplate is the pattern from which NstanceMachines are made. It
-// never changes (CAPI contract).
+// NstanceMachineTemplate is the template from which Cluster API creates NstanceMachines.
+// It is immutable.
 type NstanceMachineTemplateApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

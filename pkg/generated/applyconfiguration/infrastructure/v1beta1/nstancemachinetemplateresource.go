@@ -8,9 +8,9 @@ package v1beta1
 // NstanceMachineTemplateResourceApplyConfiguration represents a declarative configuration of the NstanceMachineTemplateResource type for use
 // with apply.
 //
-// NstanceMachineTemplateResource is the machine to make.
+// NstanceMachineTemplateResource is the template of the NstanceMachines.
 type NstanceMachineTemplateResourceApplyConfiguration struct {
-	// spec is the spec of every machine that is made.
+	// spec is the spec of the NstanceMachines.
 	Spec *NstanceMachineSpecApplyConfiguration `json:"spec,omitempty"`
 }
 

@@ -8,9 +8,9 @@ package v1beta1
 // NstanceMachineTemplateSpecApplyConfiguration represents a declarative configuration of the NstanceMachineTemplateSpec type for use
 // with apply.
 //
-// NstanceMachineTemplateSpec holds the pattern.
+// NstanceMachineTemplateSpec contains the template.
 type NstanceMachineTemplateSpecApplyConfiguration struct {
-	// template is the machine to make.
+	// template is the template of the NstanceMachines.
 	Template *NstanceMachineTemplateResourceApplyConfiguration `json:"template,omitempty"`
 }
 

@@ -17,9 +17,9 @@ import (
 // NstanceShardGroupApplyConfiguration represents a declarative configuration of the NstanceShardGroup type for use
 // with apply.
 //
-// NstanceShardGroup is the part of a pool that one shard runs. The operator
-// makes one per pool and shard, named {group}--{shard}, and keeps the group on
-// that shard's server equal to its spec.
+// NstanceShardGroup is the part of a pool on one shard. The operator creates one for
+// each shard of a pool, named {group}--{shard}, and keeps the group on the shard equal
+// to its spec.
 type NstanceShardGroupApplyConfiguration struct {
 	v1.TypeMetaApplyConfiguration    `json:",inline"`
 	*v1.ObjectMetaApplyConfiguration `json:"metadata,omitempty"`

@@ -12,24 +12,18 @@ import (
 // NstanceShardGroupSpecApplyConfiguration represents a declarative configuration of the NstanceShardGroupSpec type for use
 // with apply.
 //
-// NstanceShardGroupSpec is what the pool asks of this shard.
+// NstanceShardGroupSpec is the desired state of the group on this shard.
 type NstanceShardGroupSpecApplyConfiguration struct {
 	// group is the id of the Nstance group. It never changes.
 	Group *infrastructurev1beta1.Identifier `json:"group,omitempty"`
 	// shard is the id of the shard. It never changes.
 	Shard *infrastructurev1beta1.Identifier `json:"shard,omitempty"`
-	// size is the number of instances wanted on this shard.
+	// size is the desired number of instances on this shard.
 	Size *int32 `json:"size,omitempty"`
-	// template is copied from the pool.
-	Template *string `json:"template,omitempty"`
-	// instanceType is copied from the pool.
-	InstanceType *string `json:"instanceType,omitempty"`
-	// subnets are copied from the pool.
-	Subnets []infrastructurev1beta1.Identifier `json:"subnets,omitempty"`
-	// vars are copied from the pool.
-	Vars map[string]string `json:"vars,omitempty"`
-	// removeFirst are ids of instances that were chosen to go when size became
-	// smaller. They go before others, and are not replaced.
+	// The settings are copied from the pool.
+	GroupSettingsApplyConfiguration `json:",inline"`
+	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
+	// deletes them before other instances and does not replace them.
 	RemoveFirst []string `json:"removeFirst,omitempty"`
 }
 
@@ -67,15 +61,7 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithSize(value int32) *Nstance
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Template field is set to the value of the last call.
 func (b *NstanceShardGroupSpecApplyConfiguration) WithTemplate(value string) *NstanceShardGroupSpecApplyConfiguration {
-	b.Template = &value
-	return b
-}
-
-// WithInstanceType sets the InstanceType field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the InstanceType field is set to the value of the last call.
-func (b *NstanceShardGroupSpecApplyConfiguration) WithInstanceType(value string) *NstanceShardGroupSpecApplyConfiguration {
-	b.InstanceType = &value
+	b.GroupSettingsApplyConfiguration.Template = &value
 	return b
 }
 
@@ -84,8 +70,16 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithInstanceType(value string)
 // If called multiple times, values provided by each call will be appended to the Subnets field.
 func (b *NstanceShardGroupSpecApplyConfiguration) WithSubnets(values ...infrastructurev1beta1.Identifier) *NstanceShardGroupSpecApplyConfiguration {
 	for i := range values {
-		b.Subnets = append(b.Subnets, values[i])
+		b.GroupSettingsApplyConfiguration.Subnets = append(b.GroupSettingsApplyConfiguration.Subnets, values[i])
 	}
+	return b
+}
+
+// WithInstanceType sets the InstanceType field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the InstanceType field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithInstanceType(value string) *NstanceShardGroupSpecApplyConfiguration {
+	b.GroupSettingsApplyConfiguration.InstanceType = &value
 	return b
 }
 
@@ -94,11 +88,11 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithSubnets(values ...infrastr
 // If called multiple times, the entries provided by each call will be put on the Vars field,
 // overwriting an existing map entries in Vars field with the same key.
 func (b *NstanceShardGroupSpecApplyConfiguration) WithVars(entries map[string]string) *NstanceShardGroupSpecApplyConfiguration {
-	if b.Vars == nil && len(entries) > 0 {
-		b.Vars = make(map[string]string, len(entries))
+	if b.GroupSettingsApplyConfiguration.Vars == nil && len(entries) > 0 {
+		b.GroupSettingsApplyConfiguration.Vars = make(map[string]string, len(entries))
 	}
 	for k, v := range entries {
-		b.Vars[k] = v
+		b.GroupSettingsApplyConfiguration.Vars[k] = v
 	}
 	return b
 }

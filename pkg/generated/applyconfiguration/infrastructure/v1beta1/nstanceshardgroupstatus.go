@@ -13,27 +13,27 @@ import (
 // NstanceShardGroupStatusApplyConfiguration represents a declarative configuration of the NstanceShardGroupStatus type for use
 // with apply.
 //
-// NstanceShardGroupStatus is what the shard reports of the group.
+// NstanceShardGroupStatus is what the shard reports about the group.
 type NstanceShardGroupStatusApplyConfiguration struct {
-	// observedGeneration is the generation this status was computed from.
+	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
-	// isStatic is true when the group is in the server's own configuration.
+	// isStatic is true if the group is in the server configuration of the shard.
 	IsStatic *bool `json:"isStatic,omitempty"`
-	// replicas is the number of instances that run.
+	// replicas is the number of running instances.
 	Replicas *int32 `json:"replicas,omitempty"`
 	// draining is the number of instances that are being drained.
 	Draining *int32 `json:"draining,omitempty"`
-	// drainsBlocked is how many of those do not get on; the condition
-	// DrainsProgressing says why.
+	// drainsBlocked is the number of blocked drains; the condition DrainsProgressing has
+	// the reason.
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
-	// providerIDs are the provider ids of those instances, sorted. They stay
-	// while the shard cannot be reached.
+	// providerIDs are the provider ids of the running instances, sorted. They do not
+	// change while the shard is unreachable.
 	ProviderIDs []string `json:"providerIDs,omitempty"`
-	// config is the configuration in force on the server, after merging.
+	// config is the effective configuration on the server.
 	Config *GroupConfigApplyConfiguration `json:"config,omitempty"`
-	// lastSyncTime is when this status last took something new from the server.
+	// lastSyncTime is the time of the last change that the server reported.
 	LastSyncTime *v1.Time `json:"lastSyncTime,omitempty"`
-	// conditions tell the present state: Ready, ShardReachable, ConfigValid,
+	// conditions are the current conditions: Ready, ShardReachable, ConfigValid,
 	// DrainsProgressing.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }

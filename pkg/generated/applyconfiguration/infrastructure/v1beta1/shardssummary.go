@@ -10,9 +10,9 @@ package v1beta1
 //
 // ShardsSummary counts the shards of a pool.
 type ShardsSummaryApplyConfiguration struct {
-	// total is the number of shards that the spec names.
+	// total is the number of shards in the spec.
 	Total *int32 `json:"total,omitempty"`
-	// reachable is the number of those that are connected.
+	// reachable is the number of connected shards.
 	Reachable *int32 `json:"reachable,omitempty"`
 }
 

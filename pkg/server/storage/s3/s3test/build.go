@@ -12,9 +12,9 @@ import (
 	"sync"
 )
 
-// build returns the path of the gateway's program. It belongs to a module of its
-// own, whose many requirements are not ours. The go command keeps the program in
-// its cache: the first build takes a minute or two.
+// build returns the path of the gateway's program. It has a module of its own, so
+// that its requirements are not those of this module. The go command caches the
+// program: the first build takes a minute or two.
 var build = sync.OnceValues(func() (string, error) {
 	root, err := goCommand("", "list", "-m", "-f", "{{.Dir}}", "nstance.dev/operator")
 	if err != nil {
@@ -31,7 +31,7 @@ func goCommand(dir string, arguments ...string) (string, error) {
 	cmd.Stderr = new(strings.Builder)
 	output, err := cmd.Output()
 	if err != nil {
-		return "", fmt.Errorf("building the S3 service: %s: %w\n%s", cmd, err, cmd.Stderr)
+		return "", fmt.Errorf("build the S3 service: %s: %w\n%s", cmd, err, cmd.Stderr)
 	}
 	return strings.TrimSpace(string(output)), nil
 }

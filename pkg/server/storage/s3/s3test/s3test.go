@@ -27,17 +27,17 @@ import (
 const (
 	accessKey = "test"
 	secretKey = "testtest"
-	// patience is for the service to listen after it was started.
-	patience = time.Minute
+	// startTimeout is the time for the service to listen after it was started.
+	startTimeout = time.Minute
 )
 
-// Start runs an S3 service until the test ends. It sets the standard AWS_*
-// environment, which child processes inherit, so that clients find it; therefore
-// the test cannot be parallel. middleware may be nil; it is put before the
-// service, to lose answers and the like.
+// Start runs an S3 service until the end of the test. It sets the standard AWS_*
+// environment variables for clients, also in child processes, so the test cannot be
+// parallel. middleware wraps the service, for example to drop responses; it may be
+// nil.
 func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 	t.Helper()
-	// The path of a socket has little room, less than t.TempDir may need.
+	// The path of a socket must be shorter than that of t.TempDir may be.
 	dir, err := os.MkdirTemp("", "s3")
 	if err != nil {
 		t.Fatal(err)
@@ -61,7 +61,7 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 		"AWS_REGION":            "us-east-1",
 		"AWS_ACCESS_KEY_ID":     accessKey,
 		"AWS_SECRET_ACCESS_KEY": secretKey,
-		// Nothing of what the developer has set counts.
+		// The developer's own settings must not apply.
 		"AWS_SESSION_TOKEN":           "",
 		"AWS_PROFILE":                 "",
 		"AWS_CONFIG_FILE":             os.DevNull,
@@ -71,7 +71,7 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 	}
 }
 
-// CreateBucket makes a bucket in the service that Start has started.
+// CreateBucket creates a bucket in the service of Start.
 func CreateBucket(t testing.TB, name string) {
 	t.Helper()
 	c, err := config.LoadDefaultConfig(t.Context())
@@ -84,8 +84,8 @@ func CreateBucket(t testing.TB, name string) {
 	}
 }
 
-// startGateway runs the gateway until the test ends. It listens at a socket,
-// because no port is sure to be free.
+// startGateway runs the gateway until the end of the test. It listens at a socket,
+// because any port may be in use.
 func startGateway(t testing.TB, socket, dir string) {
 	t.Helper()
 	program, err := build()
@@ -108,12 +108,12 @@ func startGateway(t testing.TB, socket, dir string) {
 		if err := cmd.Process.Kill(); err != nil {
 			t.Error(err)
 		}
-		_ = cmd.Wait() // says that it was killed
+		_ = cmd.Wait() // the error is that it was killed
 		if t.Failed() {
-			t.Logf("the S3 service says:\n%s", output.Bytes())
+			t.Logf("output of the S3 service:\n%s", output.Bytes())
 		}
 	})
-	err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, patience, true, func(context.Context) (bool, error) {
+	err = wait.PollUntilContextTimeout(t.Context(), 10*time.Millisecond, startTimeout, true, func(context.Context) (bool, error) {
 		conn, err := net.Dial("unix", socket)
 		if err != nil {
 			return false, nil //nolint:nilerr // not yet
@@ -125,7 +125,8 @@ func startGateway(t testing.TB, socket, dir string) {
 	}
 }
 
-// newProxy forwards requests to the socket as they are: the host is signed.
+// newProxy forwards requests to the socket unchanged, because the host is part of
+// the signature.
 func newProxy(socket string) *httputil.ReverseProxy {
 	return &httputil.ReverseProxy{
 		Rewrite: func(r *httputil.ProxyRequest) {

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package installation installs Nstance on a running control plane: its kinds and rights
+// from the repository's manifests, shard servers whose instances are Nodes, and operators
+// that use their own ServiceAccount.
+package installation
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/server/pki"
+)
+
+// Names and ids of every installation.
+const (
+	Namespace = "nstance-system"
+	ClusterID = "dev"
+	Tenant    = "default"
+	// ClusterName is the name of the Cluster, and of the NstanceCluster.
+	ClusterName = ClusterID + "--" + Tenant
+	// OperatorUser is the operator in the API server's audit log.
+	OperatorUser = "system:serviceaccount:" + Namespace + ":" + serviceAccount
+
+	serviceAccount = "nstance-operator"
+	// certificateLifetime is longer than any cluster that this package starts.
+	certificateLifetime = 365 * 24 * time.Hour
+)
+
+// Options of an installation.
+type Options struct {
+	// Manifests is the repository's folder of that name.
+	Manifests string
+	// Operator and Server are the programs.
+	Operator, Server string
+	// Shards are those in the operator's configuration. Ports that are zero are
+	// chosen.
+	Shards []Shard
+}
+
+// Installation is an installation of Nstance. Its shard servers and operators are components
+// of the control plane, which stops them.
+type Installation struct {
+	options   Options
+	cp        *controlplane.ControlPlane
+	client    kubernetes.Interface
+	authority *pki.Authority
+	dir       string
+	// webhook is the port that the API server finds the admission webhook at.
+	webhook int
+}
+
+// Install applies the manifests and writes the configuration and the
+// certificates that shard servers and operators share. It starts nothing.
+func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*Installation, error) {
+	client, err := kubernetes.NewForConfig(cp.AdminConfig())
+	if err != nil {
+		return nil, fmt.Errorf("install Nstance: %w", err)
+	}
+	if err := fillInPorts(o.Shards); err != nil {
+		return nil, err
+	}
+	n := &Installation{
+		options: o,
+		cp:      cp,
+		client:  client,
+		dir:     filepath.Join(cp.Dir(), "nstance"),
+	}
+	if err := os.RemoveAll(n.dir); err != nil {
+		return nil, fmt.Errorf("remove old state: %w", err)
+	}
+	if n.authority, err = n.createKeys(ctx); err != nil {
+		return nil, fmt.Errorf("install Nstance: %w", err)
+	}
+	if err := n.applyBases(ctx); err != nil {
+		return nil, err
+	}
+	return n, n.applyConfiguration(ctx)
+}
+
+// writeFile writes a file that only its owner may read.
+func (n *Installation) writeFile(path string, data []byte) error {
+	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+		return err
+	}
+	return os.WriteFile(path, data, 0o600)
+}

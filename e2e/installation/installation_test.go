@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package installation
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/clientcmd"
+
+	"nstance.dev/operator/e2e/controlplane"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// TestInstallation checks the installation without an operator: shard servers that
+// answer and create Nodes, and rights that are not too wide.
+func TestInstallation(t *testing.T) {
+	cp, n := install(t)
+	client := kubernetes.NewForConfigOrDie(cp.AdminConfig())
+	t.Run("a shard server creates Nodes", func(t *testing.T) { testShardServer(t, n, client) })
+	t.Run("the operator is no administrator", func(t *testing.T) { testRights(t, cp, n) })
+}
+
+func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
+	t.Helper()
+	root, err := controlplane.FindRoot(".")
+	if err != nil {
+		t.Fatal(err)
+	}
+	builder := controlplane.Builder{Root: root, Progress: os.Stderr}
+	binaries, err := builder.ControlPlane(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator, server, err := builder.Product(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	cp, err := controlplane.Start(t.Context(), controlplane.Options{
+		Dir:      t.TempDir(),
+		Binaries: binaries,
+		Without:  []string{controlplane.CAPI},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := cp.Stop(context.Background()); err != nil {
+			t.Error(err)
+		}
+	})
+	n, err := Install(t.Context(), cp, Options{
+		Manifests: filepath.Join(root, "manifests"),
+		Operator:  operator,
+		Server:    server,
+		Shards:    []Shard{{ID: "us-west-2a"}, {ID: "us-west-2b"}},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := n.StartShards(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	return cp, n
+}
+
+func testShardServer(t *testing.T, n *Installation, client kubernetes.Interface) {
+	connection, err := n.Dial("us-west-2b")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer connection.Close()
+	_, err = nstancev1.NewOperatorServiceClient(connection).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+		Key:    "two",
+		Config: &nstancev1.GroupConfig{Template: "worker", Size: 2},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true,
+		func(ctx context.Context) (bool, error) {
+			nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
+			if err != nil {
+				return false, err
+			}
+			ready := 0
+			for _, node := range nodes.Items {
+				for _, c := range node.Status.Conditions {
+					if c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue && node.Spec.ProviderID != "" {
+						ready++
+					}
+				}
+			}
+			return ready == 2, nil
+		})
+	if err != nil {
+		t.Errorf("waiting for two Nodes: %v", err)
+	}
+}
+
+func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
+	token, err := n.token(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	path, err := cp.KubeconfigWithToken("operator", token)
+	if err != nil {
+		t.Fatal(err)
+	}
+	config, err := clientcmd.BuildConfigFromFlags("", path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	operator := kubernetes.NewForConfigOrDie(config).CoreV1()
+	if _, err := operator.ConfigMaps(Namespace).Get(t.Context(), "nstance-shards", metav1.GetOptions{}); err != nil {
+		t.Errorf("the operator cannot read where the shards are: %v", err)
+	}
+	if _, err := operator.Secrets("kube-system").List(t.Context(), metav1.ListOptions{}); !apierrors.IsForbidden(err) {
+		t.Errorf("the operator lists the Secrets of kube-system: %v, want it forbidden", err)
+	}
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package installation
+
+import (
+	"slices"
+	"testing"
+)
+
+func TestCallsInLog(t *testing.T) {
+	const log = `I0102 03:04:05.000001       7 server.go:70] "Serving" address="127.0.0.1:1"
+I0102 03:04:05.000002       7 operator.go:54] "Received group" client="dev" tenant="default" group="a" size=3
+E0102 03:04:05.000003       7 operator.go:70] "Group was not changed" err="group size=9" client="dev" group="a"
+I0102 03:04:05.000004       7 operator.go:83] "Received deletion of group" client="dev" tenant="default" group="b"
+`
+	calls, err := callsIn([]byte(log))
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []Call{{Group: "a", Size: 3}, {Group: "b", Delete: true}}
+	if !slices.Equal(calls, want) {
+		t.Errorf("read %+v, want %+v", calls, want)
+	}
+}

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package installation
+
+import (
+	"cmp"
+	"encoding/json"
+	"fmt"
+	"os"
+	"path/filepath"
+
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// OnDemandTemplate is the template of instances that are created for a Pod.
+const OnDemandTemplate = "on-demand"
+
+// Labels of the Nodes of that template. Namespace and name are known before the Pod is
+// created, so that it can select its Node by them.
+const (
+	LabelPodNamespace = "example.com/pod-namespace"
+	LabelPodName      = "example.com/pod-name"
+	LabelPodUID       = "example.com/pod-uid"
+)
+
+// Group is a static group: one that is in a server's own configuration.
+type Group struct {
+	// Size is how many instances the group has until an operator changes it.
+	Size int32
+	// Template is "worker" when empty.
+	Template string
+	// InstanceType is the template's when empty.
+	InstanceType string
+}
+
+// Reconfigure changes a shard's configuration file. A running server applies the change
+// when it reads the file next; its ports stay.
+func (n *Installation) Reconfigure(shardID string, change func(*Shard)) error {
+	shard, err := n.shard(shardID)
+	if err != nil {
+		return err
+	}
+	changed := *shard
+	change(&changed)
+	changed.ID = shard.ID
+	for i, port := range shard.ports() {
+		*changed.ports()[i] = *port
+	}
+	if err := n.writeShardConfig(changed); err != nil {
+		return err
+	}
+	*shard = changed
+	return nil
+}
+
+// writeShardConfig replaces the server's configuration file in one step.
+func (n *Installation) writeShardConfig(shard Shard) error {
+	kubeconfig, err := n.cp.Kubeconfig(shard.Component())
+	if err != nil {
+		return err
+	}
+	config, err := json.MarshalIndent(n.shardConfig(shard, kubeconfig), "", "  ")
+	if err != nil {
+		return fmt.Errorf("encode the configuration of shard %s: %w", shard.ID, err)
+	}
+	path := n.shardConfigPath(shard.ID)
+	if err := n.writeFile(path+".new", config); err != nil {
+		return fmt.Errorf("write the configuration of shard %s: %w", shard.ID, err)
+	}
+	if err := os.Rename(path+".new", path); err != nil {
+		return fmt.Errorf("write the configuration of shard %s: %w", shard.ID, err)
+	}
+	return nil
+}
+
+func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
+	groups := object{}
+	for id, group := range shard.Groups {
+		static := object{"template": cmp.Or(group.Template, "worker"), "size": group.Size}
+		if group.InstanceType != "" {
+			static["instance_type"] = group.InstanceType
+		}
+		groups[id] = static
+	}
+	options := object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
+	if len(shard.Quota) > 0 {
+		options["quota"] = shard.Quota
+	}
+	election := object{}
+	if shard.LeaderTimeout > 0 {
+		election = object{"interval": (shard.LeaderTimeout / 5).String(), "timeout": shard.LeaderTimeout.String()}
+	}
+	return object{
+		"cluster": object{
+			"id":      ClusterID,
+			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": n.encryptionKeyFile()}},
+		},
+		"shard": object{
+			"id": shard.ID,
+			"infra": object{
+				"provider": "kwok",
+				"region":   "us-west-2",
+				"zone":     shard.ID,
+				"options":  options,
+			},
+			"bind": object{
+				"health_addr":       address(shard.HealthPort),
+				"election_addr":     address(shard.ElectionPort),
+				"registration_addr": address(shard.RegistrationPort),
+				"operator_addr":     address(shard.OperatorPort),
+			},
+			"leader_election":       election,
+			"subnet_pools":          object{"default": []string{"subnet-a"}},
+			"default_drain_timeout": shard.DrainTimeout.String(),
+		},
+		"templates": object{
+			"worker": object{
+				"kind":          "knd",
+				"arch":          "amd64",
+				"instance_type": "m7i.large",
+				"subnet_pool":   "default",
+			},
+			OnDemandTemplate: object{
+				"kind":          "ond",
+				"arch":          "amd64",
+				"instance_type": "m7i.large",
+				"subnet_pool":   "default",
+				"args": object{"labels": object{
+					LabelPodNamespace: "{{.Vars.pod_namespace}}",
+					LabelPodName:      "{{.Vars.pod_name}}",
+					LabelPodUID:       "{{.Vars.pod_uid}}",
+				}},
+				// For instances without a Pod.
+				"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
+			},
+		},
+		"groups": object{Tenant: groups},
+	}
+}
+
+// Bucket is the folder of the durable state of all shards.
+func (n *Installation) Bucket() string { return filepath.Join(n.dir, "bucket") }
+
+func (n *Installation) shardConfigPath(shardID string) string {
+	return filepath.Join(n.Bucket(), filepath.FromSlash(storage.ConfigKey(shardID)))
+}
+
+// object is a JSON object.
+type object = map[string]any

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package installation
+
+import (
+	"context"
+	"fmt"
+	"net"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+// Shard is one shard, the ports of its server and the variable part of its
+// configuration.
+type Shard struct {
+	ID               string
+	OperatorPort     int
+	HealthPort       int
+	RegistrationPort int
+	ElectionPort     int
+	// Groups are the static groups by id.
+	Groups map[string]Group
+	// Quota is the most instances that there may be of an instance type. A type
+	// that is not listed has no limit.
+	Quota map[string]int
+	// LeaderTimeout is after how long without a renewal by the leader another server of
+	// the shard leads. Zero means the product's default.
+	LeaderTimeout time.Duration
+	// DrainTimeout is how long instances may take to drain. Zero means that they are
+	// deleted at once.
+	DrainTimeout time.Duration
+}
+
+// URL is where the shard's server serves health and metrics.
+func (s Shard) URL() string { return "http://" + address(s.HealthPort) }
+
+// Component is the name under which the shard's server runs.
+func (s Shard) Component() string { return "shard-" + s.ID }
+
+// PortUses lists the ports of the shard's server.
+func (s Shard) PortUses() []controlplane.PortUse {
+	uses := make([]controlplane.PortUse, 0, 4)
+	for _, port := range s.ports() {
+		uses = append(uses, controlplane.PortUse{Port: *port, Component: s.Component()})
+	}
+	return uses
+}
+
+func (s *Shard) ports() []*int {
+	return []*int{&s.OperatorPort, &s.HealthPort, &s.RegistrationPort, &s.ElectionPort}
+}
+
+// StartShards runs the servers of all shards.
+func (n *Installation) StartShards(ctx context.Context) error {
+	for _, shard := range n.options.Shards {
+		if err := n.startShard(ctx, shard); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (n *Installation) startShard(ctx context.Context, shard Shard) error {
+	if err := n.writeShardConfig(shard); err != nil {
+		return err
+	}
+	return n.startServer(ctx, shard, shard.Component(), "1", loopback)
+}
+
+// StartStandby runs a second server of a shard, at the same ports of another
+// host, and returns the name under which it runs. DialStandby connects to it.
+func (n *Installation) StartStandby(ctx context.Context, shardID string) (component string, err error) {
+	shard, err := n.shard(shardID)
+	if err != nil {
+		return "", err
+	}
+	component = shard.Component() + "-standby"
+	return component, n.startServer(ctx, *shard, component, "2", standbyHost)
+}
+
+func (n *Installation) startServer(ctx context.Context, shard Shard, component, id, host string) error {
+	_, err := n.cp.Run(ctx, controlplane.Spec{
+		Name: component,
+		Argv: []string{
+			n.options.Server,
+			"--shard", shard.ID,
+			"--id", id,
+			"--host", host,
+			"--storage", "file",
+			"--bucket", n.Bucket(),
+			"--cache-dir", n.CacheDir(component),
+			"--v", "2", // Calls reads from the log
+		},
+		Ports: []int{shard.OperatorPort, shard.HealthPort, shard.RegistrationPort, shard.ElectionPort},
+		Ready: controlplane.Probe{URL: "http://" + net.JoinHostPort(host, strconv.Itoa(shard.HealthPort)) + "/health"},
+	})
+	return err
+}
+
+// CacheDir is the folder of the cache of the server of that name. Only the cache records
+// which instances drain: a server that starts without it decides again.
+func (n *Installation) CacheDir(component string) string {
+	return filepath.Join(n.dir, "cache", component)
+}
+
+// shard finds a shard of the installation.
+func (n *Installation) shard(id string) (*Shard, error) {
+	i := slices.IndexFunc(n.options.Shards, func(s Shard) bool { return s.ID == id })
+	if i < 0 {
+		return nil, fmt.Errorf("no shard %q", id)
+	}
+	return &n.options.Shards[i], nil
+}
+
+// fillInPorts gives every port that is zero a free number.
+func fillInPorts(shards []Shard) error {
+	var unset []*int
+	for i := range shards {
+		for _, port := range shards[i].ports() {
+			if *port == 0 {
+				unset = append(unset, port)
+			}
+		}
+	}
+	free, err := controlplane.FreePorts(len(unset))
+	if err != nil {
+		return err
+	}
+	for i, port := range unset {
+		*port = free[i]
+	}
+	return nil
+}
+
+// Hosts of the servers of a shard: there is one machine.
+const (
+	loopback    = "127.0.0.1"
+	standbyHost = "127.0.0.2"
+)
+
+func address(port int) string {
+	return net.JoinHostPort(loopback, strconv.Itoa(port))
+}

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// When nothing changes the operator writes nothing on a resync: with machines that
+// run, one that stays pending, and a Pod whose request cannot be fulfilled.
+func TestQuietWhenIdle(t *testing.T) {
+	const namespace, running = "quiet", 3
+	watchOperator(t)
+	newNamespace(t, namespace)
+	for i := range running {
+		untilRuns(t, createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i))))
+	}
+	pending := newPod(namespace, "pending")
+	pending.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
+	pending = createPod(t, pending)
+	testcluster.Eventually(t, time.Minute, "the last machine has an instance", func(ctx context.Context) error {
+		m, err := machineOf(ctx, pending)
+		if err == nil && m.instance == "" {
+			err = fmt.Errorf("machine %s has no instance", m.name)
+		}
+		return err
+	})
+	impossible := newPod(namespace, "impossible")
+	impossible.Annotations[v1beta1.AnnotationOnDemandGroup] = "nowhere"
+	createPod(t, impossible)
+	testcluster.Eventually(t, time.Minute, "the Pod has an event", func(ctx context.Context) error {
+		events, err := podEvents(ctx, namespace, "UnknownGroup")
+		if err != nil {
+			return err
+		}
+		return oneEvent(events["impossible"])
+	})
+
+	// The syncs that the operator's own writes trigger come first.
+	env.UntilQueued(t, 4*resync, "machine", 2*(running+1))
+	from, begin := env.AuditEnd(t), time.Now()
+	env.UntilQueued(t, 4*resync, "machine", 2*(running+1))
+	t.Logf("watched for %s", time.Since(begin).Round(time.Second))
+	if written := env.OperatorWrites(t, from); len(written) > 0 {
+		t.Errorf("%d writes while nothing changed:%s", len(written), testcluster.Describe(written))
+	}
+}

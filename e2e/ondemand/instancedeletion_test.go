@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"regexp"
+	"slices"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// hook keeps Cluster API from deleting the infrastructure of a Machine.
+const hook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/test"
+
+// In every state that a machine is in when its instance is deleted on the shard, nothing
+// is left of it in Kubernetes, and Cluster API logs no error from then on.
+func TestInstanceDeletedOnShard(t *testing.T) {
+	watchOperator(t)
+	errorsAfter := map[string]capiErrors{}
+	for _, tc := range []struct {
+		state        string
+		instanceType string
+		// prepare brings the machine into its state.
+		prepare func(*testing.T, machine)
+		// deleteInstance deletes the instance, by default on the shard.
+		deleteInstance func(*testing.T, machine)
+		// finish is what has to happen after the instance was deleted.
+		finish func(*testing.T, machine)
+	}{
+		{state: "pending", instanceType: unavailable},
+		{state: "running", prepare: untilRunning},
+		// An instance that disappears at the provider is deleted by the shard.
+		{state: "vanished", prepare: untilRunning, deleteInstance: deleteNode},
+		{
+			state: "deleting",
+			prepare: func(t *testing.T, m machine) {
+				annotate(t, m, hook, `"test"`)
+				untilRunning(t, m)
+				deleteMachine(t, m, metav1.DeletePropagationBackground)
+			},
+			finish: func(t *testing.T, m machine) {
+				testcluster.Eventually(t, time.Minute, "the instance is deleted", m.instanceDeleted)
+				annotate(t, m, hook, "null")
+			},
+		},
+		{
+			state: "orphaned",
+			prepare: func(t *testing.T, m machine) {
+				untilRunning(t, m)
+				orphan(t, m)
+			},
+		},
+		{
+			state: "without-operator",
+			prepare: func(t *testing.T, m machine) {
+				untilRunning(t, m)
+				testcluster.Stop(t, env.OperatorProcess())
+			},
+			finish: func(t *testing.T, m machine) {
+				testcluster.Eventually(t, time.Minute, "the instance is deleted", m.instanceDeleted)
+				testcluster.Start(t, env.OperatorProcess())
+			},
+		},
+	} {
+		t.Run(tc.state, func(t *testing.T) {
+			createMachine(t, tc.state, tc.instanceType)
+			m := untilCreated(t, tc.state)
+			if tc.prepare != nil {
+				tc.prepare(t, m)
+			}
+			since := newCAPIErrors(t, m)
+			if tc.deleteInstance != nil {
+				tc.deleteInstance(t, m)
+			} else {
+				m.deleteOnShard(t)
+			}
+			if tc.finish != nil {
+				tc.finish(t, m)
+			}
+			untilDeleted(t, m)
+			t.Logf("until then Cluster API logged %d errors", len(since.lines(t)))
+			errorsAfter[tc.state] = newCAPIErrors(t, m)
+		})
+	}
+	// The lifecycle of one more machine is time enough for Cluster API's retries.
+	createMachine(t, "last", "")
+	last := untilCreated(t, "last")
+	untilRunning(t, last)
+	deleteMachine(t, last, metav1.DeletePropagationBackground)
+	untilDeleted(t, last)
+	for state, logged := range errorsAfter {
+		if lines := logged.lines(t); len(lines) > 0 {
+			t.Errorf("%s: Cluster API has logged %d errors after the deletion:\n%s", state, len(lines), bytes.Join(lines, []byte("\n")))
+		}
+	}
+}
+
+// untilCreated waits until the status of a machine names its instance.
+func untilCreated(t *testing.T, name string) (m machine) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "machine "+name+" has an instance", func(ctx context.Context) (err error) {
+		if m, err = getMachine(ctx, name); err == nil && m.instance == "" {
+			err = errors.New("it has no instance id")
+		}
+		return err
+	})
+	return m
+}
+
+func untilRunning(t *testing.T, m machine) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "machine "+m.name+" runs", m.running)
+}
+
+// annotate sets an annotation of a Machine to a JSON value.
+func annotate(t *testing.T, m machine, annotation, value string) {
+	t.Helper()
+	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, annotation, value)
+	if _, err := env.ClusterAPI("machines").Patch(t.Context(), m.name, mergePatch, []byte(patch), metav1.PatchOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func deleteMachine(t *testing.T, m machine, propagation metav1.DeletionPropagation) {
+	t.Helper()
+	err := env.ClusterAPI("machines").Delete(t.Context(), m.name, metav1.DeleteOptions{PropagationPolicy: &propagation})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// orphan deletes the Machine of an NstanceMachine, which is left without an owner.
+// Cluster API ignores a Machine that is paused.
+func orphan(t *testing.T, m machine) {
+	t.Helper()
+	annotate(t, m, clusterv1.PausedAnnotation, `"true"`)
+	deleteMachine(t, m, metav1.DeletePropagationOrphan)
+	machines := env.ClusterAPI("machines")
+	testcluster.Eventually(t, time.Minute, "the Machine is deleted", func(ctx context.Context) error {
+		live, err := machines.Get(ctx, m.name, metav1.GetOptions{})
+		if err != nil {
+			return testcluster.NotFound("the Machine", err)
+		}
+		finalizers := slices.DeleteFunc(live.GetFinalizers(), func(f string) bool { return f == clusterv1.MachineFinalizer })
+		live.SetFinalizers(finalizers)
+		_, err = machines.Update(ctx, live, metav1.UpdateOptions{})
+		return errors.Join(errors.New("it exists"), err)
+	})
+	ours, err := env.NstanceMachines().Get(t.Context(), m.name, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(ours.OwnerReferences) > 0 || ours.DeletionTimestamp != nil {
+		t.Fatalf("the NstanceMachine has owners %v, deleted at %v", ours.OwnerReferences, ours.DeletionTimestamp)
+	}
+}
+
+// deleteNode deletes an instance at the provider.
+func deleteNode(t *testing.T, m machine) {
+	t.Helper()
+	if err := env.Kube.CoreV1().Nodes().Delete(t.Context(), m.instance, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// capiErrors are the errors that Cluster API logs about a machine from a moment on.
+type capiErrors struct {
+	machine string
+	from    int
+}
+
+func newCAPIErrors(t *testing.T, m machine) capiErrors {
+	t.Helper()
+	return capiErrors{machine: m.name, from: len(capiLog(t))}
+}
+
+func (c capiErrors) lines(t *testing.T) [][]byte {
+	t.Helper()
+	// klog begins an error with the letter and the date.
+	errorLine := regexp.MustCompile(`(?m)^E\d{4} .*"` + installation.Namespace + `/` + regexp.QuoteMeta(c.machine) + `".*$`)
+	return errorLine.FindAll(capiLog(t)[c.from:], -1)
+}
+
+func capiLog(t *testing.T) []byte {
+	t.Helper()
+	log, err := os.ReadFile(env.Component(controlplane.CAPI).LogPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return log
+}
+
+// A pending Pod whose instance was deleted on its shard gets another machine.
+func TestPendingPodGetsAnotherMachine(t *testing.T) {
+	watchOperator(t)
+	const namespace = "another"
+	newNamespace(t, namespace)
+	pod := newPod(namespace, "builder")
+	// It never runs on the machine, and so stays when the machine is deleted.
+	pod.Spec.NodeSelector["example.com/never"] = "true"
+	pod = createPod(t, pod)
+	var first machine
+	testcluster.Eventually(t, time.Minute, "the Pod has a machine", func(ctx context.Context) (err error) {
+		if first, err = machineOf(ctx, pod); err != nil {
+			return err
+		}
+		return first.running(ctx)
+	})
+	first.deleteOnShard(t)
+	testcluster.Eventually(t, 2*time.Minute, "the Pod has another machine", func(ctx context.Context) error {
+		second, err := machineOf(ctx, pod)
+		if err != nil {
+			return err
+		}
+		if second.instance == first.instance {
+			return fmt.Errorf("it has instance %s", first.instance)
+		}
+		return second.running(ctx)
+	})
+	testcluster.Eventually(t, time.Minute, "the first instance is deleted", first.instanceDeleted)
+}

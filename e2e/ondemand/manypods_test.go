@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"testing"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// 500 Pods that are created at once get exactly 500 machines. No instance of their
+// type is available, so that no Node is created: the test does not measure Cluster
+// API with 500 Nodes.
+func TestManyPodsAtOnce(t *testing.T) {
+	const namespace, pods = "many", 500
+	// maxSkew is by how much a shard may have more than another one.
+	const maxSkew = 5
+	watchOperator(t)
+	newNamespace(t, namespace)
+	before := countCreations(t)
+	begin := time.Now()
+	createPods(t, namespace, pods, func(pod *corev1.Pod) {
+		pod.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
+	})
+	t.Logf("%d Pods created in %s", pods, time.Since(begin).Round(time.Second/10))
+	testcluster.EventuallyEvery(t, 2*time.Second, 10*time.Minute, "all machines have an instance", func(ctx context.Context) error {
+		return allCreated(ctx, namespace, pods)
+	})
+	t.Logf("%d machines have an instance after %s", pods, time.Since(begin).Round(time.Second/10))
+	if err := machineCount(t.Context(), namespace, pods); err != nil {
+		t.Error(err)
+	}
+
+	created := before.expectOneEach(t, namespace)
+	counts := slices.Collect(maps.Values(created))
+	if slices.Max(counts)-slices.Min(counts) > maxSkew || len(counts) != len(shardIDs) {
+		t.Errorf("instances on the shards: %v", created)
+	}
+	t.Logf("instances on the shards: %v", created)
+}
+
+// createPods creates Pods that request machines, several at the same time.
+func createPods(t *testing.T, namespace string, count int, change ...func(*corev1.Pod)) {
+	t.Helper()
+	var creating errgroup.Group
+	creating.SetLimit(20)
+	for i := range count {
+		creating.Go(func() error {
+			pod := newPod(namespace, fmt.Sprintf("builder-%d", i))
+			for _, change := range change {
+				change(pod)
+			}
+			_, err := env.Kube.CoreV1().Pods(namespace).Create(t.Context(), pod, metav1.CreateOptions{})
+			return err
+		})
+	}
+	if err := creating.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// allCreated succeeds when the Pods of a namespace have so many NstanceMachines, and
+// the status of each names its instance.
+func allCreated(ctx context.Context, namespace string, count int) error {
+	machines, err := machinesOf(ctx, namespace)
+	if err != nil {
+		return err
+	}
+	created := 0
+	for _, m := range machines {
+		if m.Status.InstanceID != "" {
+			created++
+		}
+	}
+	if created != count || len(machines) != count {
+		return fmt.Errorf("%d of %d machines have an instance, want %d", created, len(machines), count)
+	}
+	return nil
+}
+
+// allRun succeeds when every Pod of a namespace runs on the Node of its machine, and
+// all their Machines are Running.
+func allRun(ctx context.Context, namespace string, count int) error {
+	machines, err := env.Machines().List(ctx, metav1.ListOptions{LabelSelector: v1beta1.LabelPodUID})
+	if err != nil {
+		return err
+	}
+	nodes := map[string]string{}
+	for _, m := range machines.Items {
+		if m.Status.Phase == string(clusterv1.MachinePhaseRunning) {
+			nodes[m.Labels[v1beta1.LabelPodUID]] = m.Status.NodeRef.Name
+		}
+	}
+	pods, err := env.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
+	if err != nil {
+		return err
+	}
+	running := 0
+	for _, pod := range pods.Items {
+		node, ready := nodes[string(pod.UID)]
+		if ready && pod.Status.Phase == corev1.PodRunning && pod.Spec.NodeName == node {
+			running++
+		}
+	}
+	if running != count || len(pods.Items) != count {
+		return fmt.Errorf("%d of %d Pods run on their Machines, want %d", running, len(pods.Items), count)
+	}
+	return nil
+}
+
+// creationCount is how many on-demand instances each shard had created at a moment.
+type creationCount map[string]int
+
+func countCreations(t *testing.T) creationCount {
+	t.Helper()
+	count := creationCount{}
+	for _, shard := range shardIDs {
+		count[shard] = len(creationsOn(t, shard))
+	}
+	return count
+}
+
+func creationsOn(t *testing.T, shard string) []installation.Creation {
+	t.Helper()
+	creations, err := env.Installation.Creations(shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return creations
+}
+
+// expectOneEach fails the test unless every Pod of a namespace has one machine, every
+// machine one instance, and no shard has created another one since. It returns how
+// many each shard has created.
+func (c creationCount) expectOneEach(t *testing.T, namespace string) map[string]int {
+	t.Helper()
+	pods, err := env.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	machines, err := machinesOf(t.Context(), namespace)
+	if err != nil {
+		t.Fatal(err)
+	}
+	instances := map[string]string{}
+	for _, m := range machines {
+		instances[m.Labels[v1beta1.LabelPodUID]] = m.Status.Shard + "/" + m.Status.InstanceID
+	}
+	if len(machines) != len(pods.Items) || len(instances) != len(pods.Items) {
+		t.Errorf("%d Pods have %d machines, for %d different Pods", len(pods.Items), len(machines), len(instances))
+	}
+	for _, pod := range pods.Items {
+		if instances[string(pod.UID)] == "" {
+			t.Errorf("Pod %s has no machine", pod.Name)
+		}
+	}
+	wanted := map[string]bool{}
+	for _, instance := range instances {
+		wanted[instance] = true
+	}
+	created := map[string]int{}
+	for _, shard := range shardIDs {
+		for _, creation := range creationsOn(t, shard)[c[shard]:] {
+			created[shard]++
+			if !wanted[shard+"/"+creation.Instance] {
+				t.Errorf("shard %s has created instance %s, which belongs to no machine", shard, creation.Instance)
+			}
+			delete(wanted, shard+"/"+creation.Instance)
+		}
+	}
+	for instance := range wanted {
+		t.Errorf("no shard has created instance %s of a machine", instance)
+	}
+	return created
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"slices"
+	"testing"
+)
+
+// restartOperator runs the operator with more flags until the end of the test. The
+// last value of a flag counts.
+func restartOperator(t *testing.T, flags ...string) {
+	t.Helper()
+	operator := env.OperatorProcess()
+	before := operator.Argv
+	restart := func(ctx context.Context, argv []string) {
+		operator.Argv = argv
+		if err := operator.Stop(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if err := operator.Start(ctx); err != nil {
+			t.Fatal(err)
+		}
+	}
+	t.Cleanup(func() { restart(context.WithoutCancel(t.Context()), before) })
+	restart(t.Context(), append(slices.Clip(before), flags...))
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// Cluster API deletes a Cluster with all its objects. Then the operator creates it
+// again: a cluster exists as long as the operator runs.
+func TestClusterIsRecreatedAfterDeletion(t *testing.T) {
+	const name = "deleted"
+	eventuallyConnected(t)
+	if err := tryCreatePool(t.Context(), name, 3); err != nil {
+		t.Fatal(err)
+	}
+	untilRunning(t, name, 3)
+	clusters, nstanceClusters := env.Clusters(), env.NstanceClusters()
+	before, err := clusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	nstanceCluster, err := nstanceClusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	if err := clusters.Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Eventually(t, 3*time.Minute, "there is another Cluster", func(ctx context.Context) error {
+		now, err := clusters.Get(ctx, installation.ClusterName, metav1.GetOptions{})
+		if err == nil && now.UID == before.UID {
+			err = errors.New("it is the same")
+		}
+		return err
+	})
+	eventuallyConnected(t)
+	if now, err := nstanceClusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{}); err != nil || now.UID == nstanceCluster.UID {
+		t.Errorf("the NstanceCluster is the same, error %v", err)
+	}
+	if err := deleted(t.Context(), name); err != nil {
+		t.Error(err)
+	}
+	testcluster.Eventually(t, time.Minute, "no Node is left", func(ctx context.Context) error {
+		nodes, err := readyNodeIDs(ctx, name)
+		if err == nil && len(nodes) > 0 {
+			err = fmt.Errorf("%d are left", len(nodes))
+		}
+		return err
+	})
+}

@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	storagev1 "k8s.io/api/storage/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// machine is a Machine that belongs to no pool, with its NstanceMachine. All objects
+// that the test creates for it have its name.
+type machine struct {
+	name string
+	// node is known once hasNode has succeeded.
+	node string
+}
+
+// createMachine creates an instance of a group that a shard has. The end of the test
+// deletes what a failure left.
+func createMachine(t testing.TB, name, group string) *machine {
+	t.Helper()
+	m := &machine{name: name}
+	t.Cleanup(func() { m.cleanUp(t) })
+	_, err := env.NstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
+		ObjectMeta: m.meta(),
+		Spec:       v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: v1beta1.Identifier(group)}},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = env.Machines().Create(t.Context(), &clusterv1.Machine{
+		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
+		ObjectMeta: m.meta(),
+		Spec: clusterv1.MachineSpec{
+			ClusterName:       installation.ClusterName,
+			Bootstrap:         clusterv1.Bootstrap{DataSecretName: ptr.To("")},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: "NstanceMachine", Name: name},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return m
+}
+
+func (m *machine) meta() metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: m.name, Namespace: installation.Namespace}
+}
+
+// hasNode succeeds when Cluster API has matched the Machine with its Node.
+func (m *machine) hasNode(ctx context.Context) error {
+	object, err := env.Machines().Get(ctx, m.name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if object.Status.Phase != string(clusterv1.MachinePhaseRunning) {
+		return fmt.Errorf("the Machine is %s", object.Status.Phase)
+	}
+	m.node = object.Status.NodeRef.Name
+	return nil
+}
+
+// fill creates what a drain considers on the Node: a Pod to evict, one of a DaemonSet,
+// which is not evicted, and a volume.
+func (m *machine) fill(t testing.TB) {
+	t.Helper()
+	labels := map[string]string{"app": m.name}
+	template := corev1.PodTemplateSpec{
+		ObjectMeta: metav1.ObjectMeta{Labels: labels},
+		Spec: corev1.PodSpec{
+			NodeSelector: map[string]string{corev1.LabelHostname: m.node},
+			Containers:   []corev1.Container{{Name: "main", Image: "none"}},
+		},
+	}
+	selector := &metav1.LabelSelector{MatchLabels: labels}
+	_, err := env.Kube.AppsV1().Deployments(installation.Namespace).Create(t.Context(), &appsv1.Deployment{
+		ObjectMeta: m.meta(), Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = env.Kube.AppsV1().DaemonSets(installation.Namespace).Create(t.Context(), &appsv1.DaemonSet{
+		ObjectMeta: m.meta(), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attachments := env.Kube.StorageV1().VolumeAttachments()
+	attachment, err := attachments.Create(t.Context(), &storagev1.VolumeAttachment{
+		ObjectMeta: metav1.ObjectMeta{Name: m.name},
+		Spec: storagev1.VolumeAttachmentSpec{
+			Attacher: "none", NodeName: m.node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(m.name)},
+		},
+	}, metav1.CreateOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	attachment.Status.Attached = true
+	if _, err := attachments.UpdateStatus(t.Context(), attachment, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// hasPods succeeds when both Pods run on the Node.
+func (m *machine) hasPods(ctx context.Context) error {
+	pods, err := env.Kube.CoreV1().Pods(installation.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: "app=" + m.name, FieldSelector: "spec.nodeName=" + m.node + ",status.phase=Running",
+	})
+	if err == nil && len(pods.Items) != 2 {
+		err = fmt.Errorf("%d Pods, want 2", len(pods.Items))
+	}
+	return err
+}
+
+func (m *machine) delete(t testing.TB) {
+	t.Helper()
+	if err := env.Machines().Delete(t.Context(), m.name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// detach detaches the volume from the Node.
+func (m *machine) detach(t testing.TB) {
+	t.Helper()
+	if err := env.Kube.StorageV1().VolumeAttachments().Delete(t.Context(), m.name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// deleted succeeds when the Machine, the NstanceMachine and the Node are deleted.
+func (m *machine) deleted(ctx context.Context) error {
+	_, err := env.Machines().Get(ctx, m.name, metav1.GetOptions{})
+	if err := testcluster.NotFound("the Machine", err); err != nil {
+		return err
+	}
+	_, err = env.NstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
+	if err := testcluster.NotFound("the NstanceMachine", err); err != nil || m.node == "" {
+		return err
+	}
+	_, err = env.Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
+	return testcluster.NotFound("the Node", err)
+}
+
+// cleanUp deletes all that may be left, and waits until the Machine is deleted, which
+// blocks the deletion of its group.
+func (m *machine) cleanUp(t testing.TB) {
+	ctx := context.WithoutCancel(t.Context())
+	options := metav1.DeleteOptions{}
+	for what, err := range map[string]error{
+		"Deployment":       env.Kube.AppsV1().Deployments(installation.Namespace).Delete(ctx, m.name, options),
+		"DaemonSet":        env.Kube.AppsV1().DaemonSets(installation.Namespace).Delete(ctx, m.name, options),
+		"VolumeAttachment": env.Kube.StorageV1().VolumeAttachments().Delete(ctx, m.name, options),
+		"Machine":          env.Machines().Delete(ctx, m.name, options),
+	} {
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("delete %s %s: %v", what, m.name, err)
+		}
+	}
+	testcluster.Eventually(t, time.Minute, "the Machine is deleted", m.deleted)
+}

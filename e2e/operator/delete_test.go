@@ -1,0 +1,278 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// Deleting a MachinePool or its NstanceMachinePool leaves nothing behind: no object, no
+// group on a server and no Node. The deletion waits for a shard that does not answer.
+func TestDeletePool(t *testing.T) {
+	for _, whole := range []struct {
+		name    string
+		outages []outage
+		remove  func(ctx context.Context, name string) error
+	}{
+		{name: "MachinePool", outages: []outage{allUp, down, hanging}, remove: func(ctx context.Context, name string) error {
+			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+		}},
+		{name: "NstanceMachinePool", outages: []outage{allUp, down}, remove: func(ctx context.Context, name string) error {
+			return env.NstanceMachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+		}},
+	} {
+		for i, outage := range whole.outages {
+			t.Run(whole.name+", "+outage.name, func(t *testing.T) {
+				name := fmt.Sprintf("deleted-%s-%d", strings.ToLower(whole.name[:1]), i)
+				runPool(t, name, 6, shardIDs...)
+				remove := func() {
+					if err := whole.remove(t.Context(), name); err != nil {
+						t.Fatal(err)
+					}
+				}
+				if outage.begin == nil {
+					remove()
+				} else {
+					end := outage.begin(t, env.ShardServer(shardIDs[2]))
+					remove()
+					untilWaiting(t, name, shardIDs[2])
+					if _, err := env.NstanceMachinePool(t.Context(), name); err != nil {
+						t.Errorf("the pool did not wait: %v", err)
+					}
+					end()
+				}
+				untilNothingIsLeft(t, name)
+			})
+		}
+	}
+}
+
+// A pool that is deleted before Cluster API has become its owner is deleted as well:
+// Cluster API waits for the deletion, and is notified of it only as the owner.
+func TestDeletePoolAtOnce(t *testing.T) {
+	const name = "deleted-at-once"
+	if _, err := env.NstanceMachinePools().
+		Create(t.Context(), testcluster.NewNstanceMachinePool(name, shardIDs...), metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	pools := env.NstanceMachinePools()
+	testcluster.Eventually(t, time.Minute, "the shard groups are created", func(ctx context.Context) error {
+		groups, err := env.ShardGroups(ctx, name)
+		if err == nil && len(groups) < len(shardIDs) {
+			err = fmt.Errorf("%d shard groups", len(groups))
+		}
+		return err
+	})
+	end := hanging.begin(t, env.ShardServer(shardIDs[0]))
+	if err := pools.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	untilWaiting(t, name, shardIDs[0])
+	testcluster.Eventually(t, time.Minute, "Cluster API waits for the pool", func(ctx context.Context) error {
+		machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})
+		if err == nil && machinePool.Status.Phase != string(clusterv1.MachinePoolPhaseDeleting) {
+			err = fmt.Errorf("the MachinePool's phase is %q", machinePool.Status.Phase)
+		}
+		return err
+	})
+	end()
+	untilNothingIsLeft(t, name)
+}
+
+// The next operator completes a deletion during which the operator was killed.
+func TestDeletePoolWithOperatorKilled(t *testing.T) {
+	const name = "deleted-killed"
+	runPool(t, name, 6, shardIDs...)
+	operator := env.OperatorProcess()
+	end := down.begin(t, env.ShardServer(shardIDs[0]))
+	if err := env.MachinePools().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	untilWaiting(t, name, shardIDs[0])
+	if err := operator.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	end()
+	testcluster.Start(t, operator)
+	untilNothingIsLeft(t, name)
+}
+
+// When a shard is removed from a pool, its instances are deleted and replaced on the
+// other shards.
+func TestRemoveShardFromPool(t *testing.T) {
+	for i, outage := range []outage{allUp, down} {
+		t.Run(outage.name, func(t *testing.T) {
+			name, leaving := fmt.Sprintf("leaving-%d", i), shardIDs[1]
+			runPool(t, name, 6, shardIDs...)
+			t.Cleanup(func() { deletePool(t, name) })
+			var end func()
+			if outage.begin != nil {
+				end = outage.begin(t, env.ShardServer(leaving))
+			}
+			patch := fmt.Appendf(nil, `{"spec":{"shards":[%q,%q]}}`, shardIDs[0], shardIDs[2])
+			_, err := env.NstanceMachinePools().
+				Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if outage.begin != nil {
+				untilShardGroupWaits(t, name, leaving)
+				testcluster.Eventually(t, time.Minute, "the other shards replace the instances", func(ctx context.Context) error {
+					for _, shard := range []string{shardIDs[0], shardIDs[2]} {
+						group, err := env.ShardGroup(ctx, name, shard)
+						if err != nil {
+							return err
+						}
+						if group.Spec.Size != 3 || group.Status.Replicas == nil || *group.Status.Replicas != 3 {
+							return fmt.Errorf("shard %s: size %d, status %+v", shard, group.Spec.Size, group.Status)
+						}
+					}
+					return nil
+				})
+				end()
+			}
+			testcluster.Eventually(t, 2*time.Minute, "the shard's instances are deleted", func(ctx context.Context) error {
+				return errors.Join(sizesAre(ctx, name, 3, 3), running(ctx, name, 6), withoutGroup(ctx, t, leaving, name))
+			})
+		})
+	}
+}
+
+// A shard group that a user deletes is created again.
+func TestDeleteShardGroup(t *testing.T) {
+	for i, outage := range []outage{allUp, hanging} {
+		t.Run(outage.name, func(t *testing.T) {
+			name, shard := fmt.Sprintf("recreated-%d", i), shardIDs[2]
+			runPool(t, name, 3, shardIDs...)
+			t.Cleanup(func() { deletePool(t, name) })
+			before, err := env.ShardGroup(t.Context(), name, shard)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var end func()
+			if outage.begin != nil {
+				end = outage.begin(t, env.ShardServer(shard))
+			}
+			err = env.NstanceShardGroups().Delete(t.Context(), before.Name, metav1.DeleteOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			if outage.begin != nil {
+				untilShardGroupWaits(t, name, shard)
+				end()
+			}
+			testcluster.Eventually(t, 2*time.Minute, "the shard group is created again", func(ctx context.Context) error {
+				after, err := env.ShardGroup(ctx, name, shard)
+				if err == nil && after.UID == before.UID {
+					err = errors.New("it is the same")
+				}
+				return errors.Join(err, running(ctx, name, 3))
+			})
+		})
+	}
+}
+
+// Deleting the Cluster deletes its pools. The operator creates an empty Cluster again,
+// which every pool needs.
+func TestDeleteCluster(t *testing.T) {
+	for i, outage := range []outage{allUp, down} {
+		t.Run(outage.name, func(t *testing.T) {
+			name := fmt.Sprintf("with-cluster-%d", i)
+			runPool(t, name, 3, shardIDs...)
+			before, err := env.Clusters().Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			var end func()
+			if outage.begin != nil {
+				end = outage.begin(t, env.ShardServer(shardIDs[0]))
+			}
+			if err := env.Clusters().Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if outage.begin != nil {
+				untilWaiting(t, name, shardIDs[0])
+				end()
+			}
+			untilNothingIsLeft(t, name)
+			testcluster.Eventually(t, 3*time.Minute, "there is a Cluster again", func(ctx context.Context) error {
+				after, err := env.Clusters().Get(ctx, installation.ClusterName, metav1.GetOptions{})
+				if err == nil && after.UID == before.UID {
+					err = fmt.Errorf("it is the same: %+v", after.Status.Conditions)
+				}
+				return err
+			})
+			expectNothingLeft(t)
+		})
+	}
+}
+
+// runPool creates a pool and waits until it runs.
+func runPool(t *testing.T, name string, replicas int32, shards ...string) {
+	t.Helper()
+	if err := tryCreatePoolOn(t.Context(), name, replicas, shards...); err != nil {
+		t.Fatal(err)
+	}
+	untilRunning(t, name, replicas)
+}
+
+// untilWaiting waits until all that is left of a pool is one shard group, and both
+// report what they wait for.
+func untilWaiting(t *testing.T, name, shard string) {
+	t.Helper()
+	untilShardGroupWaits(t, name, shard)
+	testcluster.Eventually(t, 2*time.Minute, "the pool waits for the shard alone", func(ctx context.Context) error {
+		groups, err := env.ShardGroups(ctx, name)
+		if err != nil {
+			return err
+		}
+		if len(groups) != 1 || groups[0].Spec.Shard != v1beta1.Identifier(shard) {
+			return fmt.Errorf("%d shard groups are left", len(groups))
+		}
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionReady)
+		if ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != v1beta1.ReasonDeleting {
+			return fmt.Errorf("condition Ready is %+v", ready)
+		}
+		return nil
+	})
+}
+
+// untilShardGroupWaits waits until a shard group that is being deleted reports that its
+// shard cannot be reached.
+func untilShardGroupWaits(t *testing.T, name, shard string) {
+	t.Helper()
+	testcluster.Eventually(t, 2*time.Minute, "the shard group reports what it waits for", func(ctx context.Context) error {
+		group, err := env.ShardGroup(ctx, name, shard)
+		if err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady)
+		reachable := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionShardReachable)
+		if ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != v1beta1.ReasonDeleting || ready.Message == "" {
+			return fmt.Errorf("condition Ready is %+v", ready)
+		}
+		if reachable == nil || reachable.Status != metav1.ConditionFalse || reachable.Reason != v1beta1.ReasonShardUnreachable {
+			return fmt.Errorf("condition ShardReachable is %+v", reachable)
+		}
+		return nil
+	})
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// A standby writes nothing, and completes what a killed leader has begun.
+func TestFailover(t *testing.T) {
+	const name = "failover"
+	standby := env.RunStandby(t)
+	if leads(t, standby) {
+		t.Fatal("the operator that started second leads")
+	}
+	createPool(t, name, 3)
+	untilRunning(t, name, 3)
+	if writes := writesOf(t, standby); writes > 0 {
+		t.Errorf("the standby has written %v times", writes)
+	}
+
+	from := env.AuditEnd(t)
+	env.Scale(t, name, 30)
+	testcluster.Eventually(t, time.Minute, "the leader has begun", func(context.Context) error {
+		begun := env.OperatorWrites(t, from, func(w controlplane.Write) bool { return w.Resource == "nstanceshardgroups" })
+		if len(begun) == 0 {
+			return errors.New("no shard group was written")
+		}
+		return nil
+	})
+	testcluster.Kill(t, env.OperatorProcess())
+	if err := running(t.Context(), name, 30); err == nil {
+		t.Fatal("the scaling was over before the leader was killed")
+	}
+	testcluster.Eventually(t, 2*time.Minute, "the standby completes the scaling", func(ctx context.Context) error {
+		return errors.Join(sizesAre(ctx, name, 10, 10, 10), running(ctx, name, 30))
+	})
+	if !leads(t, standby) {
+		t.Error("the standby does not report that it leads")
+	}
+}
+
+// leads reports whether an operator is the leader.
+func leads(t *testing.T, o installation.Operator) bool {
+	t.Helper()
+	value, err := installation.Metric(t.Context(), o.URL(), "leader_election_master_status", nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return value == 1
+}
+
+// writesOf counts an operator's requests to the API server for a change. The audit log
+// does not distinguish two operators of one account.
+func writesOf(t *testing.T, o installation.Operator) float64 {
+	t.Helper()
+	var sum float64
+	for _, method := range []string{"POST", "PUT", "PATCH", "DELETE"} {
+		count, err := installation.Metric(t.Context(), o.URL(), "rest_client_requests_total", map[string]string{"method": method})
+		if err != nil {
+			t.Fatal(fmt.Errorf("count %s requests: %w", method, err))
+		}
+		sum += count
+	}
+	return sum
+}

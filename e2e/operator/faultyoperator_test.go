@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// faultyOperator is the only operator that runs, through a proxy that injects faults.
+type faultyOperator struct{ *testcluster.ProxiedOperator }
+
+func runFaultyOperator(t *testing.T) *faultyOperator {
+	t.Helper()
+	// The lease is short, so that the loss of one is soon noticed.
+	o := &faultyOperator{env.ReplaceOperator(t,
+		"--leader-elect-lease-duration", "6s",
+		"--leader-elect-renew-deadline", "4s",
+		"--leader-elect-retry-period", "1s")}
+	// From now on it may start while its caches cannot be complete.
+	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
+	return o
+}
+
+func (o *faultyOperator) restart(t *testing.T) {
+	t.Helper()
+	if err := o.Process.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	testcluster.Start(t, o.Process)
+}
+
+// ensureRunning starts the operator again if it has exited, as its Deployment does.
+func (o *faultyOperator) ensureRunning(t *testing.T) {
+	t.Helper()
+	if _, running := o.Process.PID(); !running {
+		testcluster.Start(t, o.Process)
+	}
+}
+
+// untilExited waits until the operator has exited because it cannot renew its lease.
+func (o *faultyOperator) untilExited(t *testing.T) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "the operator exits", func(context.Context) error {
+		if pid, running := o.Process.PID(); running {
+			return fmt.Errorf("it runs as process %d", pid)
+		}
+		return nil
+	})
+}
+
+// untilWorking waits until the operator leads, has queued pools, and its queues are
+// empty again.
+func (o *faultyOperator) untilWorking(t *testing.T) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "the operator has synced the pools", func(ctx context.Context) error {
+		added, err := testcluster.QueueAdds(ctx, o.Operator, "machinepool")
+		if err != nil {
+			return err
+		}
+		waiting, err := installation.Metric(ctx, o.URL(), "workqueue_depth", nil)
+		if err == nil && (added == 0 || waiting > 0) {
+			err = fmt.Errorf("%v pools were queued, %v keys wait", added, waiting)
+		}
+		return err
+	})
+}
+
+func (o *faultyOperator) logSize(t *testing.T) int {
+	t.Helper()
+	log, err := os.ReadFile(o.Process.LogPath())
+	if err != nil {
+		t.Fatal(err)
+	}
+	return len(log)
+}
+
+func (o *faultyOperator) untilLogged(t *testing.T, from int, text string) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "the operator logs: "+text, func(context.Context) error {
+		log, err := os.ReadFile(o.Process.LogPath())
+		if err == nil && !bytes.Contains(log[from:], []byte(text)) {
+			err = errors.New("not logged")
+		}
+		return err
+	})
+}

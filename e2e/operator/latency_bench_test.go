@@ -1,0 +1,254 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"syscall"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/watch"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// latencyRounds is the number of scalings behind each median.
+const latencyRounds = 50
+
+// BenchmarkLatency measures from the request that scales a MachinePool to the
+// moment when the shard's server receives UpsertGroup. The floor, measured in turn
+// with it, is the least that this can take: a bare watch of a MachinePool, one write,
+// a watch of the written object, and one call, with the same kinds of objects, while
+// the operator is stopped. It does not delete its pools.
+func BenchmarkLatency(b *testing.B) {
+	server := servertest.Start(b, servertest.Options{Shard: "bench", Authority: env.Installation.Authority()})
+	for _, name := range []string{"latency", "floor"} {
+		configureShard(b, name, server.Addr)
+		createOn(b, name, name)
+	}
+	// The operator does not write to a pool whose shard it does not know.
+	removeShard(b, "floor")
+	testcluster.Eventually(b, time.Minute, "the operator does not know the floor's shard", func(ctx context.Context) error {
+		group, err := env.ShardGroup(ctx, "floor", "floor")
+		if err != nil {
+			return err
+		}
+		reachable := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionShardReachable)
+		if reachable == nil || reachable.Reason != v1beta1.ReasonUnknownShard {
+			return fmt.Errorf("ShardReachable is %+v", reachable)
+		}
+		return nil
+	})
+	startFloor(b, server, "floor")
+
+	operator, floor := make([]time.Duration, 0, latencyRounds), make([]time.Duration, 0, latencyRounds)
+	for b.Loop() {
+		for i := range int32(latencyRounds) {
+			size := 2 - i%2
+			untilIdle(b)
+			operator = append(operator, scaleAndWait(b, server, "latency", size))
+			testcluster.Eventually(b, time.Minute, "the operator has reported", func(ctx context.Context) error {
+				return reported(ctx, "latency", size)
+			})
+			untilIdle(b)
+			floor = append(floor, withoutOperator(b, func() time.Duration { return scaleAndWait(b, server, "floor", size) }))
+			testcluster.Eventually(b, time.Minute, "the operator has observed the floor's write", func(ctx context.Context) error {
+				group, err := env.ShardGroup(ctx, "floor", "floor")
+				if err == nil && group.Status.ObservedGeneration != group.Generation {
+					err = fmt.Errorf("status is of generation %d", group.Status.ObservedGeneration)
+				}
+				return err
+			})
+		}
+	}
+	b.ReportMetric(milliseconds(median(operator)), "operator-ms")
+	b.ReportMetric(milliseconds(median(floor)), "floor-ms")
+	b.ReportMetric(float64(median(operator))/float64(median(floor)), "operator/floor")
+}
+
+// withoutOperator runs f while the operator is stopped, so that nothing the
+// operator does costs f any time.
+func withoutOperator[T any](b *testing.B, f func() T) T {
+	b.Helper()
+	pid, ok := env.OperatorProcess().PID()
+	if !ok {
+		b.Fatal("the operator does not run")
+	}
+	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
+		b.Fatal(err)
+	}
+	defer func() {
+		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
+			b.Error(err)
+		}
+	}()
+	return f()
+}
+
+// untilIdle waits until the audit log has no write in five checks, so that no
+// measurement includes effects of the one before.
+func untilIdle(b *testing.B) {
+	b.Helper()
+	from, idle := env.AuditEnd(b), 0
+	testcluster.Eventually(b, time.Minute, "nothing is written", func(context.Context) error {
+		writes := env.Writes(b, from, func(w controlplane.Write) bool { return w.Resource != "leases" })
+		if idle++; len(writes) > 0 {
+			from, idle = env.AuditEnd(b), 0
+		}
+		if idle < 5 {
+			return fmt.Errorf("%d checks without a write", idle)
+		}
+		return nil
+	})
+}
+
+// configureShard adds a shard to the operator's configuration until the end of the
+// test.
+func configureShard(b testing.TB, id, address string) {
+	b.Helper()
+	if err := env.SetShardAddress(b.Context(), id, address); err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(func() { removeShard(b, id) })
+}
+
+func removeShard(b testing.TB, id string) {
+	b.Helper()
+	if err := env.SetShardAddress(context.WithoutCancel(b.Context()), id, ""); err != nil {
+		b.Fatal(err)
+	}
+}
+
+// createOn creates a pool of one instance on one shard. The Node of the instance is in
+// no cluster.
+func createOn(b *testing.B, name, shard string) {
+	b.Helper()
+	_, err := env.MachinePools().Create(b.Context(), testcluster.NewMachinePool(name, 1), metav1.CreateOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	// The webhook rejects it until the operator knows the shard.
+	testcluster.Eventually(b, time.Minute, "the pool is created", func(ctx context.Context) error {
+		_, err := env.NstanceMachinePools().
+			Create(ctx, testcluster.NewNstanceMachinePool(name, shard), metav1.CreateOptions{})
+		return err
+	})
+	testcluster.Eventually(b, time.Minute, name+" is reported", func(ctx context.Context) error { return reported(ctx, name, 1) })
+}
+
+// scaleAndWait scales a MachinePool and returns how long it takes until the
+// server receives the new size for the group of that name.
+func scaleAndWait(b *testing.B, server *servertest.Server, name string, size int32) time.Duration {
+	b.Helper()
+	begin := time.Now()
+	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, size)
+	_, err := env.ClusterAPI("machinepools").
+		Patch(b.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	if err != nil {
+		b.Fatal(err)
+	}
+	var took time.Duration
+	testcluster.Eventually(b, time.Minute, fmt.Sprintf("%s gets size %d", name, size), func(context.Context) error {
+		for _, call := range server.Calls("UpsertGroup") {
+			request, ok := call.Request.(*nstancev1.UpsertGroupRequest)
+			if ok && call.At.After(begin) && request.GetKey() == name && request.GetConfig().GetSize() == size {
+				took = call.At.Sub(begin)
+				return nil
+			}
+		}
+		return fmt.Errorf("not received")
+	})
+	return took
+}
+
+// reported succeeds when the operator has written the status of a change.
+func reported(ctx context.Context, name string, size int32) error {
+	group, err := env.ShardGroup(ctx, name, name)
+	if err != nil {
+		return err
+	}
+	if group.Spec.Size != size || group.Status.ObservedGeneration != group.Generation || *group.Status.Replicas != size {
+		return fmt.Errorf("shard group: %+v", group.Status)
+	}
+	pool, err := env.NstanceMachinePool(ctx, name)
+	if err != nil {
+		return err
+	}
+	if len(pool.Spec.ProviderIDList) != int(size) || pool.Status.ObservedGeneration != pool.Generation || *pool.Status.Replicas != size {
+		return fmt.Errorf("pool: %+v", pool.Status)
+	}
+	return nil
+}
+
+// startFloor does only the work that no operator can do without.
+func startFloor(b *testing.B, server *servertest.Server, name string) {
+	b.Helper()
+	ctx := b.Context()
+	machinePools, err := env.MachinePools().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(machinePools.Stop)
+	shardGroups := env.NstanceShardGroups()
+	groups, err := shardGroups.Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: v1beta1.ShardGroupName(name, name)}))
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(groups.Stop)
+	client := server.Operator(installation.Tenant)
+
+	onChange(machinePools, func(changed *clusterv1.MachinePool) int32 { return *changed.Spec.Replicas }, func(size int32) {
+		id := v1beta1.Identifier(name)
+		applied := applyv1beta1.NstanceShardGroup(v1beta1.ShardGroupName(name, name), installation.Namespace).
+			WithSpec(applyv1beta1.NstanceShardGroupSpec().WithGroup(id).WithShard(id).WithSize(size).WithTemplate("worker"))
+		if _, err := shardGroups.Apply(ctx, applied, metav1.ApplyOptions{FieldManager: "floor", Force: true}); err != nil && ctx.Err() == nil {
+			b.Error(err)
+		}
+	})
+	onChange(groups, func(changed *v1beta1.NstanceShardGroup) int32 { return changed.Spec.Size }, func(size int32) {
+		_, err := client.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{
+			Key: name, Config: &nstancev1.GroupConfig{Template: "worker", Size: size},
+		})
+		if err != nil && ctx.Err() == nil {
+			b.Error(err)
+		}
+	})
+}
+
+// onChange calls act with each new size in the events of a watch.
+func onChange[T any](events watch.Interface, size func(T) int32, act func(int32)) {
+	go func() {
+		last := int32(-1)
+		for event := range events.ResultChan() {
+			object, ok := event.Object.(T)
+			if !ok {
+				continue
+			}
+			if now := size(object); now != last {
+				last = now
+				act(now)
+			}
+		}
+	}()
+}
+
+func median(values []time.Duration) time.Duration {
+	sorted := slices.Sorted(slices.Values(values))
+	return sorted[len(sorted)/2]
+}
+
+func milliseconds(d time.Duration) float64 { return float64(d.Microseconds()) / 1000 }

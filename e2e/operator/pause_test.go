@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// While a pool is paused its status is updated, but nothing is changed on the shards or
+// in a spec.
+func TestPause(t *testing.T) {
+	const name = "paused"
+	const on = `{"metadata":{"annotations":{"cluster.x-k8s.io/paused":""}}}`
+	const off = `{"metadata":{"annotations":{"cluster.x-k8s.io/paused":null}}}`
+	for what, pause := range map[string]struct {
+		resource schema.GroupVersionResource
+		name     string
+		on, off  string
+	}{
+		"pool":        {resource: v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), name: name, on: on, off: off},
+		"MachinePool": {resource: clusterv1.GroupVersion.WithResource("machinepools"), name: name, on: on, off: off},
+		"Cluster":     {resource: clusterv1.GroupVersion.WithResource("clusters"), name: installation.ClusterName, on: `{"spec":{"paused":true}}`, off: `{"spec":{"paused":null}}`},
+	} {
+		t.Run(what, func(t *testing.T) {
+			createPool(t, name, 3)
+			untilRunning(t, name, 3)
+			patch := func(patch string) {
+				t.Helper()
+				_, err := env.Dynamic.Resource(pause.resource).Namespace(installation.Namespace).
+					Patch(context.WithoutCancel(t.Context()), pause.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
+				if err != nil {
+					t.Fatal(err)
+				}
+			}
+			patch(pause.on)
+			unpaused := false
+			t.Cleanup(func() {
+				if !unpaused {
+					patch(pause.off)
+				}
+			})
+			testcluster.Eventually(t, time.Minute, "the pool reports that it is paused", func(ctx context.Context) error {
+				return conditionIs(ctx, name, v1beta1.ConditionPaused, metav1.ConditionTrue)
+			})
+
+			env.Scale(t, name, 9)
+			upsertDirectly(t, "us-west-2a", name, 2)
+			from, calls := env.AuditEnd(t), callsFor(t, name)
+			testcluster.Eventually(t, time.Minute, "the status reports the shards", func(ctx context.Context) error {
+				pool, err := env.NstanceMachinePool(ctx, name)
+				if err != nil {
+					return err
+				}
+				if pool.Status.Replicas == nil || *pool.Status.Replicas != 4 {
+					return fmt.Errorf("replicas are %v", pool.Status.Replicas)
+				}
+				return nil
+			})
+			if now := callsFor(t, name); now != calls {
+				t.Errorf("the shards were called %d times while the pool was paused", now-calls)
+			}
+			specs := env.OperatorWrites(t, from, func(w controlplane.Write) bool {
+				return w.Subresource == "" && w.Resource != "events"
+			})
+			if len(specs) > 0 {
+				t.Errorf("wrote to specs while the pool was paused:%s", testcluster.Describe(specs))
+			}
+
+			patch(pause.off)
+			unpaused = true
+			untilRunning(t, name, 9)
+			if err := conditionIs(t.Context(), name, v1beta1.ConditionPaused, metav1.ConditionFalse); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+func conditionIs(ctx context.Context, pool, kind string, want metav1.ConditionStatus) error {
+	object, err := env.NstanceMachinePool(ctx, pool)
+	if err != nil {
+		return err
+	}
+	got := meta.FindStatusCondition(object.Status.Conditions, kind)
+	if got == nil || got.Status != want {
+		return fmt.Errorf("condition %s is %+v", kind, got)
+	}
+	return nil
+}
+
+// callsFor returns how many calls for a group all shards have received.
+func callsFor(t testing.TB, group string) int {
+	t.Helper()
+	count := 0
+	for _, shard := range shardIDs {
+		for _, call := range callsOf(t, shard) {
+			if call.Group == group {
+				count++
+			}
+		}
+	}
+	return count
+}

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+)
+
+// Cluster API defaults missing replicas to 1; a MachinePool with 5 would lose four
+// instances without a request by the user.
+func TestReplicasAreRequired(t *testing.T) {
+	const name = "left-out"
+	createPool(t, name, 5)
+	untilRunning(t, name, 5)
+	losses := newLossChecker(t, name)
+
+	removeReplicas := func() error {
+		_, err := env.ClusterAPI("machinepools").
+			Patch(t.Context(), name, types.MergePatchType, []byte(`{"spec":{"replicas":null}}`), metav1.PatchOptions{})
+		return err
+	}
+	if err := removeReplicas(); !apierrors.IsInvalid(err) {
+		t.Errorf("got %v, want the replicas to be required", err)
+	}
+	// Replicas that were set by scaling have no field manager, and are protected as well.
+	env.Scale(t, name, 6)
+	if err := removeReplicas(); !apierrors.IsInvalid(err) {
+		t.Errorf("after scaling: got %v, want the replicas to be required", err)
+	}
+	untilRunning(t, name, 6)
+	losses.expectNone(t)
+
+	// Replicas can be changed by scaling and by editing.
+	env.PatchMachinePool(t, name, `{"spec":{"replicas":2}}`)
+	untilRunning(t, name, 2)
+	env.Scale(t, name, 1)
+	untilRunning(t, name, 1)
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/apimachinery/pkg/api/meta"
+
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// shardClient returns a client of a shard's server, without the operator.
+func shardClient(t testing.TB, shard string) nstancev1.OperatorServiceClient {
+	t.Helper()
+	connection, err := env.Installation.Dial(shard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = connection.Close() })
+	return nstancev1.NewOperatorServiceClient(connection)
+}
+
+// upsertDirectly changes a group on a shard's server without the operator.
+func upsertDirectly(t testing.TB, shard, group string, size int32) {
+	t.Helper()
+	_, err := shardClient(t, shard).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+		Key: group, Config: &nstancev1.GroupConfig{Template: "worker", Size: size},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// sizeOnShard returns the size that a shard's server itself reports.
+func sizeOnShard(ctx context.Context, client nstancev1.OperatorServiceClient, group string) (int32, error) {
+	groups, err := client.ListGroups(ctx, &emptypb.Empty{})
+	if err != nil {
+		return 0, err
+	}
+	for _, g := range groups.GetGroups() {
+		if g.GetKey() == group {
+			return g.GetSize(), nil
+		}
+	}
+	return 0, fmt.Errorf("no group %s", group)
+}
+
+// Changes of a group on a server are reverted.
+func TestDriftIsCorrected(t *testing.T) {
+	const name, shard = "drift", "us-west-2b"
+	createPool(t, name, 3)
+	untilRunning(t, name, 3)
+
+	client := shardClient(t, shard)
+	for _, size := range []int32{5, 0} {
+		upsertDirectly(t, shard, name, size)
+		testcluster.Eventually(t, time.Minute, fmt.Sprintf("size %d is reverted", size), func(ctx context.Context) error {
+			got, err := sizeOnShard(ctx, client, name)
+			if err == nil && got != 1 {
+				err = fmt.Errorf("size is %d, want 1", got)
+			}
+			return err
+		})
+	}
+	untilRunning(t, name, 3)
+}
+
+// A shard that is down does not block the others, loses nothing, and gets the latest
+// size once when it is up again.
+func TestShardOutage(t *testing.T) {
+	const name, down = "outage", "us-west-2b"
+	createPool(t, name, 6)
+	untilRunning(t, name, 6)
+	before, err := env.ShardGroup(t.Context(), name, down)
+	if err != nil {
+		t.Fatal(err)
+	}
+
+	server := env.ShardServer(down)
+	testcluster.Kill(t, server)
+	for _, replicas := range []int32{9, 15, 12} {
+		env.Scale(t, name, replicas)
+		for _, up := range []string{"us-west-2a", "us-west-2c"} {
+			client := shardClient(t, up)
+			testcluster.Eventually(t, time.Minute, fmt.Sprintf("%s gets its share of %d", up, replicas), func(ctx context.Context) error {
+				size, err := sizeOnShard(ctx, client, name)
+				if err == nil && size != replicas/3 {
+					err = fmt.Errorf("size is %d, want %d", size, replicas/3)
+				}
+				return err
+			})
+		}
+	}
+	testcluster.Eventually(t, 45*time.Second, "the shard group reports that its shard is unreachable", func(ctx context.Context) error {
+		group, err := env.ShardGroup(ctx, name, down)
+		if err != nil {
+			return err
+		}
+		if !meta.IsStatusConditionFalse(group.Status.Conditions, v1beta1.ConditionShardReachable) {
+			return fmt.Errorf("conditions %+v", group.Status.Conditions)
+		}
+		if !slices.Equal(group.Status.ProviderIDs, before.Status.ProviderIDs) {
+			t.Errorf("provider ids became %v, want %v", group.Status.ProviderIDs, before.Status.ProviderIDs)
+		}
+		return nil
+	})
+	testcluster.Eventually(t, time.Minute, "the pool keeps the ids of the unreachable shard", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		for _, id := range before.Status.ProviderIDs {
+			if !slices.Contains(pool.Spec.ProviderIDList, id) {
+				t.Errorf("%s was removed from the pool's list", id)
+			}
+		}
+		if len(pool.Spec.ProviderIDList) != 10 || pool.Status.Shards.Reachable != 2 {
+			return fmt.Errorf("%d ids and %d shards reachable, want 10 and 2", len(pool.Spec.ProviderIDList), pool.Status.Shards.Reachable)
+		}
+		if !meta.IsStatusConditionFalse(pool.Status.Conditions, v1beta1.ConditionShardsReachable) {
+			return errors.New("ShardsReachable is not False")
+		}
+		return nil
+	})
+
+	testcluster.Start(t, server)
+	untilRunning(t, name, 12)
+	// The server counts since it started: it received one call, and not the sizes in
+	// between.
+	if got := upsertsOf(t, down); got != 1 {
+		t.Errorf("the shard received UpsertGroup %v times since it is up again, want once", got)
+	}
+}

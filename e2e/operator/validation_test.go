@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/identifier/identifiertest"
+)
+
+// Invalid pools are rejected with a message that names the field and the rule.
+func TestInvalidPoolsAreRejected(t *testing.T) {
+	pools := env.NstanceMachinePools()
+	for name, c := range map[string]struct {
+		change func(*v1beta1.NstanceMachinePool)
+		field  string
+		rule   string
+	}{
+		"no shards":           {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []v1beta1.Identifier{} }, "spec.shards", "at least 1 item"},
+		"a shard twice":       {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []v1beta1.Identifier{"a", "b", "a"} }, "spec.shards", "must not contain a shard twice"},
+		"a shard in capitals": {func(p *v1beta1.NstanceMachinePool) { p.Spec.Shards = []v1beta1.Identifier{"A"} }, "spec.shards[0]", "should match"},
+		"group with hyphens":  {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "a--b" }, "spec.group", "must not contain consecutive hyphens"},
+		"no group":            {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "" }, "spec.group", "at least 1 char"},
+		"long group":          {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = v1beta1.Identifier(strings.Repeat("a", 33)) }, "spec.group", "32"},
+		"a bad subnet":        {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"sub_net"} }, "spec.subnets[0]", "should match"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			pool := testcluster.NewNstanceMachinePool("rejected", shardIDs...)
+			c.change(pool)
+			_, err := pools.Create(t.Context(), pool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			expectRejected(t, err, c.field, c.rule)
+		})
+	}
+
+	t.Run("another group", func(t *testing.T) {
+		pool, err := pools.Create(t.Context(), testcluster.NewNstanceMachinePool("immutable", shardIDs...), metav1.CreateOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() {
+			if err := pools.Delete(context.WithoutCancel(t.Context()), pool.Name, metav1.DeleteOptions{}); err != nil {
+				t.Error(err)
+			}
+			untilNothingIsLeft(t, pool.Name)
+		})
+		_, err = pools.Patch(t.Context(), pool.Name, types.MergePatchType, []byte(`{"spec":{"group":"other"}}`), metav1.PatchOptions{})
+		expectRejected(t, err, "spec.group", "immutable")
+	})
+}
+
+func TestInvalidShardGroupsAreRejected(t *testing.T) {
+	for name, c := range map[string]struct {
+		object      *v1beta1.NstanceShardGroup
+		field, rule string
+	}{
+		"negative size": {object: newShardGroup("a--b", "a", "b", -1), field: "spec.size", rule: "greater than or equal to 0"},
+		"another name":  {object: newShardGroup("a--c", "a", "b", 1), field: "metadata.name", rule: "{spec.group}--{spec.shard}"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := env.NstanceShardGroups().
+				Create(t.Context(), c.object, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+			expectRejected(t, err, c.field, c.rule)
+		})
+	}
+}
+
+// The CRDs and the code have one rule for identifiers.
+func TestIdentifiersInCRD(t *testing.T) {
+	for _, c := range identifiertest.Cases {
+		pool := testcluster.NewNstanceMachinePool("identifier", shardIDs...)
+		pool.Spec.Subnets = []v1beta1.Identifier{v1beta1.Identifier(c.Value)}
+		_, err := env.NstanceMachinePools().
+			Create(t.Context(), pool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		if c.Valid && err != nil {
+			t.Errorf("subnet %q: %v, want it accepted", c.Value, err)
+		}
+		if !c.Valid && !apierrors.IsInvalid(err) {
+			t.Errorf("subnet %q: %v, want it rejected", c.Value, err)
+		}
+	}
+}
+
+func expectRejected(t *testing.T, err error, field, rule string) {
+	t.Helper()
+	if !apierrors.IsInvalid(err) {
+		t.Fatalf("got error %v, want the object to be invalid", err)
+	}
+	if !strings.Contains(err.Error(), field) || !strings.Contains(err.Error(), rule) {
+		t.Errorf("%q does not name the field %q and the rule %q", err, field, rule)
+	}
+}
+
+func newShardGroup(name, group, shard string, size int32) *v1beta1.NstanceShardGroup {
+	return &v1beta1.NstanceShardGroup{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: installation.Namespace},
+		Spec: v1beta1.NstanceShardGroupSpec{
+			Group: v1beta1.Identifier(group), Shard: v1beta1.Identifier(shard), Size: size,
+		},
+	}
+}
+
+// A pool reports a shard that is removed from the configuration once, and then waits.
+func TestUnknownShard(t *testing.T) {
+	const name = "lost"
+	pools := env.NstanceMachinePools()
+	configureShard(t, "us-west-9z", "127.0.0.1:1")
+	// The webhook rejects it until the operator knows the shard.
+	testcluster.Eventually(t, time.Minute, "the pool is created", func(ctx context.Context) error {
+		_, err := pools.Create(ctx, testcluster.NewNstanceMachinePool(name, "us-west-2a", "us-west-9z"), metav1.CreateOptions{})
+		return err
+	})
+	t.Cleanup(func() {
+		if err := pools.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
+			t.Error(err)
+		}
+	})
+	testcluster.Eventually(t, time.Minute, "the pool waits for the shard", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		if ready := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionReady); ready == nil || ready.Reason != v1beta1.ReasonNotSynced {
+			return fmt.Errorf("condition Ready is %+v", ready)
+		}
+		return nil
+	})
+	from := env.AuditEnd(t)
+	removeShard(t, "us-west-9z")
+	testcluster.Eventually(t, time.Minute, "the pool names the shard", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionReady)
+		if ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != v1beta1.ReasonUnknownShard {
+			return fmt.Errorf("condition Ready is %+v", ready)
+		}
+		if !strings.Contains(ready.Message, "us-west-9z") {
+			return fmt.Errorf("message %q does not name the shard", ready.Message)
+		}
+		return nil
+	})
+	testcluster.Eventually(t, time.Minute, "there is an event", func(ctx context.Context) error {
+		count, err := eventsOn(ctx, name, v1beta1.ReasonUnknownShard)
+		if err == nil && count == 0 {
+			err = errors.New("no event")
+		}
+		return err
+	})
+
+	// Resyncs find nothing new to report.
+	env.UntilQueued(t, 5*time.Minute, "machinepool", 3)
+	writes := env.OperatorWrites(t, from, func(w controlplane.Write) bool {
+		return strings.HasPrefix(w.Name, name) &&
+			(w.Resource == "nstancemachinepools" || w.Resource == "nstanceshardgroups" || w.Resource == "machinepools")
+	})
+	if len(writes) != 1 {
+		t.Errorf("%d writes, want the status alone:%s", len(writes), testcluster.Describe(writes))
+	}
+	count, err := eventsOn(t.Context(), name, v1beta1.ReasonUnknownShard)
+	if err != nil || count != 1 {
+		t.Errorf("%d events, error %v, want 1 event", count, err)
+	}
+	if depth, err := installation.Metric(t.Context(), env.Operator.URL(), "workqueue_depth", map[string]string{"name": "machinepool"}); err != nil || depth > 0 {
+		t.Errorf("the queue has %v keys, error %v, want none", depth, err)
+	}
+}
+
+// eventsOn counts the events for an object, repetitions included.
+func eventsOn(ctx context.Context, name, reason string) (int, error) {
+	list, err := env.Kube.EventsV1().Events(installation.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "regarding.name=" + name + ",reason=" + reason,
+	})
+	if err != nil {
+		return 0, err
+	}
+	count := 0
+	for _, event := range list.Items {
+		count++
+		if event.Series != nil {
+			count += int(event.Series.Count)
+		}
+	}
+	return count, nil
+}

@@ -1,0 +1,102 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package testcluster
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+)
+
+// Match selects requests of the audit log.
+type Match = func(controlplane.Request) bool
+
+// ByOperator matches the requests of operators.
+func ByOperator(r controlplane.Request) bool { return r.User == installation.OperatorUser }
+
+// AuditEnd returns the present end of the audit log.
+func (c *Cluster) AuditEnd(t testing.TB) controlplane.Position {
+	t.Helper()
+	end, err := c.AuditLog().End()
+	if err != nil {
+		t.Fatal(err)
+	}
+	return end
+}
+
+// Requests returns the requests since from that match everything in match.
+func (c *Cluster) Requests(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Request {
+	t.Helper()
+	requests, err := c.AuditLog().Requests(from, all(match))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return requests
+}
+
+// Writes returns the requests for a change since from that match everything in
+// match.
+func (c *Cluster) Writes(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Write {
+	t.Helper()
+	writes, err := c.AuditLog().Writes(from, all(match))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return writes
+}
+
+// OperatorRequests returns the requests of operators since from that match
+// everything in match. Requests for leases and watches, which are renewed at any
+// time, are left out.
+func (c *Cluster) OperatorRequests(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Request {
+	t.Helper()
+	return c.Requests(t, from, append(match, ByOperator, notPeriodic)...)
+}
+
+// OperatorWrites returns the operators' requests for a change since from that
+// match everything in match, other than for leases.
+func (c *Cluster) OperatorWrites(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Write {
+	t.Helper()
+	return c.Writes(t, from, append(match, ByOperator, notPeriodic)...)
+}
+
+func notPeriodic(r controlplane.Request) bool { return r.Resource != "leases" && r.Verb != "watch" }
+
+func all(match []Match) Match {
+	return func(r controlplane.Request) bool {
+		return !slices.ContainsFunc(match, func(m Match) bool { return !m(r) })
+	}
+}
+
+// Describe lists requests for a failure message, at most twenty of them.
+func Describe(requests []controlplane.Request) string {
+	const limit = 20
+	var lines strings.Builder
+	for i, r := range requests {
+		if i == limit {
+			fmt.Fprintf(&lines, "\n  and %d more", len(requests)-limit)
+			break
+		}
+		fmt.Fprintf(&lines, "\n  %s %s %s/%s: %d", r.Time.Format(time.TimeOnly), r.Action(), r.Namespace, r.Name, r.Code)
+	}
+	return lines.String()
+}
+
+// ReportPerUnit reports as metrics of a benchmark how many requests of each kind
+// one of count units cost.
+func ReportPerUnit(b *testing.B, requests []controlplane.Request, count int, unit string) {
+	b.Helper()
+	counts := map[string]int{}
+	for _, r := range requests {
+		counts[strings.NewReplacer(" ", "-", "/", ".").Replace(r.Action())]++
+	}
+	for action, n := range counts {
+		b.ReportMetric(float64(n)/float64(count), action+"/"+unit)
+	}
+}

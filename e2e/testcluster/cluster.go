@@ -1,0 +1,203 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package testcluster gives the tests of one package a control plane with an
+// installation of Nstance that they share, and the helpers that all such tests
+// need: polling, the audit log, the operator's process, and fixtures.
+package testcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+	"testing"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+)
+
+// Options of a cluster.
+type Options struct {
+	// Without names parts of the control plane to leave out.
+	Without []string
+	// AuditReads are the users whose reads the audit log contains too.
+	AuditReads []string
+	// Shards are those of the installation. Their servers are started.
+	Shards []installation.Shard
+}
+
+// Cluster is what the tests of a package share.
+type Cluster struct {
+	*controlplane.ControlPlane
+	Clients
+	Installation *installation.Installation
+	// Operator is the operator that StartOperator has started.
+	Operator installation.Operator
+	kubectl  []string
+}
+
+// Main is the body of TestMain: it starts the cluster, calls ready with it, runs
+// the tests and exits. The logs of a failed run are kept.
+func Main(m *testing.M, o Options, ready func(context.Context, *Cluster) error) {
+	code, err := run(context.Background(), m, o, ready)
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+		code = 1
+	}
+	os.Exit(code)
+}
+
+func run(ctx context.Context, m *testing.M, o Options, ready func(context.Context, *Cluster) error) (code int, err error) {
+	root, err := controlplane.FindRoot(".")
+	if err != nil {
+		return 1, err
+	}
+	builder := controlplane.Builder{Root: root, Progress: os.Stderr}
+	binaries, err := builder.ControlPlane(ctx)
+	if err != nil {
+		return 1, err
+	}
+	operator, server, err := builder.Product(ctx)
+	if err != nil {
+		return 1, err
+	}
+	dir, err := os.MkdirTemp("", "nstance-e2e-")
+	if err != nil {
+		return 1, err
+	}
+	cp, err := controlplane.Start(ctx, controlplane.Options{
+		Dir: dir, Binaries: binaries, Namespace: installation.Namespace, Without: o.Without, AuditReads: o.AuditReads,
+	})
+	if err != nil {
+		return 1, err
+	}
+	defer func() {
+		stopErr := cp.Stop(context.WithoutCancel(ctx))
+		if err == nil {
+			err = stopErr
+		}
+		if code == 0 && err == nil {
+			err = os.RemoveAll(dir)
+			return
+		}
+		fmt.Fprintln(os.Stderr, "logs of the cluster:", filepath.Join(dir, "logs"))
+	}()
+
+	cluster := &Cluster{
+		ControlPlane: cp,
+		kubectl:      []string{binaries.Kube, "kubectl", "--kubeconfig", cp.KubeconfigPath(), "--namespace", installation.Namespace},
+	}
+	if cluster.Clients, err = newClients(cp.AdminConfig()); err != nil {
+		return 1, err
+	}
+	cluster.Installation, err = installation.Install(ctx, cp, installation.Options{
+		Manifests: filepath.Join(root, "manifests"),
+		Operator:  operator,
+		Server:    server,
+		Shards:    o.Shards,
+	})
+	if err != nil {
+		return 1, err
+	}
+	if err := cluster.Installation.StartShards(ctx); err != nil {
+		return 1, err
+	}
+	if err := ready(ctx, cluster); err != nil {
+		return 1, err
+	}
+	return m.Run(), nil
+}
+
+// Kubectl runs kubectl as the administrator, in the namespace of the
+// installation, and returns what it prints.
+func (c *Cluster) Kubectl(t testing.TB, arguments ...string) string {
+	t.Helper()
+	printed, err := c.KubectlCommand(t.Context(), arguments...).CombinedOutput()
+	if err != nil {
+		t.Fatalf("kubectl %v: %v\n%s", arguments, err, printed)
+	}
+	return string(printed)
+}
+
+// KubectlCommand returns the command that Kubectl runs.
+func (c *Cluster) KubectlCommand(ctx context.Context, arguments ...string) *exec.Cmd {
+	return exec.CommandContext(ctx, c.kubectl[0], slices.Concat(c.kubectl[1:], arguments)...)
+}
+
+// ShardServer returns the component that runs a shard's server.
+func (c *Cluster) ShardServer(id string) *controlplane.Component {
+	return c.Component(installation.Shard{ID: id}.Component())
+}
+
+// Start starts a component that was stopped or killed, also in a cleanup.
+func Start(t testing.TB, component *controlplane.Component) {
+	t.Helper()
+	if err := component.Start(context.WithoutCancel(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// startUnlessRunning is Start for a cleanup after a test that may have started
+// the component again.
+func startUnlessRunning(t testing.TB, component *controlplane.Component) {
+	t.Helper()
+	if _, running := component.PID(); !running {
+		Start(t, component)
+	}
+}
+
+// Stop stops a component until the end of the test, unless the test starts it
+// again.
+func Stop(t testing.TB, component *controlplane.Component) {
+	t.Helper()
+	if err := component.Stop(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { startUnlessRunning(t, component) })
+}
+
+// Kill kills a component until the end of the test, unless the test starts it
+// again.
+func Kill(t testing.TB, component *controlplane.Component) {
+	t.Helper()
+	if err := component.Kill(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { startUnlessRunning(t, component) })
+}
+
+// Freeze suspends a component until thaw is called, at the latest at the end of
+// the test.
+func Freeze(t testing.TB, component *controlplane.Component) (thaw func()) {
+	t.Helper()
+	frozen := true
+	if err := component.Freeze(); err != nil {
+		t.Fatal(err)
+	}
+	thaw = func() {
+		if !frozen {
+			return
+		}
+		frozen = false
+		if err := component.Thaw(); err != nil {
+			t.Error(err)
+		}
+	}
+	t.Cleanup(thaw)
+	return thaw
+}
+
+// NotFound returns nil when err is that an object was not found, and otherwise
+// an error: the object exists, or err.
+func NotFound(object string, err error) error {
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	return errors.Join(errors.New(object+" exists"), err)
+}

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package testcluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// Eventually repeats check until it succeeds, and fails the test with check's
+// last error when it does not within timeout. It can be used in a cleanup.
+func Eventually(t testing.TB, timeout time.Duration, what string, check func(context.Context) error) {
+	t.Helper()
+	EventuallyEvery(t, 100*time.Millisecond, timeout, what, check)
+}
+
+// EventuallyEvery is Eventually for a check that is expensive, or that must be
+// repeated more often.
+func EventuallyEvery(t testing.TB, interval, timeout time.Duration, what string, check func(context.Context) error) {
+	t.Helper()
+	if err := Poll(context.WithoutCancel(t.Context()), interval, timeout, what, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// attemptTimeout limits one attempt: a process that was killed or suspended may
+// never answer.
+const attemptTimeout = 20 * time.Second
+
+// Poll is Eventually for goroutines other than the test's.
+func Poll(ctx context.Context, interval, timeout time.Duration, what string, check func(context.Context) error) error {
+	last := errors.New("never checked")
+	err := wait.PollUntilContextTimeout(ctx, interval, timeout, true, func(ctx context.Context) (bool, error) {
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		defer cancel()
+		err := check(attempt)
+		// A check that the timeout interrupts only reports the timeout.
+		if err == nil || ctx.Err() == nil {
+			last = err
+		}
+		return err == nil, nil
+	})
+	if err != nil {
+		return fmt.Errorf("%s: not within %s: %w", what, timeout, last)
+	}
+	return nil
+}

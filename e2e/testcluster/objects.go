@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package testcluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// NewMachinePool returns the MachinePool of the NstanceMachinePool of that name.
+func NewMachinePool(name string, replicas int32) *clusterv1.MachinePool {
+	return &clusterv1.MachinePool{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: installation.Namespace},
+		Spec: clusterv1.MachinePoolSpec{
+			ClusterName: installation.ClusterName,
+			Replicas:    &replicas,
+			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
+				ClusterName: installation.ClusterName,
+				Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
+				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
+					APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: name,
+				},
+			}},
+		},
+	}
+}
+
+// NewNstanceMachinePool returns a pool whose group has the name of the pool.
+func NewNstanceMachinePool(name string, shards ...string) *v1beta1.NstanceMachinePool {
+	pool := &v1beta1.NstanceMachinePool{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: installation.Namespace},
+		Spec:       v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(name), GroupSettings: v1beta1.GroupSettings{Template: "worker"}},
+	}
+	for _, shard := range shards {
+		pool.Spec.Shards = append(pool.Spec.Shards, v1beta1.Identifier(shard))
+	}
+	return pool
+}
+
+// CreatePool creates a MachinePool and its NstanceMachinePool.
+func (c Clients) CreatePool(ctx context.Context, machinePool *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) error {
+	if _, err := c.MachinePools().Create(ctx, machinePool, metav1.CreateOptions{}); err != nil {
+		return err
+	}
+	_, err := c.NstanceMachinePools().Create(ctx, pool, metav1.CreateOptions{})
+	return err
+}
+
+// Scale sets the replicas of a MachinePool as kubectl scale does.
+func (c Clients) Scale(t testing.TB, name string, replicas int32) {
+	t.Helper()
+	c.PatchMachinePool(t, name, fmt.Sprintf(`{"spec":{"replicas":%d}}`, replicas), "scale")
+}
+
+// PatchMachinePool merges a patch into a MachinePool or one of its subresources.
+func (c Clients) PatchMachinePool(t testing.TB, name, patch string, subresources ...string) {
+	t.Helper()
+	_, err := c.ClusterAPI("machinepools").
+		Patch(context.WithoutCancel(t.Context()), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// NstanceMachinePool reads a pool.
+func (c Clients) NstanceMachinePool(ctx context.Context, name string) (*v1beta1.NstanceMachinePool, error) {
+	return c.NstanceMachinePools().Get(ctx, name, metav1.GetOptions{})
+}
+
+// ShardGroup reads the shard group of a group on a shard.
+func (c Clients) ShardGroup(ctx context.Context, group, shard string) (*v1beta1.NstanceShardGroup, error) {
+	return c.NstanceShardGroups().Get(ctx, v1beta1.ShardGroupName(group, shard), metav1.GetOptions{})
+}
+
+// ShardGroups lists the shard groups of a group, sorted by name.
+func (c Clients) ShardGroups(ctx context.Context, group string) ([]v1beta1.NstanceShardGroup, error) {
+	list, err := c.NstanceShardGroups().List(ctx, inGroup(group))
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+// Nodes lists the Nodes of a group.
+func (c Clients) Nodes(ctx context.Context, group string) ([]corev1.Node, error) {
+	list, err := c.Kube.CoreV1().Nodes().List(ctx, inGroup(group))
+	if err != nil {
+		return nil, err
+	}
+	return list.Items, nil
+}
+
+func inGroup(name string) metav1.ListOptions {
+	return metav1.ListOptions{LabelSelector: v1beta1.LabelGroup + "=" + name}
+}
+
+// IsReady reports whether a Node is ready.
+func IsReady(node corev1.Node) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == corev1.NodeReady && c.Status == corev1.ConditionTrue
+	})
+}
+
+// CreateNamespace creates a namespace and waits until Pods can be created in it.
+func (c Clients) CreateNamespace(t testing.TB, name string) {
+	t.Helper()
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
+	if _, err := c.Kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, time.Minute, "namespace "+name+" has a ServiceAccount", func(ctx context.Context) error {
+		_, err := c.Kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
+}
+
+// SetShardAddress sets where operators find a shard. An empty address removes the
+// shard from their configuration.
+func (c Clients) SetShardAddress(ctx context.Context, shard, address string) error {
+	value := "null"
+	if address != "" {
+		value = fmt.Sprintf("%q", address)
+	}
+	_, err := c.Kube.CoreV1().ConfigMaps(installation.Namespace).Patch(ctx, "nstance-shards",
+		types.MergePatchType, fmt.Appendf(nil, `{"data":{%q:%s}}`, shard, value), metav1.PatchOptions{})
+	return err
+}

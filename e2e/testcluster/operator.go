@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package testcluster
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/faultproxy"
+	"nstance.dev/operator/e2e/installation"
+)
+
+// StartOperator starts the operator that the tests share.
+func (c *Cluster) StartOperator(ctx context.Context, flags ...string) (err error) {
+	c.Operator, err = c.Installation.StartOperator(ctx, installation.Operator{Component: "operator", Flags: flags})
+	return err
+}
+
+// OperatorProcess returns the component that runs the operator.
+func (c *Cluster) OperatorProcess() *controlplane.Component { return c.Component(c.Operator.Component) }
+
+// RunStandby runs a second operator until the end of the test.
+func (c *Cluster) RunStandby(t testing.TB, flags ...string) installation.Operator {
+	t.Helper()
+	return c.runOperator(t, installation.Operator{Flags: flags})
+}
+
+func (c *Cluster) runOperator(t testing.TB, o installation.Operator) installation.Operator {
+	t.Helper()
+	o.Component = fmt.Sprintf("operator-%d", len(c.Components())) // unique
+	o, err := c.Installation.StartOperator(t.Context(), o)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := c.Component(o.Component).Stop(context.WithoutCancel(t.Context())); err != nil {
+			t.Error(err)
+		}
+	})
+	return o
+}
+
+// ProxiedOperator is an operator that reaches the API server through a proxy that
+// can inject faults.
+type ProxiedOperator struct {
+	installation.Operator
+	Process *controlplane.Component
+	Proxy   *faultproxy.Proxy
+}
+
+// ReplaceOperator stops the operator and runs one that uses a proxy in its place,
+// until the end of the test.
+func (c *Cluster) ReplaceOperator(t testing.TB, flags ...string) *ProxiedOperator {
+	t.Helper()
+	Stop(t, c.OperatorProcess())
+	certificate, err := c.ServingCertificate("proxy")
+	if err != nil {
+		t.Fatal(err)
+	}
+	proxy, err := faultproxy.Start(c.AdminConfig(), certificate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = proxy.Close() })
+	operator := c.runOperator(t, installation.Operator{
+		Server: proxy.URL,
+		// The API server calls the webhook at the same address as before.
+		WebhookPort: c.Operator.WebhookPort,
+		Flags:       flags,
+	})
+	return &ProxiedOperator{Operator: operator, Process: c.Component(operator.Component), Proxy: proxy}
+}
+
+// ReleaseLease lets the next operator lead at once: how long it waits for the
+// lease of one that was killed is not what the tests show.
+func (c *Cluster) ReleaseLease(t testing.TB) {
+	t.Helper()
+	_, err := c.Kube.CoordinationV1().Leases(installation.Namespace).Patch(t.Context(), "nstance-operator-leader-election",
+		types.MergePatchType, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
+	if err != nil {
+		t.Fatal(err)
+	}
+}
+
+// QueueAdds returns how many keys an operator has added to one of its queues.
+func QueueAdds(ctx context.Context, o installation.Operator, queue string) (float64, error) {
+	return installation.Metric(ctx, o.URL(), "workqueue_adds_total", map[string]string{"name": queue})
+}
+
+// UntilQueued waits until the operator has added so many more keys to one of its
+// queues.
+func (c *Cluster) UntilQueued(t testing.TB, timeout time.Duration, queue string, keys int) {
+	t.Helper()
+	before, err := QueueAdds(t.Context(), c.Operator, queue)
+	if err != nil {
+		t.Fatal(err)
+	}
+	Eventually(t, timeout, "keys are added to queue "+queue, func(ctx context.Context) error {
+		now, err := QueueAdds(ctx, c.Operator, queue)
+		if err == nil && now-before < float64(keys) {
+			err = fmt.Errorf("%v of %d", now-before, keys)
+		}
+		return err
+	})
+}

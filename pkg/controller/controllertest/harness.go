@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controllertest
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubeinformers "k8s.io/client-go/informers"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	metadatafake "k8s.io/client-go/metadata/fake"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/klog/v2"
+	"k8s.io/klog/v2/ktesting"
+	clocktesting "k8s.io/utils/clock/testing"
+
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard/shardtest"
+)
+
+const (
+	// Namespace is the namespace of the harness's objects.
+	Namespace = "default"
+	// ClusterName is the name of the Cluster of the harness.
+	ClusterName = "cluster--default"
+)
+
+// Harness has everything that a controller depends on, in memory. Its informers
+// are never started: their caches contain what Show and Put put there, and so are
+// as stale as a test wants.
+type Harness struct {
+	*API
+	// Dependencies are those of the controller under test. A test may replace
+	// fields of it before it constructs the controller.
+	controller.Dependencies
+
+	T testing.TB
+	// Ctx has a logger that writes to the test.
+	Ctx context.Context
+	// CAPI is the API server of Cluster API's kinds.
+	CAPI *CAPI
+	// KubeClient is the API server of the built-in kinds.
+	KubeClient *kubefake.Clientset
+	// Fake are the shards, unless a test replaces those of Dependencies.
+	Fake *shardtest.Shards
+	// FakeClock stands at the start of 2026.
+	FakeClock *clocktesting.FakePassiveClock
+
+	recorder *events.FakeRecorder
+}
+
+// NewHarness returns a harness whose API server and caches have objects of our
+// kinds.
+func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Object) *Harness {
+	t.Helper()
+	h := &Harness{
+		API:        NewAPI(t, objects...),
+		T:          t,
+		Ctx:        klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())),
+		CAPI:       NewCAPI(t),
+		KubeClient: kubefake.NewClientset(),
+		Fake:       shards,
+		FakeClock:  clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
+		recorder:   events.NewFakeRecorder(100),
+	}
+	kube := kubeinformers.NewSharedInformerFactory(h.KubeClient, 0)
+	h.Dependencies = controller.Dependencies{
+		Namespace:   Namespace,
+		ClusterName: ClusterName,
+		Kube:        h.KubeClient,
+		Metadata:    metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()),
+		Nstance:     h.InfrastructureV1beta1(),
+		CAPI:        h.CAPI.Client,
+		Informers: controller.Informers{
+			Nstance:           h.NewInformers(),
+			Clusters:          capi.NewClusterInformer(h.CAPI.Client, Namespace, 0),
+			MachinePools:      capi.NewMachinePoolInformer(h.CAPI.Client, Namespace, 0),
+			Machines:          capi.NewMachineInformer(h.CAPI.Client, Namespace, 0),
+			Nodes:             kube.Core().V1().Nodes().Informer(),
+			VolumeAttachments: kube.Storage().V1().VolumeAttachments().Informer(),
+			Kubeconfig:        kube.Core().V1().Secrets().Informer(),
+		},
+		Shards:      shards,
+		NamedShards: shards,
+		ShardClient: shards,
+		Groups:      shards.Groups(),
+		Notices:     shards.Notices(),
+		Recorder:    h.recorder,
+		Clock:       h.FakeClock,
+		Metrics:     prometheus.NewRegistry(),
+	}
+	// A cache that has synced knows its resource version, empty or not.
+	for _, informer := range []cache.SharedIndexInformer{h.Informers.MachinePools, h.Informers.Machines, h.Informers.Clusters} {
+		if err := informer.GetIndexer().Replace(nil, "1"); err != nil {
+			t.Fatal(err)
+		}
+	}
+	h.Show()
+	return h
+}
+
+// Show makes the caches of our kinds equal to the API server.
+func (h *Harness) Show() {
+	h.T.Helper()
+	h.API.Show(h.Informers.Nstance)
+}
+
+// Put adds objects to the cache of an informer, or replaces them there.
+func (h *Harness) Put(informer cache.SharedIndexInformer, objects ...any) {
+	h.T.Helper()
+	for _, object := range objects {
+		if err := informer.GetIndexer().Update(object); err != nil {
+			h.T.Fatal(err)
+		}
+	}
+}
+
+// Remove removes objects from the cache of an informer.
+func (h *Harness) Remove(informer cache.SharedIndexInformer, objects ...any) {
+	h.T.Helper()
+	for _, object := range objects {
+		if err := informer.GetIndexer().Delete(object); err != nil {
+			h.T.Fatal(err)
+		}
+	}
+}
+
+// Advance moves FakeClock forward.
+func (h *Harness) Advance(d time.Duration) { h.FakeClock.SetTime(h.FakeClock.Now().Add(d)) }
+
+// Events returns the events that were recorded since it was called last.
+func (h *Harness) Events() []string {
+	var recorded []string
+	for {
+		select {
+		case event := <-h.recorder.Events:
+			recorded = append(recorded, event)
+		default:
+			return recorded
+		}
+	}
+}
+
+// ExpectEvents compares the events since the last call.
+func (h *Harness) ExpectEvents(want ...string) {
+	h.T.Helper()
+	if got := h.Events(); !slices.Equal(got, want) {
+		h.T.Errorf("recorded %q, want %q", got, want)
+	}
+}
+
+// Sync syncs key once and returns what it did: the calls to shards, the writes of
+// our kinds, and those of Cluster API's.
+func Sync[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key) (did []string, requeue time.Duration, err error) {
+	h.T.Helper()
+	requeue, err = sync(h.Ctx, key)
+	did = slices.Concat(h.Fake.Calls(), h.Writes(), h.CAPI.Changed)
+	h.CAPI.Changed = nil
+	return did, requeue, err
+}
+
+// Expect syncs key once, without an error, and compares what it did.
+func Expect[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key, want ...string) (requeue time.Duration) {
+	h.T.Helper()
+	did, requeue, err := Sync(h, sync, key)
+	if err != nil {
+		h.T.Fatal(err)
+	}
+	if !slices.Equal(did, want) {
+		h.T.Errorf("did %q, want %q", did, want)
+	}
+	return requeue
+}
+
+// Key is the key of an object in Namespace.
+func Key(name string) cache.ObjectName { return cache.NewObjectName(Namespace, name) }
+
+// Deleting marks object as being deleted, with a finalizer that remains.
+func Deleting[T metav1.Object](object T) T {
+	now := metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
+	object.SetDeletionTimestamp(&now)
+	object.SetFinalizers([]string{"example.com/wait"})
+	return object
+}

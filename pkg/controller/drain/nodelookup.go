@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"time"
+
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/utils/clock"
+
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/providerid"
+)
+
+// nodeLookup finds out by a live list of all Nodes whether there is a Node with a
+// provider id. One list serves all requests that were made before it started.
+type nodeLookup struct {
+	client kubernetes.Interface
+	clock  clock.PassiveClock
+	// enqueue enqueues a drain after a delay.
+	enqueue func(Key, time.Duration)
+	queue   *controller.Queue[string]
+
+	mu sync.Mutex
+	// requested are the provider ids to look up.
+	requested map[Key]string
+	// notFoundAt is the time of the list that did not contain the Node.
+	notFoundAt map[Key]time.Time
+}
+
+// allNodes is the only key of the queue.
+const allNodes = "nodes"
+
+func newNodeLookup(client kubernetes.Interface, clock clock.PassiveClock, enqueue func(Key, time.Duration)) *nodeLookup {
+	l := &nodeLookup{client: client, clock: clock, enqueue: enqueue, requested: map[Key]string{}, notFoundAt: map[Key]time.Time{}}
+	l.queue = controller.NewQueue("drain-nodes", l.sync)
+	return l
+}
+
+// request requests a lookup of the Node with a provider id. The drain is enqueued
+// when the result is known.
+func (l *nodeLookup) request(key Key, providerID string) {
+	l.mu.Lock()
+	l.requested[key] = providerID
+	l.mu.Unlock()
+	l.queue.AddAfter(allNodes, nodeListDelay)
+}
+
+// notFound reports whether a recent list did not contain the Node.
+func (l *nodeLookup) notFound(key Key) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	at, ok := l.notFoundAt[key]
+	return ok && l.clock.Since(at) < nodeNotFoundTTL
+}
+
+// forget removes request and result of a drain.
+func (l *nodeLookup) forget(key Key) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	delete(l.requested, key)
+	delete(l.notFoundAt, key)
+}
+
+func (l *nodeLookup) sync(ctx context.Context, _ string) (time.Duration, error) {
+	l.mu.Lock()
+	requested := maps.Clone(l.requested)
+	l.mu.Unlock()
+	if len(requested) == 0 {
+		return 0, nil
+	}
+	ids, err := listProviderIDs(ctx, l.client)
+	if err != nil {
+		return 0, err
+	}
+	for key, providerID := range requested {
+		l.setResult(key, providerID, ids[providerid.Key(providerID)])
+	}
+	return 0, nil
+}
+
+// setResult stores the result of a lookup: candidates are the provider ids of the
+// Nodes that may match.
+func (l *nodeLookup) setResult(key Key, providerID string, candidates []string) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.requested[key] != providerID {
+		return
+	}
+	delete(l.requested, key)
+	for _, id := range candidates {
+		if providerid.Match(providerID, id) {
+			l.enqueue(key, nodeCacheDelay)
+			return
+		}
+	}
+	l.notFoundAt[key] = l.clock.Now()
+	l.enqueue(key, 0)
+}

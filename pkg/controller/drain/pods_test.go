@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+)
+
+// The package comment describes these kinds of Pods.
+func TestWhichPodsLeave(t *testing.T) {
+	for name, c := range map[string]struct {
+		change func(*corev1.Pod)
+		// ready is the Node's condition, True unless it is set.
+		ready corev1.ConditionStatus
+		// leaves is whether the Pod is evicted, blocks whether the acknowledgement waits
+		// for it.
+		leaves, blocks bool
+	}{
+		"of a ReplicaSet":          {change: func(*corev1.Pod) {}, leaves: true, blocks: true},
+		"pending":                  {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodPending }, leaves: true, blocks: true},
+		"without owner":            {change: func(p *corev1.Pod) { p.OwnerReferences = nil }, leaves: true, blocks: true},
+		"with emptyDir":            {change: withEmptyDir, leaves: true, blocks: true},
+		"without owner, emptyDir":  {change: func(p *corev1.Pod) { p.OwnerReferences = nil; withEmptyDir(p) }, leaves: true, blocks: true},
+		"of a DaemonSet":           {change: ofDaemonSet("agent")},
+		"of a DaemonSet, emptyDir": {change: func(p *corev1.Pod) { ofDaemonSet("agent")(p); withEmptyDir(p) }},
+		"of a deleted DaemonSet":   {change: ofDaemonSet("former"), leaves: true, blocks: true},
+		"mirror":                   {change: func(p *corev1.Pod) { p.Annotations = map[string]string{corev1.MirrorPodAnnotationKey: "hash"} }},
+		"succeeded":                {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodSucceeded }},
+		"failed":                   {change: func(p *corev1.Pod) { p.Status.Phase = corev1.PodFailed }},
+		"succeeded, without owner": {change: func(p *corev1.Pod) {
+			p.OwnerReferences = nil
+			p.Status.Phase = corev1.PodSucceeded
+		}},
+		"succeeded, of a DaemonSet": {change: func(p *corev1.Pod) {
+			ofDaemonSet("agent")(p)
+			p.Status.Phase = corev1.PodSucceeded
+		}},
+		"being deleted":                         {change: deletedFor(-time.Minute), blocks: true},
+		"past its grace period":                 {change: deletedFor(time.Minute), blocks: true},
+		"being deleted, on an unreachable Node": {change: deletedFor(-time.Minute), ready: corev1.ConditionUnknown, blocks: true},
+		"past its grace period, on an unreachable Node": {
+			change: deletedFor(time.Minute), ready: corev1.ConditionUnknown},
+		"past its grace period, on a Node that is not ready": {
+			change: deletedFor(time.Minute), ready: corev1.ConditionFalse, blocks: true},
+		"running, on an unreachable Node": {change: func(*corev1.Pod) {}, ready: corev1.ConditionUnknown, leaves: true, blocks: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				node := newNode("n1")
+				if c.ready != "" {
+					node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: c.ready}}
+				}
+				pod := newPod("web-0", "n1")
+				pod.Labels = nil
+				pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](20)
+				c.change(pod)
+				h := newHarness(t, node, newDaemonSet(), pod)
+				h.announce("n1", time.Now().Add(30*time.Second))
+				advance(10 * time.Second)
+				if got := len(h.evictions["web-0"]) > 0; got != c.leaves {
+					t.Errorf("evicted: %t, want %t", got, c.leaves)
+				}
+				if got := len(h.shards.Acknowledged()) == 0; got != c.blocks {
+					t.Errorf("blocks the acknowledgement: %t, want %t", got, c.blocks)
+				}
+			})
+		})
+	}
+}
+
+func withEmptyDir(pod *corev1.Pod) {
+	pod.Spec.Volumes = []corev1.Volume{{Name: "cache", VolumeSource: corev1.VolumeSource{EmptyDir: &corev1.EmptyDirVolumeSource{}}}}
+}
+
+func ofDaemonSet(name string) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) { pod.OwnerReferences[0].Kind, pod.OwnerReferences[0].Name = "DaemonSet", name }
+}
+
+// deletedFor makes the grace period of a Pod end at a time before now.
+func deletedFor(ago time.Duration) func(*corev1.Pod) {
+	return func(pod *corev1.Pod) {
+		pod.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(-ago)))
+		pod.Finalizers = []string{"example.com/keep"}
+	}
+}

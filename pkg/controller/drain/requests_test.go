@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"k8s.io/apimachinery/pkg/runtime"
+)
+
+// The requests of a drain grow with its Pods, and not with other Nodes or with time.
+func TestRequestsOfManyDrainsAtOnce(t *testing.T) {
+	const notices, podsEach, agentsEach = 100, 2, 1
+	synctest.Test(t, func(t *testing.T) {
+		objects := []runtime.Object{newDaemonSet()}
+		for i := range notices {
+			node := fmt.Sprintf("n%d", i)
+			objects = append(objects, newNode(node))
+			for j := range podsEach {
+				objects = append(objects, newPod(fmt.Sprintf("web-%d-%d", i, j), node))
+			}
+			for j := range agentsEach {
+				objects = append(objects, newDaemonSetPod(fmt.Sprintf("agent-%d-%d", i, j), node))
+			}
+		}
+		h := newHarness(t, objects...)
+		h.resetRequests()
+		start := time.Now()
+		for i := range notices {
+			h.announce(fmt.Sprintf("n%d", i), time.Now().Add(time.Hour))
+		}
+		synctest.Wait()
+		for i := range notices {
+			h.expectCordonedBy(fmt.Sprintf("n%d", i), "operator")
+		}
+		if got := h.count("create pods/eviction"); got != notices*podsEach {
+			t.Errorf("%d evictions at once, want %d", got, notices*podsEach)
+		}
+		advance(time.Minute)
+		if got := len(h.shards.Acknowledged()); got != notices {
+			t.Errorf("%d acknowledgements, want %d", got, notices)
+		}
+		for request, most := range map[string]int{
+			"patch nodes": 1, "watch pods": 1,
+			// One for the watch, one to classify the Pods, one before the acknowledgement.
+			"list pods":            3,
+			"get daemonsets":       2 * agentsEach,
+			"create pods/eviction": podsEach,
+		} {
+			if got := h.count(request); got > most*notices {
+				t.Errorf("%d requests %s for %d drains, want at most %d each", got, request, notices, most)
+			}
+		}
+		all := []string{"patch nodes", "watch pods", "list pods", "get daemonsets", "create pods/eviction"}
+		h.mu.Lock()
+		others := slices.DeleteFunc(slices.Clone(h.requests), func(request string) bool { return slices.Contains(all, request) })
+		total := len(h.requests)
+		h.mu.Unlock()
+		if len(others) > 0 {
+			t.Errorf("other requests: %q", others)
+		}
+		t.Logf("%.1f requests for each drain of %d Pods, %d of them of DaemonSets, after %s", float64(total)/notices, podsEach+agentsEach, agentsEach, time.Since(start))
+	})
+}
+
+func TestOneListOfNodesServesManyDrains(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		h.resetRequests()
+		for i := range 200 {
+			h.announce(fmt.Sprintf("n%d", i), time.Now().Add(time.Hour))
+		}
+		advance(10 * time.Second)
+		if got := len(h.shards.Acknowledged()); got != 200 {
+			t.Errorf("%d acknowledgements, want 200", got)
+		}
+		if got := h.count("list nodes"); got != 1 {
+			t.Errorf("%d lists of Nodes for 200 instances, want 1", got)
+		}
+	})
+}
+
+// A Pod whose budget never allows the eviction causes a request every few seconds;
+// its Node, its notice and the other Pods cause none.
+func TestBlockedDrainSendsOnlyEvictions(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"), newDaemonSet(), newPod("web-0", "n1"), newDaemonSetPod("agent-0", "n1"))
+		h.rejectEviction = func(string) error { return errBudget }
+		h.announce("n1", time.Now().Add(2*time.Hour))
+		advance(time.Minute)
+		h.resetRequests()
+		advance(time.Hour)
+		attempts := h.count("create pods/eviction")
+		h.mu.Lock()
+		total := len(h.requests)
+		h.mu.Unlock()
+		if total != attempts || attempts > 900 {
+			t.Errorf("%d requests in an hour, %d of them evictions", total, attempts)
+		}
+	})
+}
+
+// A workload that tolerates the cordon may create Pods one after the other.
+func TestPodsThatAreCreatedOneAfterTheOtherAreListedTogether(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
+		h.announce("n1", time.Now().Add(time.Hour))
+		for i := range 100 {
+			h.addPod(newPod(fmt.Sprintf("web-1-%d", i), "n1"))
+			advance(100 * time.Millisecond)
+		}
+		advance(10 * time.Second)
+		h.expectAcknowledged("i-n1")
+		if n := h.count("list pods"); n > 15 {
+			t.Errorf("%d lists of Pods for 100 Pods in 10 s", n)
+		}
+	})
+}

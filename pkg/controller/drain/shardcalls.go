@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package drain
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/controller"
+)
+
+// shardCalls has a queue of calls for each shard, so that a shard that hangs does
+// not delay calls to other shards.
+type shardCalls struct {
+	sync controller.SyncFunc[Key]
+	// start runs a queue.
+	start func(*controller.Queue[Key])
+
+	mu     sync.Mutex
+	queues map[string]*controller.Queue[Key]
+}
+
+func newShardCalls(sync controller.SyncFunc[Key]) *shardCalls {
+	return &shardCalls{sync: sync, queues: make(map[string]*controller.Queue[Key])}
+}
+
+func (s *shardCalls) add(key Key) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	queue, ok := s.queues[key.Shard]
+	if !ok {
+		queue = controller.NewQueue("drain-calls", s.sync)
+		s.queues[key.Shard] = queue
+		s.start(queue)
+	}
+	queue.Add(key)
+}
+
+// callShard makes the call to a shard that the next step of a drain needs.
+func (c *Controller) callShard(ctx context.Context, key Key) (time.Duration, error) {
+	now := c.clock.Now()
+	observed, s, err := c.observe(ctx, key, now)
+	if err != nil {
+		return 0, err
+	}
+	switch next := plan(observed, now); next.step {
+	case acknowledge:
+		return c.acknowledge(ctx, key, s, observed, next.outcome)
+	case checkWithdrawal:
+		return c.checkWithdrawal(ctx, key, observed)
+	default:
+		// The observation has changed since the sync that requested the call.
+		c.queue.Add(key)
+		return 0, nil
+	}
+}
+
+// acknowledge confirms to the shard that the instance can be deleted. If the Node
+// was drained, it lists the Pods live before.
+func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observed observation, result outcome) (time.Duration, error) {
+	if delay := s.acknowledgementDelay(c.clock.Now()); delay > 0 {
+		return delay, nil
+	}
+	if result == drained || result == volumesAttached {
+		if delay := observed.pods.listAfter.Sub(c.clock.Now()); delay > 0 {
+			return delay, nil
+		}
+		remaining, err := c.classifyPods(ctx, s, observed.nodes[0])
+		if err != nil {
+			return 0, err
+		}
+		if remaining > 0 {
+			c.queue.Add(key)
+			return 0, nil
+		}
+	}
+	s.startAcknowledgement()
+	if err := c.shards.AcknowledgeDrained(ctx, key.Shard, key.Instance); err != nil {
+		s.acknowledgementFailed(c.clock.Now())
+		return 0, err
+	}
+	if s.setAcknowledged(observed.notice.Announced) {
+		c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), result)
+	}
+	logger := klog.FromContext(ctx)
+	if result == timedOut {
+		logger.Error(nil, "Drain was not finished in time", "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
+	} else {
+		logger.Info("Drain acknowledged", "outcome", result, "reason", observed.notice.Reason)
+	}
+	c.queue.Add(key)
+	return 0, nil
+}
+
+// checkWithdrawal uncordons the Node of an instance without a notice if the shard
+// confirms that the instance runs and will not be deleted.
+func (c *Controller) checkWithdrawal(ctx context.Context, key Key, observed observation) (time.Duration, error) {
+	stays, retry, err := c.instanceStays(ctx, key)
+	if err != nil || !stays {
+		return retry, err
+	}
+	if _, ok := c.notices.Get(key.Shard, key.Instance); ok {
+		// The notice arrived during the query.
+		return 0, nil
+	}
+	for _, node := range observed.cordoned {
+		if err := c.applyUncordon(ctx, node); err != nil {
+			return 0, err
+		}
+		klog.FromContext(ctx).Info("Node uncordoned because the shard withdrew the deletion of its instance", "node", node.Name)
+	}
+	return 0, nil
+}

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machine
+
+import (
+	"context"
+	"fmt"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// createInstance sends the create request to the shard. While the NstanceMachine is
+// being deleted, it does so to get the id of an instance that may exist.
+func (c *Controller) createInstance(ctx context.Context, seen observation, state *syncState) outcome {
+	if state.instanceID != "" {
+		return outcome{instanceID: state.instanceID}
+	}
+	nstanceMachine := seen.nstanceMachine
+	deleting := !nstanceMachine.DeletionTimestamp.IsZero()
+	instance, err := c.shardClient.CreateInstance(ctx, seen.shardID, nstanceMachine.Status.RequestID, instanceSpecOf(nstanceMachine))
+	switch {
+	case err == nil && instance.ID == "":
+		err = fmt.Errorf("shard %q has created an instance and returned no id", seen.shardID)
+		return outcome{err: err, problem: &problem{v1beta1.ReasonInstanceRefused, err.Error()}}
+	case err == nil:
+		klog.FromContext(ctx).Info("Instance requested", "shard", seen.shardID, "instance", instance.ID)
+		state.instanceID = instance.ID
+		return outcome{instanceID: instance.ID}
+	case shard.IsDeclined(err) && deleting:
+		// There is no instance: the shard would have returned its id.
+		return outcome{final: true, err: c.removeFinalizer(ctx, nstanceMachine)}
+	case shard.IsRejected(err) && !deleting:
+		// A rejection is stored and not returned, because a retry would be rejected too.
+		state.rejection = &rejection{etag: seen.etag, until: seen.now.Add(rejectionRetry), message: shard.Message(err)}
+		return outcome{problem: &problem{v1beta1.ReasonInstanceRefused, shard.Message(err)}, wait: rejectionRetry}
+	default:
+		return outcome{err: err, problem: problemOf(err, v1beta1.ReasonInstanceRefused)}
+	}
+}
+
+// instanceSpecOf returns the InstanceSpec of the create request.
+func instanceSpecOf(nstanceMachine *v1beta1.NstanceMachine) shard.InstanceSpec {
+	return shard.InstanceSpec{
+		Group:        string(nstanceMachine.Spec.GroupRef.Name),
+		InstanceType: nstanceMachine.Spec.InstanceType,
+		Vars:         nstanceMachine.Spec.Vars,
+	}
+}
+
+// deleteInstance has the shard delete the instance. The call is repeated until the
+// shard reports that the instance is deleted.
+func (c *Controller) deleteInstance(ctx context.Context, seen observation, state *syncState) outcome {
+	waitingFor, err := c.waitForPool(ctx, seen, state)
+	if err != nil {
+		return outcome{err: err}
+	}
+	if waitingFor != "" {
+		return outcome{problem: &problem{v1beta1.ReasonDeleting, waitingFor}, wait: poolRetry}
+	}
+	deleted, err := c.shardClient.DeleteInstance(ctx, seen.shardID, seen.instanceID)
+	switch {
+	case err != nil:
+		return outcome{err: err, problem: problemOf(err, v1beta1.ReasonDeleting)}
+	case deleted:
+		klog.FromContext(ctx).Info("Instance deleted", "shard", seen.shardID, "instance", seen.instanceID)
+		return outcome{final: true, err: c.removeFinalizer(ctx, seen.nstanceMachine)}
+	default:
+		return outcome{wait: state.deletions.schedule(seen.now)}
+	}
+}
+
+// problemOf returns the problem of a failed call. Its reason is reason, unless the
+// shard did not reply.
+func problemOf(err error, reason string) *problem {
+	if shard.IsUnreachable(err) {
+		reason = v1beta1.ReasonShardUnreachable
+	}
+	return &problem{reason, shard.Message(err)}
+}

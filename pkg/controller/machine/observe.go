@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machine
+
+import (
+	"context"
+	"slices"
+	"strings"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// observation is the state of an NstanceMachine at the start of a sync.
+type observation struct {
+	nstanceMachine *v1beta1.NstanceMachine
+	location
+	// machine is the Machine that owns the NstanceMachine, nil when there is none.
+	machine *clusterv1.Machine
+	// machineDeleted: a Machine owned the NstanceMachine, and the API server does not
+	// have it any more.
+	machineDeleted bool
+	// cluster is nil when there is none.
+	cluster *clusterv1.Cluster
+	// paused is what pauses the NstanceMachine, "" when nothing does.
+	paused string
+
+	// configured: the shard is in the configuration.
+	configured bool
+	// reachable: the shard is connected. If not, lost is the reason.
+	reachable bool
+	lost      error
+	// etag is the etag of the group on the shard, "" when the shard does not have it.
+	etag string
+	// listed is the instance of a pool as its shard lists it, nil when it does not.
+	listed *shard.Instance
+	// missing: the shard would list the instance if it existed.
+	missing bool
+	// session is the session of the watch of the shard's notices.
+	session int64
+	// notice is the deletion notice of the instance, nil when there is none.
+	notice *shard.DeletionNotice
+	drain  drain
+
+	now time.Time
+}
+
+// drain is the progress of the drain of the instance's Node.
+type drain struct {
+	blocked, running bool
+	message          string
+}
+
+// location is where the instance of an NstanceMachine is.
+type location struct {
+	// poolMember: the instance belongs to a pool. Its shard has created it, so shard
+	// and instance id are known from the start, and no create request is sent.
+	poolMember bool
+	// shardID is "" while no shard is chosen.
+	shardID string
+	// instanceID is "" while there is no instance.
+	instanceID string
+}
+
+// locate returns the location of an NstanceMachine's instance. An NstanceMachine
+// with a request id is not a pool member, even if it has the label. The name of a
+// pool member is the id of its instance.
+func locate(nstanceMachine *v1beta1.NstanceMachine) location {
+	_, labelled := nstanceMachine.Labels[clusterv1.MachinePoolNameLabel]
+	if labelled && nstanceMachine.Status.RequestID == "" {
+		return location{poolMember: true, shardID: string(nstanceMachine.Spec.Shard), instanceID: nstanceMachine.Name}
+	}
+	return location{shardID: nstanceMachine.Status.Shard, instanceID: nstanceMachine.Status.InstanceID}
+}
+
+// observe reads the caches. Only a Machine that the cache does not have is read from
+// the API server.
+func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (observation, error) {
+	seen := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine), now: c.clock.Now()}
+	var err error
+	if seen.machine, seen.machineDeleted, err = c.observeMachine(ctx, nstanceMachine); err != nil {
+		return observation{}, err
+	}
+	if seen.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
+		return observation{}, err
+	}
+	seen.paused = controller.PausedBy(seen.cluster, nstanceMachine)
+	if seen.paused == "" && seen.machine != nil {
+		seen.paused = controller.PausedBy(nil, seen.machine)
+	}
+	if seen.shardID != "" {
+		c.observeShard(&seen)
+	}
+	return seen, nil
+}
+
+// observeMachine returns the Machine that owns an NstanceMachine, nil when there is
+// none, and whether there was one that was deleted.
+func (c *Controller) observeMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (machine *clusterv1.Machine, deleted bool, err error) {
+	ref := metav1.GetControllerOfNoCopy(nstanceMachine)
+	if ref == nil || ref.Kind != "Machine" || !ofGroup(ref.APIVersion, clusterv1.GroupVersion.Group) {
+		return nil, false, nil
+	}
+	machine, err = controller.GetCached(c.machineLister.Get, "Machine", c.key(ref.Name))
+	if err != nil {
+		return nil, false, err
+	}
+	if machine != nil && machine.UID == ref.UID {
+		return machine, false, nil
+	}
+	if !nstanceMachine.DeletionTimestamp.IsZero() {
+		// The deletion of an NstanceMachine does not depend on its Machine.
+		return nil, false, nil
+	}
+	machine, err = c.readMachine(ctx, ref)
+	return machine, err == nil && machine == nil, err
+}
+
+func ofGroup(apiVersion, group string) bool {
+	version, err := schema.ParseGroupVersion(apiVersion)
+	return err == nil && version.Group == group
+}
+
+// observeShard adds what is known of the shard and of the instance.
+func (c *Controller) observeShard(seen *observation) {
+	group := string(seen.nstanceMachine.Spec.GroupRef.Name)
+	seen.configured = c.shards.Has(seen.shardID)
+	seen.reachable, seen.lost = c.groups.Reachable(seen.shardID)
+	if group, ok := c.groups.Get(seen.shardID, group); ok {
+		seen.etag = group.ETag
+	}
+	// The session is read before the notice, and both before the shard is queried. A
+	// notice that arrives in between is either observed or enqueues the NstanceMachine
+	// again.
+	seen.session = c.notices.Session(seen.shardID)
+	if seen.poolMember {
+		seen.listed, seen.missing = c.listing(seen.shardID, group).find(seen.instanceID)
+	}
+	if seen.instanceID == "" {
+		return
+	}
+	if notice, ok := c.notices.Get(seen.shardID, seen.instanceID); ok {
+		seen.notice = &notice
+	}
+	seen.drain.blocked, seen.drain.message, seen.drain.running = c.drains.OfInstance(seen.shardID, seen.instanceID)
+}
+
+// listing is the managed instances of a group as a shard lists them.
+type listing struct {
+	instances []shard.Instance
+	// complete: an id that is not listed is not an instance of the group. Some
+	// servers list nothing, and the groups of a new shard are not known yet.
+	complete bool
+}
+
+func (c *Controller) listing(shardID, group string) listing {
+	found, ok := c.groups.Get(shardID, group)
+	if !ok {
+		// A group that the shard does not have has no instances.
+		return listing{complete: c.groups.HasSynced(shardID)}
+	}
+	return listing{found.Instances, found.ListsInstances}
+}
+
+// find returns the instance with an id, nil when it is not listed, and whether that
+// means that it does not exist.
+func (l listing) find(id string) (listed *shard.Instance, missing bool) {
+	at, ok := slices.BinarySearchFunc(l.instances, id, func(instance shard.Instance, id string) int {
+		return strings.Compare(instance.ID, id)
+	})
+	if !ok {
+		return nil, l.complete
+	}
+	return &l.instances[at], false
+}

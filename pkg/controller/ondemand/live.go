@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ondemand
+
+import (
+	"context"
+	"fmt"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+)
+
+// podExists reports whether the API server has a Pod that has not finished. A Pod of
+// that name with another UID is another Pod.
+func (c *Controller) podExists(ctx context.Context, namespace, name string, uid types.UID) (bool, error) {
+	selector := fields.AndSelectors(fields.OneTermEqualSelector(metav1.ObjectNameField, name), unfinished)
+	pods, err := c.podClient.Resource(podResource).Namespace(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
+	if err != nil {
+		return false, fmt.Errorf("read Pod %s/%s: %w", namespace, name, err)
+	}
+	for i := range pods.Items {
+		if pods.Items[i].UID == uid {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// readMachine reads the Machine of an NstanceMachine from the API server, nil when
+// there is none. If it exists, it must be deleted first: Cluster API drains the Node of
+// a Machine.
+func (c *Controller) readMachine(ctx context.Context, seen observation) (*clusterv1.Machine, error) {
+	machine, err := c.machines.Get(ctx, machineName(seen.uid), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && foreign(seen.uid, machine) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("read the Machine of NstanceMachine %s: %w", klog.KObj(seen.nstanceMachine), err)
+	}
+	return machine, nil
+}
+
+// nstanceMachineExists reports whether the API server has the NstanceMachine of a
+// Machine.
+func (c *Controller) nstanceMachineExists(ctx context.Context, machine *clusterv1.Machine) (bool, error) {
+	_, err := c.nstanceMachines.Get(ctx, machine.Name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	if err != nil {
+		return false, fmt.Errorf("read NstanceMachine %s: %w", klog.KObj(machine), err)
+	}
+	return true, nil
+}

@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package poolmember
+
+import (
+	"context"
+	"errors"
+	"net/http"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	clienttesting "k8s.io/client-go/testing"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
+)
+
+// harness is a controller, an API server, and caches that show what a test wants.
+type harness struct {
+	*controllertest.Harness
+	controller *Controller
+
+	// version is the resource version of the API server.
+	version int
+	// machines are those on the API server, by name.
+	machines map[string]*clusterv1.Machine
+	// created are the names of the nstanceMachines that were requested since the last
+	// sync, and rejected are the errors for them.
+	created  []string
+	rejected map[string]error
+	crash    crash
+	// unreadable makes every read of a Machine fail.
+	unreadable bool
+}
+
+// newHarness returns a controller of the pool "workers" and its MachinePool, with
+// objects of our kinds.
+func newHarness(t testing.TB, groups byShard, objects ...runtime.Object) *harness {
+	t.Helper()
+	shards := shardtest.New("a", "b", "c")
+	for id := range shards.ByID {
+		if _, ok := groups[id]; !ok {
+			delete(shards.ByID, id)
+		}
+	}
+	h := &harness{
+		Harness: controllertest.NewHarness(t, shards, objects...),
+		version: 1000, machines: map[string]*clusterv1.Machine{}, rejected: map[string]error{},
+	}
+	for id, group := range groups {
+		h.setGroup(id, group)
+	}
+	h.FakeClock.SetTime(start)
+	h.PrependReactor("create", "nstancemachines", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		created := action.(clienttesting.CreateActionImpl).Object.(*v1beta1.NstanceMachine).DeepCopy()
+		h.created = append(h.created, created.Name)
+		if err := h.rejected[created.Name]; err != nil {
+			return true, nil, err
+		}
+		lost, err := h.crash.write()
+		if err != nil && !lost {
+			return true, nil, err
+		}
+		h.version++
+		created.UID, created.ResourceVersion = types.UID("uid-"+created.Name), strconv.Itoa(h.version)
+		return true, created, errors.Join(h.Tracker().Create(action.GetResource(), created, controllertest.Namespace), err)
+	})
+	h.PrependReactor("delete", "nstancemachines", func(clienttesting.Action) (bool, runtime.Object, error) {
+		lost, err := h.crash.write()
+		return err != nil && !lost, nil, err
+	})
+	client, err := capi.NewForConfig(&rest.Config{Host: "http://capi.test", QPS: -1, Transport: roundTripper(func(r *http.Request) (*http.Response, error) {
+		if r.Method == http.MethodDelete {
+			if lost, err := h.crash.write(); err != nil && !lost {
+				return nil, err
+			}
+		}
+		if r.Method == http.MethodGet && h.unreadable {
+			return nil, errors.New("out of order")
+		}
+		return h.CAPI.RoundTrip(r)
+	})})
+	h.noError(err)
+	h.Dependencies.CAPI = client
+	h.restart()
+	h.Put(h.Informers.MachinePools, newMachinePool())
+	return h
+}
+
+// setGroup sets what a shard, which is then configured and synced, reports.
+func (h *harness) setGroup(id string, group shard.Group) {
+	if h.Fake.ByID[id] == nil {
+		h.Fake.ByID[id] = shardtest.NewShard()
+	}
+	h.Fake.SetGroup(id, group)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) { return r(request) }
+
+// restart replaces the controller by a new one, which knows only what the API server
+// has.
+func (h *harness) restart() {
+	h.T.Helper()
+	before := h.Informers
+	h.Informers = controller.Informers{
+		Nstance:      h.NewInformers(),
+		Clusters:     capi.NewClusterInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),
+		MachinePools: capi.NewMachinePoolInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),
+		Machines:     capi.NewMachineInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),
+	}
+	h.noError(h.Informers.MachinePools.GetIndexer().Replace(before.MachinePools.GetIndexer().List(), "1"))
+	h.noError(h.Informers.Clusters.GetIndexer().Replace(before.Clusters.GetIndexer().List(), "1"))
+	c, err := New(h.Dependencies)
+	h.noError(err)
+	if registered := c.HasSynced(); len(registered) != 6 {
+		h.T.Errorf("%d registrations, want one per informer", len(registered))
+	}
+	h.controller = c
+	h.show()
+}
+
+// show makes the caches equal to the API server, and calls the handler of
+// nstanceMachines.
+func (h *harness) show() {
+	h.T.Helper()
+	cached := h.Informers.Nstance.NstanceMachines().Informer().GetIndexer()
+	before := cached.List()
+	h.Show()
+	h.noError(cached.Replace(cached.List(), strconv.Itoa(h.version)))
+	for _, object := range cached.List() {
+		after := object.(*v1beta1.NstanceMachine)
+		at := slices.IndexFunc(before, func(was any) bool { return was.(*v1beta1.NstanceMachine).UID == after.UID })
+		if at < 0 {
+			h.controller.nstanceMachineChanged(nil, after)
+			continue
+		}
+		h.controller.nstanceMachineChanged(before[at].(*v1beta1.NstanceMachine), after)
+		before = slices.Delete(before, at, at+1)
+	}
+	for _, removed := range before {
+		h.controller.nstanceMachineChanged(removed.(*v1beta1.NstanceMachine), nil)
+	}
+	machines := make([]any, 0, len(h.machines))
+	for _, machine := range h.machines {
+		machines = append(machines, machine)
+	}
+	h.noError(h.Informers.Machines.GetIndexer().Replace(machines, strconv.Itoa(h.version)))
+}
+
+// addMachines adds Machines to the API server.
+func (h *harness) addMachines(machines ...*clusterv1.Machine) {
+	h.T.Helper()
+	for _, machine := range machines {
+		h.machines[machine.Name] = machine
+		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(machine)
+		h.noError(err)
+		h.CAPI.Created = append(h.CAPI.Created, &unstructured.Unstructured{Object: content})
+	}
+}
+
+// update changes an object of our kinds, as another client would.
+func (h *harness) update(resource string, object runtime.Object) {
+	h.T.Helper()
+	h.noError(h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource(resource), object, controllertest.Namespace))
+}
+
+// remove removes an nstanceMachine and its Machine from the API server.
+func (h *harness) remove(id string) {
+	h.T.Helper()
+	h.noError(h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), controllertest.Namespace, id))
+	delete(h.machines, id)
+}
+
+// sync syncs the pool once and returns the writes, sorted. Machines that it deletes
+// are being deleted afterwards.
+func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
+	h.T.Helper()
+	requeue, err = h.controller.sync(h.Ctx, controllertest.Key("workers"))
+	for _, changed := range h.CAPI.Changed {
+		called, body, _ := strings.Cut(changed, " {")
+		name, isMachine := strings.CutPrefix(called, "DELETE machines/")
+		machine := h.machines[name]
+		if !isMachine || machine == nil || !strings.Contains(body, `"preconditions":{"uid":"`+string(machine.UID)+`"}`) {
+			h.T.Errorf("requested %q", changed)
+			continue
+		}
+		writes = append(writes, "delete machines "+name)
+		if h.CAPI.Refused == nil {
+			h.machines[name] = inDeletion(machine.DeepCopy())
+		}
+	}
+	for _, name := range h.created {
+		writes = append(writes, "create nstancemachines "+name)
+	}
+	h.CAPI.Changed, h.created = nil, nil
+	for _, write := range h.Writes() {
+		// The fake does not know what it creates by name.
+		if write != "create nstancemachines" {
+			writes = append(writes, write)
+		}
+	}
+	slices.Sort(writes)
+	return writes, requeue, err
+}
+
+// expect syncs the pool once, without an error, with the caches up to date, and
+// compares the writes.
+func (h *harness) expect(want ...string) {
+	h.T.Helper()
+	h.show()
+	got, _, err := h.sync()
+	h.noError(err)
+	if !slices.Equal(got, want) {
+		h.T.Errorf("wrote %q, want %q", got, want)
+	}
+}
+
+// nstanceMachine returns one from the API server, nil if there is none.
+func (h *harness) nstanceMachine(id string) *v1beta1.NstanceMachine {
+	h.T.Helper()
+	found, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).Get(context.Background(), id, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return nil
+	}
+	h.noError(err)
+	return found
+}
+
+func (h *harness) noError(err error) {
+	h.T.Helper()
+	if err != nil {
+		h.T.Fatal(err)
+	}
+}

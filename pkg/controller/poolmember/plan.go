@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package poolmember
+
+import (
+	"maps"
+	"slices"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// observation is what a sync has read about a pool.
+type observation struct {
+	pool *v1beta1.NstanceMachinePool
+	// machinePools refer to the pool.
+	machinePools []*clusterv1.MachinePool
+	// paused is what pauses the pool, "" if nothing does.
+	paused string
+	// instances are those of the pool on its shards, without those that are being
+	// terminated and those of shards that are not synced.
+	instances []instance
+	// selected are the ids of the instances that scale-downs selected.
+	selected []string
+	// nstanceMachines are those of the pool, by name.
+	nstanceMachines map[string]*v1beta1.NstanceMachine
+	// foreign are the names of NstanceMachines outside the pool.
+	foreign sets.Set[string]
+	// machines are the Machines of the pool, by the name of their nstanceMachine.
+	machines map[string]*clusterv1.Machine
+
+	state syncState
+	now   time.Time
+}
+
+// instance is an instance on a shard.
+type instance struct{ id, shard string }
+
+// decision is what a sync will do.
+type decision struct {
+	// create are the instances that get an nstanceMachine.
+	create []instance
+	// conflicts are the ids of instances that get none, because an NstanceMachine
+	// outside the pool has the name.
+	conflicts []string
+	// deleteMachines are the Machines of instances to remove.
+	deleteMachines []*clusterv1.Machine
+	// deleteWithoutMachine are nstanceMachines to delete if the API server has no
+	// Machine of theirs.
+	deleteWithoutMachine []*v1beta1.NstanceMachine
+	// deleteOrphans are Machines to delete if the API server has no nstanceMachine of
+	// theirs.
+	deleteOrphans []*clusterv1.Machine
+	// orphanedSince is when each Machine was first seen without its nstanceMachine.
+	orphanedSince map[types.UID]time.Time
+	// requeueAfter is the delay of the next sync, 0 for none.
+	requeueAfter time.Duration
+}
+
+// plan decides which nstanceMachines and Machines of a pool are created and deleted.
+func plan(seen observation) decision {
+	if seen.paused != "" {
+		return decision{orphanedSince: seen.state.orphanedSince}
+	}
+	var d decision
+	planCreation(seen, &d)
+	planDeletion(seen, &d)
+	planOrphans(seen, &d)
+	return d
+}
+
+// planCreation gives each instance an nstanceMachine once: after its deletion the
+// instance is deleted too, even if the cache of the shard still has it.
+func planCreation(seen observation, d *decision) {
+	if !createsMachines(seen) {
+		return
+	}
+	for _, instance := range seen.instances {
+		_, has := seen.nstanceMachines[instance.id]
+		_, had := seen.state.shardOf[instance.id]
+		switch {
+		case has || had:
+		case seen.foreign.Has(instance.id):
+			d.conflicts = append(d.conflicts, instance.id)
+		default:
+			d.create = append(d.create, instance)
+		}
+	}
+}
+
+// createsMachines reports whether Cluster API creates the Machines of new
+// nstanceMachines.
+func createsMachines(seen observation) bool {
+	return seen.pool.Status.InfrastructureMachineKind != "" && !deleting(seen.pool) &&
+		len(seen.machinePools) == 1 && !deleting(seen.machinePools[0])
+}
+
+// planDeletion removes instances by deleting their Machines, which Cluster API drains:
+// those that a scale-down selected (see distribute.Scale), and those to replace. An
+// nstanceMachine without a Machine waits for it, unless Cluster API will not create it.
+func planDeletion(seen observation, d *decision) {
+	ids := seen.selected
+	if deleting(seen.pool) {
+		ids = slices.Sorted(maps.Keys(seen.nstanceMachines))
+	}
+	for _, id := range ids {
+		machine, nstanceMachine := seen.machines[id], seen.nstanceMachines[id]
+		switch {
+		case machine != nil:
+			if !deleting(machine) {
+				d.deleteMachines = append(d.deleteMachines, machine)
+			}
+		case nstanceMachine != nil && !deleting(nstanceMachine) && getsNoMachines(seen):
+			d.deleteWithoutMachine = append(d.deleteWithoutMachine, nstanceMachine)
+		}
+	}
+	for _, id := range slices.Sorted(maps.Keys(seen.machines)) {
+		machine := seen.machines[id]
+		if replaceable(machine) && !slices.Contains(d.deleteMachines, machine) {
+			d.deleteMachines = append(d.deleteMachines, machine)
+		}
+	}
+}
+
+// getsNoMachines reports whether Cluster API creates no more Machines for the pool.
+func getsNoMachines(seen observation) bool {
+	return !slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !deleting(machinePool) })
+}
+
+// planOrphans deletes Machines whose nstanceMachine was deleted. Cluster API would wait
+// for it forever. It creates such a Machine itself if its cache still has a deleted
+// nstanceMachine.
+func planOrphans(seen observation, d *decision) {
+	d.orphanedSince = map[types.UID]time.Time{}
+	for _, id := range slices.Sorted(maps.Keys(seen.machines)) {
+		machine := seen.machines[id]
+		if seen.nstanceMachines[id] != nil || seen.foreign.Has(id) || deleting(machine) || slices.Contains(d.deleteMachines, machine) {
+			continue
+		}
+		since, known := seen.state.orphanedSince[machine.UID]
+		if !known {
+			since = seen.now
+		}
+		d.orphanedSince[machine.UID] = since
+		wait := orphanGrace - seen.now.Sub(since)
+		if wait <= 0 {
+			d.deleteOrphans = append(d.deleteOrphans, machine)
+			wait = orphanGrace
+		}
+		if d.requeueAfter == 0 || wait < d.requeueAfter {
+			d.requeueAfter = wait
+		}
+	}
+}
+
+// deleting reports whether an object is being deleted.
+func deleting(object metav1.Object) bool { return !object.GetDeletionTimestamp().IsZero() }

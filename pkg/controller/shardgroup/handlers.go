@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// byShard is the index of shard groups by the shard they are on.
+const byShard = "shard"
+
+var indexers = cache.Indexers{byShard: func(obj any) ([]string, error) {
+	if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
+		return []string{string(group.Spec.Shard)}, nil
+	}
+	return nil, nil
+}}
+
+// shardGroupChanged enqueues a shard group at once for a new spec. It ignores a new
+// status, which is our own: a sync for it would cut short the delay that batches the
+// changes of instances. Changes of the status by another writer are reverted by the
+// resync.
+func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup) {
+	switch {
+	case after == nil:
+		c.queue.Add(cache.MetaObjectToName(before))
+	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
+		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controller.PauseChanged(before, after):
+		c.queue.Add(cache.MetaObjectToName(after))
+	}
+}
+
+// groupChanged enqueues the shard group of a cached group that changed.
+func (c *Controller) groupChanged(shard, key string) {
+	c.queue.AddAfter(c.key(v1beta1.ShardGroupName(key, shard)), controller.BatchPeriod)
+}
+
+// drainsChanged enqueues the shard group of an instance whose drain made progress.
+func (c *Controller) drainsChanged(shard, group, _ string) { c.groupChanged(shard, group) }
+
+// shardChanged enqueues the shard groups of a shard: at once when it is reachable,
+// and otherwise after a grace period in which it may be back.
+func (c *Controller) shardChanged(id string) {
+	delay := time.Duration(0)
+	if reachable, _ := c.groups.Reachable(id); !reachable {
+		delay = controller.LostGrace
+	}
+	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
+		c.queue.AddAfter(cache.MetaObjectToName(group), delay)
+	}
+}
+
+// errorReported records an error of the shard's provider as an event, and as the
+// reason of the condition Ready until the group has its size: servers report when a
+// request fails and not when a later one succeeds. Groups without a shard group are
+// ignored.
+func (c *Controller) errorReported(shardID string, event shard.ErrorEvent) {
+	if event.Group == "" {
+		return
+	}
+	name := c.key(v1beta1.ShardGroupName(event.Group, shardID))
+	object, err := c.lister.Get(name.Name)
+	if err != nil {
+		return
+	}
+	controller.Warn(c.recorder, object, v1beta1.ReasonProviderError, "Provide", event.Message)
+	c.mu.Lock()
+	c.failures[name] = event.Message
+	c.mu.Unlock()
+	c.queue.AddAfter(name, controller.BatchPeriod)
+}
+
+func (c *Controller) key(name string) cache.ObjectName {
+	return cache.NewObjectName(c.namespace, name)
+}

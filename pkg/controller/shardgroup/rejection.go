@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"time"
+
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// rejection is a configuration that a shard has rejected. It is not sent again until
+// the spec or the server's group changes, or until has passed.
+type rejection struct {
+	generation int64
+	etag       string
+	until      time.Time
+	message    string
+}
+
+// stillApplies reports whether the rejected configuration is the one that would be
+// sent now.
+func (r *rejection) stillApplies(generation int64, group *shard.Group, now time.Time) bool {
+	return r != nil && r.generation == generation && r.etag == etag(group) && now.Before(r.until)
+}
+
+func etag(group *shard.Group) string {
+	if group == nil {
+		return ""
+	}
+	return group.ETag
+}
+
+// reviewRejection drops a rejection that no longer applies, also because the server
+// now has what was rejected.
+func (c *Controller) reviewRejection(key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed observation, now time.Time) {
+	if !observed.synced {
+		return
+	}
+	if !c.rejection(key).stillApplies(object.Generation, observed.group, now) ||
+		observed.group != nil && inOrder(&object.Spec, observed.group) {
+		c.setRejection(key, nil)
+	}
+}
+
+// rejection returns the rejection of a shard group, nil when there is none.
+func (c *Controller) rejection(key cache.ObjectName) *rejection {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if rejected, ok := c.rejections[key]; ok {
+		return &rejected
+	}
+	return nil
+}
+
+func (c *Controller) setRejection(key cache.ObjectName, rejected *rejection) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if rejected == nil {
+		delete(c.rejections, key)
+		return
+	}
+	c.rejections[key] = *rejected
+}
+
+// reviewFailure returns the provider's last error, "" when there is none or when the
+// group matches the spec again.
+func (c *Controller) reviewFailure(key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed observation) string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if observed.group != nil && inOrder(&object.Spec, observed.group) && observed.group.ActualSize == object.Spec.Size {
+		delete(c.failures, key)
+	}
+	return c.failures[key]
+}
+
+// forget drops the state of a shard group that was deleted.
+func (c *Controller) forget(key cache.ObjectName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.rejections, key)
+	delete(c.failures, key)
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// rejectedHarness is a shard that has another size and rejects a change.
+func rejectedHarness(t *testing.T, code codes.Code) *harness {
+	t.Helper()
+	h := newHarness(t, newObject())
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
+	h.Fake.Fail["upsert"] = status.Error(code, "no such template")
+	if requeue := h.expect(upsert3, writeStatus); requeue != rejectedRetry {
+		t.Errorf("the next try is in %s, want %s", requeue, rejectedRetry)
+	}
+	return h
+}
+
+func TestARefusalIsToldOnceAndNotAskedForAgain(t *testing.T) {
+	for _, code := range []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.Internal} {
+		h := rejectedHarness(t, code)
+		want := []string{"ShardReachable=True Reachable: ", "ConfigValid=False ConfigRejected: no such template", "Ready=False ConfigRejected: no such template"}
+		if !slices.Equal(h.conditions(), want) {
+			t.Errorf("%s: the conditions are %q", code, h.conditions())
+		}
+		for range 4 {
+			h.Advance(time.Minute)
+			if requeue := h.expect(); requeue <= 0 || requeue > rejectedRetry {
+				t.Errorf("%s: the next try is in %s", code, requeue)
+			}
+		}
+		h.Advance(59 * time.Second)
+		h.expect()
+		h.Advance(time.Second)
+		if requeue := h.expect(upsert3); requeue != rejectedRetry {
+			t.Errorf("%s: after the second rejection the next try is in %s", code, requeue)
+		}
+		if got, want := h.Events(), []string{"Warning ConfigRejected no such template"}; !slices.Equal(got, want) {
+			t.Errorf("%s: recorded %q, want %q", code, got, want)
+		}
+	}
+}
+
+func TestARefusalOfInstancesAsTheyComeAndGo(t *testing.T) {
+	h := rejectedHarness(t, codes.Internal)
+	h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 2 }))
+	h.expect(writeStatus)
+	h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 3 }))
+	h.expect(writeStatus)
+}
+
+func TestANewSpecIsTriedAtOnce(t *testing.T) {
+	h := rejectedHarness(t, codes.Internal)
+	delete(h.Fake.Fail, "upsert")
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Template = "another" })
+	h.expect(upsert3, writeStatus)
+	if got := h.conditions(); !slices.Contains(got, "ConfigValid=True ConfigAccepted: ") {
+		t.Errorf("the conditions are %q", got)
+	}
+	if requeue := h.expect(); requeue != 0 {
+		t.Errorf("requeued after %s", requeue)
+	}
+}
+
+func TestAChangedServerIsTriedAtOnce(t *testing.T) {
+	h := rejectedHarness(t, codes.Internal)
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 1, "etag-2" }))
+	h.expect(upsert3)
+}
+
+// Another writer has given the server the configuration that it rejected from us.
+func TestARefusalEndsWhenTheServerHasWhatIsWanted(t *testing.T) {
+	for name, etag := range map[string]string{"another etag": "etag-2", "the same etag": "etag-1"} {
+		h := rejectedHarness(t, codes.Internal)
+		h.setGroup(changed(reported(), func(g *shard.Group) { g.ETag = etag }))
+		if requeue := h.expect(writeStatus); requeue != 0 {
+			t.Errorf("%s: requeued after %s", name, requeue)
+		}
+		want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}
+		if !slices.Equal(h.conditions(), want) {
+			t.Errorf("%s: the conditions are %q", name, h.conditions())
+		}
+	}
+}
+
+// An older rejection must not delay unrelated requests.
+func TestARefusalDoesNotHideErrors(t *testing.T) {
+	h := rejectedHarness(t, codes.Internal)
+	h.Fake.Fail["upsert"] = lost
+	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 4 })
+	if _, requeue, err := h.sync(); !shard.IsUnreachable(err) {
+		t.Errorf("a lost connection gives error %v and a requeue after %s", err, requeue)
+	}
+
+	h = rejectedHarness(t, codes.Internal)
+	h.Fake.Fail["delete"] = lost
+	h.change(func(g *v1beta1.NstanceShardGroup) { deleting(g) })
+	if _, requeue, err := h.sync(); !shard.IsUnreachable(err) {
+		t.Errorf("a deletion that failed gives error %v and a requeue after %s", err, requeue)
+	}
+}
+
+func TestARefusalIsForgottenWithItsObject(t *testing.T) {
+	h := rejectedHarness(t, codes.Internal)
+	if err := h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), namespace, "workers--a"); err != nil {
+		t.Fatal(err)
+	}
+	h.expect()
+	if got := len(h.controller.rejections); got != 0 {
+		t.Errorf("%d rejections are stored", got)
+	}
+}

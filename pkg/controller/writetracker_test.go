@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controller
+
+import (
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/tools/cache"
+)
+
+func version(name, resourceVersion string) *corev1.ConfigMap {
+	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, ResourceVersion: resourceVersion}}
+}
+
+func TestWritesSeen(t *testing.T) {
+	written := cache.NewObjectName("default", "written")
+	other := cache.NewObjectName("default", "other")
+	tests := map[string]struct {
+		// cached are added to the cache one after the other, then wrote is recorded.
+		cached []*corev1.ConfigMap
+		wrote  *corev1.ConfigMap
+		keys   []cache.ObjectName
+		want   bool
+	}{
+		"nothing was written": {
+			cached: []*corev1.ConfigMap{version("written", "9")}, keys: []cache.ObjectName{written}, want: true,
+		},
+		"the cache is from before the write": {
+			cached: []*corev1.ConfigMap{version("written", "9")}, wrote: version("written", "10"),
+			keys: []cache.ObjectName{written}, want: false,
+		},
+		"the cache has the write": {
+			cached: []*corev1.ConfigMap{version("written", "10")}, wrote: version("written", "10"),
+			keys: []cache.ObjectName{written}, want: true,
+		},
+		"the cache has something newer of another object": {
+			cached: []*corev1.ConfigMap{version("written", "9"), version("other", "11")}, wrote: version("written", "10"),
+			keys: []cache.ObjectName{written}, want: true,
+		},
+		"a write to another object does not count": {
+			cached: []*corev1.ConfigMap{version("written", "9")}, wrote: version("written", "10"),
+			keys: []cache.ObjectName{other}, want: true,
+		},
+		"one of several keys was written": {
+			cached: []*corev1.ConfigMap{version("written", "9")}, wrote: version("written", "10"),
+			keys: []cache.ObjectName{other, written}, want: false,
+		},
+		"versions that cannot be compared hold nothing up": {
+			cached: []*corev1.ConfigMap{version("written", "9")}, wrote: version("written", "v10"),
+			keys: []cache.ObjectName{written}, want: true,
+		},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+			for _, object := range test.cached {
+				if err := store.Add(object); err != nil {
+					t.Fatal(err)
+				}
+			}
+			writes := NewWriteTracker(store)
+			if test.wrote != nil {
+				writes.Record(test.wrote)
+			}
+			if got := writes.CaughtUp(test.keys...); got != test.want {
+				t.Errorf("Seen(%v) = %t, want %t", test.keys, got, test.want)
+			}
+		})
+	}
+}
+
+// A key of an object that was deleted is never asked for again.
+func TestWritesForgetsWhatTheCacheHas(t *testing.T) {
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	writes := NewWriteTracker(store)
+	writes.Record(version("deleted", "10"))
+	writes.Record(version("later", "12"))
+	if err := store.Add(version("other", "11")); err != nil {
+		t.Fatal(err)
+	}
+	if !writes.CaughtUp(cache.NewObjectName("default", "other")) {
+		t.Error("a write to another object counted")
+	}
+	if got := len(writes.last); got != 1 {
+		t.Errorf("%d writes are remembered, want only the one that the cache has not seen", got)
+	}
+}

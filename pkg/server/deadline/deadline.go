@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package deadline keeps a process that was paused from acting after the deadline
+// of a context.
+package deadline
+
+import (
+	"context"
+	"net/http"
+	"time"
+)
+
+// Check returns why ctx is done, or nil if it is not. Unlike ctx.Err it compares
+// the deadline with the clock: when a paused process resumes, ctx.Err is nil until
+// the timer of ctx has run. Call it immediately before an action that must not
+// happen too late.
+func Check(ctx context.Context) error {
+	if err := ctx.Err(); err != nil {
+		return err
+	}
+	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
+		return context.DeadlineExceeded
+	}
+	return nil
+}
+
+// HTTPClient sends HTTP requests and returns their responses, but sends no request
+// whose context is done. Between the call of a client and this last moment, the
+// client signs, waits before a retry, and the process may be paused. It implements
+// http.RoundTripper and the HTTPClient of the AWS SDK.
+type HTTPClient func(*http.Request) (*http.Response, error)
+
+// RoundTrip implements http.RoundTripper.
+func (c HTTPClient) RoundTrip(request *http.Request) (*http.Response, error) {
+	if err := Check(request.Context()); err != nil {
+		return nil, err
+	}
+	return c(request)
+}
+
+// Do implements the HTTPClient of the AWS SDK.
+func (c HTTPClient) Do(request *http.Request) (*http.Response, error) {
+	return c.RoundTrip(request)
+}

@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package grpcapi
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/proto"
+	"google.golang.org/protobuf/types/known/timestamppb"
+
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// takeErrors returns the texts of the pending events of w, each with its group.
+func takeErrors(w *errorWatcher) []string {
+	var texts []string
+	for event := w.take(); event != nil; event = w.take() {
+		texts = append(texts, event.Group+": "+event.Error)
+	}
+	return texts
+}
+
+func expectErrors(t *testing.T, w *errorWatcher, want ...string) {
+	t.Helper()
+	if got := takeErrors(w); !slices.Equal(got, want) {
+		t.Errorf("errors are %q, want %q", got, want)
+	}
+}
+
+func TestErrorRecipients(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := NewErrors()
+		w, second, other := e.watch("default"), e.watch("default"), e.watch("other")
+		e.ReportInstance(key("workers"), "knd1", errors.New("node knd1: knd1 is broken"))
+		want := &nstancev1.ErrorEvent{Group: "workers", InstanceId: "knd1", Error: "node <instance>: <instance> is broken", Timestamp: timestamppb.Now()}
+		for _, watcher := range []*errorWatcher{w, second} {
+			if got := watcher.take(); !proto.Equal(got, want) {
+				t.Errorf("got %v, want %v", got, want)
+			}
+		}
+		e.ReportInstance(instance.GroupKey{Tenant: "other", Group: "workers"}, "", errors.New("full"))
+		e.ReportShard(errors.New("bad"))
+		expectErrors(t, w, ": bad")
+		expectErrors(t, second, ": bad")
+		expectErrors(t, other, "workers: full", ": bad")
+		// A later watcher does not get earlier errors.
+		late := e.watch("default")
+		expectErrors(t, late)
+		e.watchers.unwatch(w)
+		e.ReportShard(errors.New("worse"))
+		expectErrors(t, w)
+		expectErrors(t, late, ": worse")
+	})
+}
+
+func TestSameErrorIsSentOnceIn30Seconds(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := NewErrors()
+		recent := recentErrors{}
+		w := e.watchers.watch(&errorWatcher{tenant: "default", skip: recent.repeats})
+		report := func(group, id, text string) { e.ReportInstance(key(group), id, errors.New(text)) }
+		report("workers", "knd1", "knd1 is broken")
+		report("workers", "knd2", "knd2 is broken")
+		report("workers", "", "full")
+		report("more", "", "full")
+		expectErrors(t, w, "workers: <instance> is broken", "workers: full", "more: full")
+
+		for range 29 {
+			<-time.After(time.Second)
+			report("workers", "", "full")
+		}
+		expectErrors(t, w)
+		// A later watcher has not received it.
+		late := e.watch("default")
+		report("workers", "", "full")
+		expectErrors(t, w)
+		expectErrors(t, late, "workers: full")
+		<-time.After(time.Second)
+		report("workers", "", "full")
+		report("workers", "", "full")
+		expectErrors(t, w, "workers: full")
+
+		// Old errors are forgotten.
+		<-time.After(time.Hour)
+		report("workers", "", "other")
+		if len(recent) != 1 {
+			t.Errorf("%d errors are recorded, want 1", len(recent))
+		}
+	})
+}
+
+func TestSlowErrorWatcherLosesOldest(t *testing.T) {
+	e := NewErrors()
+	w := e.watch("default")
+	for i := range 1000 {
+		e.ReportShard(fmt.Errorf("error %d", i))
+	}
+	got := takeErrors(w)
+	if len(got) != maxPendingErrors || got[0] != ": error 900" || got[len(got)-1] != ": error 999" {
+		t.Errorf("of 1000 errors %d are pending, from %q to %q", len(got), got[0], got[len(got)-1])
+	}
+	e.ReportShard(errors.New("next"))
+	expectErrors(t, w, ": next")
+}
+
+func TestNextWaitsForError(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		e := NewErrors()
+		w := e.watch("default")
+		events, failed := make(chan *nstancev1.ErrorEvent), make(chan error)
+		next := func(ctx context.Context) {
+			event, err := w.next(ctx)
+			if err != nil {
+				failed <- err
+				return
+			}
+			events <- event
+		}
+		go next(t.Context())
+		synctest.Wait()
+		e.ReportShard(errors.New("bad"))
+		if event := <-events; event.Error != "bad" {
+			t.Errorf("got %v", event)
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		go next(ctx)
+		synctest.Wait()
+		cancel()
+		if err := <-failed; status.Code(err) != codes.Canceled {
+			t.Errorf("after the client cancelled, the watch returns %v", err)
+		}
+		go next(t.Context())
+		synctest.Wait()
+		e.Close()
+		if err := <-failed; status.Code(err) != codes.Unavailable {
+			t.Errorf("after Close, the watch returns %v", err)
+		}
+	})
+}

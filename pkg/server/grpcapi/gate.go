@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package grpcapi
+
+import (
+	"context"
+	"sync"
+
+	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// Gate is the OperatorService of a process: it forwards calls to the service of
+// the current term, and rejects them with Unavailable while there is none. The
+// code shows a client of a standby that another server may answer.
+type Gate struct {
+	// With this type a missing method is a compile error, not Unimplemented.
+	nstancev1.UnsafeOperatorServiceServer
+
+	// Issuer renews the certificates of clients.
+	Issuer Issuer
+
+	// leading reports whether this server leads now: a term is over a moment after
+	// the leadership.
+	leading  func() bool
+	whoLeads func() string
+
+	mu sync.Mutex
+	// term is nil when there is none.
+	term *term
+}
+
+// term is a service for one term of leadership.
+type term struct {
+	service *OperatorService
+	// ctx is done when the term is over.
+	ctx context.Context
+	// calls counts the calls in flight, without streams: a stream may wait for
+	// its client for ever, and changes nothing.
+	calls sync.WaitGroup
+}
+
+var _ nstancev1.OperatorServiceServer = (*Gate)(nil)
+
+// NewGate returns a Gate that is shut and has no Issuer. It rejects calls also
+// during a term when leading returns false. whoLeads returns the reason for the
+// client.
+func NewGate(leading func() bool, whoLeads func() string) *Gate {
+	return &Gate{leading: leading, whoLeads: whoLeads}
+}
+
+// Open forwards calls to service until shut is called. Shut rejects new calls,
+// closes the streams of service for good, cancels its other calls, and returns
+// when these have returned. The Gate must be shut before it is opened again.
+func (g *Gate) Open(service *OperatorService) (shut func()) {
+	ctx, cancel := context.WithCancel(context.Background())
+	opened := &term{service: service, ctx: ctx}
+	g.set(opened)
+	return func() {
+		g.set(nil)
+		service.closeStreams()
+		cancel()
+		opened.calls.Wait()
+	}
+}
+
+func (g *Gate) set(t *term) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	g.term = t
+}
+
+// enter returns the current term for a call. The caller calls leave when the call
+// has returned.
+func (g *Gate) enter() (current *term, leave func(), err error) {
+	g.mu.Lock()
+	if g.leading() {
+		current = g.term
+	}
+	if current != nil {
+		current.calls.Add(1)
+	}
+	g.mu.Unlock()
+	if current == nil {
+		return nil, nil, status.Error(codes.Unavailable, "this server does not lead: "+g.whoLeads())
+	}
+	return current, current.calls.Done, nil
+}
+
+// closeStreams closes all streams, present and future, with Unavailable.
+func (s *OperatorService) closeStreams() {
+	s.Statuses.Close()
+	s.Errors.Close()
+	s.InstanceEvents.Close()
+}
+
+// withTerm returns a copy of ctx that is also done when the term is over.
+func (t *term) withTerm(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancel(ctx)
+	stop := context.AfterFunc(t.ctx, cancel)
+	return ctx, func() {
+		stop()
+		cancel()
+	}
+}
+
+// forward forwards a unary call. Its context is also done when the term is over.
+func forward[Request, Response any](ctx context.Context, g *Gate, request *Request,
+	method func(*OperatorService, context.Context, *Request) (*Response, error),
+) (*Response, error) {
+	current, leave, err := g.enter()
+	if err != nil {
+		return nil, err
+	}
+	defer leave()
+	ctx, cancel := current.withTerm(ctx)
+	defer cancel()
+	return method(current.service, ctx, request)
+}
+
+// forwardStream forwards a streaming call.
+func forwardStream[Event any](g *Gate, request *emptypb.Empty, stream grpc.ServerStreamingServer[Event],
+	method func(*OperatorService, *emptypb.Empty, grpc.ServerStreamingServer[Event]) error,
+) error {
+	current, leave, err := g.enter()
+	if err != nil {
+		return err
+	}
+	leave()
+	return method(current.service, request, stream)
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package grpcapi
+
+import (
+	"maps"
+	"slices"
+	"strings"
+	"sync"
+
+	"google.golang.org/protobuf/proto"
+	corev1 "k8s.io/api/core/v1"
+
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provision"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// Groups returns the desired state.
+type Groups interface {
+	Get(instance.GroupKey) (*groups.Group, bool)
+}
+
+// Instances returns the actual state: the instances of a group that are not
+// deleted.
+type Instances interface {
+	List(instance.GroupKey) []instance.Instance
+}
+
+// Nodes returns what is certain about the Node of an instance before it exists.
+type Nodes interface {
+	ExpectedNode(provider.Spec) *corev1.Node
+}
+
+// groupWatcher queues the groups of a tenant that changed, by key, each with its
+// latest status. A group that was deleted is sent as deleted, so a slow stream
+// misses no deletion.
+type groupWatcher = watcher[string, nstancev1.GroupEvent]
+
+// StatusCache has the status of every group for lists and watches: of those that
+// exist, and of those that were deleted but still have instances. Callers that
+// change a group or an instance call Refresh. Watchers get an event when the
+// status differs.
+type StatusCache struct {
+	groups    Groups
+	instances Instances
+	nodes     Nodes
+	watchers  *watchers[string, nstancev1.GroupEvent]
+
+	mu sync.Mutex
+	// statuses are immutable. A new status replaces an old one.
+	statuses map[instance.GroupKey]*nstancev1.GroupStatus
+}
+
+// NewStatusCache returns a StatusCache that is empty until groups are refreshed.
+func NewStatusCache(groups Groups, instances Instances, nodes Nodes) *StatusCache {
+	return &StatusCache{
+		groups:    groups,
+		instances: instances,
+		nodes:     nodes,
+		watchers:  newWatchers[string, nstancev1.GroupEvent](),
+		statuses:  map[instance.GroupKey]*nstancev1.GroupStatus{},
+	}
+}
+
+// Refresh computes the statuses of groups, all of them in one step. It never
+// waits for a watcher.
+func (c *StatusCache) Refresh(keys ...instance.GroupKey) {
+	// Reading with mu locked keeps an older status from replacing a newer one.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, key := range keys {
+		before, after := c.statuses[key], c.status(key)
+		if proto.Equal(before, after) {
+			continue
+		}
+		if after != nil {
+			c.statuses[key] = after
+		} else {
+			delete(c.statuses, key)
+		}
+		c.watchers.publish(key.Tenant, key.Group, newGroupEvent(key, after))
+	}
+}
+
+// status returns the status of a group, or nil if the group does not exist. A
+// deleted group exists until its last instance is deleted. mu must be locked.
+func (c *StatusCache) status(key instance.GroupKey) *nstancev1.GroupStatus {
+	instances := managed(c.instances.List(key))
+	if group, found := c.groups.Get(key); found {
+		return c.statusOf(group, instances)
+	}
+	if len(instances) == 0 {
+		return nil
+	}
+	return newDeletingStatus(key, c.statuses[key], instances)
+}
+
+// statusOf returns the status of a group with these instances.
+func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
+	return newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
+}
+
+// Close closes all watches, present and future.
+func (c *StatusCache) Close() {
+	c.watchers.close()
+}
+
+// list returns the statuses of a tenant's groups, sorted by key.
+func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var list []*nstancev1.GroupStatus
+	for key, status := range c.statuses {
+		if key.Tenant == tenant {
+			list = append(list, status)
+		}
+	}
+	slices.SortFunc(list, func(x, y *nstancev1.GroupStatus) int { return strings.Compare(x.Key, y.Key) })
+	return list
+}
+
+// watch returns a watcher that begins with all groups of the tenant. The caller
+// removes it with c.watchers.unwatch.
+func (c *StatusCache) watch(tenant string) *groupWatcher {
+	// With mu locked no status changes in between.
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	w := c.watchers.watch(&groupWatcher{tenant: tenant})
+	for _, key := range slices.SortedFunc(maps.Keys(c.statuses), instance.GroupKey.Compare) {
+		if key.Tenant == tenant {
+			w.add(key.Group, newGroupEvent(key, c.statuses[key]))
+		}
+	}
+	return w
+}
+
+// newGroupEvent returns the event of a status, which is nil for a group that was
+// deleted.
+func newGroupEvent(key instance.GroupKey, status *nstancev1.GroupStatus) *nstancev1.GroupEvent {
+	if status != nil {
+		return &nstancev1.GroupEvent{Type: nstancev1.GroupEvent_TYPE_UPSERT, Group: status}
+	}
+	return &nstancev1.GroupEvent{
+		Type:  nstancev1.GroupEvent_TYPE_DELETE,
+		Group: &nstancev1.GroupStatus{Key: key.Group, Tenant: key.Tenant},
+	}
+}

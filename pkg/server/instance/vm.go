@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package instance
+
+// State is the state of an instance.
+type State int
+
+const (
+	// Pending instances were or will be requested from the provider, which has
+	// not created them yet.
+	Pending State = iota
+	// Running instances exist, and their provider reports no problem.
+	Running
+	// Impaired instances run, but their provider reports them as unhealthy.
+	// Their workloads can still be moved away.
+	Impaired
+	// Stopped instances exist but do not run, or are about to stop.
+	Stopped
+	// Failed instances will never run.
+	Failed
+	// Missing instances existed, but their provider no longer lists them.
+	// Providers never report this state: the server derives it.
+	Missing
+	// Terminating instances are being deleted. They never leave this state.
+	Terminating
+)
+
+// VM is one instance as its provider reports it.
+type VM struct {
+	// ID is the permanent identity of the instance, a puidv7. The provider stores
+	// it as metadata of the machine.
+	ID string
+	// ProviderID is the provider's own id. It may be empty while pending.
+	ProviderID string
+	Group      GroupKey
+	// State is never Missing.
+	State State
+}

@@ -1,0 +1,216 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package instancestore_test
+
+import (
+	"encoding/json"
+	"errors"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/cache"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/instancestore"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// TestDamagedRecordIsAnError checks that Open does not ignore a damaged record,
+// whose instance would then be created twice.
+func TestDamagedRecordIsAnError(t *testing.T) {
+	good := newRecord(t)
+	with := func(edit func(*instance.Record)) string {
+		record := good
+		edit(&record)
+		data, err := json.Marshal(record)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return string(data)
+	}
+	tests := []struct{ name, content, want string }{
+		{"empty", ``, "unexpected end"},
+		{"cut off", with(func(*instance.Record) {})[:40], "unexpected end"},
+		{"null", `null`, "is not an instance id"},
+		{"of another shape", `{"instance_id": 1}`, "cannot unmarshal"},
+		{"without an id", with(func(r *instance.Record) { r.ID = "" }), "is not an instance id"},
+		{"without a tenant", with(func(r *instance.Record) { r.Tenant = "" }), "tenant"},
+		{"without a group", with(func(r *instance.Record) { r.Group = "" }), "group"},
+		{"without a time", with(func(r *instance.Record) { r.CreatedAt = time.Time{} }), "created_at"},
+		{"of another tenant", with(func(r *instance.Record) { r.Tenant = "acme" }), "belongs to the key"},
+		{"of another instance", with(func(r *instance.Record) { r.ID = newRecord(t).ID }), "belongs to the key"},
+	}
+	for _, tc := range tests {
+		t.Run(tc.name, func(t *testing.T) {
+			s := newShard(t, t.TempDir())
+			for range 40 {
+				s.add()
+			}
+			key := keyOf(t, good)
+			if _, err := s.storage.Create(t.Context(), key, []byte(tc.content)); err != nil {
+				t.Fatal(err)
+			}
+			s.close()
+			err := s.tryOpen(instancestore.Options{})
+			if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), tc.want) {
+				t.Errorf("got %v, want an error with %s and %q", err, key, tc.want)
+			}
+		})
+	}
+}
+
+func TestUnreadableRecordIsAnError(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	for range 40 {
+		s.add()
+	}
+	unreadable := keyOf(t, s.add())
+	s.close()
+	s.loseCache()
+	s.storage.intervene(func(method, key string) error {
+		if method == "Get" && key == unreadable {
+			return errStorage
+		}
+		return nil
+	}, nil)
+	if err := s.tryOpen(instancestore.Options{}); !errors.Is(err, errStorage) || !strings.Contains(err.Error(), unreadable) {
+		t.Errorf("got %v, want the storage's error with the key", err)
+	}
+	s.close()
+	s.storage.intervene(func(method, _ string) error {
+		if method == "List" {
+			return errStorage
+		}
+		return nil
+	}, nil)
+	if err := s.tryOpen(instancestore.Options{}); !errors.Is(err, errStorage) {
+		t.Errorf("got %v, want the storage's error", err)
+	}
+}
+
+// TestRecordRemovedDuringStart simulates a removal by the previous leader.
+func TestRecordRemovedDuringStart(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	kept, removed := s.add(), s.add()
+	s.close()
+	s.loseCache()
+	s.storage.intervene(func(method, key string) error {
+		if method == "Get" && key == keyOf(t, removed) {
+			return s.storage.Store.Delete(t.Context(), key)
+		}
+		return nil
+	}, nil)
+	s.open(instancestore.Options{})
+	if diff := cmp.Diff([]string{kept.ID}, ids(s.List(group))); diff != "" {
+		t.Errorf("(-want +listed):\n%s", diff)
+	}
+}
+
+// TestStorageOverridesCache checks that records override the rows of the cache.
+func TestStorageOverridesCache(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	changed, dropped, deleting, tombstone, back := s.add(), s.add(), s.add(), s.add(), s.add()
+	drain := instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch}
+	s.must(s.StartDrain(t.Context(), changed.ID, drain))
+	s.must(s.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
+	s.must(s.Remove(t.Context(), tombstone.ID))
+	s.must(s.Remove(t.Context(), back.ID))
+	s.clock.SetTime(epoch.Add(time.Hour))
+
+	// Changes of another server.
+	other := newRecord(t)
+	changed.ProviderID = "cloud:///1"
+	for _, record := range []instance.Record{changed, other, back} {
+		data, err := json.Marshal(record)
+		s.must(err)
+		s.must(s.storage.Delete(t.Context(), keyOf(t, record)))
+		if _, err := s.storage.Create(t.Context(), keyOf(t, record), data); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, record := range []instance.Record{dropped, deleting} {
+		s.must(s.storage.Delete(t.Context(), keyOf(t, record)))
+	}
+	s.storage.count()
+	s.restart()
+	if diff := cmp.Diff(map[string]int{"List": 1, "Get": 3}, s.storage.count()); diff != "" {
+		t.Errorf("calls of the start (-want +got):\n%s", diff)
+	}
+	for range 2 {
+		want := []instance.Instance{
+			{Record: changed, State: instance.Missing, Drain: &drain},
+			{Record: back},
+			{Record: other},
+		}
+		if diff := cmp.Diff(want, s.List(group)); diff != "" {
+			t.Errorf("(-want +listed):\n%s", diff)
+		}
+		if i, found := s.Get(dropped.ID); found {
+			t.Errorf("without a record: found %+v", i)
+		}
+		// Its deletion was decided, so it is not adopted if it reappears.
+		want[0] = instance.Instance{Record: deleting, State: instance.Missing, DeleteReason: instance.ReasonExpired, DeletedAt: epoch.Add(time.Hour)}
+		if diff := cmp.Diff(want[0], s.want(deleting.ID)); diff != "" {
+			t.Errorf("deleted and without a record (-want +found):\n%s", diff)
+		}
+		if at := s.want(tombstone.ID).DeletedAt; !at.Equal(epoch) {
+			t.Errorf("deleted earlier: was deleted at %v", at)
+		}
+		rows, err := s.cache.Rows(t.Context())
+		s.must(err)
+		if len(rows) != 5 {
+			t.Errorf("the cache has %d rows, want 3 instances and 2 tombstones", len(rows))
+		}
+		// The second time, the cache has all of this.
+		s.clock.SetTime(epoch.Add(2 * time.Hour))
+		s.restart()
+		if diff := cmp.Diff(map[string]int{"List": 1}, s.storage.count()); diff != "" {
+			t.Errorf("calls of the second start (-want +got):\n%s", diff)
+		}
+	}
+}
+
+// TestAnotherServerHasLed checks that drains of an outdated cache are dropped.
+func TestAnotherServerHasLed(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	draining, deleting, deleted := s.add(), s.add(), s.add()
+	s.must(s.StartDrain(t.Context(), draining.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch}))
+	s.must(s.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
+	s.must(s.Remove(t.Context(), deleted.ID))
+	s.close()
+	s.storage.count()
+	s.open(instancestore.Options{Stale: true})
+	if diff := cmp.Diff(map[string]int{"List": 1}, s.storage.count()); diff != "" {
+		t.Errorf("calls of the start (-want +got):\n%s", diff)
+	}
+	want := []instance.Instance{{Record: draining}, {Record: deleting}}
+	for range 2 {
+		if diff := cmp.Diff(want, s.List(group)); diff != "" {
+			t.Errorf("(-want +listed):\n%s", diff)
+		}
+		if s.want(deleted.ID).DeletedAt.IsZero() {
+			t.Error("a tombstone is lost")
+		}
+		// The old drains do not reappear with the next start.
+		s.restart()
+	}
+}
+
+func TestForeignRowsAndRecordsAreIgnored(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	foreign := newRecord(t)
+	foreign.ID = "nonsense"
+	s.must(s.cache.Put(t.Context(), cache.Row{Record: foreign, DeletedAt: epoch}))
+	s.restart()
+	if i, found := s.Get("nonsense"); found {
+		t.Errorf("found %+v", i)
+	}
+	// Records of another shard have another prefix.
+	if _, err := s.storage.Create(t.Context(), storage.InstancePrefix(shardID+"2")+"x.json", nil); err != nil {
+		t.Fatal(err)
+	}
+	s.restart()
+}

@@ -1,0 +1,162 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package instancestore_test
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+func TestStateFromProvider(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add()
+	check := func(when string, state instance.State, known bool) {
+		t.Helper()
+		i := s.want(record.ID)
+		if i.State != state || i.Known != known {
+			t.Errorf("%s: is in state %v, known %t, want %v, %t", when, i.State, i.Known, state, known)
+		}
+		if diff := cmp.Diff([]instance.Instance{i}, s.List(group)); diff != "" {
+			t.Errorf("%s (-Get +List):\n%s", when, diff)
+		}
+	}
+	check("before it is created", instance.Pending, false)
+	for _, state := range []instance.State{instance.Pending, instance.Running, instance.Impaired, instance.Stopped, instance.Failed, instance.Terminating} {
+		s.cloud.show(t, vmOf(record, state))
+		check("as the provider reports", state, true)
+	}
+	s.cloud.remove(t, record.ID)
+	check("seen and deleted", instance.Missing, false)
+
+	// After a restart only the provider id shows that the instance existed.
+	s.restart()
+	check("deleted, after a restart", instance.Pending, false)
+	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///"+record.ID))
+	check("with a provider id", instance.Missing, false)
+	s.restart()
+	check("with a provider id, after a restart", instance.Missing, false)
+}
+
+// TestNotMissingBeforeTheProviderIsSynced checks that an instance that is not
+// known yet would not be replaced.
+func TestNotMissingBeforeTheProviderIsSynced(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add()
+	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	s.cloud.synced = make(chan struct{})
+	if state := s.want(record.ID).State; state != instance.Pending {
+		t.Errorf("before: is in state %v", state)
+	}
+	close(s.cloud.synced)
+	if state := s.want(record.ID).State; state != instance.Missing {
+		t.Errorf("after: is in state %v", state)
+	}
+}
+
+func TestListIsOrderedByAge(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	var want []string
+	for range 3 {
+		// Same age: ordered by id.
+		want = append(want, s.add().ID)
+	}
+	older := s.add(func(r *instance.Record) { r.CreatedAt = epoch.Add(-time.Hour) }).ID
+	younger := s.add(func(r *instance.Record) { r.CreatedAt = epoch.Add(time.Hour) }).ID
+	middle := s.add(onDemand("")).ID
+	s.add(func(r *instance.Record) { r.Group = "others" })
+	s.add(func(r *instance.Record) { r.Tenant = "acme" })
+	want = append(append([]string{older}, want...), middle, younger)
+	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
+		t.Errorf("(-want +listed):\n%s", diff)
+	}
+	s.restart()
+	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
+		t.Errorf("after a restart (-want +listed):\n%s", diff)
+	}
+	s.must(s.Remove(t.Context(), middle))
+	s.must(s.SetDeleting(t.Context(), older, instance.ReasonExpired))
+	want = slices.DeleteFunc(want, func(id string) bool { return id == middle })
+	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
+		t.Errorf("after a deletion (-want +listed):\n%s", diff)
+	}
+	if list := s.List(instance.GroupKey{Tenant: "default", Group: "unknown"}); len(list) != 0 {
+		t.Errorf("a group without instances has %v", list)
+	}
+}
+
+func TestKeys(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	a, b := instance.GroupKey{Tenant: "acme", Group: "a"}, instance.GroupKey{Tenant: "acme", Group: "b"}
+	s.cloud.show(t, vmOf(s.add(), instance.Running))
+	s.add()
+	deleted := s.add(func(r *instance.Record) { r.Tenant, r.Group = "acme", "b" })
+	foreign := newRecord(t)
+	foreign.Tenant, foreign.Group = a.Tenant, a.Group
+	s.cloud.show(t, vmOf(foreign, instance.Running))
+	if diff := cmp.Diff([]instance.GroupKey{a, b, group}, s.Keys()); diff != "" {
+		t.Errorf("(-want +found):\n%s", diff)
+	}
+	s.must(s.Remove(t.Context(), deleted.ID))
+	s.cloud.remove(t, foreign.ID)
+	if diff := cmp.Diff([]instance.GroupKey{group}, s.Keys()); diff != "" {
+		t.Errorf("after deletions (-want +found):\n%s", diff)
+	}
+}
+
+func TestByIdempotencyKey(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add(onDemand("request-1"))
+	other := s.add(onDemand("request-1"), func(r *instance.Record) { r.Tenant = "acme" })
+	s.add(onDemand("order-2"))
+	s.add()
+	check := func(when, tenant, key, want string) {
+		t.Helper()
+		i, found := s.ByIdempotencyKey(tenant, key)
+		if found != (want != "") || i.ID != want {
+			t.Errorf("%s: found %q, %t, want %q", when, i.ID, found, want)
+		}
+	}
+	check("at first", group.Tenant, "request-1", record.ID)
+	check("of another tenant", "acme", "request-1", other.ID)
+	check("unknown", "acme", "order-2", "")
+	check("none", group.Tenant, "", "")
+	s.restart()
+	check("after a restart", group.Tenant, "request-1", record.ID)
+	s.must(s.Remove(t.Context(), record.ID))
+	check("deleted", group.Tenant, "request-1", record.ID)
+	s.restart()
+	check("deleted, after a restart", group.Tenant, "request-1", record.ID)
+	s.Purge(t.Context(), epoch.Add(1))
+	check("purged", group.Tenant, "request-1", "")
+	check("another tenant's, not purged", "acme", "request-1", other.ID)
+}
+
+func TestDraining(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	drain := func(edit func(*instance.Record), startedAt time.Time) string {
+		record := s.add(edit)
+		s.must(s.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: startedAt, DeleteAt: startedAt.Add(time.Minute)}))
+		return record.ID
+	}
+	s.add()
+	second := drain(func(r *instance.Record) { r.Group = "others" }, epoch.Add(time.Second))
+	first := drain(func(*instance.Record) {}, epoch)
+	drain(func(r *instance.Record) { r.Tenant = "acme" }, epoch)
+	deleting := drain(func(*instance.Record) {}, epoch)
+	s.must(s.SetDeleting(t.Context(), deleting, instance.ReasonExpired))
+	deleted := drain(func(*instance.Record) {}, epoch)
+	s.must(s.Remove(t.Context(), deleted))
+	if diff := cmp.Diff([]string{first, second}, ids(s.Draining(group.Tenant))); diff != "" {
+		t.Errorf("(-want +found):\n%s", diff)
+	}
+	s.restart()
+	if diff := cmp.Diff([]string{first, second}, ids(s.Draining(group.Tenant))); diff != "" {
+		t.Errorf("after a restart (-want +found):\n%s", diff)
+	}
+}

@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package clusterkeys creates and reads the keys of a cluster: that of its certificate
+// authority and that of its registration nonces (docs/server.md#keys).
+package clusterkeys
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"errors"
+	"fmt"
+
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// Names of the secrets. Both are an Ed25519 key as PKCS #8 in PEM.
+const (
+	authoritySecret = "ca.key"
+	nonceSecret     = "registration-nonce.key"
+)
+
+// Secrets are the objects that are encrypted in the storage.
+type Secrets interface {
+	// Get returns a secret. The error wraps storage.ErrNotFound if there is none.
+	Get(ctx context.Context, name string) ([]byte, error)
+	// Create stores a secret that must not exist. The error wraps
+	// storage.ErrConflict if it exists.
+	Create(ctx context.Context, name string, data []byte) error
+}
+
+// Keys are the keys of one cluster. They never change.
+type Keys struct {
+	// Authority issues all certificates of the cluster.
+	Authority *pki.Authority
+	// Nonce signs registration nonces.
+	Nonce ed25519.PrivateKey
+}
+
+// Load reads the keys. The error wraps storage.ErrNotFound until the leader of the
+// cluster has created all of them.
+func Load(ctx context.Context, store storage.Store, secrets Secrets) (*Keys, error) {
+	key, err := read(ctx, secrets, authoritySecret)
+	if err != nil {
+		return nil, err
+	}
+	object, err := store.Get(ctx, storage.AuthorityKey)
+	if err != nil {
+		return nil, fmt.Errorf("read the certificate of the authority: %w", err)
+	}
+	authority, err := pki.LoadAuthority(object.Data, key)
+	if err != nil {
+		return nil, fmt.Errorf("object %s: %w", storage.AuthorityKey, err)
+	}
+	nonceKey, err := read(ctx, secrets, nonceSecret)
+	if err != nil {
+		return nil, err
+	}
+	return &Keys{Authority: authority, Nonce: nonceKey}, nil
+}
+
+// Ensure creates missing keys and returns all. The leader of the cluster calls it,
+// but concurrent calls are safe: each step creates an object that must not exist,
+// and uses the existing one after a conflict. After a crash between the steps, the
+// next call creates the rest.
+func Ensure(ctx context.Context, store storage.Store, secrets Secrets, clusterID string) (*Keys, error) {
+	// The private key is created first. The certificate is always created from the
+	// stored key, so no trusted certificate belongs to a key that was not stored.
+	if err := ensureAuthorityKey(ctx, store, secrets); err != nil {
+		return nil, err
+	}
+	if err := ensureCertificate(ctx, store, secrets, clusterID); err != nil {
+		return nil, err
+	}
+	if err := ensureKey(ctx, secrets, nonceSecret); err != nil {
+		return nil, err
+	}
+	return Load(ctx, store, secrets)
+}
+
+// ensureAuthorityKey creates no new key if there is a certificate: its key was
+// lost, and clients that trust the certificate would trust no server any more. The
+// certificate is read first, because it is created after the key.
+func ensureAuthorityKey(ctx context.Context, store storage.Store, secrets Secrets) error {
+	_, certErr := store.Get(ctx, storage.AuthorityKey)
+	if certErr != nil && !errors.Is(certErr, storage.ErrNotFound) {
+		return fmt.Errorf("read the certificate of the authority: %w", certErr)
+	}
+	if certErr != nil {
+		return ensureKey(ctx, secrets, authoritySecret)
+	}
+	if _, err := secrets.Get(ctx, authoritySecret); errors.Is(err, storage.ErrNotFound) {
+		return fmt.Errorf("the key of the authority is lost: secret %s is missing while object %s exists; restore the secret, or delete the object and register all clients again",
+			authoritySecret, storage.AuthorityKey)
+	}
+	return nil
+}
+
+func ensureCertificate(ctx context.Context, store storage.Store, secrets Secrets, clusterID string) error {
+	_, err := store.Get(ctx, storage.AuthorityKey)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, storage.ErrNotFound) {
+		return fmt.Errorf("read the certificate of the authority: %w", err)
+	}
+	key, err := read(ctx, secrets, authoritySecret)
+	if err != nil {
+		return err
+	}
+	authority, err := pki.NewAuthorityForKey(clusterID, key)
+	if err != nil {
+		return err
+	}
+	_, err = store.Create(ctx, storage.AuthorityKey, authority.CertificatePEM())
+	if err != nil && !errors.Is(err, storage.ErrConflict) {
+		return fmt.Errorf("store the certificate of the authority: %w", err)
+	}
+	return nil
+}
+
+// ensureKey creates a secret with a new key unless it exists.
+func ensureKey(ctx context.Context, secrets Secrets, name string) error {
+	_, err := secrets.Get(ctx, name)
+	if err == nil {
+		return nil
+	}
+	if !errors.Is(err, storage.ErrNotFound) {
+		return fmt.Errorf("read secret %s: %w", name, err)
+	}
+	_, key, err := ed25519.GenerateKey(rand.Reader)
+	if err != nil {
+		return fmt.Errorf("generate secret %s: %w", name, err)
+	}
+	data, err := pki.EncodePrivateKey(key)
+	if err != nil {
+		return fmt.Errorf("encode secret %s: %w", name, err)
+	}
+	if err := secrets.Create(ctx, name, data); err != nil && !errors.Is(err, storage.ErrConflict) {
+		return fmt.Errorf("store secret %s: %w", name, err)
+	}
+	return nil
+}
+
+func read(ctx context.Context, secrets Secrets, name string) (ed25519.PrivateKey, error) {
+	data, err := secrets.Get(ctx, name)
+	if err != nil {
+		return nil, fmt.Errorf("read secret %s: %w", name, err)
+	}
+	key, err := pki.ParsePrivateKey(data)
+	if err != nil {
+		return nil, fmt.Errorf("secret %s: %w", name, err)
+	}
+	return key, nil
+}

@@ -1,0 +1,306 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package clusterkeys
+
+import (
+	"bytes"
+	"context"
+	"errors"
+	"strings"
+	"sync"
+	"testing"
+
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+const clusterID = "prod"
+
+func open(t *testing.T, folder string) storage.Store {
+	t.Helper()
+	store, err := file.Open(folder)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return store
+}
+
+func encrypted(t *testing.T, store storage.Store) *secrets.Store {
+	t.Helper()
+	s, err := secrets.New(store, bytes.Repeat([]byte{7}, 32))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+func ensure(t *testing.T, store storage.Store) (*Keys, error) {
+	t.Helper()
+	return Ensure(t.Context(), store, encrypted(t, store), clusterID)
+}
+
+func load(t *testing.T, store storage.Store) (*Keys, error) {
+	t.Helper()
+	return Load(t.Context(), store, encrypted(t, store))
+}
+
+func wantSame(t *testing.T, got, want *Keys) {
+	t.Helper()
+	if !bytes.Equal(got.Authority.CertificatePEM(), want.Authority.CertificatePEM()) {
+		t.Error("the certificates of the authority differ")
+	}
+	if !got.Nonce.Equal(want.Nonce) {
+		t.Error("the keys of the nonces differ")
+	}
+}
+
+func TestEnsureCreatesKeysOnce(t *testing.T) {
+	folder := t.TempDir()
+	if _, err := load(t, open(t, folder)); !errors.Is(err, storage.ErrNotFound) {
+		t.Fatalf("before there are any: got %v", err)
+	}
+	made, err := ensure(t, open(t, folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if got := made.Authority.CommonName(); got != clusterID {
+		t.Errorf("the authority is %q, want %q", got, clusterID)
+	}
+	loaded, err := load(t, open(t, folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, loaded, made)
+	again, err := ensure(t, open(t, folder))
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantSame(t, again, made)
+
+	// Public data is stored in plain text, secrets are encrypted.
+	store := open(t, folder)
+	object, err := store.Get(t.Context(), "ca.crt")
+	if err != nil || !bytes.Equal(object.Data, made.Authority.CertificatePEM()) {
+		t.Errorf("ca.crt is not the certificate: %v", err)
+	}
+	for _, key := range []string{"secret/ca.key", "secret/registration-nonce.key"} {
+		object, err := store.Get(t.Context(), key)
+		if err != nil || len(object.Data) == 0 || bytes.Contains(object.Data, []byte("PRIVATE")) {
+			t.Errorf("%s is missing or not encrypted: %v", key, err)
+		}
+	}
+}
+
+// errKilled simulates that the process was killed.
+var errKilled = errors.New("killed")
+
+// killedStorage is the storage of a process that is killed at one of its calls:
+// just before the call takes effect, or just after.
+type killedStorage struct {
+	storage.Store
+	left      int
+	effective bool
+}
+
+func (m *killedStorage) call(do func() error) error {
+	m.left--
+	switch {
+	case m.left > 0:
+		return do()
+	case m.left == 0 && m.effective:
+		_ = do()
+	}
+	return errKilled
+}
+
+func (m *killedStorage) Get(ctx context.Context, key string) (object storage.Object, err error) {
+	err = m.call(func() (err error) {
+		object, err = m.Store.Get(ctx, key)
+		return err
+	})
+	return object, err
+}
+
+func (m *killedStorage) Create(ctx context.Context, key string, data []byte) (etag string, err error) {
+	err = m.call(func() (err error) {
+		etag, err = m.Store.Create(ctx, key, data)
+		return err
+	})
+	return etag, err
+}
+
+// TestEnsureKilledAtEachStep expects the next Ensure to create what is missing, and
+// to replace nothing that another process may have read.
+func TestEnsureKilledAtEachStep(t *testing.T) {
+	for _, effective := range []bool{false, true} {
+		for calls := 1; ; calls++ {
+			folder := t.TempDir()
+			_, err := ensure(t, &killedStorage{Store: open(t, folder), left: calls, effective: effective})
+			if err == nil {
+				if calls < 9 {
+					t.Errorf("Ensure needs %d calls, so few that some step was not tested", calls-1)
+				}
+				break
+			}
+			if !errors.Is(err, errKilled) {
+				t.Fatal(err)
+			}
+			store := open(t, folder)
+			seen := objects(t, store)
+			if _, err := load(t, store); err != nil && !errors.Is(err, storage.ErrNotFound) {
+				t.Errorf("killed at call %d: Load returns %v", calls, err)
+			}
+			if _, err := ensure(t, store); err != nil {
+				t.Errorf("killed at call %d: the next Ensure returns %v", calls, err)
+			}
+			after := objects(t, store)
+			for key, etag := range seen {
+				if after[key] != etag {
+					t.Errorf("killed at call %d: object %s was replaced", calls, key)
+				}
+			}
+			if len(after) != 3 {
+				t.Errorf("killed at call %d: the objects are %v", calls, after)
+			}
+		}
+	}
+}
+
+// objects returns the etags by key.
+func objects(t *testing.T, store storage.Store) map[string]string {
+	t.Helper()
+	infos, err := store.List(t.Context(), "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	etags := map[string]string{}
+	for _, info := range infos {
+		etags[info.Key] = info.ETag
+	}
+	return etags
+}
+
+// overtakenStorage is the storage of a process that another process overtakes just
+// before one of its calls.
+type overtakenStorage struct {
+	storage.Store
+	left  int
+	other func()
+}
+
+func (o *overtakenStorage) count() {
+	if o.left--; o.left == 0 {
+		o.other()
+	}
+}
+
+func (o *overtakenStorage) Get(ctx context.Context, key string) (storage.Object, error) {
+	o.count()
+	return o.Store.Get(ctx, key)
+}
+
+func (o *overtakenStorage) Create(ctx context.Context, key string, data []byte) (string, error) {
+	o.count()
+	return o.Store.Create(ctx, key, data)
+}
+
+func TestTwoServersGetSameKeys(t *testing.T) {
+	for calls := 1; ; calls++ {
+		folder := t.TempDir()
+		var others *Keys
+		mine, err := ensure(t, &overtakenStorage{Store: open(t, folder), left: calls, other: func() {
+			var err error
+			if others, err = ensure(t, open(t, folder)); err != nil {
+				t.Fatal(err)
+			}
+		}})
+		if err != nil {
+			t.Fatalf("overtakenStorage at call %d: %v", calls, err)
+		}
+		if others == nil {
+			break
+		}
+		wantSame(t, mine, others)
+	}
+}
+
+func TestManyServersGetSameKeys(t *testing.T) {
+	folder := t.TempDir()
+	made := make([]*Keys, 8)
+	var servers sync.WaitGroup
+	for i := range made {
+		servers.Go(func() {
+			var err error
+			if made[i], err = ensure(t, open(t, folder)); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	servers.Wait()
+	for _, keys := range made {
+		if keys != nil && made[0] != nil {
+			wantSame(t, keys, made[0])
+		}
+	}
+}
+
+// TestNothingReplacesAuthority because clients that trust its certificate would
+// trust no server any more.
+func TestNothingReplacesAuthority(t *testing.T) {
+	foreign, err := pki.NewAuthority(clusterID)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Run("key lost", func(t *testing.T) {
+		store := open(t, t.TempDir())
+		if _, err := store.Create(t.Context(), storage.AuthorityKey, foreign.CertificatePEM()); err != nil {
+			t.Fatal(err)
+		}
+		before := objects(t, store)
+		if _, err := ensure(t, store); err == nil || !strings.Contains(err.Error(), "the key of the authority is lost: secret ca.key is missing") {
+			t.Errorf("got %v", err)
+		}
+		if after := objects(t, store); len(after) != 1 || after["ca.crt"] != before["ca.crt"] {
+			t.Errorf("the objects are %v", after)
+		}
+	})
+	t.Run("certificate of another key", func(t *testing.T) {
+		store := open(t, t.TempDir())
+		if _, err := ensure(t, store); err != nil {
+			t.Fatal(err)
+		}
+		if err := store.Delete(t.Context(), storage.AuthorityKey); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := store.Create(t.Context(), storage.AuthorityKey, foreign.CertificatePEM()); err != nil {
+			t.Fatal(err)
+		}
+		_, ensureErr := ensure(t, store)
+		_, loadErr := load(t, store)
+		for _, err := range []error{ensureErr, loadErr} {
+			if err == nil || !strings.Contains(err.Error(), "belongs to another key") {
+				t.Errorf("got %v", err)
+			}
+		}
+	})
+	t.Run("encrypted with another key", func(t *testing.T) {
+		store := open(t, t.TempDir())
+		if _, err := ensure(t, store); err != nil {
+			t.Fatal(err)
+		}
+		before := objects(t, store)
+		other, err := secrets.New(store, bytes.Repeat([]byte{8}, 32))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := Ensure(t.Context(), store, other, clusterID); err == nil || errors.Is(err, storage.ErrNotFound) {
+			t.Errorf("got %v", err)
+		}
+		if after := objects(t, store); len(after) != len(before) {
+			t.Errorf("the objects are %v, before they were %v", after, before)
+		}
+	})
+}

@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/grpcapi"
+	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/reconciler"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// process is what exists as long as a server runs, whether or not it leads.
+type process struct {
+	server *Server
+	// storage is that of the server with a timeout for each call. Its writes are
+	// not fenced: a term has a storage of its own.
+	storage storage.Store
+	secrets *secrets.Store
+	// bind are the addresses to listen at.
+	bind   config.Addresses
+	health *health
+	// clusterElector elects the leader of the cluster.
+	clusterElector *leader.Elector
+	registrar      *registration.Registrar
+	shared         *shared
+}
+
+// shared is what the process shares with its terms. It has no storage, so that a
+// term can write only to the storage that the term has, which is fenced.
+type shared struct {
+	shard, cacheDir string
+	providers       provider.Registry
+	// config is the configuration that the server started with: its immutable
+	// fields are in force.
+	config *config.Config
+	// inForce is the configuration of the current term, or of the last one.
+	inForce atomic.Pointer[config.Config]
+	// readConfig reads the configuration in the storage, and readConfigTicks, if
+	// not nil, triggers it during a term.
+	readConfig      func(context.Context) (*config.Config, error)
+	readConfigTicks <-chan time.Time
+	// advertise are the addresses at which others reach the server.
+	advertise config.Addresses
+	// elector elects the leader of the shard.
+	elector *leader.Elector
+	// keys are those of the cluster, nil until they are loaded.
+	keys *clusterkeys.Keys
+	// gate passes calls to the current term.
+	gate *grpcapi.Gate
+	// registry has all metrics, reconcilerMetrics those that outlive a term.
+	registry          *prometheus.Registry
+	reconcilerMetrics *reconciler.Metrics
+	// serving is true while operators are served.
+	serving atomic.Bool
+}
+
+// newProcess reads the configuration and creates what does not need the cluster's
+// keys.
+func (s *Server) newProcess(ctx context.Context) (*process, error) {
+	c, err := s.readConfig(ctx)
+	if err != nil {
+		return nil, err
+	}
+	bind := withHost(c.Shard.Bind, s.Host)
+	sh := &shared{
+		shard:           s.Shard,
+		cacheDir:        s.CacheDir,
+		providers:       s.Providers,
+		config:          c,
+		readConfig:      s.readConfig,
+		readConfigTicks: s.ReadConfig,
+		advertise:       c.Shard.Advertised(bind, cmp.Or(s.Host, machineHost())),
+		registry:        prometheus.NewRegistry(),
+	}
+	sh.inForce.Store(c)
+	p := &process{
+		server:  s,
+		storage: storage.WithTimeout(s.Storage, func() time.Duration { return sh.inForce.Load().Shard.RequestTimeout }),
+		bind:    bind,
+		shared:  sh,
+	}
+	if p.secrets, err = openSecrets(c.Secrets, p.storage); err != nil {
+		return nil, err
+	}
+	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection)
+	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election)
+	sh.gate = grpcapi.NewGate(sh.elector.Leading, p.leaderMessage)
+	sh.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
+	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
+	p.health = newHealth(sh.registry, p.ready)
+	return p, nil
+}
+
+func (p *process) newElector(key string, election config.Election) *leader.Elector {
+	return leader.New(leader.Options{
+		Store:    p.storage,
+		Key:      key,
+		ID:       p.server.leaderID(),
+		Address:  p.shared.advertise.ElectionAddr,
+		Election: election,
+	})
+}
+
+// otherLeader returns the lock of another server that leads.
+func (p *process) otherLeader() (leader.Lock, bool) {
+	lock, known := p.shared.elector.Leader()
+	return lock, known && lock.LeaderID != "" && lock.LeaderID != p.server.leaderID()
+}
+
+// ready reports whether the server serves, or another one leads.
+func (p *process) ready() bool {
+	_, standby := p.otherLeader()
+	return p.shared.serving.Load() || standby
+}
+
+// leaderMessage returns which server an operator has to call instead of this one.
+func (p *process) leaderMessage() string {
+	if lock, known := p.shared.elector.Leader(); known && lock.LeaderID != "" && !p.shared.elector.Leading() {
+		return fmt.Sprintf("shard %s is led by %s at %s", p.server.Shard, lock.LeaderID, lock.LeaderAddr)
+	}
+	return fmt.Sprintf("shard %s has no leader yet", p.server.Shard)
+}
+
+// openSecrets returns the secrets in the storage. The configuration names the
+// keys that encrypt them.
+func openSecrets(c config.Secrets, store storage.Store) (*secrets.Store, error) {
+	key, err := secrets.ReadKey(c.EncryptionKey)
+	if err != nil {
+		return nil, fmt.Errorf("read the encryption key (cluster.secrets.encryption_key): %w", err)
+	}
+	old := make([][]byte, len(c.OldEncryptionKeys))
+	for i, source := range c.OldEncryptionKeys {
+		if old[i], err = secrets.ReadKey(source); err != nil {
+			return nil, fmt.Errorf("read an old encryption key (cluster.secrets.old_encryption_keys[%d]): %w", i, err)
+		}
+	}
+	return secrets.New(store, key, old...)
+}
+
+// termAttempts is how often a term is started that never serves. Then the server
+// stops and releases the lock: another server may succeed, and a supervisor
+// restarts this one.
+const termAttempts = 3
+
+// lead runs terms until ctx, which is the leadership's, is done. A term that stops
+// early, such as after a write by another writer, is followed by the next.
+func (p *process) lead(ctx context.Context) error {
+	first := wait.Backoff{Duration: time.Second, Factor: 2, Steps: termAttempts}
+	for backoff := first; ; {
+		served, err := p.runTerm(ctx)
+		if ctx.Err() != nil {
+			return ctx.Err()
+		}
+		if served {
+			backoff = first
+		}
+		if _, invalid := errors.AsType[*config.InvalidError](err); invalid || backoff.Steps == 1 {
+			return err
+		}
+		delay := backoff.Step()
+		klog.FromContext(ctx).Error(err, "The term stopped early, starting another", "delay", delay)
+		select {
+		case <-ctx.Done():
+			return nil
+		case <-time.After(delay):
+		}
+	}
+}

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwok
+
+import (
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	coreinformers "k8s.io/client-go/informers/core/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// Indexes of Nodes.
+const (
+	// byGroup is by the text of the group's key.
+	byGroup = "group"
+	// byType is by the name of the instance type.
+	byType = "type"
+	// bySubnet is by the subnet.
+	bySubnet = "subnet"
+)
+
+// newNodeInformer follows the Nodes of one shard only.
+func newNodeInformer(client kubernetes.Interface, shard provider.Shard) (cache.SharedIndexInformer, error) {
+	ours := labels.Set{LabelManaged: managed, LabelClusterID: shard.ClusterID, LabelShard: shard.ID}.String()
+	informer := coreinformers.NewFilteredNodeInformer(client, 0,
+		cache.Indexers{
+			byGroup: func(obj any) ([]string, error) {
+				return []string{groupOf(obj.(*corev1.Node)).String()}, nil
+			},
+			byType: func(obj any) ([]string, error) {
+				return []string{obj.(*corev1.Node).Labels[corev1.LabelInstanceTypeStable]}, nil
+			},
+			bySubnet: func(obj any) ([]string, error) {
+				return []string{obj.(*corev1.Node).Labels[LabelSubnet]}, nil
+			},
+		},
+		func(options *metav1.ListOptions) { options.LabelSelector = ours })
+	if err := informer.SetTransform(strip); err != nil {
+		return nil, fmt.Errorf("prepare to follow the Nodes of shard %s: %w", shard.ID, err)
+	}
+	return informer, nil
+}
+
+// strip removes from a Node what is not part of an instance, above all the status
+// that kwok renews, to save memory.
+func strip(obj any) (any, error) {
+	node, ok := obj.(*corev1.Node)
+	if !ok {
+		return obj, nil
+	}
+	var annotations map[string]string
+	if status, found := node.Annotations[AnnotationProviderStatus]; found {
+		annotations = map[string]string{AnnotationProviderStatus: status}
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name:              node.Name,
+			UID:               node.UID,
+			ResourceVersion:   node.ResourceVersion,
+			Labels:            node.Labels,
+			Annotations:       annotations,
+			DeletionTimestamp: node.DeletionTimestamp,
+		},
+		Spec: corev1.NodeSpec{ProviderID: node.Spec.ProviderID},
+	}, nil
+}
+
+// handler removes the requests that the Nodes show to be carried out, and reports
+// changes.
+func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventHandler {
+	return cache.ResourceEventHandlerFuncs{
+		AddFunc: func(obj any) {
+			node := obj.(*corev1.Node)
+			p.forget(node.Name, func(r request) bool { return !r.delete })
+			changed(groupOf(node))
+		},
+		UpdateFunc: func(oldObj, newObj any) {
+			before, after := oldObj.(*corev1.Node), newObj.(*corev1.Node)
+			// A heartbeat changes nothing that strip has left.
+			if fromNode(before) == fromNode(after) {
+				return
+			}
+			if group := groupOf(before); group != groupOf(after) {
+				changed(group)
+			}
+			changed(groupOf(after))
+		},
+		DeleteFunc: func(obj any) {
+			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
+				obj = tombstone.Obj
+			}
+			node, ok := obj.(*corev1.Node)
+			if !ok {
+				return
+			}
+			p.forget(node.Name, func(request) bool { return true })
+			changed(groupOf(node))
+		},
+	}
+}
+
+// forget removes the request for id if it matches.
+func (p *Provider) forget(id string, match func(request) bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if request, requested := p.requests[id]; requested && match(request) {
+		delete(p.requests, id)
+	}
+}
+
+// node returns the Node of an instance from the cache.
+func (p *Provider) node(id string) (*corev1.Node, bool) {
+	obj, found, _ := p.nodes.GetIndexer().GetByKey(id)
+	if !found {
+		return nil, false
+	}
+	return obj.(*corev1.Node), true
+}
+
+// nodesOf returns the Nodes of a group from the cache.
+func (p *Provider) nodesOf(group instance.GroupKey) []*corev1.Node {
+	return p.nodesBy(byGroup, group.String())
+}
+
+// nodeGroups returns the groups of the Nodes in the cache.
+func (p *Provider) nodeGroups() map[instance.GroupKey]struct{} {
+	groups := map[instance.GroupKey]struct{}{}
+	for _, value := range p.nodes.GetIndexer().ListIndexFuncValues(byGroup) {
+		// An index value has at least one Node.
+		if nodes := p.nodesBy(byGroup, value); len(nodes) > 0 {
+			groups[groupOf(nodes[0])] = struct{}{}
+		}
+	}
+	return groups
+}
+
+// nodesBy returns the Nodes that have value in an index of the cache.
+func (p *Provider) nodesBy(index, value string) []*corev1.Node {
+	// The only error is an index that does not exist.
+	objs, _ := p.nodes.GetIndexer().ByIndex(index, value)
+	nodes := make([]*corev1.Node, len(objs))
+	for i, obj := range objs {
+		nodes[i] = obj.(*corev1.Node)
+	}
+	return nodes
+}

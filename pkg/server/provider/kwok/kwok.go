@@ -1,0 +1,348 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package kwok is an instance provider without machines: an instance is a Node
+// object, which kwok, if it runs, keeps ready.
+package kwok
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"math"
+	"slices"
+	"sync"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/util/workqueue"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/deadline"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+const (
+	// workers is how many calls to the API server run at most at a time. They wait
+	// for the network, not for the processor.
+	workers = 8
+	// callTimeout bounds each of these calls.
+	callTimeout = 10 * time.Second
+	// minRetryDelay and maxRetryDelay bound the backoff after a failed call.
+	minRetryDelay = 200 * time.Millisecond
+	maxRetryDelay = 30 * time.Second
+	// confirmTimeout is how long the watch may take to show that a Node was
+	// created or deleted. Then the call is repeated.
+	confirmTimeout = time.Minute
+)
+
+// Config configures a Provider. The fields without a default are mandatory.
+type Config struct {
+	Shard   provider.Shard
+	Options *Options
+	// Client is for the cluster that the Nodes are in.
+	Client kubernetes.Interface
+	// CallContext returns the context of each call that changes something, so that
+	// a server that no longer leads makes none: workers make calls later than they
+	// are requested. Default: the context of Run.
+	CallContext provider.CallContextFunc
+}
+
+// Provider creates and deletes Nodes. A Node that exists is a running instance,
+// unless its status annotation says otherwise. A request to create or delete that
+// the Nodes do not show yet is carried out by workers.
+type Provider struct {
+	config Config
+	nodes  cache.SharedIndexInformer
+	queue  workqueue.TypedRateLimitingInterface[string]
+	synced chan struct{}
+
+	// mu guards requests and rejections.
+	mu sync.Mutex
+	// requests by instance id.
+	requests map[string]request
+	// rejections that have not expired, and maybe some that have.
+	rejections map[rejectionKey]rejection
+}
+
+// request is the state that an instance shall have and that its Node does not
+// show yet.
+type request struct {
+	spec provider.Spec
+	// delete is true once the instance shall be deleted, whether or not its Node
+	// exists.
+	delete bool
+}
+
+var _ provider.Provider = (*Provider)(nil)
+
+// New returns a provider. It uses only those options that need a restart to
+// change: each Spec brings its instance type.
+func New(c Config) (*Provider, error) {
+	nodes, err := newNodeInformer(c.Client, c.Shard)
+	if err != nil {
+		return nil, err
+	}
+	return &Provider{
+		config: c,
+		nodes:  nodes,
+		queue: workqueue.NewTypedRateLimitingQueue(
+			workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetryDelay, maxRetryDelay)),
+		synced:     make(chan struct{}),
+		requests:   map[string]request{},
+		rejections: map[rejectionKey]rejection{},
+	}, nil
+}
+
+// Run follows the Nodes and carries out requests until ctx is done.
+func (p *Provider) Run(ctx context.Context, changed func(instance.GroupKey), failed provider.FailureFunc) error {
+	registration, err := p.nodes.AddEventHandler(p.handler(changed))
+	if err != nil {
+		return fmt.Errorf("follow the Nodes of shard %s: %w", p.config.Shard.ID, err)
+	}
+	var running sync.WaitGroup
+	running.Go(func() { p.nodes.RunWithContext(ctx) })
+	defer running.Wait()
+
+	defer p.queue.ShutDown()
+	select {
+	case <-ctx.Done():
+		return nil
+	case <-registration.HasSyncedChecker().Done():
+		close(p.synced)
+	}
+	for range workers {
+		running.Go(func() {
+			for p.work(ctx, changed, failed) {
+			}
+		})
+	}
+	<-ctx.Done()
+	return nil
+}
+
+// Synced is closed when all Nodes of the shard are known.
+func (p *Provider) Synced() <-chan struct{} {
+	return p.synced
+}
+
+// Get returns an instance that was requested or whose Node exists.
+func (p *Provider) Get(id string) (instance.VM, bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.vm(id)
+}
+
+// List returns the instances of a group: those requested and those whose Node
+// exists.
+func (p *Provider) List(group instance.GroupKey) []instance.VM {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+
+	ids := map[string]struct{}{}
+	for _, node := range p.nodesOf(group) {
+		ids[node.Name] = struct{}{}
+	}
+	for id, request := range p.requests {
+		if request.spec.Group == group {
+			ids[id] = struct{}{}
+		}
+	}
+	vms := make([]instance.VM, 0, len(ids))
+	for id := range ids {
+		if vm, found := p.vm(id); found {
+			vms = append(vms, vm)
+		}
+	}
+	return vms
+}
+
+// vm returns an instance as Node and request together show it. mu must be locked.
+func (p *Provider) vm(id string) (instance.VM, bool) {
+	node, found := p.node(id)
+	request, requested := p.requests[id]
+	var vm instance.VM
+	switch {
+	case found:
+		vm = fromNode(node)
+	case requested:
+		vm = instance.VM{ID: id, Group: request.spec.Group, State: instance.Pending}
+	default:
+		return instance.VM{}, false
+	}
+	if request.delete {
+		vm.State = instance.Terminating
+	}
+	return vm, true
+}
+
+// Groups returns the groups of all instances, also of those that are being
+// deleted.
+func (p *Provider) Groups() []instance.GroupKey {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	groups := p.nodeGroups()
+	for _, request := range p.requests {
+		groups[request.spec.Group] = struct{}{}
+	}
+	return slices.Collect(maps.Keys(groups))
+}
+
+// Capacity returns the configured capacity of the subnet, less the instances that
+// exist or were requested.
+func (p *Provider) Capacity(_ context.Context, subnet string) (int, error) {
+	capacity, limited := p.config.Options.SubnetCapacity[subnet]
+	if !limited {
+		return math.MaxInt32, nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.room(subnet, capacity), nil
+}
+
+// Create requests a Node, which appears after the boot delay. It rejects a request
+// that exceeds a quota or the capacity of the subnet, because several callers may
+// have read the same capacity. For a while it also rejects a request like one that
+// the API server has rejected.
+func (p *Provider) Create(_ context.Context, spec provider.Spec) error {
+	if err := validateRendered(spec.Args); err != nil {
+		return fmt.Errorf("create instance %s: %w", spec.ID, err)
+	}
+	// No machine reads the userdata, which contains a secret.
+	spec.Userdata = nil
+
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, known := p.vm(spec.ID); known {
+		return nil
+	}
+	if rejection, ok := p.rejections[rejectionKeyOf(spec)]; ok && time.Now().Before(rejection.until) {
+		return fmt.Errorf("was rejected before: %w", rejection.err)
+	}
+	typeName := spec.Type.Name
+	if quota := spec.Type.Quota; quota != nil {
+		used := p.count(byType, typeName, func(spec provider.Spec) bool { return spec.Type.Name == typeName })
+		if used >= int(*quota) {
+			return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, typeName)
+		}
+	}
+	if capacity, limited := p.config.Options.SubnetCapacity[spec.Subnet]; limited && p.room(spec.Subnet, capacity) == 0 {
+		return fmt.Errorf("out of capacity: no room for more than %d instances in subnet %s", capacity, spec.Subnet)
+	}
+	p.requests[spec.ID] = request{spec: spec}
+	p.queue.AddAfter(spec.ID, p.config.Options.BootDelay)
+	return nil
+}
+
+// Delete requests that an instance is deleted. One that is still booting is
+// deleted before its Node appears.
+func (p *Provider) Delete(_ context.Context, id string) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	current, requested := p.requests[id]
+	if !requested {
+		node, found := p.node(id)
+		if !found {
+			return nil
+		}
+		current.spec = provider.Spec{ID: id, Group: groupOf(node)}
+	}
+	current.delete = true
+	p.requests[id] = current
+	p.queue.Add(id)
+	return nil
+}
+
+// work carries out one request. It returns false when the queue has shut down.
+func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey), failed provider.FailureFunc) bool {
+	id, shutdown := p.queue.Get()
+	if shutdown {
+		return false
+	}
+	defer p.queue.Done(id)
+	p.mu.Lock()
+	request, requested := p.requests[id]
+	p.mu.Unlock()
+	if !requested {
+		p.queue.Forget(id)
+		return true
+	}
+	err := p.carryOut(ctx, id, request, changed)
+	if ctx.Err() != nil {
+		return false
+	}
+	if !request.delete && isRejection(err) {
+		klog.FromContext(ctx).Error(err, "Instance was rejected, will not retry", "instance", id)
+		failed(request.spec.Group, id, err)
+		p.queue.Forget(id)
+		p.giveUp(request.spec, err)
+		changed(request.spec.Group)
+		return true
+	}
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Request for instance failed, will retry", "instance", id)
+		failed(request.spec.Group, id, err)
+		p.queue.AddRateLimited(id)
+		return true
+	}
+	p.queue.Forget(id)
+	return true
+}
+
+// carryOut makes one call to the API server. The queue never gives an id to two
+// workers, so a deletion cannot overtake a running creation.
+func (p *Provider) carryOut(ctx context.Context, id string, request request, changed func(instance.GroupKey)) error {
+	if p.config.CallContext != nil {
+		callCtx, cancel := p.config.CallContext(ctx)
+		defer cancel()
+		if err := deadline.Check(callCtx); err != nil {
+			return fmt.Errorf("instance %s: %w", id, errors.Join(err, context.Cause(callCtx)))
+		}
+		ctx = callCtx
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	nodes := p.config.Client.CoreV1().Nodes()
+
+	if !request.delete {
+		// An attempt whose response was lost may have created the Node.
+		_, err := nodes.Create(ctx, p.newNode(request.spec), metav1.CreateOptions{FieldManager: fieldManager})
+		if err != nil && !apierrors.IsAlreadyExists(err) {
+			return fmt.Errorf("create Node %s: %w", id, err)
+		}
+		// The request stays until the watch shows the Node. A Node that another
+		// client deletes before that must be created again.
+		p.queue.AddAfter(id, confirmTimeout)
+		return nil
+	}
+	switch err := nodes.Delete(ctx, id, metav1.DeleteOptions{}); {
+	case apierrors.IsNotFound(err):
+		if p.settle(id) {
+			changed(request.spec.Group)
+		}
+	case err != nil:
+		return fmt.Errorf("delete Node %s: %w", id, err)
+	default:
+		// The request stays until the watch shows the deletion. Otherwise a Node
+		// that the watch does not show yet would reappear as a running instance.
+		p.queue.AddAfter(id, confirmTimeout)
+	}
+	return nil
+}
+
+// settle removes the request to delete id when neither the API server nor the
+// cache has its Node. Otherwise the event handler does when the Node is deleted.
+func (p *Provider) settle(id string) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, found := p.node(id); found {
+		return false
+	}
+	delete(p.requests, id)
+	return true
+}

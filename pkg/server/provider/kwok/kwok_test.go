@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwok_test
+
+import (
+	"maps"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		p := start(t, client, "a")
+		requested := time.Now()
+		id := providertest.NewID(t)
+		spec := provider.Spec{
+			ID: id, Group: group, Template: "worker", Kind: "knd", CreatedAt: time.Date(2026, 2, 3, 4, 5, 6, 7, time.FixedZone("", 3600)),
+			Type: instanceTypes["m7i.large"], Subnet: "subnet-a", Userdata: []byte("a secret"),
+			Args: map[string]any{
+				"labels":      map[string]any{"pool": "gold", "nstance.dev/group": "other", "kubernetes.io/os": "windows"},
+				"annotations": map[string]any{"example.com/owner": "us", "nstance.dev/kind": "abc"},
+			},
+		}
+		if err := p.Create(t.Context(), spec); err != nil {
+			t.Fatal(err)
+		}
+		if vm, _ := p.Get(id); vm != (instance.VM{ID: id, Group: group, State: instance.Pending}) {
+			t.Errorf("before the boot delay the instance is %v", vm)
+		}
+		p.Await(group, map[string]instance.State{id: instance.Running})
+		if took := time.Since(requested); took != bootDelay {
+			t.Errorf("took %v to boot, want %v", took, bootDelay)
+		}
+		if vm, _ := p.Get(id); vm.ProviderID != "kwok:///zone-of-a/"+id {
+			t.Errorf("the instance is %v", vm)
+		}
+
+		node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
+		if err != nil {
+			t.Fatal(err)
+		}
+		resources := corev1.ResourceList{
+			"cpu": resource.MustParse("2"), "memory": resource.MustParse("8Gi"),
+			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("110"),
+		}
+		// Arguments do not replace own labels, and the Node does not have the userdata.
+		wantNode := &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{
+				Name: id,
+				Labels: map[string]string{
+					"nstance.dev/managed": "true", "nstance.dev/cluster-id": "test", "nstance.dev/shard": "a",
+					"nstance.dev/tenant": "default", "nstance.dev/group": "workers",
+					"nstance.dev/instance-id": id, "nstance.dev/subnet": "subnet-a",
+					"topology.kubernetes.io/region": "us-west-2", "topology.kubernetes.io/zone": "zone-of-a",
+					"node.kubernetes.io/instance-type": "m7i.large", "kubernetes.io/arch": "amd64",
+					"kubernetes.io/os": "linux", "kubernetes.io/hostname": id, "pool": "gold",
+				},
+				Annotations: map[string]string{
+					"kwok.x-k8s.io/node": "fake", "nstance.dev/kind": "knd", "nstance.dev/template": "worker",
+					"nstance.dev/created-at": "2026-02-03T03:05:06Z", "example.com/owner": "us",
+				},
+			},
+			Spec: corev1.NodeSpec{ProviderID: "kwok:///zone-of-a/" + id},
+			Status: corev1.NodeStatus{
+				Capacity: resources, Allocatable: resources,
+				NodeInfo: corev1.NodeSystemInfo{Architecture: "amd64", OperatingSystem: "linux", KubeletVersion: "v1.36.3"},
+			},
+		}
+		node.TypeMeta, node.ManagedFields, node.ResourceVersion = metav1.TypeMeta{}, nil, ""
+		if diff := cmp.Diff(wantNode, node); diff != "" {
+			t.Errorf("Node (-want +got):\n%s", diff)
+		}
+	})
+}
+
+func TestDeletingAPendingInstanceKeepsItsNodeFromAppearing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		p := start(t, client, "a")
+		id, other := p.MustCreate(spec()), p.MustCreate(spec())
+		p.MustDelete(id)
+		p.Await(group, map[string]instance.State{id: providertest.Deleted, other: instance.Pending})
+		p.Await(group, map[string]instance.State{id: providertest.Deleted, other: instance.Running})
+		if got := calls(client); got["create"] != 1 {
+			t.Errorf("made calls %v, want one Node, that of the other instance", got)
+		}
+	})
+}
+
+func TestForeignNodesAreNotInstances(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		foreign := func(name, cluster, shard string) *corev1.Node {
+			return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{
+				"nstance.dev/managed": "true", "nstance.dev/cluster-id": cluster, "nstance.dev/shard": shard,
+				"nstance.dev/tenant": group.Tenant, "nstance.dev/group": group.Group,
+			}}}
+		}
+		unmanaged := foreign("unmanaged", "test", "a")
+		delete(unmanaged.Labels, "nstance.dev/managed")
+		client := kwoktest.NewClientset(foreign("other-shard", "test", "b"), foreign("other-cluster", "other", "a"),
+			&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "unlabelled"}}, unmanaged)
+		a, b := start(t, client, "a"), start(t, client, "b")
+		if states := a.States(group); len(states) != 0 {
+			t.Errorf("has instances %v", states)
+		}
+		id := b.MustRun(spec())
+		if _, err := client.CoreV1().Nodes().Create(t.Context(), foreign("late", "other", "a"), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+		for _, name := range []string{"other-shard", "other-cluster", "unlabelled", "unmanaged", "late", id} {
+			a.MustDelete(name)
+		}
+		synctest.Wait()
+		if states := a.States(group); len(states) != 0 || len(a.Changes) != 0 {
+			t.Errorf("has instances %v and %d changes were reported", states, len(a.Changes))
+		}
+		if got := calls(client); got["delete"] != 0 {
+			t.Errorf("it deleted Nodes of others: %v", got)
+		}
+	})
+}
+
+// TestIdle sends heartbeats of a Node for an hour: the provider reports nothing and
+// makes no calls.
+func TestIdle(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		p := start(t, client, "a")
+		id := p.MustRun(spec())
+		p.DrainChanges()
+		calls(client)
+		for range 60 {
+			<-time.After(time.Minute)
+			node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
+			if _, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		synctest.Wait()
+		if len(p.Changes) != 0 {
+			t.Errorf("%d changes were reported", len(p.Changes))
+		}
+		if got := calls(client); !maps.Equal(got, map[string]int{"get": 60, "update": 60}) {
+			t.Errorf("there were calls %v, want those of the heartbeat alone", got)
+		}
+	})
+}

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package kwoktest is a cluster in memory for the kwok provider.
+package kwoktest
+
+import (
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/watch"
+	"k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+)
+
+func init() {
+	// A watch of the fake clientset panics when it has this many unread events.
+	// Tests of many instances have more than the default.
+	watch.DefaultChanSize = 10_000
+}
+
+// NewClientset returns a clientset in memory that several shards can share. Like
+// those of an API server, and unlike those of the fake clientset, its watches
+// respect label selectors and include deletions since the preceding list.
+func NewClientset(objects ...runtime.Object) *fake.Clientset {
+	clientset := fake.NewClientset(objects...)
+	listed := &lists{objects: map[listKey][]runtime.Object{}}
+	clientset.PrependReactor("list", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		listing, ok := action.(clienttesting.ListActionImpl)
+		if !ok {
+			return true, nil, fmt.Errorf("listing %s: the action is a %T", action.GetResource(), action)
+		}
+		list, err := clientset.Tracker().List(action.GetResource(), listing.GetKind(), action.GetNamespace())
+		if err != nil {
+			return true, nil, err
+		}
+		return true, list, listed.remember(listing, list)
+	})
+	clientset.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
+		watching, ok := action.(clienttesting.WatchActionImpl)
+		if !ok {
+			return true, nil, fmt.Errorf("watching %s: the action is a %T", action.GetResource(), action)
+		}
+		all, err := clientset.Tracker().Watch(action.GetResource(), action.GetNamespace(), watching.ListOptions)
+		if err != nil {
+			return true, nil, err
+		}
+		// The watch includes deletions from now on.
+		missed, err := listed.deletedSince(watching, clientset.Tracker())
+		if err != nil {
+			return true, nil, err
+		}
+		return true, newSelectiveWatch(missed, all, watching.WatchRestrictions.Labels), nil
+	})
+	return clientset
+}
+
+// lists are the results of lists. A watch finds in them what was deleted since.
+type lists struct {
+	mu      sync.Mutex
+	objects map[listKey][]runtime.Object
+}
+
+type listKey struct {
+	resource                   schema.GroupVersionResource
+	namespace, resourceVersion string
+}
+
+func (l *lists) remember(action clienttesting.ListActionImpl, list runtime.Object) error {
+	accessor, err := meta.ListAccessor(list)
+	if err != nil {
+		return err
+	}
+	objects, err := meta.ExtractList(list)
+	if err != nil {
+		return err
+	}
+	key := listKey{action.GetResource(), action.GetNamespace(), accessor.GetResourceVersion()}
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	// A deletion creates no new version, so the first list of a version has all
+	// objects.
+	if _, known := l.objects[key]; !known {
+		l.objects[key] = objects
+	}
+	return nil
+}
+
+// deletedSince returns an event for each object of the list that was deleted.
+func (l *lists) deletedSince(action clienttesting.WatchActionImpl, tracker clienttesting.ObjectTracker) ([]watch.Event, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	var events []watch.Event
+	for _, object := range l.objects[listKey{action.GetResource(), action.GetNamespace(), action.ListOptions.ResourceVersion}] {
+		accessor, err := meta.Accessor(object)
+		if err != nil {
+			return nil, err
+		}
+		_, err = tracker.Get(action.GetResource(), accessor.GetNamespace(), accessor.GetName())
+		switch {
+		case apierrors.IsNotFound(err):
+			events = append(events, watch.Event{Type: watch.Deleted, Object: object})
+		case err != nil:
+			return nil, err
+		}
+	}
+	return events, nil
+}
+
+// selectiveWatch passes on the events of objects that a selector selects.
+type selectiveWatch struct {
+	all     watch.Interface
+	events  chan watch.Event
+	stopped chan struct{}
+	stop    sync.Once
+}
+
+// newSelectiveWatch begins with the events in missed.
+func newSelectiveWatch(missed []watch.Event, all watch.Interface, selector labels.Selector) *selectiveWatch {
+	w := &selectiveWatch{all: all, events: make(chan watch.Event), stopped: make(chan struct{})}
+	pass := func(event watch.Event) {
+		object, err := meta.Accessor(event.Object)
+		if err == nil && !selector.Matches(labels.Set(object.GetLabels())) {
+			return
+		}
+		select {
+		case w.events <- event:
+		case <-w.stopped:
+		}
+	}
+	go func() {
+		defer close(w.events)
+		for _, event := range missed {
+			pass(event)
+		}
+		for event := range all.ResultChan() {
+			pass(event)
+		}
+	}()
+	return w
+}
+
+// ResultChan is closed after Stop.
+func (w *selectiveWatch) ResultChan() <-chan watch.Event {
+	return w.events
+}
+
+// Stop may be called again.
+func (w *selectiveWatch) Stop() {
+	w.stop.Do(func() {
+		close(w.stopped)
+		w.all.Stop()
+	})
+}

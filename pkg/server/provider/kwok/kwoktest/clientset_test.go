@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwoktest
+
+import (
+	"fmt"
+	"slices"
+	"testing"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// TestAWatchMissesNothingSinceItsList changes objects between list and watch.
+func TestAWatchMissesNothingSinceItsList(t *testing.T) {
+	node := func(name, shard string) *corev1.Node {
+		return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"shard": shard}}}
+	}
+	nodes := NewClientset(node("stays", "a"), node("leaves", "a"), node("leaves-elsewhere", "b")).CoreV1().Nodes()
+	ours := metav1.ListOptions{LabelSelector: "shard=a"}
+	list, err := nodes.List(t.Context(), ours)
+	if err != nil || len(list.Items) != 2 {
+		t.Fatalf("listed %v, %v", list, err)
+	}
+	remove := func(name string) {
+		t.Helper()
+		if err := nodes.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	create := func(name, shard string) {
+		t.Helper()
+		if _, err := nodes.Create(t.Context(), node(name, shard), metav1.CreateOptions{}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	remove("leaves")
+	remove("leaves-elsewhere")
+	// A later list of the same version has fewer objects.
+	if _, err := nodes.List(t.Context(), metav1.ListOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	create("comes", "a")
+	create("comes-elsewhere", "b")
+	create("comes-and-leaves", "a")
+	remove("comes-and-leaves")
+
+	ours.ResourceVersion = list.ResourceVersion
+	watch, err := nodes.Watch(t.Context(), ours)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer watch.Stop()
+	remove("stays")
+	var got []string
+	for range 3 {
+		event := <-watch.ResultChan()
+		got = append(got, fmt.Sprint(event.Type, " ", event.Object.(*corev1.Node).Name))
+	}
+	if want := []string{"DELETED leaves", "ADDED comes", "DELETED stays"}; !slices.Equal(got, want) {
+		t.Errorf("the events are %q, want %q", got, want)
+	}
+}

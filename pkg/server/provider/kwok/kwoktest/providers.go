@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwoktest
+
+import (
+	"k8s.io/client-go/kubernetes"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok"
+)
+
+// Name is the name of the provider in the configuration.
+const Name = kwok.Name
+
+// Providers returns a registry of the kwok provider. Its Nodes are in the cluster
+// of client, and the kubeconfig is not read.
+func Providers(client kubernetes.Interface) provider.Registry {
+	return provider.Registry{Name: func(o *jsonc.Object) provider.Options {
+		options := kwok.ReadOptions(o)
+		options.(*kwok.Options).Client = client
+		return options
+	}}
+}

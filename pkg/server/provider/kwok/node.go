@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwok
+
+import (
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// Labels of a Node. By the first three a shard finds its instances again
+// (docs/server.md#providers); by tenant and group it adopts those of which it has
+// no record.
+const (
+	LabelManaged    = "nstance.dev/managed"
+	LabelClusterID  = "nstance.dev/cluster-id"
+	LabelShard      = "nstance.dev/shard"
+	LabelTenant     = "nstance.dev/tenant"
+	LabelGroup      = "nstance.dev/group"
+	LabelInstanceID = "nstance.dev/instance-id"
+	LabelSubnet     = "nstance.dev/subnet"
+)
+
+// Annotations for users. No code reads them.
+const (
+	AnnotationKind     = "nstance.dev/kind"
+	AnnotationTemplate = "nstance.dev/template"
+	// AnnotationCreatedAt is RFC 3339, to the second.
+	AnnotationCreatedAt = "nstance.dev/created-at"
+)
+
+// AnnotationProviderStatus is what a cloud would report as the status of the
+// machine. Users and tests set it; the values are below, and any other means that
+// the machine runs.
+const AnnotationProviderStatus = "nstance.dev/provider-status"
+
+// Values of AnnotationProviderStatus.
+const (
+	StatusStopped  = "stopped"
+	StatusFailed   = "failed"
+	StatusImpaired = "impaired"
+)
+
+// managed is the value of LabelManaged.
+const managed = "true"
+
+const (
+	fieldManager = "nstance-server"
+
+	// annotationFake marks the Nodes that kwok keeps ready.
+	annotationFake = "kwok.x-k8s.io/node"
+
+	// kubeletVersion is the version in the status of a Node. kwok preserves it; its
+	// own default is no semantic version, which Cluster API rejects in a Machine
+	// (docs/capi.md#machines).
+	kubeletVersion = "v1.36.3"
+
+	operatingSystem = "linux"
+	podsPerNode     = 110
+	diskGiB         = 100
+)
+
+// newNode returns the Node of an instance. The API server accepts the status on
+// creation, as it does from a kubelet: the Node has its capacity from the start.
+func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
+	capacity := corev1.ResourceList{
+		corev1.ResourceCPU:              spec.Type.CPU,
+		corev1.ResourceMemory:           spec.Type.Memory,
+		corev1.ResourceEphemeralStorage: *resource.NewQuantity(diskGiB<<30, resource.BinarySI),
+		corev1.ResourcePods:             *resource.NewQuantity(podsPerNode, resource.DecimalSI),
+	}
+	return &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{
+			Name: spec.ID,
+			Labels: overlay(stringsOf(spec.Args, argLabels), map[string]string{
+				LabelManaged:                   managed,
+				LabelClusterID:                 p.config.Shard.ClusterID,
+				LabelShard:                     p.config.Shard.ID,
+				LabelTenant:                    spec.Group.Tenant,
+				LabelGroup:                     spec.Group.Group,
+				LabelInstanceID:                spec.ID,
+				LabelSubnet:                    spec.Subnet,
+				corev1.LabelTopologyRegion:     p.config.Shard.Region,
+				corev1.LabelTopologyZone:       p.config.Shard.Zone,
+				corev1.LabelInstanceTypeStable: spec.Type.Name,
+				corev1.LabelArchStable:         spec.Type.Arch,
+				corev1.LabelOSStable:           operatingSystem,
+				corev1.LabelHostname:           spec.ID,
+			}),
+			Annotations: overlay(stringsOf(spec.Args, argAnnotations), map[string]string{
+				annotationFake:      "fake",
+				AnnotationKind:      spec.Kind,
+				AnnotationTemplate:  spec.Template,
+				AnnotationCreatedAt: spec.CreatedAt.UTC().Format(time.RFC3339),
+			}),
+		},
+		Spec: corev1.NodeSpec{ProviderID: Name + ":///" + p.config.Shard.Zone + "/" + spec.ID},
+		Status: corev1.NodeStatus{
+			Capacity:    capacity,
+			Allocatable: capacity,
+			NodeInfo: corev1.NodeSystemInfo{
+				Architecture:    spec.Type.Arch,
+				KubeletVersion:  kubeletVersion,
+				OperatingSystem: operatingSystem,
+			},
+		},
+	}
+}
+
+// ExpectedNode returns the Node that Create would create, without what differs per
+// instance. The subnet does: it is chosen by capacity.
+func (p *Provider) ExpectedNode(spec provider.Spec) *corev1.Node {
+	node := p.newNode(spec)
+	for _, label := range []string{LabelInstanceID, LabelSubnet, corev1.LabelHostname} {
+		delete(node.Labels, label)
+	}
+	node.Name, node.Annotations, node.Spec.ProviderID = "", nil, ""
+	return node
+}
+
+// fromNode returns the instance of a Node. The instance runs, whether or not the
+// Node is ready.
+func fromNode(node *corev1.Node) instance.VM {
+	return instance.VM{
+		ID:         node.Name,
+		ProviderID: node.Spec.ProviderID,
+		Group:      groupOf(node),
+		State:      stateOf(node),
+	}
+}
+
+func stateOf(node *corev1.Node) instance.State {
+	if node.DeletionTimestamp != nil {
+		return instance.Terminating
+	}
+	switch node.Annotations[AnnotationProviderStatus] {
+	case StatusStopped:
+		return instance.Stopped
+	case StatusFailed:
+		return instance.Failed
+	case StatusImpaired:
+		return instance.Impaired
+	default:
+		return instance.Running
+	}
+}
+
+func groupOf(node *corev1.Node) instance.GroupKey {
+	return instance.GroupKey{Tenant: node.Labels[LabelTenant], Group: node.Labels[LabelGroup]}
+}

@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwok
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/client-go/kubernetes"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// Name is the name of the provider in the configuration.
+const Name = "kwok"
+
+// Options are the options of the provider in the configuration.
+type Options struct {
+	// Kubeconfig is the absolute path of the kubeconfig of the cluster that the
+	// Nodes are in.
+	Kubeconfig string
+	// BootDelay is the time from the request for an instance to its Node.
+	BootDelay time.Duration
+	// InstanceTypes are the built-in types and those configured, with their
+	// quotas.
+	InstanceTypes provider.Catalogue
+	// SubnetCapacity is how many instances a subnet has room for. A subnet that is
+	// not in it has no limit.
+	SubnetCapacity map[string]int32
+	// Client replaces the one that Kubeconfig gives, in tests.
+	Client kubernetes.Interface
+}
+
+var _ provider.Options = (*Options)(nil)
+
+// ReadOptions reads the options of the provider.
+func ReadOptions(o *jsonc.Object) provider.Options {
+	defer o.Finish()
+	options := &Options{
+		Kubeconfig:     o.String("kubeconfig"),
+		BootDelay:      o.Duration("boot_delay", 0),
+		InstanceTypes:  defaultInstanceTypes(),
+		SubnetCapacity: readCapacity(o.Object("subnet_capacity")),
+	}
+	o.Object("instance_types").Each(func(name string, o *jsonc.Object) {
+		options.InstanceTypes[name] = provider.InstanceType{
+			Name:   name,
+			CPU:    readQuantity(o, "cpu"),
+			Memory: readQuantity(o, "memory"),
+			Arch:   o.String("arch"),
+		}
+	})
+	readQuota(o.Object("quota"), options.InstanceTypes)
+	return options
+}
+
+// readCapacity returns nil when no subnet is limited.
+func readCapacity(o *jsonc.Object) map[string]int32 {
+	var capacity map[string]int32
+	for _, subnet := range o.Names() {
+		if capacity == nil {
+			capacity = map[string]int32{}
+		}
+		if limit := o.Int32(subnet); limit != nil {
+			capacity[subnet] = *limit
+		}
+	}
+	return capacity
+}
+
+// readQuota adds the quotas to the types that they limit.
+func readQuota(o *jsonc.Object, types provider.Catalogue) {
+	for _, name := range o.Names() {
+		quota := o.Int32(name)
+		limited, known := types[name]
+		switch {
+		case !known:
+			o.Report(field.Invalid(o.Child(name), name, "unknown instance type, known are "+validation.Keys(types)))
+		case quota != nil && *quota < 0:
+			o.Report(field.Invalid(o.Child(name), *quota, "must not be negative"))
+		default:
+			limited.Quota = quota
+			types[name] = limited
+		}
+	}
+}
+
+func readQuantity(o *jsonc.Object, name string) resource.Quantity {
+	text := o.String(name)
+	quantity, err := resource.ParseQuantity(text)
+	if err != nil || quantity.Sign() <= 0 {
+		o.Report(field.Invalid(o.Child(name), text, `must be a quantity greater than zero, such as "2" or "8Gi"`))
+	}
+	return quantity
+}
+
+// Validate returns every rule that the options break.
+func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList {
+	errs := validation.Required(path.Child("kubeconfig"), o.Kubeconfig)
+	if len(errs) == 0 {
+		errs = validation.AbsolutePath(path.Child("kubeconfig"), o.Kubeconfig)
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
+		path := path.Child("instance_types").Child(name)
+		errs = append(errs, validation.LabelValue(path, name)...)
+		errs = append(errs, provider.ValidateArch(path.Child("arch"), o.InstanceTypes[name].Arch)...)
+	}
+	for _, subnet := range slices.Sorted(maps.Keys(o.SubnetCapacity)) {
+		path := path.Child("subnet_capacity").Child(subnet)
+		if !subnets.Has(subnet) {
+			errs = append(errs, field.Invalid(path, subnet, "unknown subnet, known are "+validation.Keys(subnets)))
+		}
+		if o.SubnetCapacity[subnet] < 0 {
+			errs = append(errs, field.Invalid(path, o.SubnetCapacity[subnet], "must not be negative"))
+		}
+	}
+	return errs
+}
+
+// Catalogue returns the instance types.
+func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
+
+// ImmutableFields returns the options that need a restart to change. Instance
+// types and quotas come with each Spec.
+func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
+	return []provider.ImmutableField{
+		{Path: path.Child("kubeconfig"), Value: o.Kubeconfig},
+		{Path: path.Child("boot_delay"), Value: o.BootDelay.String()},
+		{Path: path.Child("subnet_capacity"), Value: fmt.Sprint(o.SubnetCapacity)},
+	}
+}
+
+// NewProvider returns the provider for a shard.
+func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	client := o.Client
+	if client == nil {
+		var err error
+		if client, err = newClient(o.Kubeconfig); err != nil {
+			return nil, err
+		}
+	}
+	return New(Config{Shard: shard, Options: o, Client: client, CallContext: callContext})
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providertest
+
+import (
+	"context"
+	"maps"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// Deleted is no state that an instance has: Await waits until it is not listed.
+const Deleted instance.State = -1
+
+// awaitTimeout is much longer than any provider takes, and passes at once in a
+// bubble of synctest.
+const awaitTimeout = time.Hour
+
+// Harness runs a provider and records what it reports.
+type Harness struct {
+	provider.Provider
+	// Leads is false when call contexts are done.
+	Leads *atomic.Bool
+	// Changes and Failures are what the provider has reported.
+	Changes  chan instance.GroupKey
+	Failures chan Failure
+	// Stop returns when the provider has stopped. It may be called again.
+	Stop func()
+
+	t *testing.T
+}
+
+// Failure is a failed request that a provider has reported.
+type Failure struct {
+	Group instance.GroupKey
+	ID    string
+	Err   error
+}
+
+// Start runs the provider that newProvider returns and waits until it is synced.
+// It stops with the test.
+func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Provider) *Harness {
+	t.Helper()
+	leads := new(atomic.Bool)
+	leads.Store(true)
+	p := newProvider(func(ctx context.Context) (context.Context, context.CancelFunc) {
+		ctx, cancel := context.WithCancel(ctx)
+		if !leads.Load() {
+			cancel()
+		}
+		return ctx, cancel
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	h := &Harness{Provider: p, Leads: leads, Changes: make(chan instance.GroupKey, 1000), Failures: make(chan Failure, 1000), t: t}
+	var running sync.WaitGroup
+	running.Go(func() {
+		changed := func(key instance.GroupKey) { h.Changes <- key }
+		failed := func(key instance.GroupKey, id string, err error) { h.Failures <- Failure{key, id, err} }
+		if err := p.Run(ctx, changed, failed); err != nil {
+			t.Error(err)
+		}
+	})
+	h.Stop = func() {
+		cancel()
+		running.Wait()
+	}
+	t.Cleanup(h.Stop)
+	<-p.Synced()
+	return h
+}
+
+// NewID returns a new instance id.
+func NewID(t *testing.T) string {
+	t.Helper()
+	id, err := puidv7.New("knd")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return id.String()
+}
+
+// MustCreate requests an instance, with a new id unless the spec has one, and
+// returns its id.
+func (h *Harness) MustCreate(spec provider.Spec) string {
+	h.t.Helper()
+	if spec.ID == "" {
+		spec.ID = NewID(h.t)
+	}
+	if err := h.Create(h.t.Context(), spec); err != nil {
+		h.t.Fatal(err)
+	}
+	return spec.ID
+}
+
+// MustRun is MustCreate, and waits until the instance runs.
+func (h *Harness) MustRun(spec provider.Spec) string {
+	h.t.Helper()
+	id := h.MustCreate(spec)
+	h.Await(spec.Group, map[string]instance.State{id: instance.Running})
+	return id
+}
+
+// MustDelete requests that an instance is deleted.
+func (h *Harness) MustDelete(id string) {
+	h.t.Helper()
+	if err := h.Delete(h.t.Context(), id); err != nil {
+		h.t.Fatal(err)
+	}
+}
+
+// States returns the states of a group's instances.
+func (h *Harness) States(key instance.GroupKey) map[string]instance.State {
+	states := map[string]instance.State{}
+	for _, vm := range h.List(key) {
+		states[vm.ID] = vm.State
+	}
+	return states
+}
+
+// Await waits until a group has the instances in want, among others. It looks
+// again only after a reported change.
+func (h *Harness) Await(key instance.GroupKey, want map[string]instance.State) {
+	h.t.Helper()
+	timeout := time.After(awaitTimeout)
+	for {
+		states := h.States(key)
+		current := maps.Clone(want)
+		for id := range want {
+			if state, listed := states[id]; listed {
+				current[id] = state
+			} else {
+				current[id] = Deleted
+			}
+		}
+		if maps.Equal(current, want) {
+			return
+		}
+		select {
+		case <-h.Changes:
+		case <-timeout:
+			h.t.Fatalf("after %v the instances are %v, want %v", awaitTimeout, states, want)
+		}
+	}
+}
+
+// DrainChanges discards the reported changes.
+func (h *Harness) DrainChanges() {
+	for len(h.Changes) > 0 {
+		<-h.Changes
+	}
+}
+
+// ExpectFailures expects that a number of failures were reported, all for one
+// instance, and discards them. It returns their errors.
+func (h *Harness) ExpectFailures(times int, group instance.GroupKey, id string) []error {
+	h.t.Helper()
+	if len(h.Failures) != times {
+		h.t.Errorf("%d failures were reported, want %d", len(h.Failures), times)
+	}
+	var errs []error
+	for len(h.Failures) > 0 {
+		f := <-h.Failures
+		if f.Group != group || f.ID != id {
+			h.t.Errorf("a failure of %s of %s was reported, want %s of %s: %v", f.ID, f.Group, id, group, f.Err)
+		}
+		errs = append(errs, f.Err)
+	}
+	return errs
+}

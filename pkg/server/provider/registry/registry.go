@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package registry lists the instance providers. It is the only package that
+// knows them all: everything else gets the one that the configuration names.
+package registry
+
+import (
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok"
+)
+
+// Providers are the providers that a configuration can name.
+var Providers = provider.Registry{
+	kwok.Name: kwok.ReadOptions,
+}

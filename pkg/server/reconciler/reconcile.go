@@ -1,0 +1,229 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// maxCreations is the maximum number of instances that one reconciliation
+// creates. A group that grows by hundreds is observed again in between: its
+// size may have changed, and drains may be over.
+const maxCreations = 16
+
+// reconciliation is one reconciliation of one group.
+type reconciliation struct {
+	*Reconciler
+	key    instance.GroupKey
+	group  *groups.Group
+	config *config.Config
+	// outcome is the result for the queue.
+	outcome outcome
+	// createFailed is true once the creation of a managed instance has failed.
+	// The others would fail in the same way.
+	createFailed bool
+	// created is how many instances the provider has accepted.
+	created int
+}
+
+// outcome is when to reconcile a group again if nothing changes before.
+type outcome struct {
+	// acted is true when an action was done or tried.
+	acted bool
+	// more is true when there may be another action at once.
+	more bool
+	// after is when the next action is due. Zero means never.
+	after time.Duration
+}
+
+// within limits after to d.
+func (o *outcome) within(d time.Duration) {
+	if o.after == 0 || d < o.after {
+		o.after = d
+	}
+}
+
+// reconcile brings one group one step closer to its desired state. After an
+// error it continues with the other actions: one instance that cannot be
+// created must not delay the others.
+func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outcome, error) {
+	current := &reconciliation{Reconciler: r, key: key, config: r.Groups.Config()}
+	now := time.Now()
+	actions, next := plan(current.observe(), now)
+	if !next.IsZero() {
+		current.outcome.within(next.Sub(now))
+	}
+	current.outcome.acted = len(actions) > 0
+	var errs []error
+	for _, a := range actions {
+		if ctx.Err() != nil {
+			break
+		}
+		if err := current.act(ctx, a, now); err != nil {
+			errs = append(errs, err)
+		}
+	}
+	return current.outcome, errors.Join(errs...)
+}
+
+// observe returns the input of a plan.
+func (r *reconciliation) observe() state {
+	group, found := r.Groups.Get(r.key)
+	if !found {
+		// The drain timeout was deleted with the group. Its instances drain as
+		// long as those of a group without a timeout of its own.
+		group = &groups.Group{Key: r.key, DrainTimeout: r.config.Shard.DefaultDrainTimeout}
+	}
+	r.group = group
+	s := state{
+		deleted:             !found,
+		size:                int(group.Size),
+		removeFirst:         map[string]bool{},
+		infraConfigHash:     group.InfraConfigHash,
+		drainTimeout:        group.DrainTimeout,
+		expiry:              r.config.Shard.Expiry,
+		registrationTimeout: r.config.Shard.GarbageCollection.RegistrationTimeout,
+		instances:           r.Instances.List(r.key),
+		attempted:           map[string]time.Time{},
+		providerIDs:         map[string]string{},
+	}
+	for _, id := range group.RemoveFirst {
+		s.removeFirst[id] = true
+		i, found := r.Instances.Get(id)
+		if found && !i.DeletedAt.IsZero() && i.Key() == r.key && !i.OnDemand && isReplaced(&i) {
+			s.replaced = true
+		}
+	}
+	for n := range s.instances {
+		switch i := &s.instances[n]; {
+		case isUncreated(i):
+			s.attempted[i.ID] = r.attempts.of(i.ID)
+		case i.ProviderID == "" && i.Known:
+			if vm, known := r.Provider.Get(i.ID); known && vm.ProviderID != "" {
+				s.providerIDs[i.ID] = vm.ProviderID
+			}
+		}
+	}
+	return s
+}
+
+// act carries out one action. Errors of creating and deleting instances are
+// also reported to operators.
+func (r *reconciliation) act(ctx context.Context, a action, now time.Time) error {
+	switch a.verb {
+	case setProviderID:
+		return r.withCallContext(ctx, func(ctx context.Context) error {
+			return r.Instances.SetProviderID(ctx, a.id, a.providerID)
+		})
+	case removeRecord:
+		return r.removeRecord(ctx, a)
+	case drain:
+		return r.drain(ctx, a, now)
+	case terminate, terminateAgain:
+		return r.terminate(ctx, a)
+	case create:
+		return r.create(ctx, a, now)
+	case createRecorded:
+		return r.createRecorded(ctx, a)
+	default:
+		return fmt.Errorf("unknown action %q", a.verb)
+	}
+}
+
+// drain begins the drain of an instance.
+func (r *reconciliation) drain(ctx context.Context, a action, now time.Time) error {
+	err := r.withCallContext(ctx, func(ctx context.Context) error {
+		return r.Instances.StartDrain(ctx, a.id, instance.Drain{Reason: a.reason, StartedAt: now, DeleteAt: a.deleteAt})
+	})
+	if err != nil {
+		return err
+	}
+	klog.FromContext(ctx).Info("Draining instance", "instance", a.id, "reason", a.reason, "deleteAt", a.deleteAt)
+	r.Metrics.drainsStarted.WithLabelValues(a.reason).Inc()
+	r.notify(a.id, r.Events.Draining)
+	r.outcome.more = true
+	return nil
+}
+
+// terminate deletes an instance at the provider. It stores the decision first,
+// so that a lost request is repeated.
+func (r *reconciliation) terminate(ctx context.Context, a action) error {
+	before, _ := r.Instances.Get(a.id)
+	if a.verb == terminate {
+		err := r.withCallContext(ctx, func(ctx context.Context) error {
+			return r.Instances.SetDeleting(ctx, a.id, a.reason)
+		})
+		if err != nil {
+			return err
+		}
+		klog.FromContext(ctx).Info("Deleting instance", "instance", a.id, "reason", a.reason)
+		r.Metrics.drained(&before)
+	}
+	// The decision may have been made elsewhere without an event. Operators
+	// ignore repeated events.
+	r.notify(a.id, r.Events.Deleting)
+	err := r.call(ctx, callDelete, func(ctx context.Context) error { return r.Provider.Delete(ctx, a.id) })
+	if err != nil {
+		err = fmt.Errorf("delete instance %s: %w", a.id, err)
+		r.Failed(r.key, a.id, err)
+		return err
+	}
+	if before.Known {
+		// The provider reports when the instance is deleted. The request is
+		// repeated if the instance is not even terminating by then.
+		r.outcome.within(maxBackoff)
+	} else {
+		r.outcome.more = true
+	}
+	return nil
+}
+
+// removeRecord removes the record of a deleted instance.
+func (r *reconciliation) removeRecord(ctx context.Context, a action) error {
+	i, found := r.Instances.Get(a.id)
+	if !found {
+		return nil
+	}
+	err := r.withCallContext(ctx, func(ctx context.Context) error { return r.Instances.Remove(ctx, a.id) })
+	if err != nil {
+		return err
+	}
+	r.attempts.remove(a.id)
+	klog.FromContext(ctx).V(2).Info("Deleted instance", "instance", a.id, "reason", i.DeleteReason)
+	r.Metrics.deleted.WithLabelValues(i.DeleteReason).Inc()
+	r.Events.Deleted(i)
+	r.outcome.more = true
+	return nil
+}
+
+// notify calls handle with the current state of an instance.
+func (r *reconciliation) notify(id string, handle func(instance.Instance)) {
+	if i, found := r.Instances.Get(id); found {
+		handle(i)
+	}
+}
+
+// withCallContext makes one call to the storage or the provider.
+func (r *Reconciler) withCallContext(ctx context.Context, do func(context.Context) error) error {
+	ctx, cancel := r.CallContext(ctx)
+	defer cancel()
+	return do(ctx)
+}
+
+// call makes one call to the provider and counts it.
+func (r *Reconciler) call(ctx context.Context, operation string, do func(context.Context) error) error {
+	start := time.Now()
+	err := r.withCallContext(ctx, do)
+	r.Metrics.called(operation, time.Since(start), err)
+	return err
+}

@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer
+
+import "nstance.dev/operator/pkg/shard"
+
+// groupCache is the cache of one shard. The lock of Groups guards it.
+type groupCache struct {
+	// groups are by key. A group is replaced as a whole, never modified.
+	groups map[string]shard.Group
+	// touched are the keys that an event or Observe has set or removed since the
+	// last list was started. The reply may be older than these changes.
+	touched map[string]struct{}
+
+	// opened and listed report whether a watch was opened and a list succeeded since
+	// Serve was called.
+	opened, listed bool
+	// open reports whether the watch is open now.
+	open bool
+	// fresh reports whether the last list succeeded and the watch has been open
+	// since.
+	fresh bool
+	// reason is why the shard is not reachable; nil when it is reachable, and before
+	// the first attempt.
+	reason error
+}
+
+// shardStatus is the part of a groupCache whose changes OnShard is called for.
+type shardStatus struct {
+	synced    bool
+	reachable bool
+	reason    error
+}
+
+func newGroupCache() *groupCache {
+	return &groupCache{
+		groups:  map[string]shard.Group{},
+		touched: map[string]struct{}{},
+	}
+}
+
+func (c *groupCache) synced() bool    { return c.opened && c.listed }
+func (c *groupCache) reachable() bool { return c.open && c.fresh }
+
+func (c *groupCache) status() any {
+	return shardStatus{synced: c.synced(), reachable: c.reachable(), reason: c.reason}
+}
+
+// restart keeps the groups.
+func (c *groupCache) restart() {
+	*c = groupCache{groups: c.groups, touched: map[string]struct{}{}}
+}
+
+// droppedKeys returns nil: shardChanged covers all groups of a removed shard.
+func (c *groupCache) droppedKeys() []string { return nil }
+
+// put stores a group from an event or from Observe, and returns its key if the cache
+// changed.
+func (c *groupCache) put(group shard.Group) []string {
+	c.touched[group.Key] = struct{}{}
+	return c.set(group)
+}
+
+// remove removes the group of a deletion event, and returns its key if the cache
+// changed.
+func (c *groupCache) remove(key string) []string {
+	c.touched[key] = struct{}{}
+	return c.unset(key)
+}
+
+// startList must be called before each list.
+func (c *groupCache) startList() {
+	clear(c.touched)
+}
+
+// finishList makes the cache equal to the reply to the last list, except for groups
+// that changed since startList, and returns the keys of the groups that changed.
+func (c *groupCache) finishList(groups []shard.Group) []string {
+	c.listed = true
+	c.fresh = c.open
+	c.clearReason()
+
+	var changed []string
+	present := make(map[string]struct{}, len(groups))
+	for _, group := range groups {
+		present[group.Key] = struct{}{}
+		if _, newer := c.touched[group.Key]; !newer {
+			changed = append(changed, c.set(group)...)
+		}
+	}
+	for key := range c.groups {
+		_, listed := present[key]
+		_, newer := c.touched[key]
+		if !listed && !newer {
+			changed = append(changed, c.unset(key)...)
+		}
+	}
+	return changed
+}
+
+func (c *groupCache) listFailed(err error) {
+	c.fresh = false
+	c.setReason(err)
+}
+
+func (c *groupCache) watchOpened() {
+	c.opened = true
+	c.open = true
+}
+
+func (c *groupCache) watchLost(err error) {
+	c.open = false
+	// Only the list after the next opening brings the changes until then.
+	c.fresh = false
+	c.setReason(err)
+}
+
+// clearReason clears the reason if the shard is reachable.
+func (c *groupCache) clearReason() {
+	if c.reachable() {
+		c.reason = nil
+	}
+}
+
+// setReason stores err as the reason unless the current one is of the same kind.
+func (c *groupCache) setReason(err error) {
+	if c.reason == nil || shard.IsUnreachable(c.reason) != shard.IsUnreachable(err) {
+		c.reason = err
+	}
+}
+
+func (c *groupCache) set(group shard.Group) []string {
+	if cached, ok := c.groups[group.Key]; ok && cached.Equal(group) {
+		return nil
+	}
+	c.groups[group.Key] = group
+	return []string{group.Key}
+}
+
+func (c *groupCache) unset(key string) []string {
+	if _, ok := c.groups[key]; !ok {
+		return nil
+	}
+	delete(c.groups, key)
+	return []string{key}
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/internal/wire"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// Serve updates the cache of one shard until ctx is done, and returns when all its
+// goroutines have returned. There must be one Serve per shard at a time. The logger of
+// ctx should have the name of the shard.
+//
+// The watch of groups receives changes at once. A list after each opening of the watch
+// and about every 30 s adds the changes that the watch missed. While the shard does not
+// respond, its groups stay and only Reachable is false. The groups also stay when Serve
+// returns, unless the cause is shard.ErrRemoved: then the shard is dropped. Another
+// watch receives errors for OnError. Its state has no effect on the other methods and
+// handlers.
+func (g *Groups) Serve(ctx context.Context, shardID string, client nstancev1.OperatorServiceClient) {
+	g.start(shardID)
+	r := &groupReader{groups: g, shard: shardID, client: client, opened: make(chan struct{}, 1)}
+	var watching sync.WaitGroup
+	watching.Go(func() { r.watchGroups(ctx) })
+	watching.Go(func() { r.watchErrors(ctx) })
+	r.listPeriodically(ctx)
+	watching.Wait()
+	g.stop(shardID, errors.Is(context.Cause(ctx), shard.ErrRemoved))
+}
+
+// groupReader reads the groups and errors of one shard during one Serve.
+type groupReader struct {
+	groups *Groups
+	shard  string
+	client nstancev1.OperatorServiceClient
+	// opened contains a token if the watch of groups was opened and no list was
+	// started since.
+	opened chan struct{}
+}
+
+// listPeriodically lists the groups after each opening of the watch, and then at
+// intervals.
+func (r *groupReader) listPeriodically(ctx context.Context) {
+	retry := r.groups.timing.newBackoff()
+	next := time.NewTimer(r.groups.timing.connectTimeout)
+	defer next.Stop()
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case <-r.opened:
+		case <-next.C:
+		}
+		if r.list(ctx) {
+			retry.Reset()
+			next.Reset(jitter(r.groups.timing.listInterval))
+		} else {
+			next.Reset(retry.NextBackOff())
+		}
+	}
+}
+
+// list makes the cache equal to the server's groups and reports whether it succeeded.
+// It does not wait for a connection after a failure, because its error is then the
+// reason why the shard is not reachable.
+func (r *groupReader) list(ctx context.Context) bool {
+	r.update(func(c *groupCache) []string {
+		c.startList()
+		return nil
+	})
+	limited, cancel := context.WithTimeout(ctx, r.groups.timing.callTimeout)
+	defer cancel()
+	reply, err := r.client.ListGroups(limited, &emptypb.Empty{})
+	if ctx.Err() != nil {
+		return false
+	}
+	if err != nil {
+		klog.FromContext(ctx).V(2).Info("Cannot list groups", "err", err)
+		err = fmt.Errorf("list the groups of shard %q: %w", r.shard, err)
+		r.update(func(c *groupCache) []string {
+			c.listFailed(err)
+			return nil
+		})
+		return false
+	}
+	groups := make([]shard.Group, 0, len(reply.GetGroups()))
+	for _, group := range reply.GetGroups() {
+		groups = append(groups, wire.Group(group))
+	}
+	r.update(func(c *groupCache) []string { return c.finishList(groups) })
+	return true
+}
+
+func (r *groupReader) update(change func(*groupCache) []string) {
+	r.groups.update(r.shard, change)
+}

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package informer
+
+import (
+	"math/rand/v2"
+	"time"
+
+	"github.com/cenkalti/backoff/v4"
+)
+
+// timing contains the intervals and timeouts of the informers.
+type timing struct {
+	// connectTimeout is how long the watch may take to open before the first list,
+	// whose error is then the reason why the shard is not reachable.
+	connectTimeout time.Duration
+	// listInterval is the time between lists, plus or minus listJitter. The
+	// keepalive of connections depends on it. Together with callTimeout it limits how
+	// long a shard that does not respond seems reachable: 43 s.
+	listInterval time.Duration
+	// callTimeout is the timeout of a list.
+	callTimeout time.Duration
+	// retryMin and retryMax bound the delay before a retry.
+	retryMin, retryMax time.Duration
+	// unimplementedDelay is the delay before a stream is opened again on a server
+	// that does not implement it.
+	unimplementedDelay time.Duration
+	// settleQuiet is the time without instance events after which the snapshot of a
+	// watch of instances is considered complete. Servers send the snapshot right
+	// after the opening and do not mark its end. settleQuiet is much longer than the
+	// time between two events of a snapshot, and much shorter than a drain.
+	settleQuiet time.Duration
+	// settleTimeout is when the snapshot is considered complete even though events
+	// are being received: a busy shard may send events for hours without a pause.
+	settleTimeout time.Duration
+	// retention is the minimum time for which the notice of a deletion is cached. The
+	// notice expires within another tenth of it.
+	retention time.Duration
+}
+
+var defaultTiming = timing{
+	connectTimeout:     2 * time.Second,
+	listInterval:       30 * time.Second,
+	callTimeout:        10 * time.Second,
+	retryMin:           500 * time.Millisecond,
+	retryMax:           15 * time.Second,
+	unimplementedDelay: 5 * time.Minute,
+	settleQuiet:        2 * time.Second,
+	settleTimeout:      10 * time.Second,
+	retention:          10 * time.Minute,
+}
+
+// listJitter spreads the lists of shards that were connected at the same time.
+const listJitter = 0.1
+
+// newBackoff returns a backoff from retryMin to retryMax without a time limit.
+func (t timing) newBackoff() *backoff.ExponentialBackOff {
+	return backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(t.retryMin),
+		backoff.WithMaxInterval(t.retryMax),
+		backoff.WithMaxElapsedTime(0),
+	)
+}
+
+func jitter(interval time.Duration) time.Duration {
+	return time.Duration(float64(interval) * (1 - listJitter + 2*listJitter*rand.Float64()))
+}
