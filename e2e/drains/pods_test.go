@@ -6,6 +6,7 @@ package drains
 import (
 	"context"
 	"fmt"
+	"slices"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
@@ -46,9 +47,7 @@ func createPods(t testing.TB, pods ...*corev1.Pod) {
 	t.Helper()
 	group, ctx := errgroup.WithContext(t.Context())
 	group.SetLimit(8)
-	namespaces := map[string]int{}
 	for _, pod := range pods {
-		namespaces[pod.Namespace]++
 		group.Go(func() error {
 			_, err := env.Kube.CoreV1().Pods(pod.Namespace).Create(ctx, pod, metav1.CreateOptions{})
 			return err
@@ -57,24 +56,20 @@ func createPods(t testing.TB, pods ...*corev1.Pod) {
 	if err := group.Wait(); err != nil {
 		t.Fatal(err)
 	}
-	for namespace, count := range namespaces {
-		testcluster.Eventually(t, timeout, "the Pods run", func(ctx context.Context) error {
-			list, err := env.Kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
-			if err != nil {
-				return err
+	testcluster.Eventually(t, timeout, "the Pods run", func(ctx context.Context) error {
+		list, err := env.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, pod := range pods {
+			if !slices.ContainsFunc(list.Items, func(p corev1.Pod) bool {
+				return p.Namespace == pod.Namespace && p.Name == pod.Name && p.Status.Phase == corev1.PodRunning
+			}) {
+				return fmt.Errorf("Pod %s/%s does not run", pod.Namespace, pod.Name)
 			}
-			running := 0
-			for _, pod := range list.Items {
-				if pod.Status.Phase == corev1.PodRunning {
-					running++
-				}
-			}
-			if running < count {
-				return fmt.Errorf("%d of %d", running, count)
-			}
-			return nil
-		})
-	}
+		}
+		return nil
+	})
 }
 
 // budgetOf is the name of the budget of one Pod.

@@ -132,6 +132,11 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	defer cut()
 	defer p.add(&watching{info.Resource, cut})()
 	p.forward.ServeHTTP(w, r.WithContext(ctx))
+	if ctx.Err() != nil {
+		// The API server may have ended the response in the moment it was cut, which
+		// the client must not see as a regular end.
+		panic(http.ErrAbortHandler)
+	}
 }
 
 func (p *Proxy) add(w *watching) (remove func()) {
