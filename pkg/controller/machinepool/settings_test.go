@@ -10,16 +10,14 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/settingstest"
 )
 
 // A setting that is forgotten here would silently never reach the shard groups.
 func TestEverySettingIsAppliedAndCompared(t *testing.T) {
 	pool := &v1beta1.NstanceMachinePool{}
 	pool.UID = "uid"
-	randfill.New().NilChance(0).NumElements(1, 1).Funcs(
-		func(s *string, _ randfill.Continue) { *s = "x" },
-		func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "x" },
-	).Fill(&pool.Spec.GroupSettings)
+	settingstest.Fill(&pool.Spec.GroupSettings, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
 	want := wantedSpec(pool, "a", 1)
 	if !reflect.DeepEqual(want.GroupSettings, pool.Spec.GroupSettings) {
 		t.Errorf("the shard group gets %+v, want %+v", want.GroupSettings, pool.Spec.GroupSettings)

@@ -10,22 +10,15 @@ import (
 	"sigs.k8s.io/randfill"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/settingstest"
 	"nstance.dev/operator/pkg/shard"
 )
-
-// fill sets every field of the struct that value points to.
-func fill(value any) {
-	randfill.New().NilChance(0).NumElements(1, 1).Funcs(
-		func(s *string, _ randfill.Continue) { *s = "x" },
-		func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "x" },
-	).Fill(value)
-}
 
 // A setting that is forgotten anywhere between the spec and the server, or between
 // the server and the status, would silently never be set or never be corrected.
 func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 	var spec v1beta1.NstanceShardGroupSpec
-	fill(&spec.GroupSettings)
+	settingstest.Fill(&spec.GroupSettings, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
 	config := wanted(&spec, nil)
 	group := shard.Group{GroupSettings: config.GroupSettings, Declared: &config.GroupSettings}
 	if !inOrder(&spec, &group) {

@@ -87,12 +87,8 @@ func noZeroField(t *testing.T, value any) {
 	t.Helper()
 	v := reflect.ValueOf(value)
 	for i := range v.NumField() {
-		field := reflect.Indirect(v.Field(i))
-		switch {
-		case !field.IsValid() || field.IsZero():
+		if v.Field(i).IsZero() {
 			t.Errorf("field %s has no value", v.Type().Field(i).Name)
-		case field.Type() == reflect.TypeFor[shard.GroupSettings]():
-			noZeroField(t, field.Interface())
 		}
 	}
 }
