@@ -38,14 +38,13 @@ type runtimeFile struct {
 // infraConfig contains the settings that only a new instance can receive.
 // Another subnet pool or argument therefore replaces the instances of a group
 // one after another, even if the running ones would still do
-// (docs/server.md#groups).
+// (docs/server.md#groups). settings.go lists those that operators set.
 type infraConfig struct {
-	Args         map[string]any `json:"args,omitempty"`
-	InstanceType string         `json:"instance_type"`
-	SubnetPools  []string       `json:"subnet_pools,omitempty"`
-	Userdata     infraUserdata  `json:"userdata"`
-	Kind         string         `json:"kind"`
-	Arch         string         `json:"arch"`
+	Args map[string]any `json:"args,omitempty"`
+	infraSettings
+	Userdata infraUserdata `json:"userdata"`
+	Kind     string        `json:"kind"`
+	Arch     string        `json:"arch"`
 }
 
 type infraUserdata struct {
@@ -67,9 +66,8 @@ func (g *Group) runtimeConfigHash() (string, error) {
 // infraConfigHash hashes the settings before rendering, like runtimeConfigHash.
 func (g *Group) infraConfigHash() (string, error) {
 	return hash(infraConfig{
-		Args:         g.Args,
-		InstanceType: g.InstanceType,
-		SubnetPools:  g.SubnetPools,
+		Args:          g.Args,
+		infraSettings: g.infra(),
 		Userdata: infraUserdata{
 			Inline: g.Userdata.Inline,
 			URL:    g.Userdata.URL,
@@ -97,8 +95,7 @@ func digest(value any) (string, error) {
 	return hex.EncodeToString(sum[:]), nil
 }
 
-// etagContent is what the ETag is computed from. Settings that have no field here
-// are in one of the two hashes.
+// etagContent is what the ETag is computed from.
 type etagContent struct {
 	Key               instance.GroupKey
 	Template          string
@@ -118,10 +115,15 @@ type etagContent struct {
 	InfraConfigHash   string
 	ETag              string
 	Declared          *Settings `json:",omitempty"`
+	// Settings are those without a field above: they are left out when they are not
+	// set, so that a setting that is added does not change the ETag of any group.
+	Settings Settings `json:",omitzero"`
 }
 
 // etag is computed after the hashes.
 func (g *Group) etag() (string, error) {
+	others := g.Settings
+	others.Template, others.InstanceType, others.SubnetPools, others.Vars = "", "", nil, nil
 	return digest(etagContent{
 		Key:               g.Key,
 		Template:          g.Template,
@@ -141,6 +143,7 @@ func (g *Group) etag() (string, error) {
 		InfraConfigHash:   g.InfraConfigHash,
 		ETag:              g.ETag,
 		Declared:          g.Declared,
+		Settings:          others,
 	})
 }
 

@@ -15,6 +15,18 @@ type Settings struct {
 	Vars        map[string]string `json:"vars,omitempty"`
 }
 
+// infraSettings are the settings that only a new instance can receive: their part of
+// infraConfig. A field that is added needs omitempty, or the instances of every group
+// are replaced. Fields have the names that they have in Settings.
+type infraSettings struct {
+	InstanceType string   `json:"instance_type"`
+	SubnetPools  []string `json:"subnet_pools,omitempty"`
+}
+
+func (s Settings) infra() infraSettings {
+	return infraSettings{InstanceType: s.InstanceType, SubnetPools: s.SubnetPools}
+}
+
 // merge returns s with what change sets: fields that are empty in change stay, and
 // vars are added key by key.
 func (s Settings) merge(change Settings) Settings {

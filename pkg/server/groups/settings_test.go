@@ -7,14 +7,14 @@ import (
 	"reflect"
 	"testing"
 
-	"sigs.k8s.io/randfill"
+	"nstance.dev/operator/pkg/settingstest"
 )
 
 // A setting that is forgotten in one of these would never be set, or never be
 // removed.
 func TestEverySettingIsMergedAndRemoved(t *testing.T) {
 	var all Settings
-	randfill.New().NilChance(0).NumElements(1, 1).Funcs(func(s *string, _ randfill.Continue) { *s = "x" }).Fill(&all)
+	settingstest.Fill(&all)
 	if got := (Settings{}).merge(all); !reflect.DeepEqual(got, all) {
 		t.Errorf("merged to %+v, want %+v", got, all)
 	}
@@ -33,6 +33,32 @@ func TestEverySettingIsMergedAndRemoved(t *testing.T) {
 		reflect.ValueOf(&want).Elem().Field(i).SetZero()
 		if got := all.without(all, next); !reflect.DeepEqual(got, want) {
 			t.Errorf("%s was not removed: %+v", reflect.TypeFor[Settings]().Field(i).Name, got)
+		}
+	}
+}
+
+// A setting of infraSettings replaces the instances, no other one does, and every
+// setting changes the ETag, by which a change is noticed.
+func TestEachSettingIsInItsHashOnly(t *testing.T) {
+	var other Settings
+	settingstest.Fill(&other)
+	before := withHashes(t, sample())
+	for setting := range reflect.TypeFor[Settings]().Fields() {
+		want := byNone
+		if _, infra := reflect.TypeFor[infraSettings]().FieldByName(setting.Name); infra {
+			want = byInfra
+		} else if setting.Name == "Vars" {
+			want = byRuntime
+		}
+		group := sample()
+		reflect.ValueOf(&group.Settings).Elem().FieldByIndex(setting.Index).Set(reflect.ValueOf(other).FieldByIndex(setting.Index))
+		after := withHashes(t, group)
+		got := covered{runtime: after.RuntimeConfigHash != before.RuntimeConfigHash, infra: after.InfraConfigHash != before.InfraConfigHash}
+		if got != want {
+			t.Errorf("%s changes %+v, want %+v", setting.Name, got, want)
+		}
+		if after.ETag == before.ETag {
+			t.Errorf("%s does not change the ETag", setting.Name)
 		}
 	}
 }
