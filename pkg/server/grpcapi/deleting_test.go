@@ -10,13 +10,17 @@ import (
 
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/settingstest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	c, s := newStatusCache()
 	workers := key("workers")
-	s.groups[workers] = &groups.Group{Key: workers, Settings: groups.Settings{Template: "worker", InstanceType: "m7i.large"}, Size: 2, ETag: "tag"}
+	group := &groups.Group{Key: workers, Size: 2, RemoveFirst: []string{"a"}, ETag: "tag"}
+	settingstest.Fill(&group.Settings)
+	group.Declared = &group.Settings
+	s.groups[workers] = group
 	first, second := shown("a", instance.Running), shown("b", instance.Running)
 	s.instances[workers] = []instance.Instance{first, second}
 	c.Refresh(workers)
@@ -42,7 +46,9 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	}
 
 	delete(s.groups, workers)
-	deleting := &nstancev1.GroupStatus{Key: "workers", Tenant: "default", Template: "worker", InstanceType: "m7i.large", Etag: "tag", Deleting: true, Declared: &nstancev1.GroupSettings{}}
+	deleting := &nstancev1.GroupStatus{Key: "workers", Tenant: "default", Etag: "tag", Deleting: true}
+	setSettings(deleting, group)
+	deleting.Declared = &nstancev1.GroupSettings{}
 	deleting.ActualSize, deleting.ProviderIds = 2, []string{"id-a", "id-b"}
 	expect(deleting)
 	first.State = instance.Terminating

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"strings"
 
+	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 	corev1 "k8s.io/api/core/v1"
 
@@ -37,19 +38,14 @@ func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.
 // is nil when the server has started since the deletion: then only the instances
 // are known.
 func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, instances []instance.Instance) *nstancev1.GroupStatus {
-	status := &nstancev1.GroupStatus{
-		Key:          key.Group,
-		Tenant:       key.Tenant,
-		Template:     last.GetTemplate(),
-		InstanceType: last.GetInstanceType(),
-		Subnets:      last.GetSubnets(),
-		Vars:         last.GetVars(),
-		IsStatic:     last.GetIsStatic(),
-		Etag:         last.GetEtag(),
-		Deleting:     true,
-		Node:         last.GetNode(),
-		Declared:     &nstancev1.GroupSettings{},
+	status := &nstancev1.GroupStatus{}
+	if last != nil {
+		// The settings are those of the deleted group.
+		status = proto.CloneOf(last)
 	}
+	status.Key, status.Tenant = key.Group, key.Tenant
+	status.Deleting = true
+	status.Size, status.RemoveFirst, status.Declared = 0, nil, &nstancev1.GroupSettings{}
 	setInstances(status, instances)
 	return status
 }
@@ -59,6 +55,7 @@ func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, insta
 // (docs/protocol.md#extensions).
 func setInstances(status *nstancev1.GroupStatus, instances []instance.Instance) {
 	list := make([]*nstancev1.ManagedInstance, len(instances))
+	status.ProviderIds = nil
 	for n := range instances {
 		i := &instances[n]
 		list[n] = &nstancev1.ManagedInstance{
