@@ -91,6 +91,10 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	if shard.LeaderTimeout > 0 {
 		election = object{"interval": (shard.LeaderTimeout / 5).String(), "timeout": shard.LeaderTimeout.String()}
 	}
+	garbageCollection := object{}
+	if shard.RegistrationTimeout > 0 {
+		garbageCollection["registration_timeout"] = shard.RegistrationTimeout.String()
+	}
 	return object{
 		"cluster": object{
 			"id":      ClusterID,
@@ -111,6 +115,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 				"operator_addr":     address(shard.OperatorPort),
 			},
 			"leader_election":       election,
+			"garbage_collection":    garbageCollection,
 			"subnet_pools":          object{"default": []string{"subnet-a"}},
 			"default_drain_timeout": shard.DrainTimeout.String(),
 		},

@@ -31,6 +31,9 @@ type Shard struct {
 	// LeaderTimeout is after how long without a renewal by the leader another server of
 	// the shard leads. Zero means the product's default.
 	LeaderTimeout time.Duration
+	// RegistrationTimeout is how long an instance may take to register. Zero means the
+	// product's default.
+	RegistrationTimeout time.Duration
 	// DrainTimeout is how long instances may take to drain. Zero means that they are
 	// deleted at once.
 	DrainTimeout time.Duration

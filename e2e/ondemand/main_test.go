@@ -32,6 +32,11 @@ const (
 	// capiUser is Cluster API in the audit log when it works on Nodes.
 	capiUser = "system:serviceaccount:" + installation.Namespace + ":nstance-capi-workload"
 
+	// registrationTimeout is longer than any test. The server deletes an instance that
+	// has stayed pending for so long, and the Pod gets another one: where all take
+	// longer to create, there would never be all.
+	registrationTimeout = time.Hour
+
 	mergePatch = types.MergePatchType
 )
 
@@ -48,6 +53,8 @@ func TestMain(m *testing.M) {
 			ID:     id,
 			Groups: map[string]installation.Group{group: {Template: installation.OnDemandTemplate}},
 			Quota:  map[string]int{unavailable: 0},
+
+			RegistrationTimeout: registrationTimeout,
 		})
 	}
 	options := testcluster.Options{AuditReads: []string{installation.OperatorUser}, Shards: shards}

@@ -6,6 +6,7 @@ package ondemand
 import (
 	"context"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -29,8 +30,12 @@ func newNamespace(t *testing.T, name string) {
 		if err != nil {
 			t.Error(err)
 		}
-		testcluster.Eventually(t, 3*time.Minute, "the machines of the Pods of "+name+" are deleted", func(ctx context.Context) error {
-			return machineCount(ctx, name, 0)
+		testcluster.EventuallyByProgress(t, 3*time.Minute, "the machines of the Pods of "+name+" are deleted", func(ctx context.Context) (int, error) {
+			machines, err := machinesOf(ctx, name)
+			if err != nil {
+				return math.MinInt, err
+			}
+			return -len(machines), machineCount(ctx, name, 0)
 		})
 	})
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"testing"
 	"time"
 
@@ -27,6 +28,35 @@ func EventuallyEvery(t testing.TB, interval, timeout time.Duration, what string,
 	if err := Poll(context.WithoutCancel(t.Context()), interval, timeout, what, check); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// EventuallyByProgress repeats check every two seconds until it succeeds, however long
+// that takes. It fails the test with check's last error when the progress that check
+// returns has not risen for stall. It can be used in a cleanup.
+func EventuallyByProgress(t testing.TB, stall time.Duration, what string, check func(context.Context) (progress int, err error)) {
+	t.Helper()
+	if err := pollByProgress(context.WithoutCancel(t.Context()), stall, what, check); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func pollByProgress(ctx context.Context, stall time.Duration, what string, check func(context.Context) (int, error)) error {
+	const interval = 2 * time.Second
+	best, risen := math.MinInt, time.Now()
+	return wait.PollUntilContextCancel(ctx, interval, true, func(ctx context.Context) (bool, error) {
+		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
+		defer cancel()
+		progress, err := check(attempt)
+		switch {
+		case err == nil:
+			return true, nil
+		case progress > best:
+			best, risen = progress, time.Now()
+		case time.Since(risen) >= stall:
+			return false, fmt.Errorf("%s: no progress for %s: %w", what, stall, err)
+		}
+		return false, nil
+	})
 }
 
 // attemptTimeout limits one attempt: a process that was killed or suspended may
