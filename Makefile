@@ -35,9 +35,8 @@ test-e2e: ## Run the tests against a real control plane.
 	cd e2e && go test -race -p 1 -timeout 40m ./ondemand ./scale
 
 .PHONY: bench
-bench: ## Measure the server, and latency, writes and memory against a real control plane.
-	go test -run '^$$' -bench . ./pkg/server/...
-	cd e2e && go test -run '^$$' -bench . -benchtime 1x -timeout 40m ./...
+bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
+	hack/bench.sh '$(BENCH)'
 
 .PHONY: generate
 generate: ## Write all generated code and the CRDs.

@@ -4,7 +4,7 @@
 
 # Writes everything that is generated: protobuf code, deepcopy functions,
 # OpenAPI definitions, apply configurations, clientset, listers, informers, CRDs
-# and their reference in docs. Every generator is a tool of go.mod or hack/tools/go.mod.
+# and their reference in docs, and the document of the benchmarks. Every generator is a tool of go.mod or hack/tools/go.mod.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
@@ -40,3 +40,4 @@ go tool informer-gen --go-header-file $header \
 
 go tool -modfile=$tools controller-gen crd paths=./pkg/apis/... output:crd:dir=manifests/crd
 go run ./hack/apireference manifests/crd/infrastructure.cluster.x-k8s.io_*.yaml >docs/api.md
+go run ./hack/benchtables

@@ -39,9 +39,15 @@ func BenchmarkScaleDown500(b *testing.B) {
 					writes = append(writes, changesSince(b, from, testcluster.ByOperator)...)
 				}
 				writesPerDown[size] = float64(len(writes)) / downs
-				b.ReportMetric(writesPerDown[size], "writes/op")
-				b.ReportMetric(took.Seconds()*1000/downs, "ms-until-deleted")
-				testcluster.ReportPerUnit(b, writes, downs, "op")
+				perDown := func(resources ...string) float64 {
+					return testcluster.CountOf(writes, resources...) / downs
+				}
+				b.ReportMetric(writesPerDown[size], "writes/down")
+				b.ReportMetric(perDown("nstanceshardgroups"), "shardgroup-writes/down")
+				b.ReportMetric(perDown("nstancemachinepools"), "pool-writes/down")
+				b.ReportMetric(perDown("nstancemachines"), "nstancemachine-writes/down")
+				b.ReportMetric(perDown("machines", "nodes", "events"), "other-writes/down")
+				b.ReportMetric(took.Seconds()/downs, "s-until-deleted")
 			}
 		})
 	}

@@ -68,9 +68,20 @@ func BenchmarkDrains200(b *testing.B) {
 			expectValidAcknowledgement(b, d)
 		}
 		b.ReportMetric(drains[count-1].Reported.Sub(drains[0].Reported).Seconds()*1000, "ms-between-notices")
-		reportDelays(b, "cordon", drains, cordons)
-		reportDelays(b, "eviction", drains, firstEvictions)
-		testcluster.ReportPerUnit(b, requests, count, "drain")
+		delays := sortedDelays(b, "cordon", drains, cordons)
+		b.ReportMetric(milliseconds(delays, 50), "cordon-p50-ms")
+		b.ReportMetric(milliseconds(delays, 99), "cordon-p99-ms")
+		delays = sortedDelays(b, "eviction", drains, firstEvictions)
+		b.ReportMetric(milliseconds(delays, 50), "eviction-p50-ms")
+		b.ReportMetric(milliseconds(delays, 99), "eviction-p99-ms")
+		perDrain := func(verb string, resources ...string) float64 {
+			ofVerb := slices.DeleteFunc(slices.Clone(requests), func(r controlplane.Request) bool { return r.Verb != verb })
+			return testcluster.CountOf(ofVerb, resources...) / count
+		}
+		b.ReportMetric(perDrain("create", "pods"), "evictions/drain")
+		b.ReportMetric(perDrain("list", "pods"), "list-pods/drain")
+		b.ReportMetric(perDrain("patch", "nodes"), "patch-nodes/drain")
+		b.ReportMetric(perDrain("patch", "nstanceshardgroups", "nstancemachinepools"), "patch-pools/drain")
 		b.ReportMetric(float64(len(requests))/count, "requests/drain")
 		// The log has each twice: when it begins and when it ends.
 		b.ReportMetric(float64(len(watches))/2/count, "watch-pods/drain")
@@ -83,25 +94,23 @@ func keepFirst(times map[string]time.Time, key string, at time.Time) {
 	}
 }
 
-// reportDelays reports how long after its notice something was done to the Node of
-// each drain.
-func reportDelays(b *testing.B, what string, drains []drain, times map[string]time.Time) {
+// sortedDelays returns how long after its notice something was done to the Node of each
+// drain.
+func sortedDelays(b *testing.B, what string, drains []drain, times map[string]time.Time) []time.Duration {
 	b.Helper()
 	delays := make([]time.Duration, 0, len(drains))
 	for _, d := range drains {
 		at, found := times[d.Instance]
 		if !found {
-			b.Errorf("no %s of Node %s", what, d.Instance)
-			continue
+			b.Fatalf("no %s of Node %s", what, d.Instance)
 		}
 		delays = append(delays, at.Sub(d.Reported))
 	}
-	if len(delays) == 0 {
-		return
-	}
 	slices.Sort(delays)
-	for _, percent := range []int{50, 99} {
-		at := delays[(len(delays)-1)*percent/100]
-		b.ReportMetric(float64(at.Microseconds())/1000, fmt.Sprintf("%s-p%d-ms", what, percent))
-	}
+	return delays
+}
+
+func milliseconds(sorted []time.Duration, percent int) float64 {
+	at := sorted[(len(sorted)-1)*percent/100]
+	return float64(at.Microseconds()) / 1000
 }

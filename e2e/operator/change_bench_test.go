@@ -8,7 +8,8 @@ import (
 )
 
 // BenchmarkChange counts what one scaling of a pool over three shards costs in
-// requests to the API server and calls to the shards.
+// requests to the API server and calls to the shards, and fails when that is more than
+// the target.
 func BenchmarkChange(b *testing.B) {
 	const name = "writes"
 	createPool(b, name, 3)
@@ -18,8 +19,13 @@ func BenchmarkChange(b *testing.B) {
 		env.Scale(b, name, 12)
 		untilRunning(b, name, 12)
 		count := countWrites(b, from, name)
-		b.ReportMetric(float64(count.shardGroupSpecs)/3, "specs/shardgroup")
-		b.ReportMetric(float64(count.shardGroupStatuses)/3, "statuses/shardgroup")
+		specs, statuses := float64(count.shardGroupSpecs)/3, float64(count.shardGroupStatuses)/3
+		if specs > 1 || statuses > 2 || count.pool > 3 {
+			b.Errorf("%v spec writes and %v status writes per shard group, and %d writes of the pool, want at most 1, 2 and 3",
+				specs, statuses, count.pool)
+		}
+		b.ReportMetric(specs, "specs/shardgroup")
+		b.ReportMetric(statuses, "statuses/shardgroup")
 		b.ReportMetric(float64(count.pool), "writes/pool")
 		b.ReportMetric((upserts(b)-calls)/3, "upserts/shard")
 	}

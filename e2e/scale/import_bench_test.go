@@ -64,6 +64,14 @@ func BenchmarkImport(b *testing.B) {
 				objects++
 			}
 		}
+		// One write for each object: a pool, a MachinePool and the shard groups. All but
+		// the MachinePool have a status.
+		mostObjects, mostStatuses := groups*(2+len(shardIDs)), groups*(1+len(shardIDs))
+		if objects > mostObjects || statuses > mostStatuses || result.throttled > 0 {
+			b.Errorf("%d writes of objects, %d of statuses and %v s of waiting for a rate limit, want at most %d, %d and 0",
+				objects, statuses, result.throttled, mostObjects, mostStatuses)
+		}
+		b.ReportMetric(result.throttled, "throttled-s")
 		b.ReportMetric(float64(objects)/groups, "object-writes/group")
 		b.ReportMetric(float64(statuses)/groups, "status-writes/group")
 		b.ReportMetric(result.took.Seconds(), "import-s")

@@ -88,15 +88,14 @@ func Describe(requests []controlplane.Request) string {
 	return lines.String()
 }
 
-// ReportPerUnit reports as metrics of a benchmark how many requests of each kind
-// one of count units cost.
-func ReportPerUnit(b *testing.B, requests []controlplane.Request, count int, unit string) {
-	b.Helper()
-	counts := map[string]int{}
+// CountOf returns how many of the requests are for one of the resources, subresources
+// included.
+func CountOf(requests []controlplane.Request, resources ...string) float64 {
+	count := 0.0
 	for _, r := range requests {
-		counts[strings.NewReplacer(" ", "-", "/", ".").Replace(r.Action())]++
+		if slices.Contains(resources, r.Resource) {
+			count++
+		}
 	}
-	for action, n := range counts {
-		b.ReportMetric(float64(n)/float64(count), action+"/"+unit)
-	}
+	return count
 }
