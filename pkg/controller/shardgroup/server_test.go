@@ -5,6 +5,7 @@ package shardgroup
 
 import (
 	"context"
+	"encoding/json"
 	"slices"
 	"testing"
 	"time"
@@ -15,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/settingstest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/informer"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -175,6 +177,48 @@ func TestRemovedSettingsReachTheServer(t *testing.T) {
 	s.until("the server's own settings are in effect again", func(group shard.Group) bool { return group.GroupSettings.Equal(own) })
 	if got := len(s.server.Upserts("workers")); got != 4 {
 		t.Errorf("the server got %d upserts, want one for each of 4 specs", got)
+	}
+}
+
+// The settings are filled by reflection, so this holds for one that is added too: from
+// the spec to the storage of the server and back to the status.
+func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
+	s := newServed(t, 0, true)
+	own := s.until("the group exists", func(group shard.Group) bool { return group.ETag != "" }).GroupSettings
+	var all v1beta1.GroupSettings
+	settingstest.Fill(&all)
+	// The server accepts only what its configuration has.
+	all.Template, all.InstanceType, all.Subnets = "worker", "c7i.large", []v1beta1.Identifier{"default"}
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = all })
+	group := s.until("every setting is declared", func(group shard.Group) bool {
+		return group.Declared != nil && group.Declared.Equal(wantedSettings(all, false))
+	})
+	if !group.GroupSettings.Equal(*group.Declared) {
+		t.Errorf("in effect is %+v, want %+v", group.GroupSettings, *group.Declared)
+	}
+	// The status follows the cache by one sync.
+	if _, _, err := s.sync(); err != nil {
+		t.Fatal(err)
+	}
+	want, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	reported, err := json.Marshal(s.object().Status.Config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if string(reported) != string(want) {
+		t.Errorf("the status reports %s, want %s", reported, want)
+	}
+
+	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.GroupSettings = v1beta1.GroupSettings{Template: "worker"} })
+	group = s.until("the server's own settings are in effect again", func(group shard.Group) bool { return group.GroupSettings.Equal(own) })
+	if want := (shard.GroupSettings{Template: "worker"}); !group.Declared.Equal(want) {
+		t.Errorf("declared is %+v, want %+v", *group.Declared, want)
+	}
+	if got := len(s.server.Upserts("workers")); got != 3 {
+		t.Errorf("the server got %d upserts, want one for each of 3 specs", got)
 	}
 }
 
