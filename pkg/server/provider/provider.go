@@ -67,7 +67,9 @@ type Provider interface {
 	// and those arguments that are the same for all instances. It reads memory
 	// only, and returns nil when nothing is certain.
 	ExpectedNode(spec Spec) *corev1.Node
-	// Capacity returns how many more instances a subnet has room for.
+	// Capacity returns how many more instances a subnet has room for. Pending and
+	// running instances need room, those that are being deleted do not; the same
+	// instances count in the quota of their type.
 	Capacity(ctx context.Context, subnet string) (int, error)
 	// Create requests an instance. It does not wait until the instance runs. The
 	// same id gives the same instance, however often it is requested. When the
