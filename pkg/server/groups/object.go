@@ -26,6 +26,7 @@ type object struct {
 	// unconfirmed is the content of the last write if that failed and may have
 	// been carried out nevertheless. It is nil when the stored object is known.
 	unconfirmed []byte
+	encoder     encoder
 }
 
 // read returns an empty content when there is no object.
@@ -51,7 +52,7 @@ func (o *object) read(ctx context.Context) (content, error) {
 // the object may or may not have been replaced: the next write finds out, and
 // replaces either version.
 func (o *object) write(ctx context.Context, content content) error {
-	data, err := json.MarshalIndent(content, "", "  ")
+	data, err := o.encoder.encode(content)
 	if err != nil {
 		return fmt.Errorf("encode the dynamic groups: %w", err)
 	}

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// TestEncodeIsMarshalIndent checks that the text is that of json.MarshalIndent
+// after every change, and that the encoder forgets deleted groups.
+func TestEncodeIsMarshalIndent(t *testing.T) {
+	keyOf := func(tenant, group string) instance.GroupKey {
+		return instance.GroupKey{Tenant: tenant, Group: group}
+	}
+	full := &stored{
+		Settings:    Settings{Template: "<a&b>", SubnetPools: []string{"x", "y"}, Vars: map[string]string{"b": "1", "a": "\"\n"}},
+		RemoveFirst: []string{"i-1"},
+		Declared:    &Settings{},
+		Args:        map[string]any{"deep": map[string]any{"list": []any{1, "2"}}, "empty": map[string]any{}},
+		WhenDropped: &stored{Size: 3},
+	}
+	steps := []struct {
+		name   string
+		change func(content) content
+	}{
+		{"empty", func(c content) content { return c }},
+		{"a group", func(c content) content { return c.with(keyOf("default", "b"), &stored{Size: 1}) }},
+		{"a group before it", func(c content) content { return c.with(keyOf("default", "a"), full) }},
+		{"another tenant", func(c content) content { return c.with(keyOf("also", "b"), full) }},
+		{"a changed group", func(c content) content { return c.with(keyOf("default", "b"), &stored{Size: 2}) }},
+		{"nothing changed", func(c content) content { return c }},
+		{"a tenant without groups", func(c content) content {
+			c["empty"] = map[string]*stored{}
+			return c
+		}},
+		{"a deleted group", func(c content) content { return c.with(keyOf("default", "b"), nil) }},
+		{"a deleted group created as another one", func(c content) content { return c.with(keyOf("default", "b"), full) }},
+		{"a quoted name", func(c content) content { return c.with(keyOf("default", "\"<"), full) }},
+		{"deleted groups", func(content) content { return content{} }},
+	}
+	e, c := &encoder{}, content{}
+	for _, step := range steps {
+		c = step.change(c)
+		want, err := json.MarshalIndent(c, "", "  ")
+		if err != nil {
+			t.Fatal(err)
+		}
+		got, err := e.encode(c)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if diff := cmp.Diff(string(want), string(got)); diff != "" {
+			t.Errorf("%s (-json +encoder):\n%s", step.name, diff)
+		}
+		if len(e.groups) != len(c.keys()) {
+			t.Errorf("%s: the encoder has %d groups, want %d", step.name, len(e.groups), len(c.keys()))
+		}
+	}
+}
+
+// TestEncodeErrors checks that a group that cannot be encoded is named.
+func TestEncodeErrors(t *testing.T) {
+	c := content{"default": {"dynamic": {Args: map[string]any{"invalid": func() {}}}}}
+	e := &encoder{}
+	for range 2 {
+		text, err := e.encode(c)
+		if want := "encode group " + dynamic.String() + ": json: unsupported type: func()"; text != nil || err == nil || err.Error() != want {
+			t.Errorf("got %q, error %v, want %s", text, err, want)
+		}
+	}
+}
