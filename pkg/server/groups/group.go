@@ -57,6 +57,14 @@ type Group struct {
 	Type provider.InstanceType
 }
 
+// etagOrEmpty returns the ETag, or "" if there is no group.
+func (g *Group) etagOrEmpty() string {
+	if g == nil {
+		return ""
+	}
+	return g.ETag
+}
+
 // Change is an operator's request to change a group. Size is always replaced:
 // the protocol cannot distinguish a size of 0 from an unset one
 // (docs/protocol.md#groups), so a change of another field must repeat the size,

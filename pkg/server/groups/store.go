@@ -5,9 +5,7 @@ package groups
 
 import (
 	"context"
-	"fmt"
 	"maps"
-	"reflect"
 	"slices"
 	"sync"
 
@@ -23,7 +21,12 @@ import (
 // storage.ErrConflict shows that another server leads the shard. The Store is
 // then outdated, and every later change fails.
 type Store struct {
-	// writeMu serializes changes and guards object and content.
+	// batchMu guards batch, the changes that are stored by the next write. It is
+	// nil when there are none.
+	batchMu sync.Mutex
+	batch   *batch
+
+	// writeMu serializes writes and guards object and content.
 	writeMu sync.Mutex
 	object  object
 	// content is the content of the object as acknowledged to clients. It does
@@ -92,30 +95,20 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 	if err := ValidateKey(key); err != nil {
 		return nil, false, err
 	}
-	s.writeMu.Lock()
-	defer s.writeMu.Unlock()
-
-	before, existed := s.Get(key)
-	current := s.content.get(key)
-	_, static := s.config.Groups[key.Tenant][key.Group]
-	next := current.with(change, static)
-	after, err := merge(s.config, key, next)
-	if err != nil {
-		return nil, false, err
-	}
-	if static {
-		next.WhenDropped = asDynamic(s.config, after)
-	}
-	if err := validate(s.config, change, before, after); err != nil {
-		return nil, false, err
-	}
-	if s.isStored(current, next) {
-		return before, false, nil
-	}
-	if err := s.put(ctx, key, next, after); err != nil {
-		return nil, false, err
-	}
-	return after, !existed || before.ETag != after.ETag, nil
+	r := &request{ctx: ctx, key: key, plan: func(current *stored, before *Group) (*stored, *Group, error) {
+		_, static := s.config.Groups[key.Tenant][key.Group]
+		next := current.with(change, static)
+		after, err := merge(s.config, key, next)
+		if err != nil {
+			return nil, nil, err
+		}
+		if static {
+			next.WhenDropped = asDynamic(s.config, after)
+		}
+		return next, after, validate(s.config, change, before, after)
+	}}
+	s.do(r)
+	return r.group, r.changed, r.err
 }
 
 // Delete removes the stored settings of a group: a static group returns to its
@@ -125,48 +118,13 @@ func (s *Store) Delete(ctx context.Context, key instance.GroupKey) (changed bool
 	if err := ValidateKey(key); err != nil {
 		return false, err
 	}
-	s.writeMu.Lock()
-	defer s.writeMu.Unlock()
-
-	if s.isStored(s.content.get(key), nil) {
-		return false, nil
-	}
-	before, existed := s.Get(key)
-	var after *Group
-	if _, static := s.config.Groups[key.Tenant][key.Group]; static {
-		if after, err = merge(s.config, key, nil); err != nil {
-			return false, err
+	r := &request{ctx: ctx, key: key, plan: func(*stored, *Group) (*stored, *Group, error) {
+		if _, static := s.config.Groups[key.Tenant][key.Group]; !static {
+			return nil, nil, nil
 		}
-	}
-	if err := s.put(ctx, key, nil, after); err != nil {
-		return false, err
-	}
-	return existed && (after == nil || before.ETag != after.ETag), nil
-}
-
-// isStored reports whether next can be acknowledged without a write, because
-// the stored object is known and already contains it. After a failed write the
-// object may differ from content.
-func (s *Store) isStored(current, next *stored) bool {
-	return s.object.unconfirmed == nil && reflect.DeepEqual(current, next)
-}
-
-// put stores next and then makes after visible. A nil next removes what is
-// stored, and a nil after removes the group. The change becomes visible only
-// after the write.
-func (s *Store) put(ctx context.Context, key instance.GroupKey, next *stored, after *Group) error {
-	content := s.content.with(key, next)
-	if err := s.object.write(ctx, content); err != nil {
-		return fmt.Errorf("change group %s: %w", key, err)
-	}
-	s.content = content
-
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if after != nil {
-		s.groups[key] = after
-	} else {
-		delete(s.groups, key)
-	}
-	return nil
+		after, err := merge(s.config, key, nil)
+		return nil, after, err
+	}}
+	s.do(r)
+	return r.changed, r.err
 }

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"context"
+	"fmt"
+	"reflect"
+	"sync/atomic"
+
+	"nstance.dev/operator/pkg/server/deadline"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// request is the change of one group by one caller.
+type request struct {
+	ctx context.Context
+	key instance.GroupKey
+	// plan returns what must be stored of the group and the group after that,
+	// nil for nothing and for no group. current is what is stored, and before is
+	// the group, nil if there is none. It is called with writeMu locked.
+	plan func(current *stored, before *Group) (next *stored, after *Group, err error)
+
+	// The results are set when do has returned.
+	group   *Group
+	changed bool
+	err     error
+}
+
+// fail replaces the results by an error of the storage.
+func (r *request) fail(err error) {
+	r.group, r.changed, r.err = nil, false, fmt.Errorf("change group %s: %w", r.key, err)
+}
+
+// batch is the requests that one write stores.
+type batch struct {
+	requests []*request
+	// stored is closed when the requests have their results.
+	stored chan struct{}
+}
+
+// do carries out a request and returns when it has its results. Requests that
+// arrive during a write are stored together by the next one. The first of them
+// makes that write.
+func (s *Store) do(r *request) {
+	s.batchMu.Lock()
+	b, first := s.batch, s.batch == nil
+	if first {
+		b = &batch{stored: make(chan struct{})}
+		s.batch = b
+	}
+	b.requests = append(b.requests, r)
+	s.batchMu.Unlock()
+	if !first {
+		<-b.stored
+		return
+	}
+
+	s.writeMu.Lock()
+	defer s.writeMu.Unlock()
+	s.batchMu.Lock()
+	s.batch = nil
+	s.batchMu.Unlock()
+	s.store(b.requests)
+	close(b.stored)
+}
+
+// store carries out requests in their order and stores them in one write. A
+// request that is invalid or needs no write does not depend on the write. The
+// changes become visible only after the write. The caller has locked writeMu.
+func (s *Store) store(requests []*request) {
+	content, groups := s.content, map[instance.GroupKey]*Group{}
+	var writes []*request
+	for _, r := range requests {
+		current := content.get(r.key)
+		before, written := groups[r.key]
+		if !written {
+			before, _ = s.Get(r.key)
+		}
+		next, after, err := r.plan(current, before)
+		switch {
+		case err != nil:
+			r.err = err
+			if written {
+				// The error may be due to a change that the write fails to store.
+				writes = append(writes, r)
+			}
+			continue
+		case !written && s.isStored(current, next):
+			r.group = before
+			continue
+		}
+		if err := deadline.Check(r.ctx); err != nil {
+			r.fail(err)
+			continue
+		}
+		r.group, r.changed = after, before.etagOrEmpty() != after.etagOrEmpty()
+		content, groups[r.key] = content.with(r.key, next), after
+		writes = append(writes, r)
+	}
+	if len(writes) == 0 {
+		return
+	}
+	ctx, cancel := contextOf(writes)
+	defer cancel()
+	if err := s.object.write(ctx, content); err != nil {
+		for _, r := range writes {
+			r.fail(err)
+		}
+		return
+	}
+	s.content = content
+	s.publish(groups)
+}
+
+// isStored reports whether next can be acknowledged without a write, because
+// the stored object is known and already contains it. After a failed write the
+// object may differ from content.
+func (s *Store) isStored(current, next *stored) bool {
+	return s.object.unconfirmed == nil && reflect.DeepEqual(current, next)
+}
+
+// publish makes changed groups visible. A nil group is removed.
+func (s *Store) publish(changed map[instance.GroupKey]*Group) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for key, group := range changed {
+		if group != nil {
+			s.groups[key] = group
+		} else {
+			delete(s.groups, key)
+		}
+	}
+}
+
+// contextOf returns the context of a write for requests. It is done when the
+// contexts of all of them are: a caller that gives up does not fail the others.
+func contextOf(requests []*request) (context.Context, context.CancelFunc) {
+	if len(requests) == 1 {
+		return requests[0].ctx, func() {}
+	}
+	ctx, cancel := context.WithCancel(context.WithoutCancel(requests[0].ctx))
+	waiting := new(atomic.Int64)
+	waiting.Store(int64(len(requests)))
+	stops := make([]func() bool, len(requests))
+	for n, r := range requests {
+		stops[n] = context.AfterFunc(r.ctx, func() {
+			if waiting.Add(-1) == 0 {
+				cancel()
+			}
+		})
+	}
+	return ctx, func() {
+		for _, stop := range stops {
+			stop()
+		}
+		cancel()
+	}
+}
