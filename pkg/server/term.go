@@ -50,6 +50,7 @@ type term struct {
 	failures   *grpcapi.Errors
 	events     *grpcapi.InstanceEvents
 	reconciler *reconciler.Reconciler
+	hashes     *groupHashes
 	// started is closed when all fields above are set.
 	started chan struct{}
 }
@@ -195,7 +196,8 @@ func (t *term) start(ctx context.Context) (err error) {
 		CallContext: t.callContext,
 		Metrics:     t.shared.reconcilerMetrics,
 	})
-	t.cacheHashes(ctx)
+	t.hashes = newGroupHashes(t.groups, t.cache)
+	t.hashes.writeAll(ctx)
 	close(t.started)
 	return nil
 }
@@ -231,7 +233,7 @@ func (t *term) serve(ctx context.Context) error {
 		errors:    t.failures,
 		changed: func() {
 			t.shared.inForce.Store(t.groups.Config())
-			t.cacheHashes(ctx)
+			t.hashes.writeAll(ctx)
 			t.changed(t.allKeys()...)
 		},
 	}
@@ -240,8 +242,8 @@ func (t *term) serve(ctx context.Context) error {
 	t.shared.registry.MustRegister(collector)
 	defer t.shared.registry.Unregister(collector)
 	// The gate is closed before the reconciler is waited for, which may take long.
-	var reconciling sync.WaitGroup
-	defer reconciling.Wait()
+	var running sync.WaitGroup
+	defer running.Wait()
 	closeGate := t.shared.gate.Open(&grpcapi.OperatorService{
 		Store:          t.groups,
 		Instances:      t.instances,
@@ -249,14 +251,18 @@ func (t *term) serve(ctx context.Context) error {
 		Errors:         t.failures,
 		InstanceEvents: t.events,
 		Configuration:  reloader,
-		Changed:        func(key instance.GroupKey) { t.changedByOperator(ctx, key) },
+		Changed: func(key instance.GroupKey) {
+			t.hashes.enqueue(key)
+			t.changed(key)
+		},
 	})
 	defer closeGate()
 	t.shared.serving.Store(true)
 	defer t.shared.serving.Store(false)
 	klog.FromContext(ctx).Info("Serving operators", "shard", t.shared.shard, "groups", len(t.groups.Keys()))
 
-	reconciling.Go(func() { t.reconciler.Run(ctx) })
+	running.Go(func() { t.reconciler.Run(ctx) })
+	running.Go(func() { t.hashes.run(ctx) })
 	ticks := t.shared.readConfigTicks
 	if ticks == nil {
 		ticker := time.NewTicker(reloadInterval)
@@ -273,37 +279,6 @@ func (t *term) allKeys() []instance.GroupKey {
 	keys := slices.Concat(t.groups.Keys(), t.instances.Keys())
 	slices.SortFunc(keys, instance.GroupKey.Compare)
 	return slices.Compact(keys)
-}
-
-// cacheHashes writes the digests of all groups to the cache.
-func (t *term) cacheHashes(ctx context.Context) {
-	hashes := map[instance.GroupKey]cache.Hashes{}
-	for _, key := range t.groups.Keys() {
-		if of := t.hashes(key); of != nil {
-			hashes[key] = *of
-		}
-	}
-	if err := t.cache.PutGroups(ctx, hashes); err != nil {
-		klog.FromContext(ctx).Error(err, "The digests of the groups could not be cached")
-	}
-}
-
-// hashes returns the digests of a group, nil if there is no such group.
-func (t *term) hashes(key instance.GroupKey) *cache.Hashes {
-	group, found := t.groups.Get(key)
-	if !found {
-		return nil
-	}
-	return &cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
-}
-
-// changedByOperator is called after an operator has changed a group or one of its
-// instances.
-func (t *term) changedByOperator(ctx context.Context, key instance.GroupKey) {
-	if err := t.cache.PutGroup(ctx, key, t.hashes(key)); err != nil {
-		klog.FromContext(ctx).Error(err, "The digests of a group could not be cached")
-	}
-	t.changed(key)
 }
 
 // changedOne is called after the provider's instances of a group have changed.

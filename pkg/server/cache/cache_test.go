@@ -161,6 +161,9 @@ func TestChangesAreAtomic(t *testing.T) {
 	if err := db.PutGroups(t.Context(), map[instance.GroupKey]Hashes{{Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
 		t.Errorf("PutGroups returns %v, want an error that names the group", err)
 	}
+	if err := db.UpdateGroups(t.Context(), map[instance.GroupKey]*Hashes{{Tenant: "default", Group: "a"}: nil, {Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
+		t.Errorf("UpdateGroups returns %v, want an error that names the group", err)
+	}
 	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
 		t.Errorf("instances (-before +after):\n%s", diff)
 	}
@@ -305,27 +308,29 @@ func BenchmarkOpen(b *testing.B) {
 	}
 }
 
-func TestPutGroup(t *testing.T) {
+func TestUpdateGroups(t *testing.T) {
 	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
 	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "other", Group: "a"}
 	want := map[instance.GroupKey]Hashes{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}}
 	if err := db.PutGroups(t.Context(), want); err != nil {
 		t.Fatal(err)
 	}
-	put := func(key instance.GroupKey, hashes *Hashes) {
+	put := func(groups map[instance.GroupKey]*Hashes) {
 		t.Helper()
-		if err := db.PutGroup(t.Context(), key, hashes); err != nil {
+		if err := db.UpdateGroups(t.Context(), groups); err != nil {
 			t.Fatal(err)
 		}
 		if found, err := db.Groups(t.Context()); err != nil || !maps.Equal(found, want) {
 			t.Errorf("there are %v, %v, want %v", found, err, want)
 		}
 	}
-	want[a] = Hashes{RuntimeConfig: "5", InfraConfig: "6"}
-	put(a, &Hashes{RuntimeConfig: "5", InfraConfig: "6"})
+	c := instance.GroupKey{Tenant: "other", Group: "c"}
+	want[a], want[c] = Hashes{RuntimeConfig: "5", InfraConfig: "6"}, Hashes{RuntimeConfig: "7"}
 	delete(want, b)
-	put(b, nil)
-	put(b, nil)
+	for range 2 {
+		put(map[instance.GroupKey]*Hashes{a: {RuntimeConfig: "5", InfraConfig: "6"}, b: nil, c: {RuntimeConfig: "7"}})
+	}
+	put(nil)
 }
 
 func TestLeadershipID(t *testing.T) {
