@@ -101,7 +101,8 @@ func BenchmarkUpsertGroup(b *testing.B) {
 			ratio := ratios[len(ratios)/2]
 			b.ReportMetric(ratio, "x-bare")
 			if limit := maxUpsertRatio[callers]; ratio > limit {
-				b.Errorf("%d callers: a change takes %.1f times as long as a bare write, want at most %.1f", callers, ratio, limit)
+				b.Errorf("%d callers: a change takes %.2f times as long as a bare write, want at most %.1f (%.0f changes and %.0f bare writes per second)",
+					callers, ratio, limit, float64(changes)/upserting.Seconds(), float64(changes)/writing.Seconds())
 			}
 		})
 	}

@@ -133,6 +133,13 @@ func TestConcurrentChangesShareAWrite(t *testing.T) {
 			t.Error("got no error for a restricted change")
 		}
 	})
+	canceled, cancel := context.WithCancel(t.Context())
+	b.call(func() {
+		if _, _, err := b.Upsert(canceled, keyOf(callers), newGroup); !errors.Is(err, context.Canceled) {
+			t.Errorf("got error %v, want that of the context", err)
+		}
+	})
+	cancel()
 	b.call(func() {
 		if changed, err := b.Delete(t.Context(), keyOf(0)); !changed || err != nil {
 			t.Errorf("Delete returns changed %t, error %v", changed, err)
@@ -145,6 +152,9 @@ func TestConcurrentChangesShareAWrite(t *testing.T) {
 	b.finish(nil) // blocks forever if there is a third write
 	if _, found := b.Get(keyOf(0)); found {
 		t.Error("the group deleted by the last request exists")
+	}
+	if _, found := b.Get(keyOf(callers)); found {
+		t.Error("the group of a caller that gave up exists")
 	}
 	for n := range callers - 1 {
 		get(t, b.Store, keyOf(n+1))
