@@ -59,7 +59,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		all.Clusters:     withoutManagedFields,
 		all.Machines:     withoutManagedFields,
-		all.MachinePools: capi.KeepReplicasOwners,
+		all.MachinePools: capi.TrimMachinePool,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
 			return nil, err
