@@ -39,7 +39,7 @@ func (v *Validator) validatePool(before, after *v1beta1.NstanceMachinePool) erro
 // validateGroup rejects the group of another pool, since both would set its size.
 func (v *Validator) validateGroup(pool *v1beta1.NstanceMachinePool) field.ErrorList {
 	var others []string
-	for _, other := range v.poolsOf(pool.Spec.Group) {
+	for _, other := range v.poolIndex.OfGroup(string(pool.Spec.Group)) {
 		if other.Name != pool.Name {
 			others = append(others, other.Name)
 		}

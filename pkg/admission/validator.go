@@ -24,6 +24,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
 	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 )
@@ -61,7 +62,7 @@ type Config struct {
 type Validator struct {
 	config           Config
 	pools            nstancelisters.NstanceMachinePoolNamespaceLister
-	poolIndex        cache.Indexer
+	poolIndex        *controller.Pools
 	machinePoolIndex cache.Indexer
 	clusters         listers.ResourceIndexer[*clusterv1.Cluster]
 	shards           cache.Store
@@ -78,13 +79,14 @@ func NewValidator(
 	clusterInformer *capi.Informer[*clusterv1.Cluster],
 	shards cache.SharedIndexInformer,
 ) (*Validator, error) {
-	if err := poolInformer.Informer().AddIndexers(poolIndexers); err != nil {
-		return nil, fmt.Errorf("index NstanceMachinePools: %w", err)
+	poolIndex, err := controller.NewPools(poolInformer.Informer())
+	if err != nil {
+		return nil, err
 	}
 	return &Validator{
 		config:           config,
 		pools:            poolInformer.Lister().NstanceMachinePools(config.Namespace),
-		poolIndex:        poolInformer.Informer().GetIndexer(),
+		poolIndex:        poolIndex,
 		machinePoolIndex: machinePoolInformer.GetIndexer(),
 		clusters:         clusterInformer.Lister(),
 		shards:           shards.GetStore(),

@@ -43,7 +43,7 @@ type Controller struct {
 	poolLister       nstancelisters.NstanceMachinePoolNamespaceLister
 	shardGroupLister nstancelisters.NstanceShardGroupNamespaceLister
 	clusterLister    listers.ResourceIndexer[*clusterv1.Cluster]
-	poolIndex        cache.Indexer
+	poolIndex        *controller.Pools
 	machinePoolIndex cache.Indexer
 
 	shards   shard.Set
@@ -61,6 +61,10 @@ type Controller struct {
 func New(d controller.Dependencies) (*Controller, error) {
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
+	poolIndex, err := controller.NewPools(pools.Informer())
+	if err != nil {
+		return nil, err
+	}
 	c := &Controller{
 		namespace:        d.Namespace,
 		clusterName:      d.ClusterName,
@@ -68,7 +72,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		poolLister:       pools.Lister().NstanceMachinePools(d.Namespace),
 		shardGroupLister: shardGroups.Lister().NstanceShardGroups(d.Namespace),
 		clusterLister:    d.Informers.Clusters.Lister(),
-		poolIndex:        pools.Informer().GetIndexer(),
+		poolIndex:        poolIndex,
 		machinePoolIndex: d.Informers.MachinePools.GetIndexer(),
 		shards:           d.NamedShards,
 		groups:           d.Groups,
@@ -77,9 +81,8 @@ func New(d controller.Dependencies) (*Controller, error) {
 	}
 	c.queue = controller.NewQueue("importer", c.sync)
 
-	var err error
 	c.Registrations, err = controller.Watch(
-		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
+		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},

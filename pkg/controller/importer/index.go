@@ -7,23 +7,12 @@ import (
 	"slices"
 	"strings"
 
-	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 )
-
-// byGroup is the index of pools by group.
-const byGroup = "group"
-
-var poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
-	if pool, ok := obj.(*v1beta1.NstanceMachinePool); ok {
-		return []string{string(pool.Spec.Group)}, nil
-	}
-	return nil, nil
-}}
 
 // deletedPoolOf returns the name of the pool that Cluster API deletes together with
 // a MachinePool that is being deleted, "" when there is none
@@ -35,9 +24,9 @@ func deletedPoolOf(machinePool *clusterv1.MachinePool) string {
 	return capi.PoolOf(machinePool)
 }
 
-// poolsOf returns the pools of a group, sorted by name. There should be at most one.
+// poolsOf returns the pools of a group, sorted by name.
 func (c *Controller) poolsOf(group string) []*v1beta1.NstanceMachinePool {
-	pools := controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byGroup, group)
+	pools := c.poolIndex.OfGroup(group)
 	slices.SortFunc(pools, func(a, b *v1beta1.NstanceMachinePool) int { return strings.Compare(a.Name, b.Name) })
 	return pools
 }

@@ -46,7 +46,7 @@ type Controller struct {
 	poolLister           nstancelisters.NstanceMachinePoolNamespaceLister
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
-	poolIndex            cache.Indexer
+	poolIndex            *controller.Pools
 	shardGroupIndex      cache.Indexer
 	nstanceMachineIndex  cache.Indexer
 	machineIndex         cache.Indexer
@@ -66,6 +66,10 @@ func New(d controller.Dependencies) (*Controller, error) {
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
 	nstanceMachines := d.Informers.Nstance.NstanceMachines()
+	poolIndex, err := controller.NewPools(pools.Informer())
+	if err != nil {
+		return nil, err
+	}
 	c := &Controller{
 		namespace:            d.Namespace,
 		clusterName:          d.ClusterName,
@@ -74,7 +78,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		poolLister:           pools.Lister().NstanceMachinePools(d.Namespace),
 		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),
 		clusterLister:        d.Informers.Clusters.Lister(),
-		poolIndex:            pools.Informer().GetIndexer(),
+		poolIndex:            poolIndex,
 		shardGroupIndex:      shardGroups.Informer().GetIndexer(),
 		nstanceMachineIndex:  nstanceMachines.Informer().GetIndexer(),
 		machineIndex:         d.Informers.Machines.GetIndexer(),
@@ -86,9 +90,8 @@ func New(d controller.Dependencies) (*Controller, error) {
 	}
 	c.queue = controller.NewQueue("poolmember", c.sync)
 
-	var err error
 	c.Registrations, err = controller.Watch(
-		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
+		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: nstanceMachineIndexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "Machines", Informer: d.Informers.Machines, Indexers: machineIndexers, Handler: controller.OnChange(c.machineChanged)},

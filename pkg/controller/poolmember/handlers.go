@@ -29,7 +29,10 @@ func (c *Controller) shardChanged(shard string) {
 // nstanceMachine. Other changes of instances do not matter.
 func (c *Controller) groupChanged(shard, key string) {
 	reported, _ := c.groups.Get(shard, key)
-	for _, pool := range controller.Indexed[v1beta1.NstanceMachinePool](c.poolIndex, byGroup, groupKey(shard, key)) {
+	for _, pool := range c.poolIndex.OfGroup(key) {
+		if !slices.Contains(pool.Spec.Shards, v1beta1.Identifier(shard)) {
+			continue
+		}
 		if pool.Status.InfrastructureMachineKind != "" && c.states.anyNew(pool.UID, reported.Instances) {
 			c.queue.AddAfter(cache.MetaObjectToName(pool), controller.BatchPeriod)
 		}

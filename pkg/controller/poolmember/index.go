@@ -16,8 +16,6 @@ import (
 // The indexes of the controller, with which no change of one object walks a whole
 // cache. Other controllers index the same caches under other names.
 const (
-	// byGroup finds pools by group and shard, see groupKey.
-	byGroup = "poolmember.group"
 	// byPool finds shard groups and nstanceMachines by the uid of their pool.
 	byPool = "poolmember.pool"
 	// byPoolName finds Machines by the label that names their MachinePool, and
@@ -25,23 +23,7 @@ const (
 	byPoolName = "poolmember.poolName"
 )
 
-// groupKey returns an index value. It is unambiguous because identifiers have no
-// slash.
-func groupKey(shard, group string) string { return shard + "/" + group }
-
 var (
-	poolIndexers = cache.Indexers{byGroup: func(obj any) ([]string, error) {
-		pool, ok := obj.(*v1beta1.NstanceMachinePool)
-		if !ok {
-			return nil, nil
-		}
-		keys := make([]string, len(pool.Spec.Shards))
-		for i, shard := range pool.Spec.Shards {
-			keys[i] = groupKey(string(shard), string(pool.Spec.Group))
-		}
-		return keys, nil
-	}}
-
 	shardGroupIndexers = cache.Indexers{byPool: func(obj any) ([]string, error) {
 		if group, ok := obj.(*v1beta1.NstanceShardGroup); ok {
 			if owner := poolOwning(group); owner != nil {

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package controller
+
+import (
+	"testing"
+
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+func TestPoolsAreFoundByGroup(t *testing.T) {
+	informer := cache.NewSharedIndexInformer(&cache.ListWatch{}, &v1beta1.NstanceMachinePool{}, 0, cache.Indexers{})
+	pools, err := NewPools(informer)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := NewPools(informer); err != nil {
+		t.Errorf("a second controller cannot share the index: %v", err)
+	}
+	for name, group := range map[string]v1beta1.Identifier{"one": "workers", "two": "others"} {
+		pool := &v1beta1.NstanceMachinePool{}
+		pool.Name, pool.Spec.Group = name, group
+		if err := informer.GetIndexer().Add(pool); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if found := pools.OfGroup("workers"); len(found) != 1 || found[0].Name != "one" {
+		t.Errorf("found %v, want the pool one", found)
+	}
+	if found := pools.OfGroup("missing"); len(found) > 0 {
+		t.Errorf("found %v, want none", found)
+	}
+}
