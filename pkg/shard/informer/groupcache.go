@@ -131,8 +131,13 @@ func (c *groupCache) setReason(err error) {
 }
 
 func (c *groupCache) set(group shard.Group) []string {
-	if cached, ok := c.groups[group.Key]; ok && cached.Equal(group) {
+	cached, ok := c.groups[group.Key]
+	if ok && cached.Equal(group) {
 		return nil
+	}
+	if cached.Node.Equal(group.Node) {
+		// Others keep the shape, so that a second one would take memory.
+		group.Node = cached.Node
 	}
 	c.groups[group.Key] = group
 	return []string{group.Key}

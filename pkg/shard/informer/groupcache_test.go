@@ -255,3 +255,23 @@ func TestSyncedNeedsEveryShard(t *testing.T) {
 		}
 	}
 }
+
+func TestEventKeepsTheShapeOfNodes(t *testing.T) {
+	reported := func(size int32, memory string) shard.Group {
+		group := group("a", size)
+		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}}
+		return group
+	}
+	c := newGroupCache()
+	c.put(reported(1, "8Gi"))
+	before := c.groups["a"].Node
+	if c.put(reported(2, "8Gi")); c.groups["a"].Size != 2 || c.groups["a"].Node != before {
+		t.Error("an event that changes the size replaces an equal shape")
+	}
+	if c.put(reported(2, "9Gi")); c.groups["a"].Node.Capacity["memory"] != "9Gi" {
+		t.Errorf("the shape is %v, want 9Gi of memory", c.groups["a"].Node)
+	}
+	if c.put(group("a", 2)); c.groups["a"].Node != nil {
+		t.Error("a shape that is no longer reported stays")
+	}
+}
