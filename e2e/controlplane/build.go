@@ -144,8 +144,8 @@ func (b Builder) upToDate(inputs string) (Binaries, bool) {
 	return s.Binaries, true
 }
 
-// kubeModule is the module of the third-party programs. It is apart from that
-// of the tests, so that nothing else moves its versions.
+// kubeModule is the module of the third-party programs, which require much that the
+// tests do not.
 func (b Builder) kubeModule() string { return filepath.Join(b.Root, "e2e", "cmd", "kube") }
 
 // inputs is a digest of all that decides what the third-party programs are:
