@@ -27,16 +27,11 @@ const (
 	upsertBlocks = 10
 )
 
-// maxUpsertRatio is the maximum of the metric x-bare, by the number of callers
-// (docs/benchmarks.md).
-var maxUpsertRatio = map[int]float64{1: 2.1, 8: 1.6}
-
 // BenchmarkUpsertGroup changes groups through a real server: mutual TLS, gRPC,
 // storage in files. The metric x-bare is how much longer that takes than the
 // system calls alone that replace a file of the same bytes safely: the median of
 // all blocks, because other work on the machine delays some of them. The
-// benchmark fails if that is too much. The changes of several callers share
-// writes.
+// changes of several callers share writes.
 func BenchmarkUpsertGroup(b *testing.B) {
 	for _, callers := range []int{1, 8} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
@@ -98,12 +93,7 @@ func BenchmarkUpsertGroup(b *testing.B) {
 			b.ReportMetric(float64(changes)/upserting.Seconds(), "upserts/s")
 			b.ReportMetric(float64(changes)/writing.Seconds(), "bare/s")
 			slices.Sort(ratios)
-			ratio := ratios[len(ratios)/2]
-			b.ReportMetric(ratio, "x-bare")
-			if limit := maxUpsertRatio[callers]; ratio > limit {
-				b.Errorf("%d callers: a change takes %.2f times as long as a bare write, want at most %.1f (%.0f changes and %.0f bare writes per second)",
-					callers, ratio, limit, float64(changes)/upserting.Seconds(), float64(changes)/writing.Seconds())
-			}
+			b.ReportMetric(ratios[len(ratios)/2], "x-bare")
 		})
 	}
 }
