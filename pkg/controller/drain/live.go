@@ -9,14 +9,14 @@ import (
 	"fmt"
 	"time"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
+	utilerrors "k8s.io/apimachinery/pkg/util/errors"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/pager"
+	"k8s.io/kubectl/pkg/drain"
 
 	"nstance.dev/operator/pkg/providerid"
 	"nstance.dev/operator/pkg/shard"
@@ -29,47 +29,25 @@ import (
 // listEvictable lists the Pods that have to leave a Node before its machine is
 // deleted. The package comment describes which Pods these are.
 func (c *Controller) listEvictable(ctx context.Context, node *corev1.Node) ([]corev1.Pod, error) {
-	list, err := c.client.CoreV1().Pods(metav1.NamespaceAll).List(ctx, metav1.ListOptions{
-		FieldSelector: fields.OneTermEqualSelector("spec.nodeName", node.Name).String(),
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list the Pods of Node %s: %w", node.Name, err)
+	helper := drain.Helper{
+		Ctx:                 ctx,
+		Client:              c.client,
+		Force:               true,
+		IgnoreAllDaemonSets: true,
+		DeleteEmptyDirData:  true,
+		AdditionalFilters: []drain.PodFilter{func(pod corev1.Pod) drain.PodDeleteStatus {
+			if !blocksDrain(&pod, node, c.clock.Now()) {
+				return drain.MakePodDeleteStatusSkip()
+			}
+			return drain.MakePodDeleteStatusOkay()
+		}},
 	}
-	var evictable []corev1.Pod
-	var failed []error
-	for _, pod := range list.Items {
-		evict, err := c.evictable(ctx, &pod, node)
-		if err != nil {
-			failed = append(failed, err)
-		}
-		if evict {
-			evictable = append(evictable, pod)
-		}
+	list, errs := helper.GetPodsForDeletion(node.Name)
+	if len(errs) > 0 {
+		// Some of these may be Pods whose DaemonSet could not be read.
+		return nil, fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, utilerrors.NewAggregate(errs))
 	}
-	if len(failed) > 0 {
-		return nil, fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, errors.Join(failed...))
-	}
-	return evictable, nil
-}
-
-// evictable reports whether a Pod has to leave a Node. It agrees with kubectl drain,
-// whose package would make the operator a third larger.
-func (c *Controller) evictable(ctx context.Context, pod *corev1.Pod, node *corev1.Node) (bool, error) {
-	if _, mirror := pod.Annotations[corev1.MirrorPodAnnotationKey]; mirror || !blocksDrain(pod, node, c.clock.Now()) {
-		return false, nil
-	}
-	owner := metav1.GetControllerOfNoCopy(pod)
-	if owner == nil || owner.Kind != "DaemonSet" || owner.APIVersion != appsv1.SchemeGroupVersion.String() {
-		return true, nil
-	}
-	_, err := c.client.AppsV1().DaemonSets(pod.Namespace).Get(ctx, owner.Name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return true, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("get DaemonSet %s/%s: %w", pod.Namespace, owner.Name, err)
-	}
-	return false, nil
+	return list.Pods(), nil
 }
 
 // listProviderIDs lists the provider ids of all Nodes, by their keys. An instance
