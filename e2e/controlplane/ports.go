@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 )
 
@@ -59,12 +60,17 @@ func (p *Ports) fields() []portField {
 
 // fillIn gives every port that is zero a free number.
 func (p *Ports) fillIn() error {
-	var unset []*int
-	for _, f := range p.fields() {
-		if *f.port == 0 {
-			unset = append(unset, f.port)
-		}
+	fields := p.fields()
+	ports := make([]*int, len(fields))
+	for i, f := range fields {
+		ports[i] = f.port
 	}
+	return FillInPorts(ports)
+}
+
+// FillInPorts gives every port that is zero a free number.
+func FillInPorts(ports []*int) error {
+	unset := slices.DeleteFunc(slices.Clone(ports), func(port *int) bool { return *port != 0 })
 	free, err := FreePorts(len(unset))
 	if err != nil {
 		return err

@@ -22,3 +22,13 @@ func PoolOf(machine *v1beta1.NstanceMachine) *metav1.OwnerReference {
 	}
 	return nil
 }
+
+// PoolUIDOf is a cache.IndexFunc of NstanceMachines by the UID of their pool.
+func PoolUIDOf(obj any) ([]string, error) {
+	if machine, ok := obj.(*v1beta1.NstanceMachine); ok {
+		if owner := PoolOf(machine); owner != nil {
+			return []string{string(owner.UID)}, nil
+		}
+	}
+	return nil, nil
+}

@@ -12,9 +12,10 @@ import (
 	"crypto/x509/pkix"
 	"fmt"
 	"math/big"
-	"net"
 	"slices"
 	"time"
+
+	"nstance.dev/operator/pkg/altnames"
 )
 
 const (
@@ -64,13 +65,7 @@ func newServing(now time.Time, hosts []string, authority *x509.Certificate, auth
 	template := newTemplate(now, servingName, servingLifetime)
 	template.KeyUsage = x509.KeyUsageDigitalSignature
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	for _, host := range hosts {
-		if ip := net.ParseIP(host); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, host)
-		}
-	}
+	altnames.Add(template, hosts)
 	return sign(template, authority, authorityKey)
 }
 

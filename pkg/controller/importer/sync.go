@@ -51,15 +51,15 @@ func (c *Controller) observe(group string) (observation, error) {
 	if namesake != nil && string(namesake.Spec.Group) != group {
 		observed.namesake = namesake
 	}
-	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
-		return observation{}, err
-	}
 	for _, id := range c.shards.Shards() {
 		state, err := c.observeShard(id, group)
 		if err != nil {
 			return observation{}, err
 		}
 		observed.shards = append(observed.shards, state)
+	}
+	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
+		return observation{}, err
 	}
 	return observed, nil
 }

@@ -41,14 +41,7 @@ var (
 		return shards, nil
 	}}
 
-	nstanceMachineIndexers = cache.Indexers{byPoolUID: func(obj any) ([]string, error) {
-		if nstanceMachine, ok := obj.(*v1beta1.NstanceMachine); ok {
-			if owner := controller.PoolOf(nstanceMachine); owner != nil {
-				return []string{string(owner.UID)}, nil
-			}
-		}
-		return nil, nil
-	}}
+	nstanceMachineIndexers = cache.Indexers{byPoolUID: controller.PoolUIDOf}
 
 	shardGroupIndexers = cache.Indexers{
 		byPool: func(obj any) ([]string, error) {

@@ -44,21 +44,18 @@ func (s *Store) SetProviderID(ctx context.Context, id, providerID string) error 
 			return fmt.Errorf("is %s already, not %s", current, providerID)
 		}
 		row.Record.ProviderID = providerID
-		if err := s.store(ctx, &row); err != nil {
-			return err
-		}
-		s.put(ctx, row)
-		return nil
+		return s.save(ctx, row)
 	})
 }
 
 // StartDrain begins a drain. It does not change a drain that has begun.
 func (s *Store) StartDrain(ctx context.Context, id string, drain instance.Drain) error {
 	return s.change(id, "start the drain", func(row cache.Row) error {
-		if row.Drain == nil {
-			row.Drain = &drain
-			s.put(ctx, row)
+		if row.Drain != nil {
+			return nil
 		}
+		row.Drain = &drain
+		s.put(ctx, row)
 		return nil
 	})
 }
@@ -108,12 +105,17 @@ func (s *Store) RequestDeletion(ctx context.Context, id string) error {
 		}
 		// Normalize the time to what decoding the record returns.
 		row.Record.DeletionRequestedAt = s.clock.Now().Round(0).UTC()
-		if err := s.store(ctx, &row); err != nil {
-			return err
-		}
-		s.put(ctx, row)
-		return nil
+		return s.save(ctx, row)
 	})
+}
+
+// save stores the record of a row, and then changes the row in memory and in the cache.
+func (s *Store) save(ctx context.Context, row cache.Row) error {
+	if err := s.store(ctx, &row); err != nil {
+		return err
+	}
+	s.put(ctx, row)
+	return nil
 }
 
 // Remove removes the record of an instance that the provider no longer lists.

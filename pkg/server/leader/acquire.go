@@ -79,12 +79,21 @@ func (e *Elector) acquire(ctx context.Context) bool {
 	}
 }
 
-// observe reads the lock and updates o.
-func (e *Elector) observe(ctx context.Context, o *observedLock) error {
+// readLock returns the object of the lock, the zero value if there is none.
+func (e *Elector) readLock(ctx context.Context) (storage.Object, error) {
 	call, cancel := e.callContext(ctx)
 	defer cancel()
 	object, err := e.options.Store.Get(call, e.options.Key)
-	if err != nil && !errors.Is(err, storage.ErrNotFound) {
+	if errors.Is(err, storage.ErrNotFound) {
+		return storage.Object{}, nil
+	}
+	return object, err
+}
+
+// observe reads the lock and updates o.
+func (e *Elector) observe(ctx context.Context, o *observedLock) error {
+	object, err := e.readLock(ctx)
+	if err != nil {
 		return err
 	}
 	if object.ETag == "" {

@@ -128,10 +128,8 @@ func (e *Elector) tryRenew(ctx context.Context, start time.Time) error {
 // The lease is not extended, because it is unknown when that renewal was
 // carried out.
 func (e *Elector) resolveConflict(ctx context.Context, conflict error) error {
-	call, cancel := e.callContext(ctx)
-	defer cancel()
-	object, err := e.options.Store.Get(call, e.options.Key)
-	if err != nil && !errors.Is(err, storage.ErrNotFound) {
+	object, err := e.readLock(ctx)
+	if err != nil {
 		return err
 	}
 	for _, data := range e.unconfirmed {

@@ -13,8 +13,9 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
-	"net"
 	"time"
+
+	"nstance.dev/operator/pkg/altnames"
 )
 
 const (
@@ -109,13 +110,7 @@ func (a *Authority) IssueServer(hosts []string, ttl time.Duration) (certPEM, key
 	}
 	template.Subject = pkix.Name{CommonName: hosts[0]}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	for _, host := range hosts {
-		if ip := net.ParseIP(host); ip != nil {
-			template.IPAddresses = append(template.IPAddresses, ip)
-		} else {
-			template.DNSNames = append(template.DNSNames, host)
-		}
-	}
+	altnames.Add(template, hosts)
 	return a.issue(template)
 }
 

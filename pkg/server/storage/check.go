@@ -4,11 +4,30 @@
 package storage
 
 import (
+	"context"
 	"fmt"
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"nstance.dev/operator/pkg/server/deadline"
 )
+
+// CheckCall returns an error if the key of a call is invalid, or if ctx is done.
+func CheckCall(ctx context.Context, key string) error {
+	if err := CheckKey(key); err != nil {
+		return err
+	}
+	return deadline.Check(ctx)
+}
+
+// CheckListCall is CheckCall for the prefix of a List.
+func CheckListCall(ctx context.Context, prefix string) error {
+	if err := CheckPrefix(prefix); err != nil {
+		return err
+	}
+	return deadline.Check(ctx)
+}
 
 const (
 	// maxKeyLength is S3's limit, in bytes.

@@ -49,15 +49,20 @@ func (p *Pool) UpsertGroup(ctx context.Context, shardID, key string, config shar
 func (p *Pool) DeleteGroup(ctx context.Context, shardID, key string) error {
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 		_, err := client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Key: key})
-		if status.Code(err) == codes.NotFound {
-			return nil
-		}
-		return err
+		return ignoreNotFound(err)
 	})
 	if err != nil {
 		return fmt.Errorf("delete group %q on shard %q: %w", key, shardID, err)
 	}
 	return nil
+}
+
+// ignoreNotFound returns nil for the error of a server that does not have the object.
+func ignoreNotFound(err error) error {
+	if status.Code(err) == codes.NotFound {
+		return nil
+	}
+	return err
 }
 
 // call makes one unary call with CallTimeout.

@@ -72,10 +72,7 @@ func (p *Pool) DeleteInstance(ctx context.Context, shardID, id string) (deleted 
 func (p *Pool) AcknowledgeDrained(ctx context.Context, shardID, id string) error {
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
 		_, err := client.AcknowledgeDrained(ctx, &nstancev1.DrainAckRequest{InstanceId: id})
-		if status.Code(err) == codes.NotFound {
-			return nil
-		}
-		return err
+		return ignoreNotFound(err)
 	})
 	if err != nil {
 		return fmt.Errorf("acknowledge the drain of instance %s on shard %q: %w", id, shardID, err)

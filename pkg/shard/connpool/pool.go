@@ -16,6 +16,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"k8s.io/klog/v2"
 
+	"k8s.io/apimachinery/pkg/util/sets"
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -181,17 +182,5 @@ func (p *Pool) signal() {
 
 // difference returns the ids that only one of the two sets has, sorted.
 func difference(before, after map[string]shard.Endpoint) []string {
-	var ids []string
-	for id := range before {
-		if _, ok := after[id]; !ok {
-			ids = append(ids, id)
-		}
-	}
-	for id := range after {
-		if _, ok := before[id]; !ok {
-			ids = append(ids, id)
-		}
-	}
-	slices.Sort(ids)
-	return ids
+	return sets.List(sets.KeySet(before).SymmetricDifference(sets.KeySet(after)))
 }

@@ -72,7 +72,7 @@ func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
 }
 
 func (s *Store) get(ctx context.Context, key string) (storage.Object, error) {
-	if err := check(ctx, key); err != nil {
+	if err := storage.CheckCall(ctx, key); err != nil {
 		return storage.Object{}, err
 	}
 	return readObject(s.path(key))
@@ -115,7 +115,7 @@ func (s *Store) Replace(ctx context.Context, key string, data []byte, etag strin
 // write writes an object if allowed returns nil. allowed is called with the path of
 // the object, and with its folder locked.
 func (s *Store) write(ctx context.Context, key string, data []byte, allowed func(path string) error) (string, error) {
-	if err := check(ctx, key); err != nil {
+	if err := storage.CheckCall(ctx, key); err != nil {
 		return "", err
 	}
 	path := s.path(key)
@@ -153,7 +153,7 @@ func (s *Store) Delete(ctx context.Context, key string) error {
 }
 
 func (s *Store) delete(ctx context.Context, key string) error {
-	if err := check(ctx, key); err != nil {
+	if err := storage.CheckCall(ctx, key); err != nil {
 		return err
 	}
 	path := s.path(key)
@@ -178,14 +178,6 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	// Also when there was no file: the process that deleted it may have crashed
 	// before syncing the folder.
 	return syncFolder(folder)
-}
-
-// check returns an error for an invalid key, and when ctx is done.
-func check(ctx context.Context, key string) error {
-	if err := storage.CheckKey(key); err != nil {
-		return err
-	}
-	return deadline.Check(ctx)
 }
 
 // path returns the path of an object.

@@ -12,7 +12,6 @@ import (
 	"slices"
 	"strings"
 
-	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -26,10 +25,7 @@ func (s *Store) List(ctx context.Context, prefix string) ([]storage.Info, error)
 }
 
 func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error) {
-	if err := storage.CheckPrefix(prefix); err != nil {
-		return nil, err
-	}
-	if err := deadline.Check(ctx); err != nil {
+	if err := storage.CheckListCall(ctx, prefix); err != nil {
 		return nil, err
 	}
 	keys, err := s.keys(ctx, prefix[:strings.LastIndex(prefix, "/")+1], prefix)

@@ -31,11 +31,8 @@ const (
 // It needs no lock: a file that is replaced stays complete for its readers.
 func readObject(path string) (storage.Object, error) {
 	file, err := os.Open(path)
-	if notFound(err) {
-		return storage.Object{}, storage.ErrNotFound
-	}
 	if err != nil {
-		return storage.Object{}, err
+		return storage.Object{}, readError(err)
 	}
 	info, statErr := file.Stat()
 	var data bytes.Buffer
@@ -44,14 +41,18 @@ func readObject(path string) (storage.Object, error) {
 		data.Grow(int(info.Size()) + bytes.MinRead)
 	}
 	_, readErr := data.ReadFrom(file)
-	err = errors.Join(statErr, readErr, file.Close())
-	if notFound(err) {
-		return storage.Object{}, storage.ErrNotFound
-	}
-	if err != nil {
-		return storage.Object{}, err
+	if err := errors.Join(statErr, readErr, file.Close()); err != nil {
+		return storage.Object{}, readError(err)
 	}
 	return storage.Object{Data: data.Bytes(), ETag: digest(data.Bytes()), LastModified: info.ModTime()}, nil
+}
+
+// readError returns storage.ErrNotFound for an error that means that there is no file.
+func readError(err error) error {
+	if notFound(err) {
+		return storage.ErrNotFound
+	}
+	return err
 }
 
 // notFound reports whether err means that there is no file: nothing, a folder, or a

@@ -30,7 +30,7 @@ type condition struct {
 // an id of its own, and after a rejection put checks whether the object has this
 // id. The data is not enough: two servers that count from 1 both write 2.
 func (s *Store) put(ctx context.Context, key string, data []byte, c condition) (string, error) {
-	if err := check(ctx, key); err != nil {
+	if err := storage.CheckCall(ctx, key); err != nil {
 		return "", err
 	}
 	if c.ifMatch != nil && *c.ifMatch == "" {

@@ -66,15 +66,15 @@ func Open(ctx context.Context, bucket string) (*Store, error) {
 
 // Get implements storage.Store.
 func (s *Store) Get(ctx context.Context, key string) (storage.Object, error) {
-	object, err := s.get(ctx, key)
+	object, err := s.getObject(ctx, key)
 	if err != nil {
 		return storage.Object{}, fmt.Errorf("read %s from bucket %s: %w", key, s.bucket, err)
 	}
 	return object, nil
 }
 
-func (s *Store) get(ctx context.Context, key string) (storage.Object, error) {
-	if err := check(ctx, key); err != nil {
+func (s *Store) getObject(ctx context.Context, key string) (storage.Object, error) {
+	if err := storage.CheckCall(ctx, key); err != nil {
 		return storage.Object{}, err
 	}
 	output, err := s.client.GetObject(ctx, &s3.GetObjectInput{Bucket: &s.bucket, Key: &key})
@@ -115,14 +115,14 @@ func (s *Store) Replace(ctx context.Context, key string, data []byte, etag strin
 
 // Delete implements storage.Store.
 func (s *Store) Delete(ctx context.Context, key string) error {
-	if err := s.delete(ctx, key); err != nil {
+	if err := s.deleteObject(ctx, key); err != nil {
 		return fmt.Errorf("delete %s from bucket %s: %w", key, s.bucket, err)
 	}
 	return nil
 }
 
-func (s *Store) delete(ctx context.Context, key string) error {
-	if err := check(ctx, key); err != nil {
+func (s *Store) deleteObject(ctx context.Context, key string) error {
+	if err := storage.CheckCall(ctx, key); err != nil {
 		return err
 	}
 	_, err := s.client.DeleteObject(ctx, &s3.DeleteObjectInput{Bucket: &s.bucket, Key: &key})
@@ -134,18 +134,15 @@ func (s *Store) delete(ctx context.Context, key string) error {
 
 // List implements storage.Store.
 func (s *Store) List(ctx context.Context, prefix string) ([]storage.Info, error) {
-	infos, err := s.list(ctx, prefix)
+	infos, err := s.listObjects(ctx, prefix)
 	if err != nil {
 		return nil, fmt.Errorf("list %q in bucket %s: %w", prefix, s.bucket, err)
 	}
 	return infos, nil
 }
 
-func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error) {
-	if err := storage.CheckPrefix(prefix); err != nil {
-		return nil, err
-	}
-	if err := deadline.Check(ctx); err != nil {
+func (s *Store) listObjects(ctx context.Context, prefix string) ([]storage.Info, error) {
+	if err := storage.CheckListCall(ctx, prefix); err != nil {
 		return nil, err
 	}
 	var infos []storage.Info
@@ -166,14 +163,6 @@ func (s *Store) list(ctx context.Context, prefix string) ([]storage.Info, error)
 	// Some types of buckets do not list in the order of keys.
 	slices.SortFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) })
 	return infos, nil
-}
-
-// check returns an error for an invalid key, and when ctx is done.
-func check(ctx context.Context, key string) error {
-	if err := storage.CheckKey(key); err != nil {
-		return err
-	}
-	return deadline.Check(ctx)
 }
 
 // code returns the service's code of an error, or "" without a response.
