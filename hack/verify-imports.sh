@@ -25,6 +25,8 @@ never() {
 	fi
 }
 
+# Only tests end tests.
+never ./cmd/... "^$module/pkg/require$"
 # The operator is written with plain client-go.
 never ./cmd/nstance-operator '^sigs\.k8s\.io/controller-runtime(/|$)'
 never ./cmd/nstance-operator "^$module/pkg/server(/|\$)"

@@ -14,6 +14,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/faultproxy"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // point is where in a scale-down the operator is killed: before a request of its
@@ -68,9 +69,7 @@ func TestOperatorKilledDuringScaleDown(t *testing.T) {
 		node := selectNodes(t, group, random, 1)[0]
 		deleted = append(deleted, node.Name)
 		begin, fault := env.AuditEnd(t), operator.block(where[i])
-		if err := group.deleteNodes(t.Context(), node); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.deleteNodes(t.Context(), node))
 		reached[operator.untilReached(t, where[i], begin, fault, node.Name)]++
 		operator.crash(t)
 		untilMachinesDeleted(t, node.Name)
@@ -135,9 +134,7 @@ func (o crashingOperator) untilReached(t *testing.T, at point, from controlplane
 // crash kills the operator and starts another one.
 func (o crashingOperator) crash(t *testing.T) {
 	t.Helper()
-	if err := o.Process.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, o.Process.Kill(t.Context()))
 	o.Proxy.Heal()
 	env.ReleaseLease(t)
 	testcluster.Start(t, o.Process)

@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A Machine that a user deletes is replaced in the same shard, and its Pods are
@@ -52,9 +53,7 @@ func TestMachineIsDeletedAndReplicasLowered(t *testing.T) {
 	machine := before.on(shardIDs[2])[0]
 	from := env.AuditEnd(t)
 	kubectlDelete(t, "machine", machine)
-	if err := group.setSize(t.Context(), 3); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.setSize(t.Context(), 3))
 	untilMachinesDeleted(t, machine)
 	untilRunning(t, name, 3)
 	untilResynced(t)
@@ -72,9 +71,7 @@ func TestInstanceIsLost(t *testing.T) {
 	machine := before.on(shardIDs[1])[0]
 	from := env.AuditEnd(t)
 	// The Node is the instance: the provider does not have it any more.
-	if err := env.Kube.CoreV1().Nodes().Delete(t.Context(), machine, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Kube.CoreV1().Nodes().Delete(t.Context(), machine, metav1.DeleteOptions{}))
 	untilMachinesDeleted(t, machine)
 	after := untilRunning(t, name, 3)
 	expectReplaced(t, before, after, machine)
@@ -149,9 +146,7 @@ func runPod(t *testing.T, pool, node string) {
 			Containers:                   []corev1.Container{{Name: "main", Image: "none"}},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	testcluster.Eventually(t, timeout, "Pod "+name+" runs", func(ctx context.Context) error {
 		pod, err := pods.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && pod.Status.Phase != corev1.PodRunning {

@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/require"
 )
 
 // With a health check of its pool, only a Node that is not ready any more is replaced,
@@ -75,13 +76,10 @@ func createHealthCheck(t *testing.T, pool string) {
 		},
 	}
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(check)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	checks := env.ClusterAPI("machinehealthchecks")
-	if _, err := checks.Create(t.Context(), &unstructured.Unstructured{Object: content}, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = checks.Create(t.Context(), &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := checks.Delete(context.WithoutCancel(t.Context()), pool, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -58,9 +59,7 @@ func instancesOf(ctx context.Context, group string) (instances, error) {
 func getInstances(t testing.TB, group string) instances {
 	t.Helper()
 	found, err := instancesOf(t.Context(), group)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return found
 }
 
@@ -122,9 +121,7 @@ func expectInstances(t testing.TB, group string, want instances) {
 		t.Errorf("lost %v, new %v", want.without(got.ids()...).ids(), got.without(want.ids()...).ids())
 	}
 	sizes, err := sizesOf(t.Context(), group)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !slices.Equal(sizes, want.sizes()) {
 		t.Errorf("the pool requests %v instances, want %v", sizes, want.sizes())
 	}

@@ -10,12 +10,12 @@ import (
 	"strconv"
 	"testing"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Every instance of a pool has a Machine, which Cluster API counts and matches with
@@ -32,9 +32,7 @@ func TestMachines(t *testing.T) {
 	untilCounted(t, name, replicas)
 	expectContract(t, name, found)
 	nodes, err := env.Nodes(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, node := range nodes {
 		machine, err := machineOf(t.Context(), &node)
 		if err != nil || machine.GetName() != node.Name || node.Annotations[clusterv1.MachineAnnotation] != node.Name {
@@ -49,9 +47,7 @@ func TestMachines(t *testing.T) {
 	expectInstances(t, name, found)
 
 	for _, size := range []int{replicas + 2, replicas - 1} {
-		if err := group.setSize(t.Context(), int64(size)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.setSize(t.Context(), int64(size)))
 		untilRunning(t, name, size)
 		untilCounted(t, name, int32(size))
 	}
@@ -66,9 +62,7 @@ func TestNoMachinesByDefault(t *testing.T) {
 	group := createPool(t, name, 4, notScaled)
 	untilWithoutMachines(t, name, 4, v1beta1.ReasonMachinesDisabled)
 	for _, replicas := range []int{6, 2} {
-		if err := group.setSize(t.Context(), int64(replicas)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.setSize(t.Context(), int64(replicas)))
 		untilWithoutMachines(t, name, replicas, v1beta1.ReasonMachinesDisabled)
 	}
 	sizes, err := sizesOf(t.Context(), name)
@@ -114,9 +108,8 @@ func machinesAre(ctx context.Context, name string, status metav1.ConditionStatus
 	if err != nil {
 		return err
 	}
-	condition := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled)
-	if condition == nil || condition.Status != status || condition.Reason != reason {
-		return fmt.Errorf("condition %s is %+v, want %s for %s", v1beta1.ConditionMachinesEnabled, condition, status, reason)
+	if err := testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled, status, reason); err != nil {
+		return err
 	}
 	if on := pool.Status.InfrastructureMachineKind != ""; on != (status == metav1.ConditionTrue) {
 		return fmt.Errorf("the kind of its machines is %q", pool.Status.InfrastructureMachineKind)
@@ -151,9 +144,7 @@ func TestSwitchingModes(t *testing.T) {
 	if err := hasMachines(t.Context(), name, 3); err != nil {
 		t.Errorf("after switching off: %v", err)
 	}
-	if err := group.increaseSize(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.increaseSize(t.Context(), 1))
 	testcluster.Eventually(t, timeout, "a fourth instance runs", func(ctx context.Context) error {
 		found, err := instancesOf(ctx, name)
 		if err == nil && len(found) != 4 {
@@ -175,9 +166,7 @@ func TestSwitchingModes(t *testing.T) {
 	// Machines are deleted with their instances, even when they are switched off.
 	patchPool(t, name, `{"spec":{"machines":"Never"}}`)
 	testcluster.Eventually(t, timeout, "the Machines are switched off again", never)
-	if err := group.setSize(t.Context(), 2); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.setSize(t.Context(), 2))
 	testcluster.Eventually(t, timeout, "two instances are left, with their Machines", func(ctx context.Context) error {
 		found, err := instancesOf(ctx, name)
 		if err == nil && len(found) != 2 {

@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/e2e/shardrelay"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // firstExtension is the least number of a field that is an extension
@@ -73,24 +74,18 @@ func TestOldServer(t *testing.T) {
 	group := createPool(t, name, 2, func(_ *clusterv1.MachinePool, pool *v1beta1.NstanceMachinePool) { pool.Spec.Shards = shards })
 	untilWithoutMachines(t, name, 2, v1beta1.ReasonUnsupportedByServer)
 	for _, size := range []int{5, 1} {
-		if err := group.setSize(t.Context(), int64(size)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.setSize(t.Context(), int64(size)))
 		untilWithoutMachines(t, name, size, v1beta1.ReasonUnsupportedByServer)
 	}
 	pool, err := env.NstanceMachinePool(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	condition := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionMachinesEnabled)
 	if !strings.Contains(condition.Message, oldShard) || strings.Contains(condition.Message, shardIDs[0]) {
 		t.Errorf("the message is %q, want only shard %s to be named", condition.Message, oldShard)
 	}
 
 	// The autoscaler can scale it up, and cannot delete a selected Node.
-	if err := group.increaseSize(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.increaseSize(t.Context(), 1))
 	untilWithoutMachines(t, name, 2, v1beta1.ReasonUnsupportedByServer)
 	nodes, err := group.nodes(t.Context())
 	if err != nil || len(nodes) != 2 {

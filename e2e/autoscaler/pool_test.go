@@ -11,13 +11,12 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/require"
 )
 
 // poolChange changes the MachinePool and the pool that a test creates.
@@ -39,44 +38,12 @@ func createPool(t testing.TB, name string, replicas int32, changes ...poolChange
 // createLastingPool creates a pool that is not deleted.
 func createLastingPool(t testing.TB, name string, replicas int32, changes ...poolChange) nodeGroup {
 	t.Helper()
-	machinePool := &clusterv1.MachinePool{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: name,
-			Annotations: map[string]string{
-				clusterv1.AutoscalerMinSizeAnnotation: "0",
-				clusterv1.AutoscalerMaxSizeAnnotation: "1000",
-			},
-		},
-		Spec: clusterv1.MachinePoolSpec{
-			ClusterName: installation.ClusterName,
-			Replicas:    &replicas,
-			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
-				ClusterName: installation.ClusterName,
-				Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
-				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-					APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: name,
-				},
-			}},
-		},
-	}
-	pool := &v1beta1.NstanceMachinePool{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(name), GroupSettings: v1beta1.GroupSettings{Template: "worker"}},
-	}
-	for _, shard := range shardIDs {
-		pool.Spec.Shards = append(pool.Spec.Shards, v1beta1.Identifier(shard))
-	}
+	machinePool, pool := testcluster.NewMachinePool(name, replicas), testcluster.NewNstanceMachinePool(name, shardIDs...)
+	machinePool.Annotations = map[string]string{clusterv1.AutoscalerMinSizeAnnotation: "0", clusterv1.AutoscalerMaxSizeAnnotation: "1000"}
 	for _, change := range changes {
 		change(machinePool, pool)
 	}
-	machinePool.Namespace, pool.Namespace = installation.Namespace, installation.Namespace
-	_, err := env.MachinePools().Create(t.Context(), machinePool, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := env.NstanceMachinePools().Create(t.Context(), pool, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.CreatePool(t.Context(), machinePool, pool))
 	return nodeGroup{name}
 }
 
@@ -128,18 +95,16 @@ func deleted(ctx context.Context, name string) error {
 
 func patchPool(t testing.TB, name, patch string) {
 	t.Helper()
-	if _, err := env.NstanceMachinePools().Patch(t.Context(), name, mergePatch, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := env.NstanceMachinePools().Patch(t.Context(), name, mergePatch, []byte(patch), metav1.PatchOptions{})
+	require.NoError(t, err)
 }
 
 // annotatePool sets an annotation of the MachinePool to a JSON value.
 func annotatePool(t testing.TB, name, annotation, value string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, annotation, value)
-	if _, err := env.ClusterAPI("machinepools").Patch(t.Context(), name, mergePatch, patch, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := env.ClusterAPI("machinepools").Patch(t.Context(), name, mergePatch, patch, metav1.PatchOptions{})
+	require.NoError(t, err)
 }
 
 // inPool selects objects by Cluster API's label of their MachinePool.

@@ -18,6 +18,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // untilRunning waits until a pool runs with so many instances, each of which has
@@ -161,18 +162,12 @@ func namesOf(machines []clusterv1.Machine) []string {
 func expectContract(t *testing.T, pool string, found instances) {
 	t.Helper()
 	machines, err := machinesOf(t.Context(), pool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, machine := range machines {
 		nstanceMachine, err := env.NstanceMachines().Get(t.Context(), machine.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		node, err := env.Kube.CoreV1().Nodes().Get(t.Context(), machine.Name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if machine.Spec.ProviderID != node.Spec.ProviderID || nstanceMachine.Spec.ProviderID != node.Spec.ProviderID {
 			t.Errorf("provider ids: Node %q, Machine %q, NstanceMachine %q", node.Spec.ProviderID, machine.Spec.ProviderID, nstanceMachine.Spec.ProviderID)
 		}
@@ -202,9 +197,7 @@ func expectContract(t *testing.T, pool string, found instances) {
 func untilResynced(t testing.TB) {
 	t.Helper()
 	groups, err := env.NstanceShardGroups().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	resynced := time.Now().Add(2 * resync)
 	env.UntilQueued(t, timeout, "shardgroup", 2*len(groups.Items))
 	testcluster.Eventually(t, timeout, "two resync periods are over", func(context.Context) error {

@@ -11,6 +11,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // BenchmarkScaleDown500 deletes one instance after the other from a pool of 50 and from
@@ -30,9 +31,7 @@ func BenchmarkScaleDown500(b *testing.B) {
 					node := selectNodes(b, group, random, 1)[0]
 					untilOperatorIdle(b)
 					from, begin := env.AuditEnd(b), time.Now()
-					if err := group.deleteNodes(b.Context(), node); err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, group.deleteNodes(b.Context(), node))
 					untilMachinesDeleted(b, node.Name)
 					took += time.Since(begin)
 					untilOperatorIdle(b)
@@ -64,15 +63,11 @@ func grow(b *testing.B, group nodeGroup, size int) {
 	b.Helper()
 	const step, timeout = 50, 10 * time.Minute
 	present, err := group.targetSize(b.Context())
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	for at := int(present); at < size; {
 		delta := min(step, size-at)
 		begin := time.Now()
-		if err := group.increaseSize(b.Context(), int64(delta)); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, group.increaseSize(b.Context(), int64(delta)))
 		at += delta
 		testcluster.EventuallyEvery(b, 2*time.Second, timeout, fmt.Sprintf("%d instances have Machines that run", at), func(ctx context.Context) error {
 			_, err := running(ctx, group.name, at)

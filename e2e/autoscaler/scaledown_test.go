@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Only the instances that the autoscaler selects are deleted, however many at once. The
@@ -45,9 +46,7 @@ func TestScaleDownDeletesSelectedInstances(t *testing.T) {
 
 		from = env.AuditEnd(t)
 		want := filled(left.sizes(), deletions)
-		if err := group.increaseSize(t.Context(), deletions); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.increaseSize(t.Context(), deletions))
 		before = untilRunning(t, name, size)
 		if got := before.sizes(); !slices.Equal(got, want) {
 			t.Errorf("grown to %v, want %v", got, want)
@@ -67,18 +66,14 @@ func TestScaleUpFillsSmallestShard(t *testing.T) {
 	group := createPool(t, name, 7)
 	before := untilRunning(t, name, 7) // 3 2 2
 	last := shardIDs[len(shardIDs)-1]
-	if err := group.deleteNodes(t.Context(), nodesNamed(t, before.on(last)...)...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.deleteNodes(t.Context(), nodesNamed(t, before.on(last)...)...))
 	left := untilRunning(t, name, 5)
 	if got := left.sizes(); !slices.Equal(got, []int{3, 2, 0}) {
 		t.Fatalf("left are %v, want none on shard %s", got, last)
 	}
 	for _, want := range [][]int{{3, 2, 1}, {3, 2, 2}, {3, 3, 2}} {
 		from := env.AuditEnd(t)
-		if err := group.increaseSize(t.Context(), 1); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.increaseSize(t.Context(), 1))
 		grown := untilRunning(t, name, len(left)+1)
 		if got := grown.sizes(); !slices.Equal(got, want) || len(left.without(grown.ids()...)) > 0 {
 			t.Errorf("%v has grown to %v, want %v", left.sizes(), got, want)
@@ -99,9 +94,7 @@ func newRandom(t testing.TB) *rand.Rand {
 func selectNodes(t testing.TB, group nodeGroup, random *rand.Rand, count int) []*corev1.Node {
 	t.Helper()
 	nodes, err := group.nodes(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(nodes) < count {
 		t.Fatalf("the autoscaler sees %d Nodes of %s, want %d at least", len(nodes), group.name, count)
 	}
@@ -116,9 +109,7 @@ func deleteInBursts(t *testing.T, group nodeGroup, random *rand.Rand, nodes []*c
 	const maxBurst = 5
 	for len(nodes) > 0 {
 		count := min(1+random.IntN(maxBurst), len(nodes))
-		if err := group.deleteNodes(t.Context(), nodes[:count]...); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.deleteNodes(t.Context(), nodes[:count]...))
 		if random.IntN(2) == 0 {
 			untilMachinesDeleted(t, namesOfNodes(nodes[:count])...)
 		}
@@ -136,16 +127,7 @@ func untilMachinesDeleted(t testing.TB, names ...string) {
 }
 
 func machineDeleted(ctx context.Context, name string) error {
-	_, err := env.Machines().Get(ctx, name, metav1.GetOptions{})
-	if err := testcluster.NotFound("the Machine", err); err != nil {
-		return err
-	}
-	_, err = env.NstanceMachines().Get(ctx, name, metav1.GetOptions{})
-	if err := testcluster.NotFound("the NstanceMachine", err); err != nil {
-		return err
-	}
-	_, err = env.Kube.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
-	return testcluster.NotFound("the Node", err)
+	return env.MachineDeleted(ctx, name, name)
 }
 
 func namesOfNodes(nodes []*corev1.Node) []string {
@@ -162,9 +144,7 @@ func nodesNamed(t testing.TB, names ...string) []*corev1.Node {
 	var nodes []*corev1.Node
 	for _, name := range names {
 		node, err := env.Kube.CoreV1().Nodes().Get(t.Context(), name, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		nodes = append(nodes, node)
 	}
 	return nodes

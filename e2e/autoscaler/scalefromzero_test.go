@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // annotationLabels has the labels of the Nodes that a pool without instances would
@@ -34,24 +35,16 @@ func TestScaleFromZeroAndBack(t *testing.T) {
 		return err
 	})
 	from := env.AuditEnd(t)
-	if err := group.increaseSize(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.increaseSize(t.Context(), 1))
 	untilRunning(t, name, 1)
-	if err := group.increaseSize(t.Context(), 5); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.increaseSize(t.Context(), 5))
 	found := untilRunning(t, name, 6)
 	expectAsReported(t, name, labels)
 	expectUniqueProviderIDs(t, group, found)
 
 	nodes, err := group.nodes(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := group.deleteNodes(t.Context(), nodes...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, group.deleteNodes(t.Context(), nodes...))
 	untilMachinesDeleted(t, found.ids()...)
 	untilRunning(t, name, 0)
 	untilResynced(t)
@@ -100,13 +93,9 @@ func expectAsReported(t *testing.T, name string, labels map[string]string) {
 		t.Errorf("the reported labels are %v, want architecture and instance type among them", labels)
 	}
 	pool, err := env.NstanceMachinePool(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	nodes, err := env.Nodes(t.Context(), name)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, node := range nodes {
 		for resource, quantity := range pool.Status.Capacity {
 			if got := node.Status.Capacity[resource]; got.Cmp(quantity) != 0 {
@@ -129,9 +118,7 @@ func expectAsReported(t *testing.T, name string, labels map[string]string) {
 func expectUniqueProviderIDs(t *testing.T, group nodeGroup, found instances) {
 	t.Helper()
 	ids, err := group.instances(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	left := found
 	for _, id := range ids {
 		if _, ok := left[lastSegment(id)]; !ok {

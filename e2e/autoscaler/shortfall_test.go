@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // When a shard has no more instances of a type, no other instance is deleted: the
@@ -28,9 +29,7 @@ func TestShortfallIsCancelled(t *testing.T) {
 	})
 	untilRunning(t, name, 3)
 	from := env.AuditEnd(t)
-	if err := group.increaseSize(t.Context(), 3); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.increaseSize(t.Context(), 3))
 	// Without the shortfall, the last of equal shards would shrink.
 	scarce := shardIDs[0]
 	testcluster.Eventually(t, timeout, "shard "+scarce+" reports its quota", func(ctx context.Context) error {
@@ -56,9 +55,7 @@ func TestShortfallIsCancelled(t *testing.T) {
 	if err := group.decreaseTargetSize(t.Context(), 2); err == nil {
 		t.Error("the autoscaler itself cancels existing instances")
 	}
-	if err := group.decreaseTargetSize(t.Context(), 1); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.decreaseTargetSize(t.Context(), 1))
 	after := untilRunning(t, name, 5)
 	if !slices.Equal(after.ids(), before) {
 		t.Errorf("of the Nodes %v, %v are left", before, after.ids())

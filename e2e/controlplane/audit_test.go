@@ -8,18 +8,16 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestAuditLogLeavesOutAHalfWrittenLine(t *testing.T) {
 	const whole = `{"verb":"patch","user":{"username":"alice"},"objectRef":{"resource":"nodes","subresource":"status","name":"n"},"responseStatus":{"code":200}}` + "\n"
 	log := AuditLog(filepath.Join(t.TempDir(), "audit.log"))
-	if err := os.WriteFile(string(log), []byte(whole+whole+`{"verb":"pa`), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(string(log), []byte(whole+whole+`{"verb":"pa`), 0o600))
 	writes, err := log.Writes(Position(len(whole)), nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := Write{User: "alice", Verb: "patch", Resource: "nodes", Subresource: "status", Name: "n", Code: 200}
 	if len(writes) != 1 || writes[0] != want {
 		t.Errorf("read %+v, want only %+v", writes, want)
@@ -32,13 +30,9 @@ func TestAuditLogDistinguishesReadsFromWrites(t *testing.T) {
 		`{"verb":"list","user":{"username":"reader"},"requestURI":"/api/v1/pods","objectRef":{"resource":"pods"},"responseStatus":{"code":403}}` + "\n" +
 		`{"verb":"create","user":{"username":"reader"},"objectRef":{"resource":"pods","subresource":"eviction"},"responseStatus":{"code":201}}` + "\n"
 	log := AuditLog(filepath.Join(t.TempDir(), "audit.log"))
-	if err := os.WriteFile(string(log), []byte(lines), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(string(log), []byte(lines), 0o600))
 	requests, err := log.Requests(0, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []Request{
 		{User: "reader", Credential: "JTI=1", Verb: "get", Path: "/", Code: 200, Reason: "RBAC: allowed"},
 		{User: "reader", Verb: "list", Resource: "pods", Code: 403},

@@ -8,13 +8,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestProcessIDIsNotFooledByReuse(t *testing.T) {
 	own, _, err := identify(os.Getpid())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !own.running() {
 		t.Error("this process does not run, it seems")
 	}
@@ -48,14 +48,10 @@ func TestComponentsComeInTheOrderOfStarting(t *testing.T) {
 	dir := t.TempDir()
 	for i, name := range []string{"second-by-name", "first-by-name"} {
 		r := record{Spec: Spec{Name: name}, Sequence: i, Process: processID{PID: 1, StartTicks: 1}}
-		if err := r.write(dir); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, r.write(dir))
 	}
 	components, err := Components(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var names []string
 	for _, c := range components {
 		names = append(names, c.Name)

@@ -24,6 +24,8 @@ import (
 	"k8s.io/client-go/dynamic"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // TestControlPlane starts every part once and looks at each from outside.
@@ -41,13 +43,9 @@ func TestControlPlane(t *testing.T) {
 func startWhole(t *testing.T) *ControlPlane {
 	t.Helper()
 	root, err := FindRoot(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	binaries, err := Builder{Root: root, Progress: os.Stderr}.ControlPlane(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	begin := time.Now()
 	cp, err := Start(t.Context(), Options{
 		Dir:      t.TempDir(),
@@ -56,9 +54,7 @@ func startWhole(t *testing.T) *ControlPlane {
 			t.Errorf("%s exited by itself: %s\n%s", c.Name, state, logTail(c.LogPath(), 0))
 		},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Logf("the control plane was ready after %s", time.Since(begin).Round(time.Second/10))
 	t.Cleanup(func() {
 		if err := cp.Stop(context.Background()); err != nil {
@@ -70,27 +66,18 @@ func startWhole(t *testing.T) *ControlPlane {
 
 func testAudit(t *testing.T, cp *ControlPlane, client kubernetes.Interface) {
 	from, err := cp.AuditLog().End()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	maps := client.CoreV1().ConfigMaps(metav1.NamespaceDefault)
 	created, err := maps.Create(t.Context(), &corev1.ConfigMap{
 		ObjectMeta: metav1.ObjectMeta{Name: "counted"},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := maps.Get(t.Context(), created.Name, metav1.GetOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if err := maps.Delete(t.Context(), created.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	_, err = maps.Get(t.Context(), created.Name, metav1.GetOptions{})
+	require.NoError(t, err)
+	require.NoError(t, maps.Delete(t.Context(), created.Name, metav1.DeleteOptions{}))
 
 	writes, err := cp.AuditLog().Writes(from, func(w Write) bool { return w.User == "admin" })
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(writes) != 2 {
 		t.Fatalf("a create, a get and a delete count as %d writes, want 2: %+v", len(writes), writes)
 	}
@@ -138,9 +125,7 @@ func testNode(t *testing.T, client kubernetes.Interface) {
 			NodeInfo:    corev1.NodeSystemInfo{KubeletVersion: "v1.36.3"},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	eventually(t, "the Node to be Ready", func(ctx context.Context) (bool, error) {
 		node, err := nodes.Get(ctx, "node-1", metav1.GetOptions{})
 		if err != nil {
@@ -156,9 +141,7 @@ func testNode(t *testing.T, client kubernetes.Interface) {
 			seen[corev1.NodePIDPressure] == corev1.ConditionFalse &&
 			node.Status.NodeInfo.KubeletVersion == "v1.36.3", nil
 	})
-	if err := nodes.Delete(t.Context(), "node-1", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, nodes.Delete(t.Context(), "node-1", metav1.DeleteOptions{}))
 	if _, err := nodes.Get(t.Context(), "node-1", metav1.GetOptions{}); !apierrors.IsNotFound(err) {
 		t.Errorf("the deleted Node is still there: %v", err)
 	}
@@ -169,25 +152,15 @@ func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interf
 	account, err := accounts.Create(t.Context(), &corev1.ServiceAccount{
 		ObjectMeta: metav1.ObjectMeta{Name: "alice"},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	request, err := accounts.CreateToken(t.Context(), account.Name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	path, err := cp.KubeconfigWithToken("alice", request.Status.Token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	from, err := cp.AuditLog().End()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = kubernetes.NewForConfigOrDie(config).CoreV1().ConfigMaps(metav1.NamespaceDefault).
 		Create(t.Context(), &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: "forbidden"}}, metav1.CreateOptions{})
 	if !apierrors.IsForbidden(err) {
@@ -196,9 +169,7 @@ func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interf
 	writes, err := cp.AuditLog().Writes(from, func(w Write) bool {
 		return w.User == "system:serviceaccount:default:alice"
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(writes) != 1 || writes[0].Code != http.StatusForbidden {
 		t.Errorf("the audit log has %+v, want the one forbidden create", writes)
 	}
@@ -210,15 +181,11 @@ func testRestart(t *testing.T, cp *ControlPlane) {
 	if !running {
 		t.Fatal("the scheduler does not run")
 	}
-	if err := scheduler.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, scheduler.Kill(t.Context()))
 	if pid, running := scheduler.PID(); running {
 		t.Fatalf("the killed scheduler still runs as process %d", pid)
 	}
-	if err := scheduler.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, scheduler.Start(t.Context()))
 	after, running := scheduler.PID()
 	if !running || after == before {
 		t.Errorf("the scheduler started again as process %d (running: %t), was %d", after, running, before)
@@ -232,9 +199,7 @@ func testStop(t *testing.T, cp *ControlPlane) {
 	ids := map[string]processID{}
 	for _, c := range cp.Components() {
 		r, err := readRecord(cp.Dir(), c.Name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !r.Process.running() {
 			t.Errorf("%s does not run before the stop", c.Name)
 		}
@@ -269,9 +234,7 @@ func eventually(t *testing.T, what string, condition wait.ConditionWithContextFu
 
 func TestBusyPortIsRejected(t *testing.T) {
 	listener, err := listen(0)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer listener.Close()
 	port := listener.Addr().(*net.TCPAddr).Port
 

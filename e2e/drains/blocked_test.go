@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A drain that a budget blocks delays no other one. It continues soon after the
@@ -106,9 +107,7 @@ func TestBlockedDrains(t *testing.T) {
 	expectTimedOut(t, stuck)
 	for _, pod := range []*corev1.Pod{released, stuck} {
 		count, err := eventsNaming(t.Context(), pod)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if count != 1 {
 			t.Errorf("Pod %s and its Node %s and budget are named %d times by events, want once", pod.Name, pod.Spec.NodeName, count)
 		}

@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
@@ -23,9 +24,8 @@ import (
 // the instances.
 func createGroup(t testing.TB, shard, name string, size int32) []string {
 	t.Helper()
-	if _, err := env.MachinePools().Create(t.Context(), testcluster.NewMachinePool(name, size), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := env.MachinePools().Create(t.Context(), testcluster.NewMachinePool(name, size), metav1.CreateOptions{})
+	require.NoError(t, err)
 	testcluster.Eventually(t, timeout, "the pool is created", func(ctx context.Context) error {
 		// The webhook rejects it until the operator knows the shard.
 		_, err := env.NstanceMachinePools().Create(ctx, testcluster.NewNstanceMachinePool(name, shard), metav1.CreateOptions{})
@@ -73,9 +73,7 @@ func setProviderStatus(t testing.TB, node, status string) {
 func patchNode(t testing.TB, node, patch string) {
 	t.Helper()
 	_, err := env.Kube.CoreV1().Nodes().Patch(t.Context(), node, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // cordoned succeeds when a Node is unschedulable and annotated with the instance it

@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
@@ -45,9 +46,7 @@ func TestPodKinds(t *testing.T) {
 		t.Helper()
 		var names []string
 		pods, err := podsOn(t.Context(), node)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, pod := range pods {
 			if pod.Labels["app"] == app {
 				names = append(names, pod.Name)
@@ -145,9 +144,7 @@ func createDaemonSet(t testing.TB, namespace, name string) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       appsv1.DaemonSetSpec{Selector: selector(name), Template: template(namespace, name)},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	testcluster.Eventually(t, timeout, "DaemonSet "+name+" runs", func(ctx context.Context) error {
 		set, err := sets.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && (set.Status.DesiredNumberScheduled == 0 || set.Status.NumberReady < set.Status.DesiredNumberScheduled) {
@@ -166,9 +163,7 @@ func createDeployment(t testing.TB, namespace, name string, replicas int32) {
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec:       appsv1.DeploymentSpec{Replicas: &replicas, Selector: selector(name), Template: template(namespace, name)},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	testcluster.Eventually(t, timeout, "Deployment "+name+" runs", func(ctx context.Context) error {
 		deployment, err := deployments.Get(ctx, name, metav1.GetOptions{})
 		if err == nil && deployment.Status.AvailableReplicas != replicas {
@@ -200,7 +195,5 @@ func patchPod(t testing.TB, namespace, name, patch string, subresources ...strin
 	t.Helper()
 	_, err := env.Kube.CoreV1().Pods(namespace).
 		Patch(t.Context(), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Whenever the leader is killed, the next one finishes the drain in time, and no
@@ -55,17 +56,13 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 		})
 		point := random.IntN(8)
 		reached := awaitRequests(t, from, node, name, i, point)
-		if err := leader.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, leader.Kill(t.Context()))
 		points[reached]++
 		if d, _ := env.drains[steadyShard].ofInstance(node); len(d.Acknowledged) > 0 {
 			t.Errorf("instance %s was acknowledged with a Pod on its Node", node)
 		}
 		patchPod(t, name, fmt.Sprintf("slow-%d", i), `{"metadata":{"finalizers":null}}`)
-		if err := leader.Start(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, leader.Start(t.Context()))
 		untilDrained(t, node)
 	}
 	t.Logf("killed after: %v", points)

@@ -19,6 +19,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // testFinalizer is a finalizer that only a test removes.
@@ -53,9 +54,7 @@ func createPods(t testing.TB, pods ...*corev1.Pod) {
 			return err
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.Wait())
 	testcluster.Eventually(t, timeout, "the Pods run", func(ctx context.Context) error {
 		list, err := env.Kube.CoreV1().Pods("").List(ctx, metav1.ListOptions{})
 		if err != nil {
@@ -89,9 +88,8 @@ func createBudget(t testing.TB, namespace, name string, spec policyv1.PodDisrupt
 	t.Helper()
 	budgets := env.Kube.PolicyV1().PodDisruptionBudgets(namespace)
 	budget := &policyv1.PodDisruptionBudget{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
-	if _, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := budgets.Create(t.Context(), budget, metav1.CreateOptions{})
+	require.NoError(t, err)
 	testcluster.Eventually(t, timeout, "budget "+name+" is in force", func(ctx context.Context) error {
 		found, err := budgets.Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -110,9 +108,7 @@ func unprotect(t testing.TB, namespace, pod string) {
 	t.Helper()
 	_, err := env.Kube.PolicyV1().PodDisruptionBudgets(namespace).
 		Patch(t.Context(), budgetOf(pod), types.MergePatchType, []byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // podsOn lists the Pods of a Node.

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
@@ -55,9 +56,7 @@ func TestWithdrawnDrains(t *testing.T) {
 	// Only the server's cache records which instances drain.
 	shard := env.ShardServer(restartedShard)
 	testcluster.Stop(t, shard)
-	if err := os.RemoveAll(env.Installation.CacheDir(shard.Name)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(env.Installation.CacheDir(shard.Name)))
 	for _, name := range []string{ours, admins} {
 		setProviderStatus(t, old[name], "")
 		// One of the two is deleted.

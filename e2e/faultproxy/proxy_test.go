@@ -13,6 +13,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // behind returns a proxy and a client of it. The API server behind it answers
@@ -28,9 +30,7 @@ func behind(t *testing.T) (*Proxy, *http.Client) {
 	}))
 	t.Cleanup(upstream.Close)
 	proxy, err := Start(&rest.Config{Host: upstream.URL, TLSClientConfig: rest.TLSClientConfig{Insecure: true}}, upstream.TLS.Certificates[0])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
 	return proxy, upstream.Client()
 }
@@ -40,9 +40,7 @@ func get(t *testing.T, client *http.Client, url string) (*http.Response, error) 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	t.Cleanup(cancel)
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, url, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	request.Header.Set("Authorization", "Bearer token")
 	return client.Do(request)
 }
@@ -69,13 +67,9 @@ func TestOnlyMatchingRequestsFail(t *testing.T) {
 		{machinePools + "/one/status", http.StatusOK},
 	} {
 		response, err := get(t, client, proxy.URL+c.path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		body, err := io.ReadAll(response.Body)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if response.StatusCode != c.code || (c.code == http.StatusOK && string(body) != "Bearer token") {
 			t.Errorf("GET %s: %s %q, want %d", c.path, response.Status, body, c.code)
 		}
@@ -124,9 +118,7 @@ func TestHangingRequestIsAbortedWhenHealed(t *testing.T) {
 func TestWatchesAreCut(t *testing.T) {
 	proxy, client := behind(t)
 	response, err := get(t, client, proxy.URL+nodes+"?watch=true")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer response.Body.Close()
 	if _, err := io.ReadFull(response.Body, make([]byte, len("Bearer token"))); err != nil {
 		t.Fatalf("nothing came through the watch: %v", err)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -33,26 +34,18 @@ func TestInstallation(t *testing.T) {
 func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
 	t.Helper()
 	root, err := controlplane.FindRoot(".")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	builder := controlplane.Builder{Root: root, Progress: os.Stderr}
 	binaries, err := builder.ControlPlane(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	operator, server, err := builder.Product(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cp, err := controlplane.Start(t.Context(), controlplane.Options{
 		Dir:      t.TempDir(),
 		Binaries: binaries,
 		Without:  []string{controlplane.CAPI},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := cp.Stop(context.Background()); err != nil {
 			t.Error(err)
@@ -64,28 +57,20 @@ func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
 		Server:    server,
 		Shards:    []Shard{{ID: "us-west-2a"}, {ID: "us-west-2b"}},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := n.StartShards(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, n.StartShards(t.Context()))
 	return cp, n
 }
 
 func testShardServer(t *testing.T, n *Installation, client kubernetes.Interface) {
 	connection, err := n.Dial("us-west-2b")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer connection.Close()
 	_, err = nstancev1.NewOperatorServiceClient(connection).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key:    "two",
 		Config: &nstancev1.GroupConfig{Template: "worker", Size: 2},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	err = wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true,
 		func(ctx context.Context) (bool, error) {
 			nodes, err := client.CoreV1().Nodes().List(ctx, metav1.ListOptions{})
@@ -109,17 +94,11 @@ func testShardServer(t *testing.T, n *Installation, client kubernetes.Interface)
 
 func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
 	token, err := n.token(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	path, err := cp.KubeconfigWithToken("operator", token)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config, err := clientcmd.BuildConfigFromFlags("", path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	operator := kubernetes.NewForConfigOrDie(config).CoreV1()
 	if _, err := operator.ConfigMaps(Namespace).Get(t.Context(), "nstance-shards", metav1.GetOptions{}); err != nil {
 		t.Errorf("the operator cannot read where the shards are: %v", err)

@@ -38,7 +38,7 @@ func (o Operator) URL() string { return "http://" + address(o.HTTPPort) }
 // synced. Several may run: one leads, and the API server calls the webhook of the one
 // that was started first.
 func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator, error) {
-	if err := o.fillInPorts(); err != nil {
+	if err := controlplane.FillInPorts([]*int{&o.HTTPPort, &o.WebhookPort}); err != nil {
 		return o, err
 	}
 	if err := n.installWebhook(ctx, o); err != nil {
@@ -68,20 +68,6 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 		Ready: controlplane.Probe{URL: o.URL() + "/readyz"},
 	})
 	return o, err
-}
-
-// fillInPorts gives every port that is zero a free number.
-func (o *Operator) fillInPorts() error {
-	free, err := controlplane.FreePorts(2)
-	if err != nil {
-		return err
-	}
-	for i, port := range []*int{&o.HTTPPort, &o.WebhookPort} {
-		if *port == 0 {
-			*port = free[i]
-		}
-	}
-	return nil
 }
 
 // token requests a token of the operator's ServiceAccount with the lifetime of the

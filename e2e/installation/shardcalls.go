@@ -25,15 +25,24 @@ var received = regexp.MustCompile(`(?m)\] "Received (group|deletion of group)".*
 // Calls returns the calls that a shard's servers have received since the
 // installation, also those that were rejected, in the order in which they arrived.
 func (n *Installation) Calls(shardID string) ([]Call, error) {
+	log, err := n.serverLog(shardID)
+	if err != nil {
+		return nil, err
+	}
+	return callsIn(log)
+}
+
+// serverLog returns what the servers of a shard have logged since the installation.
+func (n *Installation) serverLog(shardID string) ([]byte, error) {
 	shard, err := n.shard(shardID)
 	if err != nil {
 		return nil, err
 	}
 	log, err := os.ReadFile(n.cp.Component(shard.Component()).LogPath())
 	if err != nil {
-		return nil, fmt.Errorf("read the calls to shard %s: %w", shardID, err)
+		return nil, fmt.Errorf("read the log of shard %s: %w", shardID, err)
 	}
-	return callsIn(log)
+	return log, nil
 }
 
 func callsIn(log []byte) ([]Call, error) {

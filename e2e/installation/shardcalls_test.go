@@ -6,6 +6,8 @@ package installation
 import (
 	"slices"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestCallsInLog(t *testing.T) {
@@ -15,9 +17,7 @@ E0102 03:04:05.000003       7 operator.go:70] "Group was not changed" err="group
 I0102 03:04:05.000004       7 operator.go:83] "Received deletion of group" client="dev" tenant="default" group="b"
 `
 	calls, err := callsIn([]byte(log))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []Call{{Group: "a", Size: 3}, {Group: "b", Delete: true}}
 	if !slices.Equal(calls, want) {
 		t.Errorf("read %+v, want %+v", calls, want)

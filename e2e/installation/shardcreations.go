@@ -4,8 +4,6 @@
 package installation
 
 import (
-	"fmt"
-	"os"
 	"regexp"
 )
 
@@ -22,13 +20,9 @@ var created = regexp.MustCompile(`(?m)\] "Creating on-demand instance".* instanc
 // Creations returns the on-demand instances that a shard's servers have created
 // since the installation, also those that were deleted since.
 func (n *Installation) Creations(shardID string) ([]Creation, error) {
-	shard, err := n.shard(shardID)
+	log, err := n.serverLog(shardID)
 	if err != nil {
 		return nil, err
-	}
-	log, err := os.ReadFile(n.cp.Component(shard.Component()).LogPath())
-	if err != nil {
-		return nil, fmt.Errorf("read the creations of shard %s: %w", shardID, err)
 	}
 	return creationsIn(log), nil
 }

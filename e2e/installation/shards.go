@@ -122,22 +122,11 @@ func (n *Installation) shard(id string) (*Shard, error) {
 
 // fillInPorts gives every port that is zero a free number.
 func fillInPorts(shards []Shard) error {
-	var unset []*int
+	var ports []*int
 	for i := range shards {
-		for _, port := range shards[i].ports() {
-			if *port == 0 {
-				unset = append(unset, port)
-			}
-		}
+		ports = append(ports, shards[i].ports()...)
 	}
-	free, err := controlplane.FreePorts(len(unset))
-	if err != nil {
-		return err
-	}
-	for i, port := range unset {
-		*port = free[i]
-	}
-	return nil
+	return controlplane.FillInPorts(ports)
 }
 
 // Hosts of the servers of a shard: there is one machine.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // An operator that is killed repeatedly while it creates machines creates each of
@@ -37,9 +38,7 @@ func TestOperatorKilledWhileCreatingMachines(t *testing.T) {
 			}
 			return nil
 		})
-		if err := env.OperatorProcess().Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, env.OperatorProcess().Kill(t.Context()))
 		env.ReleaseLease(t)
 		testcluster.Start(t, env.OperatorProcess())
 	}

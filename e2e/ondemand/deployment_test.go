@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Cluster API can create machines from a template, as many as a MachineDeployment
@@ -64,18 +65,14 @@ func TestMachineDeployment(t *testing.T) {
 	three := untilDeployed(t, name, 3)
 	_, err = env.ClusterAPI("machinedeployments").
 		Patch(t.Context(), name, mergePatch, []byte(`{"spec":{"replicas":1}}`), metav1.PatchOptions{}, "scale")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	one := untilDeployed(t, name, 1)[0]
 	for _, m := range three {
 		if m != one {
 			untilDeleted(t, m)
 		}
 	}
-	if err := env.ClusterAPI("machinedeployments").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.ClusterAPI("machinedeployments").Delete(t.Context(), name, metav1.DeleteOptions{}))
 	untilDeleted(t, one)
 	testcluster.Eventually(t, time.Minute, "the MachineDeployment is deleted", func(ctx context.Context) error {
 		_, err := env.ClusterAPI("machinedeployments").Get(ctx, name, metav1.GetOptions{})

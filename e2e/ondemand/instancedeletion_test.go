@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // hook keeps Cluster API from deleting the infrastructure of a Machine.
@@ -129,17 +130,14 @@ func untilRunning(t *testing.T, m machine) {
 func annotate(t *testing.T, m machine, annotation, value string) {
 	t.Helper()
 	patch := fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, annotation, value)
-	if _, err := env.ClusterAPI("machines").Patch(t.Context(), m.name, mergePatch, []byte(patch), metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := env.ClusterAPI("machines").Patch(t.Context(), m.name, mergePatch, []byte(patch), metav1.PatchOptions{})
+	require.NoError(t, err)
 }
 
 func deleteMachine(t *testing.T, m machine, propagation metav1.DeletionPropagation) {
 	t.Helper()
 	err := env.ClusterAPI("machines").Delete(t.Context(), m.name, metav1.DeleteOptions{PropagationPolicy: &propagation})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // orphan deletes the Machine of an NstanceMachine, which is left without an owner.
@@ -160,9 +158,7 @@ func orphan(t *testing.T, m machine) {
 		return errors.Join(errors.New("it exists"), err)
 	})
 	ours, err := env.NstanceMachines().Get(t.Context(), m.name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(ours.OwnerReferences) > 0 || ours.DeletionTimestamp != nil {
 		t.Fatalf("the NstanceMachine has owners %v, deleted at %v", ours.OwnerReferences, ours.DeletionTimestamp)
 	}
@@ -171,9 +167,7 @@ func orphan(t *testing.T, m machine) {
 // deleteNode deletes an instance at the provider.
 func deleteNode(t *testing.T, m machine) {
 	t.Helper()
-	if err := env.Kube.CoreV1().Nodes().Delete(t.Context(), m.instance, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Kube.CoreV1().Nodes().Delete(t.Context(), m.instance, metav1.DeleteOptions{}))
 }
 
 // capiErrors are the errors that Cluster API logs about a machine from a moment on.
@@ -197,9 +191,7 @@ func (c capiErrors) lines(t *testing.T) [][]byte {
 func capiLog(t *testing.T) []byte {
 	t.Helper()
 	log, err := os.ReadFile(env.Component(controlplane.CAPI).LogPath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return log
 }
 

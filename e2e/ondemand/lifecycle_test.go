@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A Pod that requests a machine runs on it, and the machine is deleted with the Pod.
@@ -69,9 +70,7 @@ func untilDeleted(t *testing.T, m machine) {
 func expectStandalone(t *testing.T, m machine, pod *corev1.Pod) {
 	t.Helper()
 	capiMachine, err := env.Machines().Get(t.Context(), m.name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, pool := capiMachine.Labels[clusterv1.MachinePoolNameLabel]; pool || capiMachine.Labels[v1beta1.LabelPodUID] != string(pod.UID) {
 		t.Errorf("the Machine has labels %v", capiMachine.Labels)
 	}
@@ -81,9 +80,7 @@ func expectStandalone(t *testing.T, m machine, pod *corev1.Pod) {
 		}
 	}
 	live, err := env.Kube.CoreV1().Pods(pod.Namespace).Get(t.Context(), pod.Name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(live.Finalizers) > 0 || len(live.OwnerReferences) > 0 {
 		t.Errorf("the Pod has finalizers %v and owners %v", live.Finalizers, live.OwnerReferences)
 	}
@@ -148,9 +145,7 @@ func TestPodIsRecreated(t *testing.T) {
 			},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// current waits until the present Pod runs on a machine other than not.
 	current := func(not machine) (m machine) {
 		t.Helper()
@@ -171,9 +166,7 @@ func TestPodIsRecreated(t *testing.T) {
 	}
 	first := current(machine{})
 	err = env.Kube.CoreV1().Pods(namespace).Delete(t.Context(), template.Name, metav1.DeleteOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	second := current(first)
 	untilDeleted(t, first)
 	if err := second.running(t.Context()); err != nil {

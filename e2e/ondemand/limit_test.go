@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // However many Pods request machines at once, there are never more machines than
@@ -66,9 +67,7 @@ func TestLimit(t *testing.T) {
 	}
 
 	list, err := machinesOf(t.Context(), namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	first := map[string]bool{}
 	for _, m := range list {
 		first[m.Name] = true

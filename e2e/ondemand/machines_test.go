@@ -18,9 +18,9 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -156,12 +156,7 @@ func (m machine) state(ctx context.Context) (string, error) {
 
 // deleted succeeds when nothing of a machine that had a shard is left.
 func (m machine) deleted(ctx context.Context) error {
-	_, err := env.Machines().Get(ctx, m.name, metav1.GetOptions{})
-	if err := testcluster.NotFound("the Machine", err); err != nil {
-		return err
-	}
-	_, err = env.NstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
-	if err := testcluster.NotFound("the NstanceMachine", err); err != nil {
+	if err := env.MachineDeleted(ctx, m.name, m.instance); err != nil {
 		return err
 	}
 	return m.instanceDeleted(ctx)
@@ -185,35 +180,18 @@ func (m machine) instanceDeleted(ctx context.Context) error {
 func (m machine) deleteOnShard(t *testing.T) {
 	t.Helper()
 	connection, err := env.Installation.Dial(m.shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer connection.Close()
 	_, err = nstancev1.NewOperatorServiceClient(connection).
 		DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: m.instance})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // createMachine creates a Machine and its NstanceMachine, as a user does who wants
 // one instance of the group. An empty instance type is the group's.
 func createMachine(t *testing.T, name, instanceType string) {
 	t.Helper()
-	_, err := env.NstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		Spec:       v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: group}, InstanceType: instanceType},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	create(t, "machines", "Machine", name, object{
-		"clusterName": installation.ClusterName,
-		"bootstrap":   object{"dataSecretName": ""},
-		"infrastructureRef": object{
-			"apiGroup": v1beta1.GroupName, "kind": "NstanceMachine", "name": name,
-		},
-	})
+	env.CreateMachine(t, name, group, instanceType)
 	t.Cleanup(func() {
 		err := env.ClusterAPI("machines").Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -231,7 +209,6 @@ func create(t *testing.T, resource, kind, name string, spec object) {
 		"metadata":   map[string]any{"name": name},
 		"spec":       spec,
 	}}
-	if _, err := env.ClusterAPI(resource).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := env.ClusterAPI(resource).Create(t.Context(), object, metav1.CreateOptions{})
+	require.NoError(t, err)
 }

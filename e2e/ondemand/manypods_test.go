@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // 500 Pods that are created at once get exactly 500 machines. No instance of their
@@ -72,9 +73,7 @@ func createPods(t *testing.T, namespace string, count int, change ...func(*corev
 			return err
 		})
 	}
-	if err := creating.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, creating.Wait())
 }
 
 // allCreated succeeds when the Pods of a namespace have so many NstanceMachines, and
@@ -140,9 +139,7 @@ func countCreations(t *testing.T) creationCount {
 func creationsOn(t *testing.T, shard string) []installation.Creation {
 	t.Helper()
 	creations, err := env.Installation.Creations(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return creations
 }
 
@@ -152,13 +149,9 @@ func creationsOn(t *testing.T, shard string) []installation.Creation {
 func (c creationCount) expectOneEach(t *testing.T, namespace string) map[string]int {
 	t.Helper()
 	pods, err := env.Kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	machines, err := machinesOf(t.Context(), namespace)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	instances := map[string]string{}
 	for _, m := range machines {
 		instances[m.Labels[v1beta1.LabelPodUID]] = m.Status.Shard + "/" + m.Status.InstanceID

@@ -10,6 +10,8 @@ import (
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // BenchmarkMemoryWithManyPods measures the memory of an operator that is started in
@@ -28,20 +30,12 @@ func BenchmarkMemoryWithManyPods(b *testing.B) {
 				return err
 			})
 		}
-		if err := creating.Wait(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, creating.Wait())
 		operator := env.OperatorProcess()
-		if err := operator.Kill(b.Context()); err != nil {
-			b.Fatal(err)
-		}
-		if err := operator.Start(b.Context()); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, operator.Kill(b.Context()))
+		require.NoError(b, operator.Start(b.Context()))
 		resident, peak, err := operator.Memory()
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		if peak > limit {
 			b.Errorf("the operator had %.0f MiB resident, want at most %d", peak, limit)
 		}

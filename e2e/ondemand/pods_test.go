@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // newNamespace creates a namespace for the Pods of one test. At the end of the test
@@ -62,9 +63,7 @@ func newPod(namespace, name string) *corev1.Pod {
 func createPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 	t.Helper()
 	created, err := env.Kube.CoreV1().Pods(pod.Namespace).Create(t.Context(), pod, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return created
 }
 
@@ -72,9 +71,7 @@ func createPod(t *testing.T, pod *corev1.Pod) *corev1.Pod {
 func deletePod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	pods := env.Kube.CoreV1().Pods(pod.Namespace)
-	if err := pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pods.Delete(t.Context(), pod.Name, metav1.DeleteOptions{}))
 	testcluster.Eventually(t, time.Minute, "Pod "+pod.Name+" is deleted", func(ctx context.Context) error {
 		_, err := pods.Get(ctx, pod.Name, metav1.GetOptions{})
 		return testcluster.NotFound("the Pod", err)
@@ -86,9 +83,7 @@ func finishPod(t *testing.T, pod *corev1.Pod) {
 	t.Helper()
 	_, err := env.Kube.CoreV1().Pods(pod.Namespace).Patch(t.Context(), pod.Name, mergePatch,
 		[]byte(`{"status":{"phase":"Succeeded"}}`), metav1.PatchOptions{}, "status")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // runs succeeds when a Pod runs on the Node of its machine, and the Machine is Running

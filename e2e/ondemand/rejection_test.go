@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A Pod whose request cannot be fulfilled has one event that names the mistake, and
@@ -101,9 +102,8 @@ func createGroup(t *testing.T, name string) {
 	pools := env.NstanceMachinePools()
 	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
 	pool.Spec.Template = installation.OnDemandTemplate
-	if _, err := pools.Create(t.Context(), pool, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := pools.Create(t.Context(), pool, metav1.CreateOptions{})
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
 		// Cluster API deletes the pool with the MachinePool that the operator created.

@@ -7,6 +7,8 @@ import (
 	"context"
 	"slices"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // restartOperator runs the operator with more flags until the end of the test. The
@@ -17,12 +19,8 @@ func restartOperator(t *testing.T, flags ...string) {
 	before := operator.Argv
 	restart := func(ctx context.Context, argv []string) {
 		operator.Argv = argv
-		if err := operator.Stop(ctx); err != nil {
-			t.Fatal(err)
-		}
-		if err := operator.Start(ctx); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, operator.Stop(ctx))
+		require.NoError(t, operator.Start(ctx))
 	}
 	t.Cleanup(func() { restart(context.WithoutCancel(t.Context()), before) })
 	restart(t.Context(), append(slices.Clip(before), flags...))

@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // autoscalerAccount is the account of manifests/cluster-autoscaler.
@@ -23,9 +24,7 @@ const autoscalerAccount = "cluster-autoscaler"
 // The API server accepts the objects of manifests/cluster-autoscaler. They allow the
 // autoscaler to annotate Machines and scale MachinePools, and to delete nothing.
 func TestAutoscalerRights(t *testing.T) {
-	if err := env.Installation.Apply(t.Context(), filepath.Join("testdata", "cluster-autoscaler")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Installation.Apply(t.Context(), filepath.Join("testdata", "cluster-autoscaler")))
 	const (
 		nstance = installation.Namespace
 		other   = metav1.NamespaceDefault
@@ -78,9 +77,7 @@ func TestAutoscalerRights(t *testing.T) {
 		{verb: "delete", resource: "pods", namespace: other},
 	} {
 		allowed, err := mayNot.allowed(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if allowed {
 			t.Errorf("%s may %s", autoscalerAccount, mayNot)
 		}

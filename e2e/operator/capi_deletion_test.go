@@ -14,6 +14,7 @@ import (
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Cluster API deletes a Cluster with all its objects. Then the operator creates it
@@ -21,23 +22,15 @@ import (
 func TestClusterIsRecreatedAfterDeletion(t *testing.T) {
 	const name = "deleted"
 	eventuallyConnected(t)
-	if err := tryCreatePool(t.Context(), name, 3); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tryCreatePool(t.Context(), name, 3))
 	untilRunning(t, name, 3)
 	clusters, nstanceClusters := env.Clusters(), env.NstanceClusters()
 	before, err := clusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	nstanceCluster, err := nstanceClusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 
-	if err := clusters.Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, clusters.Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}))
 	testcluster.Eventually(t, 3*time.Minute, "there is another Cluster", func(ctx context.Context) error {
 		now, err := clusters.Get(ctx, installation.ClusterName, metav1.GetOptions{})
 		if err == nil && now.UID == before.UID {

@@ -19,7 +19,7 @@ import (
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // machine is a Machine that belongs to no pool, with its NstanceMachine. All objects
@@ -36,25 +36,7 @@ func createMachine(t testing.TB, name, group string) *machine {
 	t.Helper()
 	m := &machine{name: name}
 	t.Cleanup(func() { m.cleanUp(t) })
-	_, err := env.NstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
-		ObjectMeta: m.meta(),
-		Spec:       v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: v1beta1.Identifier(group)}},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	_, err = env.Machines().Create(t.Context(), &clusterv1.Machine{
-		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
-		ObjectMeta: m.meta(),
-		Spec: clusterv1.MachineSpec{
-			ClusterName:       installation.ClusterName,
-			Bootstrap:         clusterv1.Bootstrap{DataSecretName: ptr.To("")},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: "NstanceMachine", Name: name},
-		},
-	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	env.CreateMachine(t, name, group, "")
 	return m
 }
 
@@ -91,15 +73,11 @@ func (m *machine) fill(t testing.TB) {
 	_, err := env.Kube.AppsV1().Deployments(installation.Namespace).Create(t.Context(), &appsv1.Deployment{
 		ObjectMeta: m.meta(), Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = env.Kube.AppsV1().DaemonSets(installation.Namespace).Create(t.Context(), &appsv1.DaemonSet{
 		ObjectMeta: m.meta(), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	attachments := env.Kube.StorageV1().VolumeAttachments()
 	attachment, err := attachments.Create(t.Context(), &storagev1.VolumeAttachment{
 		ObjectMeta: metav1.ObjectMeta{Name: m.name},
@@ -107,13 +85,10 @@ func (m *machine) fill(t testing.TB) {
 			Attacher: "none", NodeName: m.node, Source: storagev1.VolumeAttachmentSource{PersistentVolumeName: ptr.To(m.name)},
 		},
 	}, metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	attachment.Status.Attached = true
-	if _, err := attachments.UpdateStatus(t.Context(), attachment, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = attachments.UpdateStatus(t.Context(), attachment, metav1.UpdateOptions{})
+	require.NoError(t, err)
 }
 
 // hasPods succeeds when both Pods run on the Node.
@@ -129,32 +104,17 @@ func (m *machine) hasPods(ctx context.Context) error {
 
 func (m *machine) delete(t testing.TB) {
 	t.Helper()
-	if err := env.Machines().Delete(t.Context(), m.name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Machines().Delete(t.Context(), m.name, metav1.DeleteOptions{}))
 }
 
 // detach detaches the volume from the Node.
 func (m *machine) detach(t testing.TB) {
 	t.Helper()
-	if err := env.Kube.StorageV1().VolumeAttachments().Delete(t.Context(), m.name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Kube.StorageV1().VolumeAttachments().Delete(t.Context(), m.name, metav1.DeleteOptions{}))
 }
 
 // deleted succeeds when the Machine, the NstanceMachine and the Node are deleted.
-func (m *machine) deleted(ctx context.Context) error {
-	_, err := env.Machines().Get(ctx, m.name, metav1.GetOptions{})
-	if err := testcluster.NotFound("the Machine", err); err != nil {
-		return err
-	}
-	_, err = env.NstanceMachines().Get(ctx, m.name, metav1.GetOptions{})
-	if err := testcluster.NotFound("the NstanceMachine", err); err != nil || m.node == "" {
-		return err
-	}
-	_, err = env.Kube.CoreV1().Nodes().Get(ctx, m.node, metav1.GetOptions{})
-	return testcluster.NotFound("the Node", err)
-}
+func (m *machine) deleted(ctx context.Context) error { return env.MachineDeleted(ctx, m.name, m.node) }
 
 // cleanUp deletes all that may be left, and waits until the Machine is deleted, which
 // blocks the deletion of its group.

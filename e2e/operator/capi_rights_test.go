@@ -18,6 +18,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Cluster API has exactly the rights that it needs: none of its requests is forbidden,
@@ -104,9 +105,7 @@ func rightTo(verb, group, resource, path string) string {
 func grantedRights(t testing.TB) []string {
 	t.Helper()
 	role, err := env.Kube.RbacV1().ClusterRoles().Get(t.Context(), capiAccount, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var rights []string
 	for _, rule := range role.Rules {
 		for _, verb := range rule.Verbs {

@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 const (
@@ -41,12 +42,8 @@ func restartCAPI(t testing.TB, variables ...string) {
 	before := component.Env
 	t.Cleanup(func() { component.Env = before })
 	component.Env = append(slices.Clip(before), variables...)
-	if err := component.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	if err := component.Start(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, component.Stop(t.Context()))
+	require.NoError(t, component.Start(t.Context()))
 }
 
 // connected succeeds when Cluster API reports that the Cluster is available, and that

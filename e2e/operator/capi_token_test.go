@@ -25,6 +25,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Cluster API reads the kubeconfig when it connects. When the token of that moment
@@ -64,9 +65,7 @@ func TestCAPIStaysConnectedWhenTheTokenIsReplaced(t *testing.T) {
 		return err
 	})
 	secret, err := kubeconfigSecret(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := validKubeconfig(secret); err != nil {
 		t.Error(err)
 	}
@@ -109,13 +108,9 @@ func TestKubeconfigSecretIsRepaired(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			secret, err := kubeconfigSecret(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			before := tokenIn(t, secret)
-			if err := damage(secret); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, damage(secret))
 			testcluster.Eventually(t, 15*time.Second, "the Secret is valid, with a new token", func(ctx context.Context) error {
 				secret, err := kubeconfigSecret(ctx)
 				if err != nil {
@@ -137,9 +132,7 @@ func TestKubeconfigSecretIsRepaired(t *testing.T) {
 func TestMissingServiceAccountIsReported(t *testing.T) {
 	eventuallyConnected(t)
 	accounts := env.Kube.CoreV1().ServiceAccounts(installation.Namespace)
-	if err := accounts.Delete(t.Context(), capiAccount, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, accounts.Delete(t.Context(), capiAccount, metav1.DeleteOptions{}))
 	t.Cleanup(func() {
 		account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: capiAccount}}
 		_, err := accounts.Create(context.WithoutCancel(t.Context()), account, metav1.CreateOptions{})
@@ -155,9 +148,7 @@ func TestMissingServiceAccountIsReported(t *testing.T) {
 		})
 		eventuallyConnected(t)
 	})
-	if err := env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), installation.ClusterName+"-kubeconfig", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), installation.ClusterName+"-kubeconfig", metav1.DeleteOptions{}))
 	testcluster.Eventually(t, 30*time.Second, "the NstanceCluster names the account", func(ctx context.Context) error {
 		condition, err := kubeconfigCondition(ctx)
 		if err == nil && (condition.Status != metav1.ConditionFalse || !strings.Contains(condition.Message, installation.Namespace+"/"+capiAccount)) {
@@ -201,9 +192,7 @@ func validKubeconfig(secret *corev1.Secret) error {
 func probedSince(t testing.TB) metav1.Time {
 	t.Helper()
 	cluster, err := env.Clusters().Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return meta.FindStatusCondition(cluster.Status.Conditions, clusterv1.ClusterRemoteConnectionProbeCondition).LastTransitionTime
 }
 
@@ -211,40 +200,28 @@ func probedSince(t testing.TB) metav1.Time {
 func putToken(t testing.TB, lifetime time.Duration) string {
 	t.Helper()
 	account, err := env.Kube.CoreV1().ServiceAccounts(installation.Namespace).Get(t.Context(), capiAccount, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	token, err := env.MintToken(account, lifetime)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	secret, err := kubeconfigSecret(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	config, err := clientcmd.Load(secret.Data["value"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, info := range config.AuthInfos {
 		info.Token = token
 	}
-	if secret.Data["value"], err = clientcmd.Write(*config); err != nil {
-		t.Fatal(err)
-	}
+	secret.Data["value"], err = clientcmd.Write(*config)
+	require.NoError(t, err)
 	secret.Annotations[v1beta1.AnnotationTokenExpiry] = time.Now().Add(lifetime).UTC().Format(time.RFC3339)
-	if _, err := env.Kube.CoreV1().Secrets(installation.Namespace).Update(t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = env.Kube.CoreV1().Secrets(installation.Namespace).Update(t.Context(), secret, metav1.UpdateOptions{})
+	require.NoError(t, err)
 	return token
 }
 
 func tokenIn(t testing.TB, secret *corev1.Secret) string {
 	t.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data["value"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return config.BearerToken
 }
 
@@ -252,9 +229,8 @@ func tokenIn(t testing.TB, secret *corev1.Secret) string {
 func tokenID(t testing.TB, token string) string {
 	t.Helper()
 	claims := jwt.MapClaims{}
-	if _, _, err := jwt.NewParser().ParseUnverified(token, claims); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := jwt.NewParser().ParseUnverified(token, claims)
+	require.NoError(t, err)
 	id, _ := claims["jti"].(string)
 	return id
 }

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // The age of an object differs from run to run, and with it the width of its
@@ -40,14 +41,10 @@ func TestColumns(t *testing.T) {
 	got := heading.ReplaceAllString(age.ReplaceAllString(env.Kubectl(t, arguments...), "<age>"), "AGE   VERSION")
 	path := filepath.Join("testdata", golden)
 	if os.Getenv("UPDATE_GOLDEN") != "" {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
 	}
 	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got != string(want) {
 		t.Errorf("kubectl prints\n%s\nwant\n%s", got, want)
 	}
@@ -72,13 +69,9 @@ func TestColumnsResolve(t *testing.T) {
 			Namespace(installation.Namespace).Resource(resource).Name(object).
 			SetHeader("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io").
 			DoRaw(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var table metav1.Table
-		if err := json.Unmarshal(data, &table); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal(data, &table))
 		if len(table.Rows) != 1 || len(table.ColumnDefinitions) < 3 {
 			t.Errorf("%s: %d rows of %d columns", resource, len(table.Rows), len(table.ColumnDefinitions))
 			continue
@@ -97,9 +90,8 @@ func createTemplate(t *testing.T, name string) {
 	templates := env.NstanceMachineTemplates()
 	template := &v1beta1.NstanceMachineTemplate{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	template.Spec.Template.Spec.GroupRef.Name = v1beta1.Identifier(name)
-	if _, err := templates.Create(t.Context(), template, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := templates.Create(t.Context(), template, metav1.CreateOptions{})
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := templates.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
 			t.Error(err)

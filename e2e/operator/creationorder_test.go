@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Which objects are created in which order: a user creates the pool, a user creates a
@@ -87,9 +88,7 @@ func TestCreationAtOnce(t *testing.T) {
 	for _, who := range []string{userPool, userMachinePool} {
 		users.Go(func() error { return tryApplyAs(t.Context(), who, group) })
 	}
-	if err := users.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, users.Wait())
 	testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
 		return errors.Join(keptUneven(ctx, group), running(ctx, group, 5))
 	})
@@ -118,9 +117,7 @@ func TestExplicitReplicasCount(t *testing.T) {
 	const group = "explicit"
 	testcluster.Stop(t, env.OperatorProcess())
 	createUneven(t, group)
-	if err := tryApply(t.Context(), testcluster.NewMachinePool(group, 2)); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tryApply(t.Context(), testcluster.NewMachinePool(group, 2)))
 	applyAs(t, userPool, group)
 	testcluster.Start(t, env.OperatorProcess())
 	testcluster.Eventually(t, 2*time.Minute, "the pool has the user's replicas", func(ctx context.Context) error {
@@ -143,9 +140,7 @@ func keptUneven(ctx context.Context, group string) error {
 
 func applyAs(t *testing.T, who, group string) {
 	t.Helper()
-	if err := tryApplyAs(t.Context(), who, group); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tryApplyAs(t.Context(), who, group))
 }
 
 func tryApplyAs(ctx context.Context, who, group string) error {

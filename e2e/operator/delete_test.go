@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Deleting a MachinePool or its NstanceMachinePool leaves nothing behind: no object, no
@@ -41,9 +42,7 @@ func TestDeletePool(t *testing.T) {
 				name := fmt.Sprintf("deleted-%s-%d", strings.ToLower(whole.name[:1]), i)
 				runPool(t, name, 6, shardIDs...)
 				remove := func() {
-					if err := whole.remove(t.Context(), name); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, whole.remove(t.Context(), name))
 				}
 				if outage.begin == nil {
 					remove()
@@ -66,10 +65,9 @@ func TestDeletePool(t *testing.T) {
 // Cluster API waits for the deletion, and is notified of it only as the owner.
 func TestDeletePoolAtOnce(t *testing.T) {
 	const name = "deleted-at-once"
-	if _, err := env.NstanceMachinePools().
-		Create(t.Context(), testcluster.NewNstanceMachinePool(name, shardIDs...), metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := env.NstanceMachinePools().
+		Create(t.Context(), testcluster.NewNstanceMachinePool(name, shardIDs...), metav1.CreateOptions{})
+	require.NoError(t, err)
 	pools := env.NstanceMachinePools()
 	testcluster.Eventually(t, time.Minute, "the shard groups are created", func(ctx context.Context) error {
 		groups, err := env.ShardGroups(ctx, name)
@@ -79,9 +77,7 @@ func TestDeletePoolAtOnce(t *testing.T) {
 		return err
 	})
 	end := hanging.begin(t, env.ShardServer(shardIDs[0]))
-	if err := pools.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pools.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	untilWaiting(t, name, shardIDs[0])
 	testcluster.Eventually(t, time.Minute, "Cluster API waits for the pool", func(ctx context.Context) error {
 		machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})
@@ -100,13 +96,9 @@ func TestDeletePoolWithOperatorKilled(t *testing.T) {
 	runPool(t, name, 6, shardIDs...)
 	operator := env.OperatorProcess()
 	end := down.begin(t, env.ShardServer(shardIDs[0]))
-	if err := env.MachinePools().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.MachinePools().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	untilWaiting(t, name, shardIDs[0])
-	if err := operator.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, operator.Kill(t.Context()))
 	end()
 	testcluster.Start(t, operator)
 	untilNothingIsLeft(t, name)
@@ -127,9 +119,7 @@ func TestRemoveShardFromPool(t *testing.T) {
 			patch := fmt.Appendf(nil, `{"spec":{"shards":[%q,%q]}}`, shardIDs[0], shardIDs[2])
 			_, err := env.NstanceMachinePools().
 				Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if outage.begin != nil {
 				untilShardGroupWaits(t, name, leaving)
 				testcluster.Eventually(t, time.Minute, "the other shards replace the instances", func(ctx context.Context) error {
@@ -161,17 +151,13 @@ func TestDeleteShardGroup(t *testing.T) {
 			runPool(t, name, 3, shardIDs...)
 			t.Cleanup(func() { deletePool(t, name) })
 			before, err := env.ShardGroup(t.Context(), name, shard)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var end func()
 			if outage.begin != nil {
 				end = outage.begin(t, env.ShardServer(shard))
 			}
 			err = env.NstanceShardGroups().Delete(t.Context(), before.Name, metav1.DeleteOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if outage.begin != nil {
 				untilShardGroupWaits(t, name, shard)
 				end()
@@ -195,16 +181,12 @@ func TestDeleteCluster(t *testing.T) {
 			name := fmt.Sprintf("with-cluster-%d", i)
 			runPool(t, name, 3, shardIDs...)
 			before, err := env.Clusters().Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var end func()
 			if outage.begin != nil {
 				end = outage.begin(t, env.ShardServer(shardIDs[0]))
 			}
-			if err := env.Clusters().Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, env.Clusters().Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}))
 			if outage.begin != nil {
 				untilWaiting(t, name, shardIDs[0])
 				end()
@@ -225,9 +207,7 @@ func TestDeleteCluster(t *testing.T) {
 // runPool creates a pool and waits until it runs.
 func runPool(t *testing.T, name string, replicas int32, shards ...string) {
 	t.Helper()
-	if err := tryCreatePoolOn(t.Context(), name, replicas, shards...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tryCreatePoolOn(t.Context(), name, replicas, shards...))
 	untilRunning(t, name, replicas)
 }
 
@@ -248,11 +228,7 @@ func untilWaiting(t *testing.T, name, shard string) {
 		if err != nil {
 			return err
 		}
-		ready := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionReady)
-		if ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != v1beta1.ReasonDeleting {
-			return fmt.Errorf("condition Ready is %+v", ready)
-		}
-		return nil
+		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonDeleting)
 	})
 }
 
@@ -265,14 +241,12 @@ func untilShardGroupWaits(t *testing.T, name, shard string) {
 		if err != nil {
 			return err
 		}
-		ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady)
-		reachable := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionShardReachable)
-		if ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != v1beta1.ReasonDeleting || ready.Message == "" {
-			return fmt.Errorf("condition Ready is %+v", ready)
+		conditions := group.Status.Conditions
+		if ready := meta.FindStatusCondition(conditions, v1beta1.ConditionReady); ready != nil && ready.Message == "" {
+			return errors.New("condition Ready has no message")
 		}
-		if reachable == nil || reachable.Status != metav1.ConditionFalse || reachable.Reason != v1beta1.ReasonShardUnreachable {
-			return fmt.Errorf("condition ShardReachable is %+v", reachable)
-		}
-		return nil
+		return errors.Join(
+			testcluster.HasCondition(conditions, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonDeleting),
+			testcluster.HasCondition(conditions, v1beta1.ConditionShardReachable, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable))
 	})
 }

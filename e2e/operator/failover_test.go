@@ -13,6 +13,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A standby writes nothing, and completes what a killed leader has begun.
@@ -53,9 +54,7 @@ func TestFailover(t *testing.T) {
 func leads(t *testing.T, o installation.Operator) bool {
 	t.Helper()
 	value, err := installation.Metric(t.Context(), o.URL(), "leader_election_master_status", nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return value == 1
 }
 

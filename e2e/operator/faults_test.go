@@ -12,7 +12,6 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -20,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // faultyPool is the pool that must not lose instances.
@@ -59,9 +59,7 @@ var faults = []struct {
 }{
 	{"the API server is killed", func(t *testing.T, o *faultyOperator) {
 		server := env.Component(controlplane.APIServer)
-		if err := server.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, server.Kill(t.Context()))
 		defer testcluster.Start(t, server)
 		o.untilExited(t)
 	}},
@@ -138,18 +136,14 @@ var faults = []struct {
 	}},
 	{"the certificate is missing at the start", func(t *testing.T, o *faultyOperator) {
 		defer saveSecret(t, "nstance-operator-cert")()
-		if err := env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), "nstance-operator-cert", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), "nstance-operator-cert", metav1.DeleteOptions{}))
 		o.restart(t)
 		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 	}},
 
 	{"a shard is down at the start", func(t *testing.T, o *faultyOperator) {
 		shard := env.ShardServer(shardIDs[2])
-		if err := shard.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, shard.Kill(t.Context()))
 		defer testcluster.Start(t, shard)
 		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 		o.restart(t)
@@ -164,9 +158,7 @@ var faults = []struct {
 	{"a shard accepts connections and never reads", func(t *testing.T, o *faultyOperator) {
 		defer saveConfigMap(t, "nstance-shards")()
 		silent, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		defer silent.Close()
 		editShards(t, func(data map[string]string) { data[shardIDs[1]] = silent.Addr().String() })
 		o.restart(t)
@@ -216,10 +208,6 @@ func untilUnreachable(t *testing.T, reason string) {
 		if err != nil {
 			return err
 		}
-		condition := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable)
-		if condition == nil || condition.Status != metav1.ConditionFalse || condition.Reason != reason {
-			return fmt.Errorf("condition ShardsReachable is %+v", condition)
-		}
-		return nil
+		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShardsReachable, metav1.ConditionFalse, reason)
 	})
 }

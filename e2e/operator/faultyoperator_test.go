@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // faultyOperator is the only operator that runs, through a proxy that injects faults.
@@ -34,9 +35,7 @@ func runFaultyOperator(t *testing.T) *faultyOperator {
 
 func (o *faultyOperator) restart(t *testing.T) {
 	t.Helper()
-	if err := o.Process.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, o.Process.Stop(t.Context()))
 	testcluster.Start(t, o.Process)
 }
 
@@ -79,9 +78,7 @@ func (o *faultyOperator) untilWorking(t *testing.T) {
 func (o *faultyOperator) logSize(t *testing.T) int {
 	t.Helper()
 	log, err := os.ReadFile(o.Process.LogPath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return len(log)
 }
 

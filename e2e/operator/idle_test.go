@@ -12,6 +12,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // When nothing changes the operator writes nothing, through several resyncs.
@@ -24,9 +25,7 @@ func TestQuietWhenIdle(t *testing.T) {
 		names[i] = fmt.Sprintf("quiet-%d", i)
 		group.Go(func() error { return tryCreatePool(t.Context(), names[i], 1) })
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.Wait())
 	t.Cleanup(func() { deletePools(t, names...) })
 	for _, name := range names {
 		testcluster.Eventually(t, 5*time.Minute, name+" runs", func(ctx context.Context) error { return running(ctx, name, 1) })

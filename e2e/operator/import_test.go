@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -107,9 +108,7 @@ func serverWithGroup(t *testing.T, o servertest.Options, group string, size int3
 	_, err := server.Operator(installation.Tenant).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: group, Config: &nstancev1.GroupConfig{Template: "worker", Size: size},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	server.Stop()
 	return server.DataDir, server.Kubernetes, server.Addr
 }
@@ -190,9 +189,7 @@ func reconfigure(t *testing.T, shard string, change func(map[string]installation
 		}
 		change(s.Groups)
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // staticSize succeeds when a server has a static group of that size.

@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -126,9 +127,7 @@ func excludeFromWebhook(b *testing.B, machinePool string) {
 	apply := func() {
 		_, err := env.Kube.AdmissionregistrationV1().ValidatingWebhookConfigurations().
 			Apply(context.WithoutCancel(b.Context()), configuration, metav1.ApplyOptions{FieldManager: "floor"})
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 	}
 	// The conditions of the manifest belong to another field manager and stay.
 	condition := admissionregistrationv1ac.MatchCondition().
@@ -150,9 +149,7 @@ func withoutOperator[T any](b *testing.B, f func() T) T {
 	if !ok {
 		b.Fatal("the operator does not run")
 	}
-	if err := syscall.Kill(pid, syscall.SIGSTOP); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, syscall.Kill(pid, syscall.SIGSTOP))
 	defer func() {
 		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
 			b.Error(err)
@@ -182,17 +179,13 @@ func untilIdle(b *testing.B) {
 // test.
 func configureShard(b testing.TB, id, address string) {
 	b.Helper()
-	if err := env.SetShardAddress(b.Context(), id, address); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, env.SetShardAddress(b.Context(), id, address))
 	b.Cleanup(func() { removeShard(b, id) })
 }
 
 func removeShard(b testing.TB, id string) {
 	b.Helper()
-	if err := env.SetShardAddress(context.WithoutCancel(b.Context()), id, ""); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, env.SetShardAddress(context.WithoutCancel(b.Context()), id, ""))
 }
 
 // createOn creates a pool of one instance on one shard. The Node of the instance is in
@@ -200,9 +193,7 @@ func removeShard(b testing.TB, id string) {
 func createOn(b *testing.B, name, shard string) {
 	b.Helper()
 	_, err := env.MachinePools().Create(b.Context(), testcluster.NewMachinePool(name, 1), metav1.CreateOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	// The webhook rejects it until the operator knows the shard.
 	testcluster.Eventually(b, time.Minute, "the pool is created", func(ctx context.Context) error {
 		_, err := env.NstanceMachinePools().
@@ -220,9 +211,7 @@ func scaleAndWait(b *testing.B, server *servertest.Server, name string, size int
 	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, size)
 	_, err := env.ClusterAPI("machinepools").
 		Patch(b.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	var took time.Duration
 	testcluster.Eventually(b, time.Minute, fmt.Sprintf("%s gets size %d", name, size), func(context.Context) error {
 		for _, call := range server.Calls("UpsertGroup") {
@@ -261,15 +250,11 @@ func startFloor(b *testing.B, server *servertest.Server, name string) {
 	b.Helper()
 	ctx := b.Context()
 	machinePools, err := env.MachinePools().Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: name}))
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.Cleanup(machinePools.Stop)
 	shardGroups := env.NstanceShardGroups()
 	groups, err := shardGroups.Watch(ctx, metav1.SingleObject(metav1.ObjectMeta{Name: v1beta1.ShardGroupName(name, name)}))
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.Cleanup(groups.Stop)
 	client := server.Operator(installation.Tenant)
 

@@ -9,6 +9,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/require"
 )
 
 // lossChecker checks whether operators have scaled a group down since it was created,
@@ -28,9 +29,7 @@ func newLossChecker(t testing.TB, group string) *lossChecker {
 	for _, shard := range shardIDs {
 		l.calls[shard] = len(callsOf(t, shard))
 		groups, err := shardClient(t, shard).ListGroups(t.Context(), &emptypb.Empty{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, g := range groups.GetGroups() {
 			if g.GetKey() == group {
 				l.sizes[shard] = g.GetSize()
@@ -68,8 +67,6 @@ func (l *lossChecker) expectNone(t testing.TB) int {
 func callsOf(t testing.TB, shard string) []installation.Call {
 	t.Helper()
 	calls, err := env.Installation.Calls(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return calls
 }

@@ -16,6 +16,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // The most anonymous memory that the operator may have, in MiB. It varies by a few MiB
@@ -36,9 +37,7 @@ func BenchmarkMemory(b *testing.B) {
 		for i := range pools {
 			group.Go(func() error { return tryCreatePool(b.Context(), fmt.Sprintf("many-%d", i), 0) })
 		}
-		if err := group.Wait(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, group.Wait())
 		testcluster.Eventually(b, 15*time.Minute, "all pools are ready", func(ctx context.Context) error {
 			list, err := env.NstanceMachinePools().List(ctx, metav1.ListOptions{})
 			if err != nil {
@@ -74,12 +73,8 @@ type memory struct{ resident, anonymous float64 }
 func readMemory(b *testing.B) memory {
 	b.Helper()
 	resident, _, err := env.OperatorProcess().Memory()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	anonymous, err := env.OperatorProcess().AnonymousMemory()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	return memory{resident: resident, anonymous: anonymous}
 }

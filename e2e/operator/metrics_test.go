@@ -7,6 +7,7 @@ import (
 	"testing"
 
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/require"
 )
 
 // upserts returns how many UpsertGroup calls all shard servers have received since each
@@ -27,9 +28,7 @@ func upsertsOf(t testing.TB, id string) float64 {
 			continue
 		}
 		count, err := installation.Metric(t.Context(), shard.URL(), "nstance_server_rpc_total", map[string]string{"method": "UpsertGroup"})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return count
 	}
 	t.Fatalf("no shard %s", id)

@@ -13,6 +13,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // saveConfigMap returns a function that restores a ConfigMap.
@@ -20,9 +21,7 @@ func saveConfigMap(t *testing.T, name string) (restore func()) {
 	t.Helper()
 	client := env.Kube.CoreV1().ConfigMaps(installation.Namespace)
 	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return func() {
 		t.Helper()
 		ctx := context.WithoutCancel(t.Context())
@@ -31,9 +30,7 @@ func saveConfigMap(t *testing.T, name string) (restore func()) {
 		if err != nil {
 			_, err = client.Create(ctx, saved, metav1.CreateOptions{})
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 }
 
@@ -42,23 +39,18 @@ func saveSecret(t *testing.T, name string) (restore func()) {
 	t.Helper()
 	client := env.Kube.CoreV1().Secrets(installation.Namespace)
 	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return func() {
 		t.Helper()
 		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
-		if _, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{})
+		require.NoError(t, err)
 	}
 }
 
 func deleteConfigMap(t *testing.T, name string) {
 	t.Helper()
-	if err := env.Kube.CoreV1().ConfigMaps(installation.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Kube.CoreV1().ConfigMaps(installation.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
 }
 
 // editShards changes the shards in the operator's configuration.
@@ -66,13 +58,10 @@ func editShards(t *testing.T, change func(map[string]string)) {
 	t.Helper()
 	client := env.Kube.CoreV1().ConfigMaps(installation.Namespace)
 	shards, err := client.Get(t.Context(), "nstance-shards", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	change(shards.Data)
-	if _, err := client.Update(t.Context(), shards, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = client.Update(t.Context(), shards, metav1.UpdateOptions{})
+	require.NoError(t, err)
 }
 
 // outage is a reason why a shard does not answer, until end is called or the test is
@@ -86,9 +75,7 @@ var (
 	allUp = outage{name: "all shards up"}
 	down  = outage{"a shard down", func(t *testing.T, shard *controlplane.Component) func() {
 		t.Helper()
-		if err := shard.Kill(t.Context()); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, shard.Kill(t.Context()))
 		end := sync.OnceFunc(func() { testcluster.Start(t, shard) })
 		t.Cleanup(end)
 		return end

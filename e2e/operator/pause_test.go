@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // While a pool is paused its status is updated, but nothing is changed on the shards or
@@ -43,9 +44,7 @@ func TestPause(t *testing.T) {
 				t.Helper()
 				_, err := env.Dynamic.Resource(pause.resource).Namespace(installation.Namespace).
 					Patch(context.WithoutCancel(t.Context()), pause.name, types.MergePatchType, []byte(patch), metav1.PatchOptions{})
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 			}
 			patch(pause.on)
 			unpaused := false

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -56,9 +57,7 @@ func untilNothingIsLeft(t *testing.T, name string) {
 // withoutGroup succeeds when a shard's server does not list a group.
 func withoutGroup(ctx context.Context, t *testing.T, shard, name string) error {
 	connection, err := env.Installation.Dial(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer connection.Close()
 	list, err := nstancev1.NewOperatorServiceClient(connection).ListGroups(ctx, &emptypb.Empty{})
 	if err != nil {
@@ -77,17 +76,11 @@ func withoutGroup(ctx context.Context, t *testing.T, shard, name string) error {
 func expectNothingLeft(t *testing.T) {
 	t.Helper()
 	pools, err := env.NstanceMachinePools().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	groups, err := env.NstanceShardGroups().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	machinePools, err := env.MachinePools().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var left []string
 	for _, pool := range pools.Items {
 		left = append(left, "NstanceMachinePool "+pool.Name)

@@ -18,15 +18,14 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // createPool creates a MachinePool and its pool over all shards, and deletes both at the
 // end of the test.
 func createPool(t testing.TB, name string, replicas int32) {
 	t.Helper()
-	if err := tryCreatePool(t.Context(), name, replicas); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, tryCreatePool(t.Context(), name, replicas))
 	t.Cleanup(func() { deletePools(t, name) })
 }
 

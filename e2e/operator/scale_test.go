@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A pool is scaled up, down and to zero.
@@ -57,9 +58,7 @@ func TestMachinePoolIsCreated(t *testing.T) {
 	upsertDirectly(t, "us-west-2c", name, 1)
 	_, err := env.NstanceMachinePools().
 		Create(t.Context(), testcluster.NewNstanceMachinePool(name, shardIDs...), metav1.CreateOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { deletePools(t, name) })
 	testcluster.Eventually(t, time.Minute, "the MachinePool has the sum of the sizes", func(ctx context.Context) error {
 		machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})

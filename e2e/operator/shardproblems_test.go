@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // A problem on a shard is reported in the conditions of the shard group and its pool,
@@ -42,9 +43,7 @@ func TestShardProblemsAreReported(t *testing.T) {
 		"unreachable": {
 			reason: v1beta1.ReasonShardUnreachable,
 			begin: func(t *testing.T) {
-				if err := env.ShardServer(shard).Kill(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, env.ShardServer(shard).Kill(t.Context()))
 			},
 			end: func(t *testing.T) { testcluster.Start(t, env.ShardServer(shard)) },
 		},
@@ -107,20 +106,15 @@ func TestShardProblemsAreReported(t *testing.T) {
 
 func setQuota(t *testing.T, shard string, quota map[string]int) {
 	t.Helper()
-	if err := env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.Quota = quota }); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.Quota = quota }))
 	// The server reads its configuration only now and then.
-	if _, err := shardClient(t, shard).RefreshConfig(t.Context(), &emptypb.Empty{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := shardClient(t, shard).RefreshConfig(t.Context(), &emptypb.Empty{})
+	require.NoError(t, err)
 }
 
 // createWith creates a pool with a MachinePool, and deletes both at the end of the test.
 func createWith(t *testing.T, pool *v1beta1.NstanceMachinePool, replicas int32) {
 	t.Helper()
-	if err := env.CreatePool(t.Context(), testcluster.NewMachinePool(pool.Name, replicas), pool); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(pool.Name, replicas), pool))
 	t.Cleanup(func() { deletePools(t, pool.Name) })
 }

@@ -16,6 +16,7 @@ import (
 
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -23,9 +24,7 @@ import (
 func shardClient(t testing.TB, shard string) nstancev1.OperatorServiceClient {
 	t.Helper()
 	connection, err := env.Installation.Dial(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = connection.Close() })
 	return nstancev1.NewOperatorServiceClient(connection)
 }
@@ -36,9 +35,7 @@ func upsertDirectly(t testing.TB, shard, group string, size int32) {
 	_, err := shardClient(t, shard).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: group, Config: &nstancev1.GroupConfig{Template: "worker", Size: size},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // sizeOnShard returns the size that a shard's server itself reports.
@@ -82,9 +79,7 @@ func TestShardOutage(t *testing.T) {
 	createPool(t, name, 6)
 	untilRunning(t, name, 6)
 	before, err := env.ShardGroup(t.Context(), name, down)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 
 	server := env.ShardServer(down)
 	testcluster.Kill(t, server)

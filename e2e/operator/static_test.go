@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // The fields of a static pool that the servers' configuration sets cannot be edited,
@@ -93,9 +94,7 @@ func expectEditsRejected(t *testing.T, name string) {
 func expectEditsAccepted(t *testing.T, name, value string) {
 	t.Helper()
 	after, err := patchPool(t.Context(), name, fmt.Sprintf(`{"spec":{"instanceType":"m7i.large","vars":{"operator":%q}}}`, value))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if after.Spec.InstanceType != "m7i.large" || after.Spec.Vars["operator"] != value {
 		t.Errorf("the spec is %+v", after.Spec)
 	}
@@ -108,18 +107,14 @@ func editPool(t *testing.T, name, line string) string {
 	dir := t.TempDir()
 	shown, editor := filepath.Join(dir, "shown"), filepath.Join(dir, "editor")
 	script := fmt.Sprintf("#!/bin/sh\ncp \"$1\" %q\ngrep -q '%s' \"$1\" || sed -i 's/^spec:$/spec:\\n  %s/' \"$1\"\n", shown, line, line)
-	if err := os.WriteFile(editor, []byte(script), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(editor, []byte(script), 0o700))
 	command := env.KubectlCommand(t.Context(), "edit", "nsmp/"+name)
 	command.Env = append(os.Environ(), "KUBE_EDITOR="+editor, "TMPDIR="+dir)
 	if output, err := command.CombinedOutput(); err == nil {
 		t.Errorf("kubectl edit has succeeded: %s", output)
 	}
 	content, err := os.ReadFile(shown)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(content)
 }
 

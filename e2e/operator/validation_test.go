@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/identifier/identifiertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Invalid pools are rejected with a message that names the field and the rule.
@@ -49,9 +50,7 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 
 	t.Run("another group", func(t *testing.T) {
 		pool, err := pools.Create(t.Context(), testcluster.NewNstanceMachinePool("immutable", shardIDs...), metav1.CreateOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		t.Cleanup(func() {
 			if err := pools.Delete(context.WithoutCancel(t.Context()), pool.Name, metav1.DeleteOptions{}); err != nil {
 				t.Error(err)

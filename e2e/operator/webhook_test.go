@@ -26,6 +26,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // The objects by which the API server finds the webhook and trusts it.
@@ -212,9 +213,7 @@ func TestWebhookCertificateIsRepaired(t *testing.T) {
 		}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			if err := c.damage(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, c.damage(t.Context()))
 			testcluster.Eventually(t, time.Minute, "the webhook works with a matching certificate", func(ctx context.Context) error {
 				secret, err := secrets.Get(ctx, webhookSecret, metav1.GetOptions{})
 				if err != nil {

@@ -20,6 +20,7 @@ import (
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 const (
@@ -51,9 +52,7 @@ func BenchmarkImport(b *testing.B) {
 		for i := range groups {
 			writers.Go(func() error { return templates.write(b.Context(), groupName(i)) })
 		}
-		if err := writers.Wait(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, writers.Wait())
 		bare := time.Since(begin)
 
 		objects, statuses := 0, 0
@@ -100,9 +99,7 @@ func readTemplates(b *testing.B) templates {
 func readBare(b *testing.B, resource schema.GroupVersionResource, name string) *unstructured.Unstructured {
 	b.Helper()
 	object, err := env.Dynamic.Resource(resource).Namespace(installation.Namespace).Get(b.Context(), name, metav1.GetOptions{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	labels := object.GetLabels()
 	unstructured.RemoveNestedField(object.Object, "metadata")
 	object.SetNamespace(bareNamespace)
@@ -131,9 +128,7 @@ func createBareCluster(b *testing.B) {
 	} {
 		client := env.Dynamic.Resource(copied.resource).Namespace(bareNamespace)
 		object := readBare(b, copied.resource, copied.name)
-		if err := applyWithStatus(b.Context(), client, object, copied.resource.Resource == "nstanceclusters"); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, applyWithStatus(b.Context(), client, object, copied.resource.Resource == "nstanceclusters"))
 	}
 	err := poll(b.Context(), "the copied Cluster is available", func(ctx context.Context) error {
 		cluster, err := env.CAPI.Clusters(bareNamespace).Get(ctx, name, metav1.GetOptions{})
@@ -142,9 +137,7 @@ func createBareCluster(b *testing.B) {
 		}
 		return err
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 }
 
 // write writes the objects of a group and their statuses in the operator's order.

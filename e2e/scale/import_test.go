@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // component is the name under which the operator runs.
@@ -64,14 +65,10 @@ func TestImport(t *testing.T) {
 // An operator that starts when everything is in sync writes nothing.
 func TestRestartWritesNothing(t *testing.T) {
 	operator := mustImport(t).operator
-	if err := env.Component(component).Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, env.Component(component).Stop(t.Context()))
 	from := env.AuditEnd(t)
 	testcluster.Start(t, env.Component(component))
-	if err := untilSynced(t.Context(), operator); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, untilSynced(t.Context(), operator))
 	if writes := env.Writes(t, from, ofOperator); len(writes) > 0 {
 		t.Errorf("%d writes after the restart, want 0:%s", len(writes), testcluster.Describe(writes))
 	}
@@ -131,9 +128,7 @@ var importOnce = sync.OnceValues(func() (*importResult, error) {
 func mustImport(t testing.TB) *importResult {
 	t.Helper()
 	result, err := importOnce()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return result
 }
 

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/require"
 )
 
 // moment is what the storage contains, and the end of the audit log, at one time.
@@ -91,9 +92,7 @@ func readObjects(b *testing.B) map[string]fs.FileInfo {
 		}
 		return ignoreNotExist(err)
 	})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	return objects
 }
 

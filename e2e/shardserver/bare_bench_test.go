@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
@@ -35,33 +36,21 @@ func createBare(b *testing.B, shard string) time.Duration {
 	config := env.AdminConfig()
 	config.ContentType = runtime.ContentTypeProtobuf // as the server's
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	nodes := client.CoreV1().Nodes()
 	list, err := nodes.List(b.Context(), metav1.ListOptions{LabelSelector: kwok.LabelShard + "=" + shard, Limit: 1})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	model := list.Items[0]
 	id, err := puidv7.Parse(model.Name)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	const bare = "bare"
 	model.Labels[kwok.LabelShard] = bare // of no server
 	bucket, err := file.Open(env.Installation.Bucket())
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	record, err := bucket.Get(b.Context(), storage.InstanceKey(shard, model.Labels[kwok.LabelTenant], id.StorageKey()))
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	records, err := file.Open(b.TempDir())
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	begin := time.Now()
 	var writers errgroup.Group
 	writers.SetLimit(bareWriters)
@@ -88,13 +77,9 @@ func createBare(b *testing.B, shard string) time.Duration {
 			return err
 		})
 	}
-	if err := writers.Wait(); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, writers.Wait())
 	took := time.Since(begin)
 	err = nodes.DeleteCollection(context.WithoutCancel(b.Context()), metav1.DeleteOptions{}, metav1.ListOptions{LabelSelector: kwok.LabelShard + "=" + bare})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	return took
 }

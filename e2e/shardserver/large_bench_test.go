@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -85,9 +86,7 @@ func (s *largeShard) fill(b *testing.B) time.Duration {
 	for n := range largeGroups {
 		calls.Go(func() error { return upsert(b.Context(), s.operator, groupName(n), largeSize) })
 	}
-	if err := calls.Wait(); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, calls.Wait())
 	s.untilRunning(b, largeGroups*largeSize)
 	took := time.Since(begin)
 	s.settle(b)
@@ -125,18 +124,12 @@ func (s *largeShard) changeOne(b *testing.B) {
 func (s *largeShard) restart(b *testing.B, without ...string) time.Duration {
 	b.Helper()
 	before := s.settle(b)
-	if err := s.server.Stop(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, s.server.Stop(b.Context()))
 	for _, folder := range without {
-		if err := os.RemoveAll(folder); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, os.RemoveAll(folder))
 	}
 	begin := time.Now()
-	if err := s.server.Start(b.Context()); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, s.server.Start(b.Context()))
 	testcluster.Eventually(b, timeout, "serving again", leads(s.operator))
 	took := time.Since(begin)
 	done := s.settle(b).since(b, before, s.id)
@@ -158,9 +151,7 @@ func (s *largeShard) restart(b *testing.B, without ...string) time.Duration {
 // scale sets the size of one group and returns when that many instances run.
 func (s *largeShard) scale(b *testing.B, group string, size int32) {
 	b.Helper()
-	if err := upsert(b.Context(), s.operator, group, size); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, upsert(b.Context(), s.operator, group, size))
 	s.untilRunning(b, largeSize*(largeGroups-1)+int(size))
 }
 
@@ -205,9 +196,7 @@ func (s *largeShard) poll(b *testing.B, what string, done func() bool) {
 func (s *largeShard) metric(b *testing.B, name string, labels map[string]string) float64 {
 	b.Helper()
 	value, err := installation.Metric(b.Context(), strings.TrimSuffix(s.server.Ready.URL, "/health"), name, labels)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	return value
 }
 
@@ -226,9 +215,7 @@ func (s *largeShard) checkMemory(b *testing.B) float64 {
 func (s *largeShard) memory(b *testing.B) (resident, peak float64) {
 	b.Helper()
 	resident, peak, err := s.server.Memory()
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	return resident, peak
 }
 
@@ -236,9 +223,7 @@ func (s *largeShard) memory(b *testing.B) (resident, peak float64) {
 func (s *largeShard) idsByKey(b *testing.B, group string) map[string]string {
 	b.Helper()
 	list, err := s.operator.ListGroups(b.Context(), &emptypb.Empty{})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	ids := map[string]string{}
 	for _, status := range list.Groups {
 		if status.Key != group {
@@ -246,9 +231,7 @@ func (s *largeShard) idsByKey(b *testing.B, group string) map[string]string {
 		}
 		for _, providerID := range status.ProviderIds {
 			id, err := puidv7.Parse(path.Base(providerID))
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			ids[storage.InstanceKey(s.id, installation.Tenant, id.StorageKey())] = id.String()
 		}
 	}

@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -54,9 +55,7 @@ func TestMain(m *testing.M) {
 func dial(t testing.TB, shard string) nstancev1.OperatorServiceClient {
 	t.Helper()
 	conn, err := env.Installation.Dial(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	return nstancev1.NewOperatorServiceClient(conn)
 }

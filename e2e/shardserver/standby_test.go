@@ -22,6 +22,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -35,9 +36,7 @@ const leaderTimeout = 4 * time.Second
 func TestStandby(t *testing.T) {
 	shard := shardIDs[0]
 	standby, err := env.Installation.StartStandby(t.Context(), shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	first := dial(t, shard)
 	leader := server{env.ShardServer(shard), first}
 	t.Cleanup(func() {
@@ -49,9 +48,7 @@ func TestStandby(t *testing.T) {
 		}
 	})
 	conn, err := env.Installation.DialStandby(shard)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = conn.Close() })
 	other := server{env.Component(standby), nstancev1.NewOperatorServiceClient(conn)}
 	testcluster.Eventually(t, timeout, "the first server's lead", leads(leader.operator))
@@ -60,25 +57,19 @@ func TestStandby(t *testing.T) {
 	}
 
 	sizes := map[string]int32{"workers": 5}
-	if err := upsert(t.Context(), leader.operator, "workers", 5); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, upsert(t.Context(), leader.operator, "workers", 5))
 	for round := range 6 {
 		before := readLock(t, shard)
 		// The leader fails while instances are being created, or being deleted.
 		sizes["workers"] = int32(3 + 7*((round+1)%2))
-		if err := upsert(t.Context(), leader.operator, "workers", sizes["workers"]); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, upsert(t.Context(), leader.operator, "workers", sizes["workers"]))
 		killed := round%3 == 0
 		if killed {
 			err = leader.Kill(t.Context())
 		} else {
 			err = leader.freeze(t)
 		}
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		testcluster.Eventually(t, timeout, "the standby's lead", leads(other.operator))
 		after := readLock(t, shard)
 		if after.LeaderID == before.LeaderID {
@@ -88,14 +79,10 @@ func TestStandby(t *testing.T) {
 			return settled(ctx, other.operator, shard, sizes)
 		})
 		if killed {
-			if err := leader.Start(t.Context()); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, leader.Start(t.Context()))
 		} else {
 			objects := snapshot(t, shard)
-			if err := leader.Thaw(); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, leader.Thaw())
 			testcluster.Eventually(t, timeout, "the old leader rejects calls", func(ctx context.Context) error {
 				_, err := leader.operator.ListGroups(ctx, &emptypb.Empty{})
 				if status.Code(err) != codes.Unavailable {
@@ -183,9 +170,7 @@ func readLock(t *testing.T, shard string) (l lock) {
 	if err == nil {
 		err = json.Unmarshal(data, &l)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return l
 }
 
@@ -195,9 +180,7 @@ func snapshot(t *testing.T, shard string) map[string][]byte {
 	objects := map[string][]byte{}
 	read := func(path string) {
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		objects[path] = data
 	}
 	read(filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.GroupsKey(shard))))
@@ -208,9 +191,7 @@ func snapshot(t *testing.T, shard string) map[string][]byte {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return objects
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -59,9 +60,7 @@ func TestStorm(t *testing.T) {
 	for i, shard := range shardIDs {
 		operator := dial(t, shard)
 		for group, size := range sizes[i] {
-			if err := upsert(t.Context(), operator, group, size); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, upsert(t.Context(), operator, group, size))
 		}
 		testcluster.Eventually(t, timeout, "shard "+shard+" after the storm", func(ctx context.Context) error {
 			return settled(ctx, operator, shard, sizes[i])
@@ -144,9 +143,7 @@ func watchIdentities(t *testing.T) *identities {
 		AddFunc:    func(obj any) { seen.add(obj.(*corev1.Node)) },
 		UpdateFunc: func(_, obj any) { seen.add(obj.(*corev1.Node)) },
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	factory.Start(t.Context().Done())
 	if !cache.WaitForCacheSync(t.Context().Done(), registration.HasSynced) {
 		t.Fatal("list Nodes: not synced")

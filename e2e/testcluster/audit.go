@@ -12,6 +12,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Match selects requests of the audit log.
@@ -24,9 +25,7 @@ func ByOperator(r controlplane.Request) bool { return r.User == installation.Ope
 func (c *Cluster) AuditEnd(t testing.TB) controlplane.Position {
 	t.Helper()
 	end, err := c.AuditLog().End()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return end
 }
 
@@ -34,9 +33,7 @@ func (c *Cluster) AuditEnd(t testing.TB) controlplane.Position {
 func (c *Cluster) Requests(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Request {
 	t.Helper()
 	requests, err := c.AuditLog().Requests(from, all(match))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return requests
 }
 
@@ -45,9 +42,7 @@ func (c *Cluster) Requests(t testing.TB, from controlplane.Position, match ...Ma
 func (c *Cluster) Writes(t testing.TB, from controlplane.Position, match ...Match) []controlplane.Write {
 	t.Helper()
 	writes, err := c.AuditLog().Writes(from, all(match))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return writes
 }
 

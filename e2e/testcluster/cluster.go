@@ -20,6 +20,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Options of a cluster.
@@ -138,9 +139,7 @@ func (c *Cluster) ShardServer(id string) *controlplane.Component {
 // Start starts a component that was stopped or killed, also in a cleanup.
 func Start(t testing.TB, component *controlplane.Component) {
 	t.Helper()
-	if err := component.Start(context.WithoutCancel(t.Context())); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, component.Start(context.WithoutCancel(t.Context())))
 }
 
 // startUnlessRunning is Start for a cleanup after a test that may have started
@@ -156,9 +155,7 @@ func startUnlessRunning(t testing.TB, component *controlplane.Component) {
 // again.
 func Stop(t testing.TB, component *controlplane.Component) {
 	t.Helper()
-	if err := component.Stop(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, component.Stop(t.Context()))
 	t.Cleanup(func() { startUnlessRunning(t, component) })
 }
 
@@ -166,9 +163,7 @@ func Stop(t testing.TB, component *controlplane.Component) {
 // again.
 func Kill(t testing.TB, component *controlplane.Component) {
 	t.Helper()
-	if err := component.Kill(t.Context()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, component.Kill(t.Context()))
 	t.Cleanup(func() { startUnlessRunning(t, component) })
 }
 
@@ -177,9 +172,7 @@ func Kill(t testing.TB, component *controlplane.Component) {
 func Freeze(t testing.TB, component *controlplane.Component) (thaw func()) {
 	t.Helper()
 	frozen := true
-	if err := component.Freeze(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, component.Freeze())
 	thaw = func() {
 		if !frozen {
 			return

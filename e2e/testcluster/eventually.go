@@ -12,6 +12,8 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // Eventually repeats check until it succeeds, and fails the test with check's
@@ -25,9 +27,7 @@ func Eventually(t testing.TB, timeout time.Duration, what string, check func(con
 // repeated more often.
 func EventuallyEvery(t testing.TB, interval, timeout time.Duration, what string, check func(context.Context) error) {
 	t.Helper()
-	if err := Poll(context.WithoutCancel(t.Context()), interval, timeout, what, check); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, Poll(context.WithoutCancel(t.Context()), interval, timeout, what, check))
 }
 
 // EventuallyByProgress repeats check every two seconds until it succeeds, however long

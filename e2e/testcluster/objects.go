@@ -16,8 +16,10 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"k8s.io/apimachinery/pkg/api/meta"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // NewMachinePool returns the MachinePool of the NstanceMachinePool of that name.
@@ -70,9 +72,7 @@ func (c Clients) PatchMachinePool(t testing.TB, name, patch string, subresources
 	t.Helper()
 	_, err := c.ClusterAPI("machinepools").
 		Patch(context.WithoutCancel(t.Context()), name, types.MergePatchType, []byte(patch), metav1.PatchOptions{}, subresources...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // NstanceMachinePool reads a pool.
@@ -118,9 +118,8 @@ func IsReady(node corev1.Node) bool {
 func (c Clients) CreateNamespace(t testing.TB, name string) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	if _, err := c.Kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := c.Kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{})
+	require.NoError(t, err)
 	Eventually(t, time.Minute, "namespace "+name+" has a ServiceAccount", func(ctx context.Context) error {
 		_, err := c.Kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
 		return err
@@ -137,4 +136,50 @@ func (c Clients) SetShardAddress(ctx context.Context, shard, address string) err
 	_, err := c.Kube.CoreV1().ConfigMaps(installation.Namespace).Patch(ctx, "nstance-shards",
 		types.MergePatchType, fmt.Appendf(nil, `{"data":{%q:%s}}`, shard, value), metav1.PatchOptions{})
 	return err
+}
+
+// MachineDeleted succeeds when a Machine, its NstanceMachine and its Node are deleted. node is
+// "" if there never was one.
+func (c Clients) MachineDeleted(ctx context.Context, name, node string) error {
+	_, err := c.Machines().Get(ctx, name, metav1.GetOptions{})
+	if err := NotFound("the Machine", err); err != nil {
+		return err
+	}
+	_, err = c.NstanceMachines().Get(ctx, name, metav1.GetOptions{})
+	if err := NotFound("the NstanceMachine", err); err != nil || node == "" {
+		return err
+	}
+	_, err = c.Kube.CoreV1().Nodes().Get(ctx, node, metav1.GetOptions{})
+	return NotFound("the Node", err)
+}
+
+// CreateMachine creates a Machine and its NstanceMachine, as a user does who wants one
+// instance of a group. An empty instance type is the group's.
+func (c Clients) CreateMachine(t testing.TB, name, group, instanceType string) {
+	t.Helper()
+	named := metav1.ObjectMeta{Name: name, Namespace: installation.Namespace}
+	_, err := c.NstanceMachines().Create(t.Context(), &v1beta1.NstanceMachine{
+		ObjectMeta: named,
+		Spec:       v1beta1.NstanceMachineSpec{GroupRef: v1beta1.GroupReference{Name: v1beta1.Identifier(group)}, InstanceType: instanceType},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = c.Machines().Create(t.Context(), &clusterv1.Machine{
+		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
+		ObjectMeta: named,
+		Spec: clusterv1.MachineSpec{
+			ClusterName:       installation.ClusterName,
+			Bootstrap:         clusterv1.Bootstrap{DataSecretName: ptr.To("")},
+			InfrastructureRef: clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: name},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+}
+
+// HasCondition succeeds when there is a condition with this status and reason.
+func HasCondition(conditions []metav1.Condition, kind string, status metav1.ConditionStatus, reason string) error {
+	condition := meta.FindStatusCondition(conditions, kind)
+	if condition == nil || condition.Status != status || condition.Reason != reason {
+		return fmt.Errorf("condition %s is %+v, want %s for %s", kind, condition, status, reason)
+	}
+	return nil
 }

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/faultproxy"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/require"
 )
 
 // StartOperator starts the operator that the tests share.
@@ -36,9 +37,7 @@ func (c *Cluster) runOperator(t testing.TB, o installation.Operator) installatio
 	t.Helper()
 	o.Component = fmt.Sprintf("operator-%d", len(c.Components())) // unique
 	o, err := c.Installation.StartOperator(t.Context(), o)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		if err := c.Component(o.Component).Stop(context.WithoutCancel(t.Context())); err != nil {
 			t.Error(err)
@@ -61,13 +60,9 @@ func (c *Cluster) ReplaceOperator(t testing.TB, flags ...string) *ProxiedOperato
 	t.Helper()
 	Stop(t, c.OperatorProcess())
 	certificate, err := c.ServingCertificate("proxy")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	proxy, err := faultproxy.Start(c.AdminConfig(), certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = proxy.Close() })
 	operator := c.runOperator(t, installation.Operator{
 		Server: proxy.URL,
@@ -84,9 +79,7 @@ func (c *Cluster) ReleaseLease(t testing.TB) {
 	t.Helper()
 	_, err := c.Kube.CoordinationV1().Leases(installation.Namespace).Patch(t.Context(), "nstance-operator-leader-election",
 		types.MergePatchType, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }
 
 // QueueAdds returns how many keys an operator has added to one of its queues.
@@ -99,9 +92,7 @@ func QueueAdds(ctx context.Context, o installation.Operator, queue string) (floa
 func (c *Cluster) UntilQueued(t testing.TB, timeout time.Duration, queue string, keys int) {
 	t.Helper()
 	before, err := QueueAdds(t.Context(), c.Operator, queue)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	Eventually(t, timeout, "keys are added to queue "+queue, func(ctx context.Context) error {
 		now, err := QueueAdds(ctx, c.Operator, queue)
 		if err == nil && now-before < float64(keys) {

@@ -10,6 +10,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // The output of two runs becomes results, and those become a document.
@@ -19,9 +21,7 @@ func TestGolden(t *testing.T) {
 		output := read(t, "testdata", run.output)
 		var copied strings.Builder
 		measured, err := readOutput(strings.NewReader(output), &copied, run.commit)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if copied.String() != output {
 			t.Errorf("%s was not copied: %q", run.output, &copied)
 		}
@@ -36,13 +36,9 @@ func TestGolden(t *testing.T) {
 	expect(t, "results.golden.txt", stored.String())
 
 	parsed, err := parse(strings.NewReader(stored.String()))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	document, err := execute(read(t, "testdata", "document.md.tmpl"), parsed)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	expect(t, "document.golden.md", document)
 }
 
@@ -91,9 +87,7 @@ func TestUnknownLineInResults(t *testing.T) {
 func read(t *testing.T, elements ...string) string {
 	t.Helper()
 	data, err := os.ReadFile(filepath.Join(elements...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return string(data)
 }
 

@@ -13,6 +13,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 const root = "../.."
@@ -61,9 +63,7 @@ func TestTablesHaveOnlyMeasuredFigures(t *testing.T) {
 // The document is the one that the stored results make.
 func TestDocumentIsUpToDate(t *testing.T) {
 	document, err := execute(read(t, root, templateFile), storedResults(t))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if document != read(t, root, documentFile) {
 		t.Errorf("%s is out of date, run: make generate", documentFile)
 	}
@@ -72,9 +72,7 @@ func TestDocumentIsUpToDate(t *testing.T) {
 func storedResults(t *testing.T) []result {
 	t.Helper()
 	stored, err := parse(strings.NewReader(read(t, root, resultsFile)))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return stored
 }
 
@@ -115,9 +113,7 @@ func findBenchmarks(t *testing.T) map[string]map[string]bool {
 			})
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	return benchmarks
 }

@@ -9,6 +9,8 @@ import (
 	"path"
 	"slices"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestCheck(t *testing.T) {
@@ -39,9 +41,7 @@ func TestCheck(t *testing.T) {
 			write(t, root, "docs/protocol.md", "# Protocol\n\n## Instance `ids`\n\n```sh\n# comment\n```\n\n## Errors\n\n## [Errors](x)\n")
 			write(t, root, test.file, test.text)
 			problems, err := newChecker(root).check([]string{test.file})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			var got []string
 			for _, p := range problems {
 				got = append(got, fmt.Sprintf("%s:%d: %s", p.file, p.line, p.text))
@@ -56,10 +56,6 @@ func TestCheck(t *testing.T) {
 func write(t *testing.T, root, name, text string) {
 	t.Helper()
 	name = path.Join(root, name)
-	if err := os.MkdirAll(path.Dir(name), 0o755); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(name, []byte(text), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(path.Dir(name), 0o755))
+	require.NoError(t, os.WriteFile(name, []byte(text), 0o644))
 }

@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // flag matches the flags of the operator.
@@ -26,15 +28,11 @@ func TestOperationsDocument(t *testing.T) {
 	var documents strings.Builder
 	for _, name := range []string{"docs/operations.md", "docs/server.md"} {
 		data, err := os.ReadFile(filepath.Join(root, name))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		documents.Write(data)
 	}
 	options, err := os.ReadFile(filepath.Join(root, "pkg/operator/options.go"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	flags := flag.FindAllStringSubmatch(string(options), -1)
 	if len(flags) < 10 {
 		t.Errorf("only %d flags were found, the pattern is out of date", len(flags))
@@ -63,9 +61,7 @@ func TestOperationsDocument(t *testing.T) {
 			}
 			return nil
 		})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 	}
 	if found < 50 {
 		t.Errorf("only %d conditions, reasons and metrics were found, the pattern is out of date", found)

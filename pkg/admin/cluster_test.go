@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/secrets"
@@ -27,9 +28,7 @@ func newBucket(t *testing.T, prefix string) (bucket, key string, made *clusterke
 	t.Helper()
 	bucket = t.TempDir()
 	store, err := backend.Open(t.Context(), backend.File, bucket, prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	key, made = makeKeys(t, store)
 	return bucket, key, made
 }
@@ -38,22 +37,16 @@ func makeKeys(t *testing.T, store storage.Store) (key string, made *clusterkeys.
 	t.Helper()
 	encryption := bytes.Repeat([]byte{200}, 32)
 	encrypted, err := secrets.New(store, encryption)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	made, err = clusterkeys.Ensure(t.Context(), store, encrypted, "prod")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return base64.StdEncoding.EncodeToString(encryption), made
 }
 
 func TestNonce(t *testing.T) {
 	bucket, key, made := newBucket(t, "nstance")
 	keyFile := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(keyFile, []byte(key+"\n"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(keyFile, []byte(key+"\n"), 0o600))
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
 	t.Setenv("ANOTHER_KEY", key)
 	tests := []struct {
@@ -95,9 +88,7 @@ func TestNonceAsDocumented(t *testing.T) {
 	s3test.Start(t, nil)
 	s3test.CreateBucket(t, "my-bucket")
 	store, err := backend.Open(t.Context(), backend.S3, "my-bucket", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	key, made := makeKeys(t, store)
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
 	for _, line := range []string{
@@ -115,18 +106,14 @@ func TestNonceToAFile(t *testing.T) {
 	bucket, key, made := newBucket(t, "")
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
 	output := filepath.Join(t.TempDir(), "nonce.jwt")
-	if err := os.WriteFile(output, []byte("what was here before"), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(output, []byte("what was here before"), 0o644))
 	args := []string{"cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--output", output}
 	if printed := mustRun(t, args...); printed != "" {
 		t.Errorf("printed %q", printed)
 	}
 	// Without a line break, which would become part of a Secret.
 	token, err := os.ReadFile(output)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := nonce.Parse(string(token), made.Nonce.Public().(ed25519.PublicKey)); err != nil {
 		t.Error(err)
 	}
@@ -137,9 +124,7 @@ func TestNonceToAFile(t *testing.T) {
 func wantPrivate(t *testing.T, path string) {
 	t.Helper()
 	info, err := os.Stat(path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := info.Mode().Perm(); got != 0o600 {
 		t.Errorf("the mode of %s is %o, want 600", path, got)
 	}
@@ -192,9 +177,7 @@ func TestRegisterOperator(t *testing.T) {
 		path := filepath.Join(folder, name)
 		wantPrivate(t, path)
 		data, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return string(data)
 	}
 	key, certificate := read("identity.key"), read("identity.crt")
@@ -218,9 +201,7 @@ func TestRegisterOperator(t *testing.T) {
 func TestRegistrationsThatFail(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{})
 	broken := t.TempDir()
-	if err := os.WriteFile(filepath.Join(broken, "identity.key"), []byte("not a key"), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(filepath.Join(broken, "identity.key"), []byte("not a key"), 0o600))
 	folder := filepath.Join(t.TempDir(), "identity")
 	base := append([]string{"cluster", "register-operator"}, clusterFlags(s)...)
 	for _, tc := range []struct {

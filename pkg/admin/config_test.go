@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 )
 
@@ -37,12 +38,8 @@ func TestConfig(t *testing.T) {
 	edit := func(old, new string) {
 		t.Helper()
 		content, err := os.ReadFile(s.ConfigPath())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(s.ConfigPath(), []byte(strings.ReplaceAll(string(content), old, new)), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
+		require.NoError(t, os.WriteFile(s.ConfigPath(), []byte(strings.ReplaceAll(string(content), old, new)), 0o600))
 	}
 	edit("// Not read", "// Never read")
 	refreshed := row(mustRun(t, "config", "refresh"))

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -32,9 +33,8 @@ func twoShards(t *testing.T) (a, b *servertest.Server) {
 
 func upsert(t *testing.T, s *servertest.Server, group string, c *nstancev1.GroupConfig) {
 	t.Helper()
-	if _, err := s.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: group, Config: c}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: group, Config: c})
+	require.NoError(t, err)
 }
 
 // groupsOf returns a server's groups by id, without the fields that depend on
@@ -42,9 +42,7 @@ func upsert(t *testing.T, s *servertest.Server, group string, c *nstancev1.Group
 func groupsOf(t *testing.T, s *servertest.Server) map[string]*nstancev1.GroupStatus {
 	t.Helper()
 	listed, err := s.Operator("default").ListGroups(t.Context(), &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	groups := map[string]*nstancev1.GroupStatus{}
 	for _, g := range listed.Groups {
 		g.ActualSize, g.ProviderIds = 0, nil
@@ -169,20 +167,15 @@ func TestGroupScaleRejectsDeletingGroup(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
 	watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	upsert(t, s, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 1})
 	for running := false; !running; {
 		event, err := watch.Recv()
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		running = event.Group.ActualSize == 1
 	}
-	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"})
+	require.NoError(t, err)
 	_, err = run(t, append([]string{"group", "scale", "workers", "3", "--all-shards"}, shardFlags(register(t, s), "us-west-2a="+s.Addr)...)...)
 	wantError(t, err, `group "workers" is being deleted`)
 	if got := groupsOf(t, s)["workers"]; !got.GetDeleting() || got.GetSize() != 0 {

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 // review is the body that the API server sends.
@@ -24,9 +26,7 @@ func review(t testing.TB, request *admissionv1.AdmissionRequest) []byte {
 		TypeMeta: metav1.TypeMeta{APIVersion: "admission.k8s.io/v1", Kind: "AdmissionReview"},
 		Request:  request,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return body
 }
 
@@ -131,7 +131,7 @@ func FuzzHandler(f *testing.F) {
 		create(f, newPool("new", "new", "a")),
 		create(f, newPool("new", "workers", "z")),
 		update(f, newPool("workers", "workers", "a"), newPool("workers", "workers", "z")),
-		update(f, newPool("workers", "workers", "a"), deleted(newPool("workers", "workers", "z"))),
+		update(f, newPool("workers", "workers", "a"), controllertest.Deleting(newPool("workers", "workers", "z"))),
 		remove(f, static(newPool("main", "main", "a"))),
 		remove(f, newMachinePool("main", v1beta1.PoolKind, "main")),
 	} {

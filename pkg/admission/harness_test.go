@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 const (
@@ -54,9 +55,7 @@ func newUnsynced(t testing.TB, w world) *Validator {
 	shards := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer()
 	v, err := NewValidator(Config{Namespace: namespace, ClusterName: clusterName, ShardsConfigMap: "nstance-shards"},
 		ours, machinePools, clusters, shards)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	fill(t, ours.Informer(), w.pools)
 	fill(t, machinePools, w.machinePools)
 	fill(t, clusters, w.clusters)
@@ -67,9 +66,7 @@ func newUnsynced(t testing.TB, w world) *Validator {
 func fill[T any](t testing.TB, informer cache.SharedIndexInformer, objects []T) {
 	t.Helper()
 	for _, object := range objects {
-		if err := informer.GetStore().Add(object); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, informer.GetStore().Add(object))
 	}
 }
 
@@ -102,14 +99,6 @@ func newShards(ids ...string) *corev1.ConfigMap {
 	for _, id := range ids {
 		object.Data[id] = "127.0.0.1:8993"
 	}
-	return object
-}
-
-// deleted marks an object as being deleted.
-func deleted[T metav1.Object](object T) T {
-	object.SetFinalizers([]string{"example.com/wait"})
-	now := metav1.Now()
-	object.SetDeletionTimestamp(&now)
 	return object
 }
 
@@ -146,9 +135,7 @@ func newRequest(t testing.TB, operation admissionv1.Operation, resource metav1.G
 			continue
 		}
 		raw, err := json.Marshal(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		into.Raw = raw
 		request.Name = object.(metav1.Object).GetName()
 	}

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
@@ -24,17 +25,11 @@ import (
 func newCertificate(t *testing.T, host string) (*tls.Certificate, *http.Client) {
 	t.Helper()
 	authority, err := pki.NewAuthority("test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	certPEM, keyPEM, err := authority.IssueServer([]string{host}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	roots := x509.NewCertPool()
 	roots.AppendCertsFromPEM(authority.CertificatePEM())
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
@@ -45,9 +40,7 @@ func newCertificate(t *testing.T, host string) (*tls.Certificate, *http.Client) 
 func listen(t *testing.T) net.Listener {
 	t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return listener
 }
 
@@ -71,17 +64,13 @@ func TestServerStartsWithoutACertificate(t *testing.T) {
 	}
 	current.Store(pair)
 	response, err := request()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = response.Body.Close() }()
 	if response.ProtoMajor != 2 || response.TLS.Version != tls.VersionTLS13 {
 		t.Errorf("answered with %s and TLS version %x", response.Proto, response.TLS.Version)
 	}
 	body, err := io.ReadAll(response.Body)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if readResponse(t, body).Allowed {
 		t.Error("allowed a group that is in use")
 	}
@@ -187,9 +176,7 @@ func TestServerClosesSlowConnections(t *testing.T) {
 				p.connections <- server
 				begin := time.Now()
 				conn := tls.Client(client, &tls.Config{InsecureSkipVerify: true})
-				if err := say(conn); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, say(conn))
 				// The connection is closed; the data until then does not matter.
 				_, _ = io.ReadAll(client)
 				if took := time.Since(begin); took < requestTimeout || took > 2*requestTimeout {

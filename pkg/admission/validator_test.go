@@ -17,6 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // present returns a world with the static pool main, its MachinePool, pool workers,
@@ -88,7 +89,7 @@ func TestCreateAndUpdate(t *testing.T) {
 			request: update(t, newPool("double", "workers", "a"), newPool("double", "workers", "b")),
 		},
 		"a pool that is being deleted": {
-			request: update(t, newPool("workers", "workers", "a"), deleted(newPool("workers", "workers", "z"))),
+			request: update(t, newPool("workers", "workers", "a"), controllertest.Deleting(newPool("workers", "workers", "z"))),
 		},
 	}
 	for name, test := range tests {
@@ -133,22 +134,22 @@ func TestDelete(t *testing.T) {
 			object:   static(newPool("main", "main", "a")),
 			rejected: `NstanceMachinePool "main"`,
 		},
-		"a static pool once more": {object: deleted(static(newPool("main", "main", "a")))},
+		"a static pool once more": {object: controllertest.Deleting(static(newPool("main", "main", "a")))},
 		"a static pool whose MachinePool is being deleted": {
-			change: func(w *world) { deleted(w.machinePools[0]) },
+			change: func(w *world) { controllertest.Deleting(w.machinePools[0]) },
 			object: static(newPool("main", "main", "a")),
 		},
 		"a static pool while another MachinePool is being deleted": {
-			change:   func(w *world) { deleted(w.machinePools[1]) },
+			change:   func(w *world) { controllertest.Deleting(w.machinePools[1]) },
 			object:   static(newPool("main", "main", "a")),
 			rejected: `NstanceMachinePool "main"`,
 		},
 		"a static pool while the Cluster is being deleted": {
-			change: func(w *world) { deleted(w.clusters[0]) },
+			change: func(w *world) { controllertest.Deleting(w.clusters[0]) },
 			object: static(newPool("main", "main", "a")),
 		},
 		"a static pool while another Cluster is being deleted": {
-			change:   func(w *world) { w.clusters = append(w.clusters, deleted(newCluster("another"))) },
+			change:   func(w *world) { w.clusters = append(w.clusters, controllertest.Deleting(newCluster("another"))) },
 			object:   static(newPool("main", "main", "a")),
 			rejected: `NstanceMachinePool "main"`,
 		},
@@ -178,13 +179,13 @@ func TestDelete(t *testing.T) {
 		},
 		"a MachinePool of a static pool's name for another kind": {object: newMachinePool("main", "AWSMachinePool", "main")},
 		"a MachinePool without a pool":                           {object: newMachinePool("lost", v1beta1.PoolKind, "lost")},
-		"the MachinePool of a static pool once more":             {object: deleted(newMachinePool("main", v1beta1.PoolKind, "main"))},
+		"the MachinePool of a static pool once more":             {object: controllertest.Deleting(newMachinePool("main", v1beta1.PoolKind, "main"))},
 		"the MachinePool of a static pool that is being deleted": {
-			change: func(w *world) { deleted(w.pools[0]) },
+			change: func(w *world) { controllertest.Deleting(w.pools[0]) },
 			object: newMachinePool("main", v1beta1.PoolKind, "main"),
 		},
 		"the MachinePool of a static pool while the Cluster is being deleted": {
-			change: func(w *world) { deleted(w.clusters[0]) },
+			change: func(w *world) { controllertest.Deleting(w.clusters[0]) },
 			object: newMachinePool("main", v1beta1.PoolKind, "main"),
 		},
 		"the MachinePool of a static pool with its namespace": {

@@ -17,6 +17,8 @@ import (
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 const (
@@ -30,9 +32,7 @@ func serve(t *testing.T, handler http.HandlerFunc) *Client {
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
 	client, err := NewForConfig(&rest.Config{Host: server.URL})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return client
 }
 
@@ -89,9 +89,7 @@ func TestCreate(t *testing.T) {
 	created, err := client.MachinePools("default").Create(t.Context(), &clusterv1.MachinePool{
 		ObjectMeta: metav1.ObjectMeta{Name: "workers"}, Spec: clusterv1.MachinePoolSpec{Replicas: ptr.To[int32](0)},
 	}, metav1.CreateOptions{FieldManager: "test"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if created.Name != "workers" || created.ResourceVersion != "7" {
 		t.Errorf("got %+v", created.ObjectMeta)
 	}
@@ -149,9 +147,7 @@ func TestWatch(t *testing.T) {
 		<-r.Context().Done()
 	})
 	watching, err := client.MachinePools("default").Watch(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer watching.Stop()
 	got := <-watching.ResultChan()
 	if object, ok := got.Object.(*clusterv1.MachinePool); got.Type != watch.Modified || !ok || *object.Spec.Replicas != 5 {
@@ -165,9 +161,8 @@ func event(kind string, object any) map[string]any {
 
 func TestNewForConfigDoesNotChangeTheConfiguration(t *testing.T) {
 	config := &rest.Config{Host: "http://localhost"}
-	if _, err := NewForConfig(config); err != nil {
-		t.Fatal(err)
-	}
+	_, err := NewForConfig(config)
+	require.NoError(t, err)
 	if config.APIPath != "" || config.GroupVersion != nil || config.UserAgent != "" {
 		t.Errorf("it is %+v now", config)
 	}

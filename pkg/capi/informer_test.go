@@ -11,6 +11,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // Since Kubernetes 1.32 the API server sends the first objects in the watch; older ones
@@ -53,9 +55,7 @@ func TestInformerSyncsAndReceivesChanges(t *testing.T) {
 			registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 				AddFunc: record, UpdateFunc: func(_, obj any) { record(obj) },
 			})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			go informer.RunWithContext(t.Context())
 			if !cache.WaitFor(t.Context(), "machine pools", registration.HasSyncedChecker()) {
 				t.Fatal("not synced")
@@ -83,9 +83,7 @@ func TestListerIsLimitedToItsNamespace(t *testing.T) {
 	informer := NewClusterInformer(client, "default", 0)
 	for _, namespace := range []string{"default", "other"} {
 		cluster := &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "in-" + namespace}}
-		if err := informer.GetIndexer().Add(cluster); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, informer.GetIndexer().Add(cluster))
 	}
 	if _, err := informer.Lister().Get("in-default"); err != nil {
 		t.Error(err)

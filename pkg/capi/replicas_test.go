@@ -8,6 +8,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestReplicasOwned(t *testing.T) {
@@ -55,8 +57,6 @@ func TestReplicasOwned(t *testing.T) {
 func trimmed(t *testing.T, machinePool *clusterv1.MachinePool) *clusterv1.MachinePool {
 	t.Helper()
 	kept, err := TrimMachinePool(machinePool)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return kept.(*clusterv1.MachinePool)
 }

@@ -11,14 +11,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes/fake"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestNodesAreFoundByProviderID(t *testing.T) {
 	informer := kubeinformers.NewSharedInformerFactory(fake.NewClientset(), 0).Core().V1().Nodes().Informer()
 	nodes, err := NewNodes(informer)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := NewNodes(informer); err != nil {
 		t.Errorf("a second controller cannot share the index: %v", err)
 	}
@@ -26,9 +26,7 @@ func TestNodesAreFoundByProviderID(t *testing.T) {
 		"one": "aws:///us-west-2a/i-1", "two": "aws:///us-west-2b/i-1", "other": "aws:///us-west-2a/i-2", "none": "",
 	} {
 		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: corev1.NodeSpec{ProviderID: id}}
-		if err := informer.GetIndexer().Add(node); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, informer.GetIndexer().Add(node))
 	}
 	for id, want := range map[string][]string{
 		"i-1": {"one", "two"}, "us-west-2b/i-1": {"two"}, "aws:///us-west-2a/i-2": {"other"}, "i-3": nil, "": nil, "aws:///us-west-2a/": nil,

@@ -9,6 +9,8 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func version(name, resourceVersion string) *corev1.ConfigMap {
@@ -57,9 +59,7 @@ func TestWritesSeen(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			store := cache.NewStore(cache.MetaNamespaceKeyFunc)
 			for _, object := range test.cached {
-				if err := store.Add(object); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, store.Add(object))
 			}
 			writes := NewWriteTracker(store)
 			if test.wrote != nil {
@@ -78,9 +78,7 @@ func TestWritesForgetsWhatTheCacheHas(t *testing.T) {
 	writes := NewWriteTracker(store)
 	writes.Record(version("deleted", "10"))
 	writes.Record(version("later", "12"))
-	if err := store.Add(version("other", "11")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, store.Add(version("other", "11")))
 	if !writes.CaughtUp(cache.NewObjectName("default", "other")) {
 		t.Error("a write to another object counted")
 	}

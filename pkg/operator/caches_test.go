@@ -14,6 +14,8 @@ import (
 
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // kinds are the kinds that there may be thousands of, by resource.
@@ -65,17 +67,11 @@ func TestCachesHaveNoManagedFields(t *testing.T) {
 	kubeconfig := filepath.Join(t.TempDir(), "kubeconfig")
 	config := `{"clusters": [{"name": "test", "cluster": {"server": "` + server.URL + `"}}],
 		"contexts": [{"name": "test", "context": {"cluster": "test"}}], "current-context": "test"}`
-	if err := os.WriteFile(kubeconfig, []byte(config), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(kubeconfig, []byte(config), 0o600))
 	clients, err := newClients(kubeconfig)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	all, err := newInformers(clients, complete())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	informers := map[string]cache.SharedIndexInformer{
 		"nstancemachinepools": all.Nstance.NstanceMachinePools().Informer(),
 		"nstanceshardgroups":  all.Nstance.NstanceShardGroups().Informer(),
@@ -96,9 +92,7 @@ func TestCachesHaveNoManagedFields(t *testing.T) {
 			t.Fatalf("the cache of %s has %d objects, want 1", resource, len(objects))
 		}
 		object, err := meta.Accessor(objects[0])
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, entry := range object.GetManagedFields() {
 			if resource != "machinepools" || entry.Manager != "" {
 				t.Errorf("the cache of %s has the managed fields of %q", resource, entry.Manager)

@@ -10,6 +10,8 @@ import (
 	"net/http/httptest"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func ask(t *testing.T, h *health, path string) (int, string) {
@@ -42,9 +44,7 @@ func TestMetrics(t *testing.T) {
 
 func TestServeNamesTheFlagOfAnAddressThatIsTaken(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = taken.Close() }()
 	err = newHealth().serve(t.Context(), taken.Addr().String())
 	if err == nil || !strings.Contains(err.Error(), "--http-address "+taken.Addr().String()) {
@@ -55,18 +55,12 @@ func TestServeNamesTheFlagOfAnAddressThatIsTaken(t *testing.T) {
 func TestServeEndsWithItsContext(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	free, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	address := free.Addr().String()
 	_ = free.Close()
-	if err := newHealth().serve(ctx, address); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, newHealth().serve(ctx, address))
 	answer, err := http.Get("http://" + address + "/healthz")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_ = answer.Body.Close()
 	cancel()
 	// The listener is closed a moment after the context.

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
@@ -23,9 +24,7 @@ type issuer struct {
 func newIssuer(t *testing.T) issuer {
 	t.Helper()
 	authority, err := pki.NewAuthority("test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return issuer{t, authority}
 }
 
@@ -37,9 +36,7 @@ func (i issuer) ca() *corev1.ConfigMap {
 func (i issuer) cert(id string) *corev1.Secret {
 	i.t.Helper()
 	cert, key, err := i.authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	if err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, err)
 	return &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key}}
 }
 
@@ -48,17 +45,11 @@ func (i issuer) cert(id string) *corev1.Secret {
 func (i issuer) clientOf(c *configuration) string {
 	i.t.Helper()
 	cert, key, err := i.authority.IssueServer([]string{"127.0.0.1"}, time.Hour)
-	if err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, err)
 	certificate, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, err)
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, err)
 	defer func() { _ = listener.Close() }()
 	name := make(chan string, 1)
 	go func() {
@@ -77,9 +68,7 @@ func (i issuer) clientOf(c *configuration) string {
 		}
 	}()
 	conn, err := net.Dial("tcp", listener.Addr().String())
-	if err != nil {
-		i.t.Fatal(err)
-	}
+	require.NoError(i.t, err)
 	defer func() { _ = conn.Close() }()
 	if _, _, err := c.identity.TransportCredentials().ClientHandshake(i.t.Context(), listener.Addr().String(), conn); err != nil {
 		_ = conn.Close()

@@ -22,6 +22,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // leases is an API server for one Lease. Unlike a clientset in memory it knows
@@ -49,9 +51,7 @@ func (l *leases) client(t *testing.T) kubernetes.Interface {
 	config := &rest.Config{Host: "http://leases.test", Transport: l, QPS: -1}
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
 	client, err := kubernetes.NewForConfig(config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return client
 }
 

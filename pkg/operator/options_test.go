@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // complete are the default options with what they leave out.
@@ -96,9 +97,7 @@ func parse(t *testing.T, environment map[string]string, args ...string) (*Option
 	options := DefaultOptions()
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	options.AddFlags(flags)
-	if err := flags.Parse(args); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, flags.Parse(args))
 	return options, FromEnvironment(flags, func(name string) (string, bool) {
 		value, ok := environment[name]
 		return value, ok
@@ -117,9 +116,7 @@ func TestFromEnvironment(t *testing.T) {
 		"NSTANCE_LEADER_ELECT_LEASE_DURATION": "1m",
 		"CLUSTER_ID":                          "without-prefix",
 	}, "--tenant=from-flag")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for what, got := range map[string]string{
 		"cluster id": options.ClusterID, "namespace": options.Namespace, "CA": options.CAConfigMap, "certificate": options.CertSecret,
 		"endpoint": strings.TrimPrefix(options.CAPIEndpoint, "https://"), "account": options.CAPIServiceAccount,

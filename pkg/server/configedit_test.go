@@ -14,6 +14,7 @@ import (
 
 	"google.golang.org/protobuf/proto"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -25,9 +26,7 @@ func TestTheSameFileAgain(t *testing.T) {
 	operator := server.Operator("default")
 	status := configStatus(t, operator)
 	later := time.Now().Add(time.Hour)
-	if err := os.Chtimes(server.ConfigPath(), later, later); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Chtimes(server.ConfigPath(), later, later))
 	server.ReadConfig()
 	server.SetConfig(func(*servertest.Options) {})
 	if now := configStatus(t, operator); !proto.Equal(now, status) {
@@ -52,17 +51,13 @@ func TestAnEditorAtWork(t *testing.T) {
 			}
 		}()
 		content, err := os.ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		sized := func(size int) []byte {
 			return []byte(strings.Replace(string(content), `"main": {`, fmt.Sprintf(`"main": {"size": %d, `, size), 1))
 		}
 		do := func(err error) {
 			t.Helper()
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 		}
 		// tick makes the server read the configuration once.
 		tick := func() {

@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -22,18 +23,14 @@ import (
 func configStatus(t *testing.T, operator nstancev1.OperatorServiceClient) *nstancev1.ConfigStatusResponse {
 	t.Helper()
 	status, err := operator.GetConfigStatus(t.Context(), &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return status
 }
 
 func refreshConfig(t *testing.T, operator nstancev1.OperatorServiceClient) *nstancev1.RefreshConfigResponse {
 	t.Helper()
 	reply, err := operator.RefreshConfig(t.Context(), &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return reply
 }
 
@@ -42,14 +39,10 @@ func TestRefreshConfig(t *testing.T) {
 	operator := server.Operator("default")
 	write := func(content string) {
 		t.Helper()
-		if err := os.WriteFile(server.ConfigPath(), []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(server.ConfigPath(), []byte(content), 0o600))
 	}
 	data, err := os.ReadFile(server.ConfigPath())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	first := string(data)
 	status := configStatus(t, operator)
 	if status.Etag == "" || status.Size != int64(len(first)) || time.Since(status.LastModified.AsTime()) > time.Hour {
@@ -83,9 +76,7 @@ func TestRefreshConfig(t *testing.T) {
 			t.Errorf("got %v, want %s", err, wrong.want)
 		}
 	}
-	if err := os.Remove(server.ConfigPath()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(server.ConfigPath()))
 	_, err = operator.RefreshConfig(t.Context(), &emptypb.Empty{})
 	wantCode(t, "no file", err, codes.Unavailable)
 	if now := configStatus(t, operator); !proto.Equal(now, after) {
@@ -160,9 +151,8 @@ func TestAnInvalidFile(t *testing.T) {
 		}
 	}
 	for _, operator := range []nstancev1.OperatorServiceClient{operator, otherTenant} {
-		if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
-			t.Fatal(err)
-		}
+		_, err = operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"})
+		require.NoError(t, err)
 	}
 	server.ReadConfig()
 	if group := find(t, list(t, operator), "main"); group.IsStatic || len(group.ProviderIds) != 1 {

@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -76,9 +77,8 @@ func TestAnotherConfiguration(t *testing.T) {
 	if got := upsert(t, operator, "untouched", &nstancev1.GroupConfig{Template: "worker", Subnets: []string{"default"}, Size: 0}); got.IsStatic || got.Vars["a"] != "b" {
 		t.Errorf("got %v", got)
 	}
-	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "scaled"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "scaled"})
+	require.NoError(t, err)
 	untilListed(t, operator, "comes", "dynamic", "grows", "untouched")
 }
 
@@ -101,9 +101,7 @@ func TestInstancesOfTheOldConfigurationAreReplaced(t *testing.T) {
 		t.Errorf("the group is %v", group)
 	}
 	nodes, err := server.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{LabelSelector: "node.kubernetes.io/instance-type=big"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(nodes.Items) != 2 {
 		t.Fatalf("there are %d Nodes of the new type, want two", len(nodes.Items))
 	}

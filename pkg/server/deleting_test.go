@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -34,9 +35,8 @@ func blockedDeletions() (clientset *fake.Clientset, allowed *atomic.Bool) {
 
 func deleteGroup(t *testing.T, operator nstancev1.OperatorServiceClient, group string) {
 	t.Helper()
-	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: group}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: group})
+	require.NoError(t, err)
 }
 
 // untilDeleted waits until the stream reports that a group was deleted. Until then

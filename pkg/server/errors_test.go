@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -32,12 +33,9 @@ type errorStream struct {
 func watchErrors(t *testing.T, operator nstancev1.OperatorServiceClient) errorStream {
 	t.Helper()
 	s, err := operator.WatchErrors(t.Context(), &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := s.Header(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	_, err = s.Header()
+	require.NoError(t, err)
 	return errorStream{t, s}
 }
 
@@ -145,9 +143,7 @@ func TestWatchErrorsIsClosed(t *testing.T) {
 	watch := watchErrors(t, server.Operator("default"))
 	ctx, cancel := context.WithCancel(t.Context())
 	cancelled, err := server.Operator("default").WatchErrors(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cancel()
 	_, err = cancelled.Recv()
 	wantCode(t, "a watch that was cancelled", err, codes.Canceled)

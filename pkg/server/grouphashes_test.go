@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -32,9 +33,7 @@ func (m groupMap) Keys() []instance.GroupKey { return slices.Collect(maps.Keys(m
 func TestGroupHashes(t *testing.T) {
 	keyOf := func(name string) instance.GroupKey { return instance.GroupKey{Tenant: "default", Group: name} }
 	db, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache.sqlite"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	all := groupMap{keyOf("a"): {RuntimeConfigHash: "1", InfraConfigHash: "2"}, keyOf("b"): {}}
 	h := newGroupHashes(nil, db)
@@ -48,9 +47,7 @@ func TestGroupHashes(t *testing.T) {
 			want[key] = cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
 		}
 		found, err := db.Groups(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if diff := cmp.Diff(want, found); diff != "" {
 			t.Errorf("%s (-groups +cache):\n%s", what, diff)
 		}
@@ -87,9 +84,7 @@ func TestGroupHashes(t *testing.T) {
 // are written with the next change of the group, and that equal ones are not.
 func TestGroupHashesRetriesFailedWrites(t *testing.T) {
 	db, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache.sqlite"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	key := instance.GroupKey{Tenant: "default", Group: "a"}
 	h := newGroupHashes(nil, db)
@@ -110,9 +105,7 @@ func TestGroupHashesRetriesFailedWrites(t *testing.T) {
 		h.writeChanged(ctx)
 	}
 	found, err := db.Groups(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := (cache.Hashes{InfraConfig: "2"}); found[key] != want {
 		t.Errorf("the cache has %+v, want %+v", found[key], want)
 	}

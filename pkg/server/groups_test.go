@@ -10,6 +10,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -57,21 +58,17 @@ func TestDeletedGroups(t *testing.T) {
 	watch.untilSize("main", 3)
 
 	// A static group returns to what is configured.
-	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "main"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "main"})
+	require.NoError(t, err)
 	watch.untilSize("main", 1)
 
 	// A dynamic group is deleted with its instances. A second request succeeds too.
 	kept, err := server.Kubernetes.CoreV1().Nodes().Watch(t.Context(), metav1.ListOptions{LabelSelector: "nstance.dev/group=workers"})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer kept.Stop()
 	for range 2 {
-		if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
-			t.Fatal(err)
-		}
+		_, err = operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"})
+		require.NoError(t, err)
 	}
 	deleted := watch.until(func(e *nstancev1.GroupEvent) bool { return e.Type == nstancev1.GroupEvent_TYPE_DELETE })
 	if want := (&nstancev1.GroupStatus{Key: "workers", Tenant: "default"}); !proto.Equal(deleted.Group, want) {
@@ -117,9 +114,7 @@ func TestALostInstanceIsReplaced(t *testing.T) {
 	before := watch.untilSize("main", 3).ProviderIds
 	lost := before[1]
 	name := lost[len("kwok:///us-west-2a/"):]
-	if err := server.Kubernetes.CoreV1().Nodes().Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, server.Kubernetes.CoreV1().Nodes().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	after := watch.until(func(e *nstancev1.GroupEvent) bool {
 		return e.Group.ActualSize == 3 && !slices.Contains(e.Group.ProviderIds, lost)
 	}).Group.ProviderIds

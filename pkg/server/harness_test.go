@@ -17,6 +17,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -36,9 +37,7 @@ func watchGroups(t *testing.T, operator nstancev1.OperatorServiceClient) stream 
 	ctx, cancel := context.WithTimeout(t.Context(), eventTimeout)
 	t.Cleanup(cancel)
 	s, err := operator.WatchGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return stream{t, s}
 }
 
@@ -98,18 +97,14 @@ func untilListed(t *testing.T, operator nstancev1.OperatorServiceClient, names .
 func upsert(t *testing.T, operator nstancev1.OperatorServiceClient, group string, c *nstancev1.GroupConfig) *nstancev1.GroupStatus {
 	t.Helper()
 	reply, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: group, Config: c})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return reply
 }
 
 func list(t *testing.T, operator nstancev1.OperatorServiceClient) []*nstancev1.GroupStatus {
 	t.Helper()
 	reply, err := operator.ListGroups(t.Context(), &emptypb.Empty{}, grpc.WaitForReady(true))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return reply.Groups
 }
 
@@ -117,9 +112,7 @@ func list(t *testing.T, operator nstancev1.OperatorServiceClient) []*nstancev1.G
 func nodes(t *testing.T, s *servertest.Server) int {
 	t.Helper()
 	nodes, err := s.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return len(nodes.Items)
 }
 
@@ -149,9 +142,7 @@ func wantCode(t *testing.T, what string, err error, want codes.Code) {
 func occupied(t *testing.T) string {
 	t.Helper()
 	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	return listener.Addr().String()
 }

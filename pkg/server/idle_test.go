@@ -13,6 +13,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -29,9 +30,7 @@ func TestIdle(t *testing.T) {
 		ctx, cancel := context.WithCancel(t.Context())
 		defer cancel()
 		watch, err := operator.WatchGroups(ctx, &emptypb.Empty{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		events := make(chan *nstancev1.GroupEvent, 10_000)
 		watching := make(chan struct{})
 		go func() {
@@ -57,9 +56,7 @@ func TestIdle(t *testing.T) {
 		kubernetes.ClearActions()
 		file := s.GroupsPath()
 		before, err := os.Stat(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 
 		<-time.After(time.Hour)
 		// Repeated requests change nothing either.

@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/servertest"
@@ -48,13 +49,9 @@ func TestARejectedInstanceIsCreatedOnceTheConfigurationIsCorrected(t *testing.T)
 		}
 
 		text, err := os.ReadFile(s.ConfigPath())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		corrected := strings.Replace(string(text), `"rejected"`, `"subnet-a"`, 1)
-		if err := os.WriteFile(s.ConfigPath(), []byte(corrected), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(s.ConfigPath(), []byte(corrected), 0o600))
 		<-time.After(time.Minute)
 		synctest.Wait()
 		if main := find(t, list(t, operator), "main"); main.ActualSize != 1 {

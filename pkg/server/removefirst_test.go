@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/protobuf/testing/protocmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -22,9 +23,7 @@ func shrink(t *testing.T, operator nstancev1.OperatorServiceClient, group string
 	reply, err := operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: group, Config: &nstancev1.GroupConfig{Size: size}, RemoveFirst: first,
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return reply
 }
 

@@ -18,6 +18,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -89,9 +90,7 @@ func TestStoppingDoesNotWaitForClients(t *testing.T) {
 	s := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}}}`})
 	// First, so that it is accepted when the others are served.
 	silent, err := new(net.Dialer).DialContext(t.Context(), "tcp", s.Addr)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = silent.Close() }()
 	watch := watchGroups(t, s.Operator("default"))
 	watch.untilSize("main", 2)
@@ -148,16 +147,12 @@ func run(t *testing.T, s *servertest.Server, change func(*server.Options)) error
 func TestRunRejects(t *testing.T) {
 	write := func(path, content string) {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	}
 	edit := func(s *servertest.Server, old, next string) {
 		t.Helper()
 		data, err := os.ReadFile(s.ConfigPath())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		write(s.ConfigPath(), strings.Replace(string(data), old, next, 1))
 	}
 	tests := []struct {
@@ -178,9 +173,7 @@ func TestRunRejects(t *testing.T) {
 			write(filepath.Join(s.DataDir, "encryption.key"), "short")
 		}, []string{"cluster.secrets.encryption_key", "5"}},
 		{"groups", func(s *servertest.Server, _ *server.Options) {
-			if err := os.MkdirAll(filepath.Dir(s.GroupsPath()), 0o700); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, os.MkdirAll(filepath.Dir(s.GroupsPath()), 0o700))
 			write(s.GroupsPath(), `{"default": {`)
 		}, []string{"groups/us-west-2a.jsonc"}},
 	}

@@ -9,6 +9,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -21,12 +22,8 @@ func anotherTerm(t *testing.T, s *servertest.Server, operator nstancev1.Operator
 	t.Helper()
 	upsert(t, operator, "other", &nstancev1.GroupConfig{Template: "worker", Vars: map[string]string{"a": "b"}})
 	data, err := os.ReadFile(s.GroupsPath())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(s.GroupsPath(), append(data, '\n'), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(s.GroupsPath(), append(data, '\n'), 0o600))
 	watch := watchErrors(t, operator)
 	_, err = operator.UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{Key: "other", Config: &nstancev1.GroupConfig{Vars: map[string]string{"a": "c"}}})
 	wantCode(t, "a change of a group that another writer has changed", err, codes.Unavailable)

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -50,9 +51,7 @@ func BenchmarkUpsertGroup(b *testing.B) {
 				return err
 			}
 			for group := range upsertGroups {
-				if err := change(group); err != nil {
-					b.Fatal(err)
-				}
+				require.NoError(b, change(group))
 			}
 			bare := newBareFile(b, s.DataDir)
 
@@ -68,20 +67,14 @@ func BenchmarkUpsertGroup(b *testing.B) {
 					for n := range upsertBlock {
 						calls.Go(func() error { return change(n) })
 					}
-					if err := calls.Wait(); err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, calls.Wait())
 					changing := time.Since(begin)
 
 					data, err := os.ReadFile(s.GroupsPath())
-					if err != nil {
-						b.Fatal(err)
-					}
+					require.NoError(b, err)
 					begin = time.Now()
 					for range upsertBlock {
-						if err := bare.replace(data); err != nil {
-							b.Fatal(err)
-						}
+						require.NoError(b, bare.replace(data))
 					}
 					replacing := time.Since(begin)
 					upserting += changing
@@ -112,13 +105,9 @@ type bareFile struct {
 func newBareFile(b *testing.B, dir string) *bareFile {
 	b.Helper()
 	path := filepath.Join(dir, "bare")
-	if err := os.Mkdir(path, 0o700); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, os.Mkdir(path, 0o700))
 	folder, err := os.Open(path)
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	b.Cleanup(func() { _ = folder.Close() })
 	return &bareFile{path: filepath.Join(path, "object"), folder: folder}
 }

@@ -10,14 +10,13 @@ import (
 	"testing"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestSecondUpIsRejected(t *testing.T) {
 	dir := t.TempDir()
 	first, err := acquire(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	_, err = acquire(dir)
 	var locked lockedError
 	if !errors.As(err, &locked) || locked.pid != os.Getpid() {
@@ -43,9 +42,7 @@ func TestKillAndStartNeedARunningUp(t *testing.T) {
 func TestUnknownComponentNamesTheKnown(t *testing.T) {
 	dir := t.TempDir()
 	lock, err := acquire(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer lock.release()
 	_, err = devcluster{dir: dir}.component("etdc")
 	if err == nil || !strings.Contains(err.Error(), `unknown component "etdc"; known: `) {

@@ -26,6 +26,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 const (
@@ -73,9 +74,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 func (h *harness) restart() {
 	h.t.Helper()
 	c, err := New(config, h, h.secrets, h.configurations, h.clock)
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 	h.controller = c
 }
 
@@ -96,9 +95,7 @@ func (h *harness) step() time.Duration {
 	h.show()
 	ctx := klog.NewContext(h.t.Context(), ktesting.NewLogger(h.t, ktesting.NewConfig()))
 	requeue, err := h.controller.sync(ctx, h.controller.secretKey())
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 	return requeue
 }
 
@@ -112,9 +109,7 @@ func (h *harness) show() {
 		configurations = append(configurations, configuration)
 	}
 	for informer, objects := range map[cache.SharedIndexInformer][]any{h.secrets: secrets, h.configurations: configurations} {
-		if err := informer.GetStore().Replace(objects, ""); err != nil {
-			h.t.Fatal(err)
-		}
+		require.NoError(h.t, informer.GetStore().Replace(objects, ""))
 	}
 }
 
@@ -125,9 +120,7 @@ func (h *harness) secret() *corev1.Secret {
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 	return secret
 }
 
@@ -138,9 +131,7 @@ func (h *harness) configuration() *admissionregistrationv1.ValidatingWebhookConf
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 	return configuration
 }
 
@@ -149,9 +140,8 @@ func (h *harness) edit(change func(data map[string][]byte)) {
 	h.t.Helper()
 	secret := h.secret()
 	change(secret.Data)
-	if _, err := h.CoreV1().Secrets(namespace).Update(h.t.Context(), secret, metav1.UpdateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	_, err := h.CoreV1().Secrets(namespace).Update(h.t.Context(), secret, metav1.UpdateOptions{})
+	require.NoError(h.t, err)
 }
 
 // editConfiguration changes the webhook configuration as another writer.
@@ -160,9 +150,7 @@ func (h *harness) editConfiguration(change func(webhooks []admissionregistration
 	configuration := h.configuration()
 	change(configuration.Webhooks)
 	_, err := h.AdmissionregistrationV1().ValidatingWebhookConfigurations().Update(h.t.Context(), configuration, metav1.UpdateOptions{})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 }
 
 // pair returns the serving certificate and its key.
@@ -170,9 +158,7 @@ func (h *harness) pair() *tls.Certificate {
 	h.t.Helper()
 	secret := h.secret()
 	pair, err := tls.X509KeyPair(secret.Data["tls.crt"], secret.Data["tls.key"])
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, err)
 	return &pair
 }
 

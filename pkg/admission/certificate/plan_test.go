@@ -8,30 +8,24 @@ import (
 	"time"
 
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestPlan(t *testing.T) {
 	begin := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
 	hosts := []string{host}
 	first, err := renew(begin, material{}, decision{authority: true}, hosts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	due, authorityDue := dueAt(first.serving), dueAt(first.newest())
 	renewed, err := renew(authorityDue, first, decision{serving: true}, hosts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	overlap, err := renew(authorityDue, first, decision{authority: true, serving: true}, hosts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// There is a new authority, and the old one's certificate is still served.
 	change := begin.Add(time.Hour)
 	early, err := renew(change, first, decision{authority: true}, hosts)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 
 	for name, test := range map[string]struct {
 		now     time.Time

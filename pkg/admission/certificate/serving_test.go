@@ -19,6 +19,8 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // replica is one operator's part of the webhook: it serves, and leads or not.
@@ -33,14 +35,10 @@ func newReplica(ctx context.Context, t *testing.T, client kubernetes.Interface) 
 	secrets := factory.Core().V1().Secrets().Informer()
 	r := &replica{}
 	served, err := r.Watch(ctx, secrets)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	controller, err := New(config, client, secrets,
 		factory.Admissionregistration().V1().ValidatingWebhookConfigurations().Informer(), clock.RealClock{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	r.controller = controller
 	factory.StartWithContext(ctx)
 	cache.WaitFor(ctx, "caches", append(controller.HasSynced(), served.HasSyncedChecker())...)
@@ -51,9 +49,7 @@ func newReplica(ctx context.Context, t *testing.T, client kubernetes.Interface) 
 func (r *replica) serves(t *testing.T, h *harness) {
 	t.Helper()
 	got, err := r.GetCertificate(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !got.Leaf.Equal(h.pair().Leaf) {
 		t.Error("serves another certificate than the Secret has")
 	}
@@ -93,9 +89,7 @@ func TestEveryReplicaServesTheLeadersCertificate(t *testing.T) {
 		standby.serves(t, h)
 
 		second := h.pair()
-		if err := h.CoreV1().Secrets(namespace).Delete(ctx, config.Secret, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.CoreV1().Secrets(namespace).Delete(ctx, config.Secret, metav1.DeleteOptions{}))
 		synctest.Wait()
 		if h.pair().Leaf.Equal(second.Leaf) {
 			t.Error("a deleted Secret has come back")
@@ -130,9 +124,7 @@ func TestServingKeepsTheLastCertificate(t *testing.T) {
 		expect("at first")
 		h.edit(func(data map[string][]byte) { data["tls.crt"] = []byte("damaged") })
 		expect("damaged")
-		if err := h.CoreV1().Secrets(namespace).Delete(ctx, config.Secret, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.CoreV1().Secrets(namespace).Delete(ctx, config.Secret, metav1.DeleteOptions{}))
 		expect("deleted")
 		stop()
 		standby.controller.Run(ctx) // shuts down its queue

@@ -15,6 +15,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestSyncIssuesTheCertificateOnce(t *testing.T) {
@@ -51,19 +53,13 @@ func TestSyncOwnsOnlyTheBundles(t *testing.T) {
 	var sent any
 	for _, action := range h.Actions() {
 		if patch, ok := action.(clienttesting.PatchAction); ok && patch.GetResource().Resource == "validatingwebhookconfigurations" {
-			if err := json.Unmarshal(patch.GetPatch(), &sent); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, json.Unmarshal(patch.GetPatch(), &sent))
 		}
 	}
 	bundle, err := json.Marshal(h.secret().Data["ca.crt"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	got, err := json.Marshal(sent)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := `{"apiVersion":"admissionregistration.k8s.io/v1","kind":"ValidatingWebhookConfiguration",` +
 		`"metadata":{"name":"nstance-operator","uid":"uid"},"webhooks":[` +
 		`{"clientConfig":{"caBundle":` + string(bundle) + `},"name":"a.nstance.dev"},` +
@@ -133,9 +129,7 @@ func TestSyncKeepsServingUntilNewAuthorityIsTrusted(t *testing.T) {
 func TestSyncRecreatesADeletedSecret(t *testing.T) {
 	h := newHarness(t, installed())
 	h.sync(writeSecret, writeConfiguration)
-	if err := h.CoreV1().Secrets(namespace).Delete(t.Context(), config.Secret, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.CoreV1().Secrets(namespace).Delete(t.Context(), config.Secret, metav1.DeleteOptions{}))
 	h.sync(writeSecret, writeConfiguration)
 	h.expectCalled(host)
 }

@@ -12,6 +12,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // administratorSecret returns a usable Secret of an administrator.
@@ -42,9 +43,7 @@ func TestProblemsOfTheAdministratorsSecretAreReported(t *testing.T) {
 			h := newHarness(t, nil)
 			if test.secret != nil {
 				test.change(test.secret)
-				if err := h.KubeClient.Tracker().Add(test.secret); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, h.KubeClient.Tracker().Add(test.secret))
 			}
 			if requeue := h.expect(writeCluster, writeStatus, createCluster); requeue != 0 {
 				t.Errorf("requeued after %s", requeue)
@@ -76,9 +75,7 @@ func TestChangesOfTheAdministratorsSecretAreReported(t *testing.T) {
 	h.expect(writeCluster, writeStatus, createCluster)
 	h.showCluster()
 	h.expect()
-	if err := h.KubeClient.Tracker().Add(administratorSecret()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.KubeClient.Tracker().Add(administratorSecret()))
 	h.expect(writeStatus)
 	if available := h.condition(v1beta1.ConditionKubeconfigAvailable); available.Status != metav1.ConditionTrue {
 		t.Errorf("the condition is %+v", available)

@@ -23,6 +23,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -76,9 +77,7 @@ func newHarness(t *testing.T, kubeconfig *KubeconfigSource) *harness {
 func (h *harness) restart(kubeconfig *KubeconfigSource) {
 	h.T.Helper()
 	c, err := New(h.Dependencies, Options{Endpoint: v1beta1.APIEndpoint{Host: "kubernetes.default.svc", Port: 443}, Kubeconfig: kubeconfig})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	h.controller = c
 }
 
@@ -141,9 +140,7 @@ func (h *harness) syncStale() (writes []string, requeue time.Duration, err error
 func (h *harness) expect(want ...string) time.Duration {
 	h.T.Helper()
 	writes, requeue, err := h.sync()
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	if !slices.Equal(writes, want) {
 		h.T.Errorf("wrote %q, want %q", writes, want)
 	}
@@ -153,16 +150,12 @@ func (h *harness) expect(want ...string) time.Duration {
 func (h *harness) showSecrets() {
 	h.T.Helper()
 	list, err := h.KubeClient.CoreV1().Secrets(namespace).List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	objects := make([]any, len(list.Items))
 	for i := range list.Items {
 		objects[i] = &list.Items[i]
 	}
-	if err := h.Informers.Kubeconfig.GetIndexer().Replace(objects, strconv.Itoa(h.secretVersion)); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.Informers.Kubeconfig.GetIndexer().Replace(objects, strconv.Itoa(h.secretVersion)))
 }
 
 // showCluster puts the Cluster, with changes, into the cache.
@@ -193,27 +186,19 @@ func (h *harness) changeSecret(change func(*corev1.Secret)) {
 	change(secret)
 	h.secretVersion++
 	secret.ResourceVersion = strconv.Itoa(h.secretVersion)
-	if err := h.KubeClient.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), secret, namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.KubeClient.Tracker().Update(corev1.SchemeGroupVersion.WithResource("secrets"), secret, namespace))
 }
 
 // changeNstanceCluster changes the NstanceCluster as another client.
 func (h *harness) changeNstanceCluster(change func(*v1beta1.NstanceCluster)) {
 	h.T.Helper()
-	nstanceCluster := h.nstanceCluster()
-	change(nstanceCluster)
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), nstanceCluster, namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Change(h.API, name, change)
 }
 
 func (h *harness) secret() *corev1.Secret {
 	h.T.Helper()
 	secret, err := h.KubeClient.CoreV1().Secrets(namespace).Get(context.Background(), name+"-kubeconfig", metav1.GetOptions{})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	return secret
 }
 
@@ -221,9 +206,7 @@ func (h *harness) secret() *corev1.Secret {
 func (h *harness) bearerToken() string {
 	h.T.Helper()
 	config, err := clientcmd.RESTConfigFromKubeConfig(h.secret().Data["value"])
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	return config.BearerToken
 }
 
@@ -238,10 +221,5 @@ func (h *harness) condition(conditionType string) metav1.Condition {
 }
 
 func (h *harness) nstanceCluster() *v1beta1.NstanceCluster {
-	h.T.Helper()
-	nstanceCluster, err := h.InfrastructureV1beta1().NstanceClusters(namespace).Get(context.Background(), name, metav1.GetOptions{})
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	return nstanceCluster
+	return controllertest.Get[*v1beta1.NstanceCluster](h.API, name)
 }

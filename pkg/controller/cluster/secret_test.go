@@ -14,6 +14,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // newSyncedHarness returns a harness after the first sync, which has granted a token of
@@ -40,9 +41,7 @@ func TestSecretIsWhatClusterAPIReads(t *testing.T) {
 		t.Errorf("the annotation is %q", got)
 	}
 	config, err := clientcmd.RESTConfigFromKubeConfig(secret.Data["value"])
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if config.Host != "https://kubernetes.default.svc:443" || config.BearerToken != "token-1" || string(config.CAData) != "CA" {
 		t.Errorf("the kubeconfig has server %s, token %q and CA %q", config.Host, config.BearerToken, config.CAData)
 	}
@@ -123,9 +122,7 @@ func TestSecretIsWrittenAgain(t *testing.T) {
 		"different CA":             other(func(s *KubeconfigSource) { s.CAData = []byte("rotated") }),
 		"different ServiceAccount": other(func(s *KubeconfigSource) { s.ServiceAccount = "another" }),
 		"deleted": func(h *harness) {
-			if err := h.KubeClient.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("secrets"), namespace, SecretName(name)); err != nil {
-				h.T.Fatal(err)
-			}
+			require.NoError(h.T, h.KubeClient.Tracker().Delete(corev1.SchemeGroupVersion.WithResource("secrets"), namespace, SecretName(name)))
 			h.secretVersion++
 		},
 		"empty":            changed(func(s *corev1.Secret) { delete(s.Data, "value") }),
@@ -169,9 +166,7 @@ func TestSecretOfAnotherTypeIsKept(t *testing.T) {
 		ObjectMeta: metav1.ObjectMeta{Name: SecretName(name), Namespace: namespace, Labels: map[string]string{"team": "shop"}},
 		Type:       corev1.SecretTypeOpaque,
 	}
-	if err := h.KubeClient.Tracker().Add(existing); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.KubeClient.Tracker().Add(existing))
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	h.showCluster()
 	secret := h.secret()

@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestSyncWritesTheKubeconfigBeforeTheEndpointAndThenNothing(t *testing.T) {
@@ -120,9 +121,7 @@ func TestNstanceClusterIsWhatClusterAPINeeds(t *testing.T) {
 	}
 
 	created := &clusterv1.Cluster{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(h.CAPI.Created[0].Object, created); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(h.CAPI.Created[0].Object, created))
 	want := clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: "NstanceCluster", Name: name}
 	if created.Spec.InfrastructureRef != want || created.Spec.ControlPlaneRef != want {
 		t.Errorf("the Cluster refers to %+v and %+v", created.Spec.InfrastructureRef, created.Spec.ControlPlaneRef)
@@ -157,9 +156,7 @@ func TestSyncDoesNotCreateAClusterThatIsBeingDeleted(t *testing.T) {
 	h := newHarness(t, source())
 	h.expect(requestToken, writeSecret, writeCluster, writeStatus, createCluster)
 	h.showCluster(deleting)
-	if err := h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), namespace, name); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceclusters"), namespace, name))
 	h.expect()
 	h.Advance(h.tokenLifetime)
 	h.expect(requestToken, writeSecret)
@@ -180,9 +177,8 @@ func TestSyncDoesNotChangeAnNstanceClusterThatIsBeingDeleted(t *testing.T) {
 
 func TestSyncOfAnotherObjectDoesNothing(t *testing.T) {
 	h := newHarness(t, source())
-	if _, err := h.controller.sync(t.Context(), cache.NewObjectName(namespace, "another")); err != nil {
-		t.Fatal(err)
-	}
+	_, err := h.controller.sync(t.Context(), cache.NewObjectName(namespace, "another"))
+	require.NoError(t, err)
 	if !slices.Equal(h.writes, nil) {
 		t.Errorf("wrote %q", h.writes)
 	}

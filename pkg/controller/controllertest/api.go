@@ -23,6 +23,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/generated/clientset/versioned/fake"
+	"nstance.dev/operator/pkg/require"
 )
 
 // API is the generated clientset in memory with what controllers rely on of a
@@ -41,14 +42,10 @@ func NewAPI(t testing.TB, objects ...runtime.Object) *API {
 	a := &API{t: t, Clientset: fake.NewClientset(), errors: map[string]error{}}
 	for _, object := range objects {
 		accessor, err := meta.Accessor(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		a.stamp(accessor)
 		accessor.SetGeneration(max(accessor.GetGeneration(), 1))
-		if err := a.Tracker().Add(object); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, a.Tracker().Add(object))
 	}
 	a.PrependReactor("patch", "*", a.patch)
 	a.PrependReactor("delete", "*", a.delete)
@@ -201,9 +198,7 @@ func (a *API) stamp(object metav1.Object) {
 
 func (a *API) spec(object runtime.Object) any {
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	require.NoError(a.t, err)
 	return content["spec"]
 }
 

@@ -5,6 +5,7 @@ package controllertest
 
 import (
 	"context"
+	"errors"
 	"strconv"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -12,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // NewInformers returns informers of our kinds that are never started: their caches contain
@@ -25,25 +27,14 @@ func (a *API) NewInformers() infrastructure.Interface {
 func (a *API) Show(informers infrastructure.Interface) {
 	a.t.Helper()
 	client := a.InfrastructureV1beta1()
-	pools, err := client.NstanceMachinePools(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	pools, poolsErr := client.NstanceMachinePools(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	groups, groupsErr := client.NstanceShardGroups(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	machines, machinesErr := client.NstanceMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	clusters, clustersErr := client.NstanceClusters(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
+	require.NoError(a.t, errors.Join(poolsErr, groupsErr, machinesErr, clustersErr))
 	replace(a, informers.NstanceMachinePools().Informer(), pools.Items)
-	groups, err := client.NstanceShardGroups(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		a.t.Fatal(err)
-	}
 	replace(a, informers.NstanceShardGroups().Informer(), groups.Items)
-	machines, err := client.NstanceMachines(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		a.t.Fatal(err)
-	}
 	replace(a, informers.NstanceMachines().Informer(), machines.Items)
-	clusters, err := client.NstanceClusters(metav1.NamespaceAll).List(context.Background(), metav1.ListOptions{})
-	if err != nil {
-		a.t.Fatal(err)
-	}
 	replace(a, informers.NstanceClusters().Informer(), clusters.Items)
 }
 
@@ -53,7 +44,5 @@ func replace[T any](a *API, informer cache.SharedIndexInformer, items []T) {
 	for i := range items {
 		objects[i] = &items[i]
 	}
-	if err := informer.GetIndexer().Replace(objects, strconv.Itoa(a.version)); err != nil {
-		a.t.Fatal(err)
-	}
+	require.NoError(a.t, informer.GetIndexer().Replace(objects, strconv.Itoa(a.version)))
 }

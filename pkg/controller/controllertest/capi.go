@@ -25,6 +25,7 @@ import (
 	"k8s.io/client-go/rest"
 
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/require"
 )
 
 // CAPI takes the objects that are created with its Client.
@@ -45,9 +46,7 @@ type CAPI struct {
 func NewCAPI(t testing.TB) *CAPI {
 	c := &CAPI{}
 	client, err := capi.NewForConfig(&rest.Config{Host: "http://capi.test", Transport: c})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c.Client = client
 	return c
 }
@@ -57,9 +56,7 @@ func (c *CAPI) Has(t testing.TB, objects ...runtime.Object) {
 	t.Helper()
 	for _, object := range objects {
 		fields, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		c.Created = append(c.Created, &unstructured.Unstructured{Object: fields})
 	}
 }

@@ -10,7 +10,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
@@ -23,6 +22,7 @@ import (
 
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -69,7 +69,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 		KubeClient: kubefake.NewClientset(),
 		Fake:       shards,
 		FakeClock:  clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
-		recorder:   events.NewFakeRecorder(100),
+		recorder:   events.NewFakeRecorder(10_000),
 	}
 	kube := kubeinformers.NewSharedInformerFactory(h.KubeClient, 0)
 	h.Dependencies = controller.Dependencies{
@@ -99,9 +99,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 	}
 	// A cache that has synced knows its resource version, empty or not.
 	for _, informer := range []cache.SharedIndexInformer{h.Informers.MachinePools, h.Informers.Machines, h.Informers.Clusters} {
-		if err := informer.GetIndexer().Replace(nil, "1"); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, informer.GetIndexer().Replace(nil, "1"))
 	}
 	h.Show()
 	return h
@@ -117,9 +115,7 @@ func (h *Harness) Show() {
 func (h *Harness) Put(informer cache.SharedIndexInformer, objects ...any) {
 	h.T.Helper()
 	for _, object := range objects {
-		if err := informer.GetIndexer().Update(object); err != nil {
-			h.T.Fatal(err)
-		}
+		require.NoError(h.T, informer.GetIndexer().Update(object))
 	}
 }
 
@@ -127,9 +123,7 @@ func (h *Harness) Put(informer cache.SharedIndexInformer, objects ...any) {
 func (h *Harness) Remove(informer cache.SharedIndexInformer, objects ...any) {
 	h.T.Helper()
 	for _, object := range objects {
-		if err := informer.GetIndexer().Delete(object); err != nil {
-			h.T.Fatal(err)
-		}
+		require.NoError(h.T, informer.GetIndexer().Delete(object))
 	}
 }
 
@@ -171,9 +165,7 @@ func Sync[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key) (d
 func Expect[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key, want ...string) (requeue time.Duration) {
 	h.T.Helper()
 	did, requeue, err := Sync(h, sync, key)
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	if !slices.Equal(did, want) {
 		h.T.Errorf("did %q, want %q", did, want)
 	}
@@ -182,11 +174,3 @@ func Expect[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key, 
 
 // Key is the key of an object in Namespace.
 func Key(name string) cache.ObjectName { return cache.NewObjectName(Namespace, name) }
-
-// Deleting marks object as being deleted, with a finalizer that remains.
-func Deleting[T metav1.Object](object T) T {
-	now := metav1.NewTime(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC))
-	object.SetDeletionTimestamp(&now)
-	object.SetFinalizers([]string{"example.com/wait"})
-	return object
-}

@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
@@ -22,9 +22,6 @@ import (
 	"nstance.dev/operator/pkg/shard/informer"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
-
-// Timeout bounds what a test waits for. It is long because machines may be busy.
-const Timeout = 3 * time.Minute
 
 // Servers are real shard servers, and an operator's connections and caches of them.
 type Servers struct {
@@ -46,9 +43,7 @@ type Servers struct {
 func StartServers(t testing.TB, options ...servertest.Options) *Servers {
 	t.Helper()
 	authority, err := pki.NewAuthority(servertest.ClusterID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s := &Servers{
 		Pool:    connpool.New(connpool.Options{Credentials: newIdentity(t, authority).TransportCredentials()}),
 		Groups:  informer.NewGroups(),
@@ -100,7 +95,7 @@ func (s *Servers) AwaitReachable(ids ...string) {
 	if len(ids) == 0 {
 		ids = s.Shards()
 	}
-	s.Eventually("the shards are reachable", func() bool {
+	require.Eventually(s.t, "the shards are reachable", func() bool {
 		for _, id := range ids {
 			if up, _ := s.Groups.Reachable(id); !up {
 				return false
@@ -110,32 +105,11 @@ func (s *Servers) AwaitReachable(ids ...string) {
 	})
 }
 
-// Eventually waits until condition returns true.
-func (s *Servers) Eventually(what string, condition func() bool) {
-	s.t.Helper()
-	Eventually(s.t, what, condition)
-}
-
-// Eventually waits until condition returns true, and fails the test after some
-// minutes.
-func Eventually(t testing.TB, what string, condition func() bool) {
-	t.Helper()
-	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, Timeout, true,
-		func(context.Context) (bool, error) { return condition(), nil })
-	if err != nil {
-		t.Fatalf("after %s it is not true that %s", Timeout, what)
-	}
-}
-
 func newIdentity(t testing.TB, authority *pki.Authority) *identity.Identity {
 	t.Helper()
 	certPEM, keyPEM, err := authority.IssueClient(pki.Client{ID: "operator", Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	id := &identity.Identity{}
-	if err := id.Set(certPEM, keyPEM, authority.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, id.Set(certPEM, keyPEM, authority.CertificatePEM()))
 	return id
 }

@@ -25,6 +25,8 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 var (
@@ -122,9 +124,7 @@ func (s *apiServer) stopFailures() {
 func (s *apiServer) node(name string) *corev1.Node {
 	s.t.Helper()
 	object, err := s.Tracker().Get(nodes, "", name)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	return object.(*corev1.Node)
 }
 
@@ -142,17 +142,13 @@ func (s *apiServer) listPods() []corev1.Pod {
 // addPod creates a Pod.
 func (s *apiServer) addPod(pod *corev1.Pod) {
 	s.t.Helper()
-	if err := s.Tracker().Add(pod); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.Tracker().Add(pod))
 }
 
 // deletePod deletes the Pod web-0.
 func (s *apiServer) deletePod() {
 	s.t.Helper()
-	if err := s.Tracker().Delete(pods, "default", "web-0"); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.Tracker().Delete(pods, "default", "web-0"))
 }
 
 // selectedNode returns the Node of a field selector.

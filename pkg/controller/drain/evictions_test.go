@@ -18,6 +18,8 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // The errors of the API server because of one disruption budget, and of two.
@@ -139,9 +141,7 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
 				for _, budget := range c.budgets {
-					if err := h.Tracker().Add(budget); err != nil {
-						t.Fatal(err)
-					}
+					require.NoError(t, h.Tracker().Add(budget))
 				}
 				h.rejectEviction = func(string) error { return c.rejection }
 				h.announce("n1", time.Now().Add(time.Hour))
@@ -161,7 +161,7 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 					advance(time.Minute)
 					h.shards.NotifyInstance("a", "i-n1")
 				}
-				if got, want := h.events(), "Warning DrainBlocked "+c.message+c.note; len(got) != 1 || got[0] != want {
+				if got, want := h.fakes.Events(), "Warning DrainBlocked "+c.message+c.note; len(got) != 1 || got[0] != want {
 					t.Errorf("events %q, want %q", got, want)
 				}
 				if n := h.count("list poddisruptionbudgets"); n != 1 {
@@ -207,7 +207,7 @@ func TestLongNoteIsTruncated(t *testing.T) {
 		h.rejectEviction = func(string) error { return errors.New(strings.Repeat("é", 2000)) }
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(25 * time.Second)
-		if got := h.events(); len(got) != 1 || len(got[0]) > 1024+len("Warning DrainBlocked ") || strings.ContainsRune(got[0], '\uFFFD') {
+		if got := h.fakes.Events(); len(got) != 1 || len(got[0]) > 1024+len("Warning DrainBlocked ") || strings.ContainsRune(got[0], '\uFFFD') {
 			t.Errorf("events %q", got)
 		}
 	})

@@ -20,13 +20,13 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -45,9 +45,9 @@ type harness struct {
 
 	t          *testing.T
 	shards     *shardtest.Shards
+	fakes      *controllertest.Harness
 	controller *Controller
 	registry   *prometheus.Registry
-	recorder   *events.FakeRecorder
 	stop       func()
 
 	// delayAcknowledgement is called during each acknowledgement, with the shard.
@@ -60,9 +60,10 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		apiServer:            newAPIServer(t, objects...),
 		t:                    t,
 		shards:               shardtest.New("a", "b"),
-		recorder:             events.NewFakeRecorder(100),
 		delayAcknowledgement: func(string) {},
 	}
+	h.fakes = controllertest.NewHarness(t, h.shards)
+	h.fakes.Kube, h.fakes.Clock = h.Clientset, clock.RealClock{}
 	h.shards.OnCall = h.shardCalled
 	h.start()
 	t.Cleanup(func() { h.stop() })
@@ -74,23 +75,11 @@ func (h *harness) start() {
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(h.t, ktesting.NewConfig(ktesting.Verbosity(0)))))
 	factory := kubeinformers.NewSharedInformerFactory(h.Clientset, 0)
 	h.registry = prometheus.NewRegistry()
-	c, err := New(controller.Dependencies{
-		Kube: h.Clientset,
-		Informers: controller.Informers{
-			Nodes:             factory.Core().V1().Nodes().Informer(),
-			VolumeAttachments: factory.Storage().V1().VolumeAttachments().Informer(),
-		},
-		Shards:      h.shards,
-		ShardClient: h.shards,
-		Groups:      h.shards.Groups(),
-		Notices:     h.shards.Notices(),
-		Recorder:    h.recorder,
-		Clock:       clock.RealClock{},
-		Metrics:     h.registry,
-	})
-	if err != nil {
-		h.t.Fatal(err)
-	}
+	h.fakes.Metrics = h.registry
+	h.fakes.Informers.Nodes = factory.Core().V1().Nodes().Informer()
+	h.fakes.Informers.VolumeAttachments = factory.Storage().V1().VolumeAttachments().Informer()
+	c, err := New(h.fakes.Dependencies)
+	require.NoError(h.t, err)
 	h.controller = c
 	factory.StartWithContext(ctx)
 	if !cache.WaitFor(ctx, "caches", c.HasSynced()...) {
@@ -202,17 +191,14 @@ func (h *harness) expectCordonedBy(name, want string) {
 // addNode creates a Node.
 func (h *harness) addNode(node *corev1.Node) {
 	h.t.Helper()
-	if _, err := h.CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	_, err := h.CoreV1().Nodes().Create(context.Background(), node, metav1.CreateOptions{})
+	require.NoError(h.t, err)
 }
 
 // deleteNode deletes a Node.
 func (h *harness) deleteNode(name string) {
 	h.t.Helper()
-	if err := h.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}); err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, h.CoreV1().Nodes().Delete(context.Background(), name, metav1.DeleteOptions{}))
 }
 
 // updateNode changes a Node as another client.
@@ -220,22 +206,8 @@ func (h *harness) updateNode(name string, change func(*corev1.Node)) {
 	h.t.Helper()
 	node := h.node(name).DeepCopy()
 	change(node)
-	if _, err := h.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{FieldManager: "kubectl"}); err != nil {
-		h.t.Fatal(err)
-	}
-}
-
-// events returns the events that were recorded since the last call.
-func (h *harness) events() []string {
-	var recorded []string
-	for {
-		select {
-		case event := <-h.recorder.Events:
-			recorded = append(recorded, event)
-		default:
-			return recorded
-		}
-	}
+	_, err := h.CoreV1().Nodes().Update(context.Background(), node, metav1.UpdateOptions{FieldManager: "kubectl"})
+	require.NoError(h.t, err)
 }
 
 // advance advances the time and waits until all goroutines are blocked.

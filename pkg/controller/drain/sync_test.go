@@ -205,7 +205,7 @@ func TestTwoNodesWithOneProviderIDAreNotChanged(t *testing.T) {
 		h.expectCordonedBy("n1", "none")
 		h.expectCordonedBy("twin", "none")
 		h.expectAcknowledged()
-		if got := h.events(); len(got) != 2 {
+		if got := h.fakes.Events(); len(got) != 2 {
 			t.Errorf("events %q, want one for each Node", got)
 		}
 		if blocked, message, draining := h.controller.OfInstance("a", "i-n1"); !blocked || !draining || message != `provider id "kwok:///n1" matches Nodes n1, twin` {

@@ -12,6 +12,8 @@ import (
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // newVolume returns a volume of a claim of the same name, and its attachment to a Node.
@@ -39,9 +41,7 @@ func TestAcknowledgementWaitsUntilVolumesAreDetached(t *testing.T) {
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(time.Minute)
 		h.expectAcknowledged()
-		if err := h.StorageV1().VolumeAttachments().Delete(t.Context(), "data", metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.StorageV1().VolumeAttachments().Delete(t.Context(), "data", metav1.DeleteOptions{}))
 		advance(2 * time.Second)
 		h.expectAcknowledged("i-n1")
 	})

@@ -4,16 +4,9 @@
 package importer
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
 
-	"k8s.io/client-go/tools/cache"
-
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -44,55 +37,49 @@ func TestHandlersEnqueueGroups(t *testing.T) {
 			c.poolChanged(newPool("workers", "main", "a"), nil)
 		}, []string{"main at 5s", "workers at 5s"}},
 
-		"a shard group is deleted":  {func(c *Controller) { c.shardGroupChanged(newShardGroup(pool, "a"), nil) }, []string{"main at 5s"}},
-		"a shard group is added":    {func(c *Controller) { c.shardGroupChanged(nil, newShardGroup(pool, "a")) }, nil},
-		"a shard group is resynced": {func(c *Controller) { c.shardGroupChanged(newShardGroup(pool, "a"), newShardGroup(pool, "a")) }, nil},
+		"a shard group is deleted": {func(c *Controller) { c.shardGroupChanged(controllertest.NewShardGroup(pool, "a"), nil) }, []string{"main at 5s"}},
+		"a shard group is added":   {func(c *Controller) { c.shardGroupChanged(nil, controllertest.NewShardGroup(pool, "a")) }, nil},
+		"a shard group is resynced": {func(c *Controller) {
+			c.shardGroupChanged(controllertest.NewShardGroup(pool, "a"), controllertest.NewShardGroup(pool, "a"))
+		}, nil},
 		"a MachinePool that a group waits for is deleted": {func(c *Controller) {
-			c.machinePoolChanged(controllertest.Deleting(newMachinePool("other", "main")), nil)
+			c.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("other", "main")), nil)
 		}, []string{"main at 0s"}},
 		"a MachinePool that is being deleted refers to another pool": {func(c *Controller) {
-			c.machinePoolChanged(controllertest.Deleting(newMachinePool("other", "main")), controllertest.Deleting(newMachinePool("other", "another")))
+			c.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("other", "main")), controllertest.Deleting(controllertest.NewMachinePool("other", "another")))
 		}, []string{"main at 0s"}},
 		"a MachinePool is being deleted": {func(c *Controller) {
-			c.machinePoolChanged(newMachinePool("main", "main"), controllertest.Deleting(newMachinePool("main", "main")))
-			c.machinePoolChanged(controllertest.Deleting(newMachinePool("main", "main")), controllertest.Deleting(newMachinePool("main", "main")))
+			c.machinePoolChanged(controllertest.NewMachinePool("main", "main"), controllertest.Deleting(controllertest.NewMachinePool("main", "main")))
+			c.machinePoolChanged(controllertest.Deleting(controllertest.NewMachinePool("main", "main")), controllertest.Deleting(controllertest.NewMachinePool("main", "main")))
 		}, nil},
 		"a MachinePool that no group waits for": {func(c *Controller) {
-			c.machinePoolChanged(nil, newMachinePool("main", "main"))
-			c.machinePoolChanged(newMachinePool("main", "main"), newMachinePool("main", "main"))
-			c.machinePoolChanged(newMachinePool("main", "main"), nil)
+			c.machinePoolChanged(nil, controllertest.NewMachinePool("main", "main"))
+			c.machinePoolChanged(controllertest.NewMachinePool("main", "main"), controllertest.NewMachinePool("main", "main"))
+			c.machinePoolChanged(controllertest.NewMachinePool("main", "main"), nil)
 		}, nil},
 
-		"the Cluster is no longer paused": {func(c *Controller) { c.clusterChanged(paused(newCluster(clusterName)), newCluster(clusterName)) }, all},
-		"the Cluster was deleted":         {func(c *Controller) { c.clusterChanged(controllertest.Deleting(newCluster(clusterName)), nil) }, all},
+		"the Cluster is no longer paused": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.NewCluster())
+		}, all},
+		"the Cluster was deleted": {func(c *Controller) { c.clusterChanged(controllertest.Deleting(controllertest.NewCluster()), nil) }, all},
 		"the Cluster blocks imports": {func(c *Controller) {
-			c.clusterChanged(nil, newCluster(clusterName))
-			c.clusterChanged(newCluster(clusterName), paused(newCluster(clusterName)))
-			c.clusterChanged(newCluster(clusterName), controllertest.Deleting(newCluster(clusterName)))
-			c.clusterChanged(newCluster(clusterName), newCluster(clusterName))
-			c.clusterChanged(paused(newCluster(clusterName)), controllertest.Deleting(newCluster(clusterName)))
+			c.clusterChanged(nil, controllertest.NewCluster())
+			c.clusterChanged(controllertest.NewCluster(), controllertest.PausedCluster(controllertest.NewCluster()))
+			c.clusterChanged(controllertest.NewCluster(), controllertest.Deleting(controllertest.NewCluster()))
+			c.clusterChanged(controllertest.NewCluster(), controllertest.NewCluster())
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.Deleting(controllertest.NewCluster()))
 		}, nil},
-		"another Cluster": {func(c *Controller) { c.clusterChanged(paused(newCluster("another")), newCluster("another")) }, nil},
+		"another Cluster": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(anotherCluster()), anotherCluster())
+		}, nil},
 	}
 	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1)), "b": unknown(false, false, static(1), shard.Group{Key: "workers"})})
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				var enqueued []string
-				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-					enqueued = append(enqueued, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
-					return 0, nil
-				})
-				test.change(h.controller)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				h.controller.queue.Run(ctx, 1)
-				slices.Sort(enqueued)
-				if !slices.Equal(enqueued, test.want) {
-					t.Errorf("enqueued %q, want %q", enqueued, test.want)
-				}
-			})
+			enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h.controller) })
+			if !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
+			}
 		})
 	}
 }

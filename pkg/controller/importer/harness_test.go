@@ -4,17 +4,16 @@
 package importer
 
 import (
-	"context"
 	"slices"
 	"testing"
 	"time"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -49,9 +48,8 @@ func newHarness(t *testing.T, shards map[string]*shardtest.Shard, objects ...run
 		return true, pool, h.Tracker().Create(created.GetResource(), pool, controllertest.Namespace)
 	})
 	var err error
-	if h.controller, err = New(h.Dependencies); err != nil {
-		t.Fatal(err)
-	}
+	h.controller, err = New(h.Dependencies)
+	require.NoError(t, err)
 	if got := len(h.controller.HasSynced()); got != 4 {
 		t.Errorf("%d handlers to wait for, want one per informer", got)
 	}
@@ -64,9 +62,7 @@ func (h *harness) show(version string) {
 	h.T.Helper()
 	h.Show()
 	pools := h.Informers.Nstance.NstanceMachinePools().Informer().GetIndexer()
-	if err := pools.Replace(pools.List(), version); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, pools.Replace(pools.List(), version))
 }
 
 // sync syncs the group "main" once.
@@ -78,19 +74,12 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 func (h *harness) expect(want ...string) {
 	h.T.Helper()
 	got, requeue, err := h.sync()
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	if !slices.Equal(got, want) || requeue != 0 {
 		h.T.Errorf("wrote %q and requeued after %s, want %q", got, requeue, want)
 	}
 }
 
 func (h *harness) pool(name string) *v1beta1.NstanceMachinePool {
-	h.T.Helper()
-	pool, err := h.InfrastructureV1beta1().NstanceMachinePools(controllertest.Namespace).Get(context.Background(), name, metav1.GetOptions{})
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	return pool
+	return controllertest.Get[*v1beta1.NstanceMachinePool](h.API, name)
 }

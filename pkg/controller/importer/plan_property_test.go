@@ -27,7 +27,7 @@ func randomObservation(r *rand.Rand) observation {
 			}
 		}
 		if chance(10) {
-			state.shardGroup = newShardGroup(former, v1beta1.Identifier(state.id))
+			state.shardGroup = controllertest.NewShardGroup(former, v1beta1.Identifier(state.id))
 		}
 		observed.shards = append(observed.shards, state)
 	}
@@ -45,12 +45,12 @@ func randomObservation(r *rand.Rand) observation {
 		observed.namesake = newPool("main", "another", "shard-0")
 	}
 	if chance(50) {
-		observed.cluster = newCluster(clusterName)
+		observed.cluster = controllertest.NewCluster()
 		if chance(20) {
 			controllertest.Deleting(observed.cluster)
 		}
 		if chance(20) {
-			paused(observed.cluster)
+			controllertest.PausedCluster(observed.cluster)
 		}
 	}
 	return observed

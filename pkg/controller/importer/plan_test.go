@@ -38,7 +38,7 @@ func TestPlan(t *testing.T) {
 		return state
 	}
 	pool := newPool("main", "main", "a")
-	unowned := newShardGroup(pool, "a")
+	unowned := controllertest.NewShardGroup(pool, "a")
 	unowned.OwnerReferences = nil
 	tests := map[string]struct {
 		observed observation
@@ -77,7 +77,7 @@ func TestPlan(t *testing.T) {
 		"the shard not named only just deletes it": {
 			observation{shards: []shardState{on("a", static(1)), on("b", deleting(dynamic("worker")))}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
 		"the shard not named was named until now": {
-			observation{shards: []shardState{on("a", static(1)), with(on("b", static(1)), newShardGroup(pool, "b"))}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
+			observation{shards: []shardState{on("a", static(1)), with(on("b", static(1)), controllertest.NewShardGroup(pool, "b"))}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
 		"an unknown shard keeps from warning too": {
 			observation{shards: []shardState{on("b", static(1)), {id: "c"}}, pools: []*v1beta1.NstanceMachinePool{pool}}, ""},
 		"of two pools each names a shard": {
@@ -99,15 +99,15 @@ func TestPlan(t *testing.T) {
 		"a MachinePool would take the pool along": {
 			observation{shards: []shardState{on("a", static(1))}, machinePoolDeleted: true}, ""},
 		"there is a Cluster": {
-			observation{shards: []shardState{on("a", static(1))}, cluster: newCluster(clusterName)}, "create main on [a]"},
+			observation{shards: []shardState{on("a", static(1))}, cluster: controllertest.NewCluster()}, "create main on [a]"},
 		"the Cluster is being deleted": {
-			observation{shards: []shardState{on("a", static(1))}, cluster: controllertest.Deleting(newCluster(clusterName))}, ""},
+			observation{shards: []shardState{on("a", static(1))}, cluster: controllertest.Deleting(controllertest.NewCluster())}, ""},
 		"the Cluster is paused": {
-			observation{shards: []shardState{on("a", static(1))}, cluster: paused(newCluster(clusterName))}, ""},
+			observation{shards: []shardState{on("a", static(1))}, cluster: controllertest.PausedCluster(controllertest.NewCluster())}, ""},
 		"a former pool has left a shard group": {
-			observation{shards: []shardState{with(on("a", dynamic("worker")), newShardGroup(pool, "a"))}}, ""},
+			observation{shards: []shardState{with(on("a", dynamic("worker")), controllertest.NewShardGroup(pool, "a"))}}, ""},
 		"a former pool has a shard group where the group was deleted": {
-			observation{shards: []shardState{on("a", dynamic("worker")), with(empty("b"), newShardGroup(pool, "b"))}}, ""},
+			observation{shards: []shardState{on("a", dynamic("worker")), with(empty("b"), controllertest.NewShardGroup(pool, "b"))}}, ""},
 		"a shard group of no pool is being deleted": {
 			observation{shards: []shardState{with(on("a", static(1)), controllertest.Deleting(unowned.DeepCopy()))}}, ""},
 		"a shard group of no pool stays": {

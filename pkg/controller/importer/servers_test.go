@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -34,7 +35,7 @@ func TestGroupsOfServersAreImported(t *testing.T) {
 	a.Kill()
 
 	pools := watchPools(t, servers)
-	servers.Eventually("shard a is unreachable and shard b is reachable", func() bool {
+	require.Eventually(t, "shard a is unreachable and shard b is reachable", func() bool {
 		_, lost := servers.Groups.Reachable("a")
 		up, _ := servers.Groups.Reachable("b")
 		return up && shard.IsUnreachable(lost)
@@ -45,22 +46,18 @@ func TestGroupsOfServersAreImported(t *testing.T) {
 	// A pool that was created without shard a would be of shard b alone.
 	pools.expect("create main on [a b]")
 
-	if _, err := a.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+	_, err := a.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: "extra", Config: &nstancev1.GroupConfig{Template: "worker", Size: 1},
-	}); err != nil {
-		t.Fatal(err)
-	}
+	})
+	require.NoError(t, err)
 	pools.expect("create extra on [a] of worker")
 
 	// The servers' configuration still has the group.
 	noFinalizer := []byte(`[{"op": "remove", "path": "/metadata/finalizers"}]`)
 	client := pools.InfrastructureV1beta1().NstanceMachinePools(namespace)
-	if err := client.Delete(t.Context(), "main", metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := client.Patch(t.Context(), "main", types.JSONPatchType, noFinalizer, metav1.PatchOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.Delete(t.Context(), "main", metav1.DeleteOptions{}))
+	_, err = client.Patch(t.Context(), "main", types.JSONPatchType, noFinalizer, metav1.PatchOptions{})
+	require.NoError(t, err)
 	pools.expect("main was deleted")
 	pools.expect("create main on [a b]")
 }
@@ -76,13 +73,10 @@ func watchPools(t *testing.T, servers *controllertest.Servers) *poolWatch {
 	w := &poolWatch{Harness: controllertest.NewHarness(t, shardtest.New()), changes: make(chan string, 10)}
 	servers.Use(&w.Dependencies)
 	c, err := New(w.Dependencies)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	pools := w.Informers.Nstance.NstanceMachinePools().Informer()
-	if _, err := pools.AddEventHandler(controller.OnChange(w.changed)); err != nil {
-		t.Fatal(err)
-	}
+	_, err = pools.AddEventHandler(controller.OnChange(w.changed))
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Ctx))
 	var running sync.WaitGroup
 	running.Go(func() { pools.RunWithContext(ctx) })
@@ -113,7 +107,7 @@ func (w *poolWatch) expect(want string) {
 		if got != want {
 			w.T.Fatalf("got %q, want %q", got, want)
 		}
-	case <-time.After(controllertest.Timeout):
-		w.T.Fatalf("after %s no change, want %q", controllertest.Timeout, want)
+	case <-time.After(require.Timeout):
+		w.T.Fatalf("after %s no change, want %q", require.Timeout, want)
 	}
 }

@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -104,7 +105,7 @@ func TestSyncLeavesPoolsAlone(t *testing.T) {
 	for name, objects := range map[string][]runtime.Object{
 		"the group's pool of another name": {newPool("other", "main", "a")},
 		"a pool that is being deleted":     {controllertest.Deleting(newPool("main", "main", "a"))},
-		"what a former pool has left":      {newShardGroup(newPool("main", "main", "a"), "a")},
+		"what a former pool has left":      {controllertest.NewShardGroup(newPool("main", "main", "a"), "a")},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))}, objects...)
@@ -132,25 +133,23 @@ func TestSyncWarns(t *testing.T) {
 
 func TestSyncWaitsForMachinePoolAndCluster(t *testing.T) {
 	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
-	elsewhere := controllertest.Deleting(newMachinePool("elsewhere", "main"))
+	elsewhere := controllertest.Deleting(controllertest.NewMachinePool("elsewhere", "main"))
 	elsewhere.Spec.Template.Spec.InfrastructureRef.Kind = "DockerMachinePool"
 	h.Put(h.Informers.MachinePools, elsewhere)
-	h.Put(h.Informers.MachinePools, controllertest.Deleting(newMachinePool("another", "workers")))
-	h.Put(h.Informers.Clusters, paused(newCluster("another")))
+	h.Put(h.Informers.MachinePools, controllertest.Deleting(controllertest.NewMachinePool("another", "workers")))
+	h.Put(h.Informers.Clusters, controllertest.PausedCluster(anotherCluster()))
 
 	// A MachinePool takes along the pool that it refers to, also one of another name.
-	machinePool := controllertest.Deleting(newMachinePool("other", "main"))
+	machinePool := controllertest.Deleting(controllertest.NewMachinePool("other", "main"))
 	h.Put(h.Informers.MachinePools, machinePool)
 	h.expect()
-	if err := h.Informers.MachinePools.GetIndexer().Delete(machinePool); err != nil {
-		t.Fatal(err)
-	}
-	h.Put(h.Informers.Clusters, paused(newCluster(clusterName)))
+	require.NoError(t, h.Informers.MachinePools.GetIndexer().Delete(machinePool))
+	h.Put(h.Informers.Clusters, controllertest.PausedCluster(controllertest.NewCluster()))
 	h.expect()
-	h.Put(h.Informers.Clusters, controllertest.Deleting(newCluster(clusterName)))
+	h.Put(h.Informers.Clusters, controllertest.Deleting(controllertest.NewCluster()))
 	h.expect()
-	h.Put(h.Informers.Clusters, newCluster(clusterName))
-	h.Put(h.Informers.MachinePools, newMachinePool("other", "main"))
+	h.Put(h.Informers.Clusters, controllertest.NewCluster())
+	h.Put(h.Informers.MachinePools, controllertest.NewMachinePool("other", "main"))
 	h.expect(create)
 }
 

@@ -26,12 +26,12 @@ import (
 // report writes the result of a sync: first finalizer and provider id, then the
 // status, which has the generation of that spec. Finally it sets the Node of the
 // Machine. It returns the delay until the next sync.
-func (c *Controller) report(ctx context.Context, seen observation, done outcome, state *syncState) (time.Duration, error) {
-	nstanceMachine := seen.nstanceMachine
+func (c *Controller) report(ctx context.Context, observed observation, done outcome, state *syncState) (time.Duration, error) {
+	nstanceMachine := observed.nstanceMachine
 	nodes := c.matchingNodes(nstanceMachine, done)
-	if seen.paused == "" && nstanceMachine.DeletionTimestamp.IsZero() {
+	if observed.paused == "" && nstanceMachine.DeletionTimestamp.IsZero() {
 		id := wantedProviderID(nstanceMachine.Spec.ProviderID, reportedProviderID(nstanceMachine, done), nodes)
-		needsFinalizer := done.shard != "" || seen.shardID != ""
+		needsFinalizer := done.shard != "" || observed.shardID != ""
 		if needsFinalizer && !hasFinalizer(nstanceMachine) || id != nstanceMachine.Spec.ProviderID {
 			written, err := c.nstanceMachines.Apply(ctx, applyNstanceMachine(nstanceMachine, id), controller.Apply)
 			if err != nil {
@@ -41,8 +41,8 @@ func (c *Controller) report(ctx context.Context, seen observation, done outcome,
 			nstanceMachine = written
 		}
 	}
-	status := newStatus(nstanceMachine, seen, done, nodes)
-	if !equality.Semantic.DeepEqual(status, seen.nstanceMachine.Status) {
+	status := newStatus(nstanceMachine, observed, done, nodes)
+	if !equality.Semantic.DeepEqual(status, observed.nstanceMachine.Status) {
 		written, err := c.nstanceMachines.ApplyStatus(ctx, applyStatus(nstanceMachine, status), controller.Apply)
 		if apierrors.IsNotFound(err) {
 			return 0, nil
@@ -51,13 +51,13 @@ func (c *Controller) report(ctx context.Context, seen observation, done outcome,
 			return 0, fmt.Errorf("write the status of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 		}
 		c.writes.Record(written)
-		c.recordProblem(seen.nstanceMachine, status)
+		c.recordProblem(observed.nstanceMachine, status)
 	}
 	c.recordAmbiguity(nstanceMachine, status, nodes, state)
-	if seen.paused != "" {
+	if observed.paused != "" {
 		return 0, nil
 	}
-	return c.setNodeRef(ctx, seen, nodes, state)
+	return c.setNodeRef(ctx, observed, nodes, state)
 }
 
 // matchingNodes returns the Nodes that may be that of the instance.

@@ -15,6 +15,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -98,9 +99,7 @@ func TestWhatACreateRequestWaitsFor(t *testing.T) {
 			h.Put(h.Informers.Clusters, &clusterv1.Cluster{ObjectMeta: newCluster().ObjectMeta})
 		}, "False WaitingForMachine: the infrastructure of the Cluster is not provisioned"},
 		"no Cluster": {func(h *harness) {
-			if err := h.Informers.Clusters.GetIndexer().Delete(newCluster()); err != nil {
-				h.T.Fatal(err)
-			}
+			require.NoError(h.T, h.Informers.Clusters.GetIndexer().Delete(newCluster()))
 		}, "False WaitingForMachine: the infrastructure of the Cluster is not provisioned"},
 		"a shard that has the group": {func(h *harness) { delete(h.shardA().Groups, "workers") }, "False NoShard: no shard has the group"},
 		"a shard whose groups are known": {func(h *harness) { h.shardA().Synced = false },
@@ -211,9 +210,8 @@ func TestTheFinalizerIsAddedAgain(t *testing.T) {
 			h.runInstance()
 			h.change(func(m *v1beta1.NstanceMachine) { m.Finalizers = nil })
 			for range 3 {
-				if _, _, err := h.sync(); err != nil {
-					t.Fatal(err)
-				}
+				_, _, err := h.sync()
+				require.NoError(t, err)
 			}
 			if !hasFinalizer(h.nstanceMachine("m")) {
 				t.Error("it has no finalizer, so its instance would outlive it")

@@ -9,6 +9,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -21,9 +22,7 @@ func TestAPoolMemberWithoutAMachineIsDrainedByItsShard(t *testing.T) {
 	pool := newPool()
 	pool.DeletionTimestamp = deleting(newPoolMember("x")).DeletionTimestamp
 	pool.Finalizers = []string{"example.com/wait"}
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), pool, controllertest.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), pool, controllertest.Namespace))
 	h.shardA().Notices["m"] = shard.DeletionNotice{InstanceID: "m", State: shard.Draining, Reason: "group-deleted", DeleteAt: h.FakeClock.Now().Add(time.Hour)}
 	if requeue := h.expect(applyStatusM); requeue != 0 {
 		t.Errorf("syncs again in %s, want no delay", requeue)

@@ -84,53 +84,29 @@ func newPool() *v1beta1.NstanceMachinePool {
 
 // newMachine returns a Machine with empty bootstrap data.
 func newMachine(name string) *clusterv1.Machine {
-	return &clusterv1.Machine{
-		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-of-machine-" + name), ResourceVersion: "7"},
-		Spec: clusterv1.MachineSpec{
-			ClusterName: controllertest.ClusterName,
-			Bootstrap:   clusterv1.Bootstrap{DataSecretName: ptr.To("")},
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-				APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: name,
-			},
-		},
-	}
+	machine := controllertest.NewMachine(name)
+	machine.ResourceVersion, machine.Spec.Bootstrap.DataSecretName = "7", ptr.To("")
+	return machine
 }
 
 // newShardGroup returns the part of the pool on a shard.
 func newShardGroup(id string, size int32, removeFirst ...string) *v1beta1.NstanceShardGroup {
-	return &v1beta1.NstanceShardGroup{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controllertest.Namespace, Name: v1beta1.ShardGroupName("workers", id), UID: types.UID("uid-of-workers-on-" + id),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(newPool(), v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
-		},
-		Spec: v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: v1beta1.Identifier(id), Size: size, RemoveFirst: removeFirst},
-	}
+	group := controllertest.NewShardGroup(newPool(), v1beta1.Identifier(id))
+	group.Spec.Size, group.Spec.RemoveFirst = size, removeFirst
+	return group
 }
 
 // newMachinePool returns the MachinePool that refers to the pool.
 func newMachinePool(replicas int32) *clusterv1.MachinePool {
-	return &clusterv1.MachinePool{
-		TypeMeta:   metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "machine-pool", UID: "uid-of-machine-pool"},
-		Spec: clusterv1.MachinePoolSpec{
-			ClusterName: controllertest.ClusterName,
-			Replicas:    &replicas,
-			Template: clusterv1.MachineTemplateSpec{Spec: clusterv1.MachineSpec{
-				ClusterName: controllertest.ClusterName,
-				InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-					APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: "pool",
-				},
-			}},
-		},
-	}
+	machinePool := controllertest.NewMachinePool("machine-pool", "pool")
+	machinePool.Spec.Replicas = &replicas
+	return machinePool
 }
 
 func newCluster() *clusterv1.Cluster {
-	return &clusterv1.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: controllertest.ClusterName},
-		Status:     clusterv1.ClusterStatus{Initialization: clusterv1.ClusterInitializationStatus{InfrastructureProvisioned: ptr.To(true)}},
-	}
+	cluster := controllertest.NewCluster()
+	cluster.Status.Initialization.InfrastructureProvisioned = ptr.To(true)
+	return cluster
 }
 
 func newNode(name, providerID string) *corev1.Node {

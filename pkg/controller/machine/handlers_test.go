@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -123,22 +124,10 @@ func TestWhichNstanceMachinesAChangeEnqueues(t *testing.T) {
 				machines = append(machines, nstanceMachine.DeepCopy())
 			}
 			h := newHarness(t, newShards("a", "b"), machines...)
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				var enqueued []string
-				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-					enqueued = append(enqueued, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
-					return 0, nil
-				})
-				test.change(h)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				h.controller.queue.Run(ctx, 1)
-				slices.Sort(enqueued)
-				if !slices.Equal(enqueued, test.want) {
-					t.Errorf("enqueued %q, want %q", enqueued, test.want)
-				}
-			})
+			enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h) })
+			if !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
+			}
 		})
 	}
 }

@@ -11,14 +11,13 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -84,9 +83,7 @@ func newHarness(t testing.TB, shards *shardtest.Shards, all ...*v1beta1.NstanceM
 func (h *harness) newController() {
 	h.T.Helper()
 	c, err := New(h.Dependencies, Options{Drains: h.drains})
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	h.controller = c
 }
 
@@ -96,9 +93,7 @@ func (h *harness) restart() {
 	h.T.Helper()
 	store := h.Informers.Nstance.NstanceMachines().Informer().GetStore()
 	h.Informers.Nstance = h.NewInformers()
-	if err := h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(store.List(), store.LastStoreSyncResourceVersion()); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(store.List(), store.LastStoreSyncResourceVersion()))
 	h.newController()
 }
 
@@ -136,9 +131,7 @@ func (h *harness) requests() int {
 func (h *harness) addPool(replicas, onA, onB int32) {
 	h.T.Helper()
 	for _, object := range []runtime.Object{newPool(), newShardGroup("a", onA), newShardGroup("b", onB)} {
-		if err := h.Tracker().Add(object); err != nil {
-			h.T.Fatal(err)
-		}
+		require.NoError(h.T, h.Tracker().Add(object))
 	}
 	h.scale(replicas)
 	h.Put(h.Informers.MachinePools, newMachinePool(replicas))
@@ -157,9 +150,7 @@ func (h *harness) scale(replicas int32) {
 // resize changes what the pool wants on shard a.
 func (h *harness) resize(size int32, removeFirst ...string) {
 	h.T.Helper()
-	if err := h.Tracker().Update(shardGroups, newShardGroup("a", size, removeFirst...), controllertest.Namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.Tracker().Update(shardGroups, newShardGroup("a", size, removeFirst...), controllertest.Namespace))
 }
 
 // hideMachine removes the Machine "m" from the cache.
@@ -207,24 +198,12 @@ func (h *harness) expectCondition(kind, want string) {
 // change changes the NstanceMachine "m" on the API server.
 func (h *harness) change(change func(*v1beta1.NstanceMachine)) {
 	h.T.Helper()
-	nstanceMachine := h.nstanceMachine("m")
-	change(nstanceMachine)
-	if err := h.Tracker().Update(nstanceMachines, nstanceMachine, controllertest.Namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Change(h.API, "m", change)
 }
 
 // nstanceMachine returns an NstanceMachine of the API server, nil when there is none.
 func (h *harness) nstanceMachine(name string) *v1beta1.NstanceMachine {
-	h.T.Helper()
-	object, err := h.Tracker().Get(nstanceMachines, controllertest.Namespace, name, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	return object.(*v1beta1.NstanceMachine)
+	return controllertest.Get[*v1beta1.NstanceMachine](h.API, name)
 }
 
 // syncAll syncs every NstanceMachine of the cache.
@@ -232,9 +211,7 @@ func (h *harness) syncAll() {
 	h.T.Helper()
 	for _, key := range h.Informers.Nstance.NstanceMachines().Informer().GetStore().ListKeys() {
 		name, err := cache.ParseObjectName(key)
-		if err != nil {
-			h.T.Fatal(err)
-		}
+		require.NoError(h.T, err)
 		if _, err := h.controller.sync(h.Ctx, name); err != nil {
 			h.T.Error(err)
 		}

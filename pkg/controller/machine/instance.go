@@ -15,19 +15,19 @@ import (
 
 // createInstance sends the create request to the shard. While the NstanceMachine is
 // being deleted, it does so to get the id of an instance that may exist.
-func (c *Controller) createInstance(ctx context.Context, seen observation, state *syncState) outcome {
+func (c *Controller) createInstance(ctx context.Context, observed observation, state *syncState) outcome {
 	if state.instanceID != "" {
 		return outcome{instanceID: state.instanceID}
 	}
-	nstanceMachine := seen.nstanceMachine
+	nstanceMachine := observed.nstanceMachine
 	deleting := !nstanceMachine.DeletionTimestamp.IsZero()
-	instance, err := c.shardClient.CreateInstance(ctx, seen.shardID, nstanceMachine.Status.RequestID, instanceSpecOf(nstanceMachine))
+	instance, err := c.shardClient.CreateInstance(ctx, observed.shardID, nstanceMachine.Status.RequestID, instanceSpecOf(nstanceMachine))
 	switch {
 	case err == nil && instance.ID == "":
-		err = fmt.Errorf("shard %q has created an instance and returned no id", seen.shardID)
+		err = fmt.Errorf("shard %q has created an instance and returned no id", observed.shardID)
 		return outcome{err: err, problem: &problem{v1beta1.ReasonInstanceRefused, err.Error()}}
 	case err == nil:
-		klog.FromContext(ctx).Info("Instance requested", "shard", seen.shardID, "instance", instance.ID)
+		klog.FromContext(ctx).Info("Instance requested", "shard", observed.shardID, "instance", instance.ID)
 		state.instanceID = instance.ID
 		return outcome{instanceID: instance.ID}
 	case shard.IsDeclined(err) && deleting:
@@ -35,7 +35,7 @@ func (c *Controller) createInstance(ctx context.Context, seen observation, state
 		return outcome{final: true, err: c.removeFinalizer(ctx, nstanceMachine)}
 	case shard.IsRejected(err) && !deleting:
 		// A rejection is stored and not returned, because a retry would be rejected too.
-		state.rejection = &rejection{etag: seen.etag, until: seen.now.Add(rejectionRetry), message: shard.Message(err)}
+		state.rejection = &rejection{etag: observed.etag, until: observed.now.Add(rejectionRetry), message: shard.Message(err)}
 		return outcome{problem: &problem{v1beta1.ReasonInstanceRefused, shard.Message(err)}, wait: rejectionRetry}
 	default:
 		return outcome{err: err, problem: problemOf(err, v1beta1.ReasonInstanceRefused)}
@@ -53,23 +53,23 @@ func instanceSpecOf(nstanceMachine *v1beta1.NstanceMachine) shard.InstanceSpec {
 
 // deleteInstance has the shard delete the instance. The call is repeated until the
 // shard reports that the instance is deleted.
-func (c *Controller) deleteInstance(ctx context.Context, seen observation, state *syncState) outcome {
-	waitingFor, err := c.waitForPool(ctx, seen, state)
+func (c *Controller) deleteInstance(ctx context.Context, observed observation, state *syncState) outcome {
+	waitingFor, err := c.waitForPool(ctx, observed, state)
 	if err != nil {
 		return outcome{err: err}
 	}
 	if waitingFor != "" {
 		return outcome{problem: &problem{v1beta1.ReasonDeleting, waitingFor}, wait: poolRetry}
 	}
-	deleted, err := c.shardClient.DeleteInstance(ctx, seen.shardID, seen.instanceID)
+	deleted, err := c.shardClient.DeleteInstance(ctx, observed.shardID, observed.instanceID)
 	switch {
 	case err != nil:
 		return outcome{err: err, problem: problemOf(err, v1beta1.ReasonDeleting)}
 	case deleted:
-		klog.FromContext(ctx).Info("Instance deleted", "shard", seen.shardID, "instance", seen.instanceID)
-		return outcome{final: true, err: c.removeFinalizer(ctx, seen.nstanceMachine)}
+		klog.FromContext(ctx).Info("Instance deleted", "shard", observed.shardID, "instance", observed.instanceID)
+		return outcome{final: true, err: c.removeFinalizer(ctx, observed.nstanceMachine)}
 	default:
-		return outcome{wait: state.deletions.schedule(seen.now)}
+		return outcome{wait: state.deletions.schedule(observed.now)}
 	}
 }
 

@@ -44,22 +44,22 @@ func (c *Controller) readMachinePool(ctx context.Context, name string) (*cluster
 
 // queryInstance queries the shard for the instance. An instance that the shard does
 // not have is lost, and its Machine is deleted.
-func (c *Controller) queryInstance(ctx context.Context, seen observation, state *syncState) outcome {
-	instance, err := c.shardClient.GetInstance(ctx, seen.shardID, seen.instanceID)
+func (c *Controller) queryInstance(ctx context.Context, observed observation, state *syncState) outcome {
+	instance, err := c.shardClient.GetInstance(ctx, observed.shardID, observed.instanceID)
 	if err != nil && !shard.IsNotFound(err) {
 		done := outcome{err: err}
-		if !ready(seen.nstanceMachine) {
+		if !ready(observed.nstanceMachine) {
 			done.problem = problemOf(err, v1beta1.ReasonProvisioning)
 		}
 		return done
 	}
-	state.verifiedSession = seen.session
+	state.verifiedSession = observed.session
 	if err != nil {
 		return outcome{lost: true}
 	}
-	if usable(&instance) && !seen.missing {
+	if usable(&instance) && !observed.missing {
 		state.queries = retry{Backoff: queryBackoff}
 		return outcome{instance: &instance}
 	}
-	return outcome{instance: &instance, wait: state.queries.schedule(seen.now)}
+	return outcome{instance: &instance, wait: state.queries.schedule(observed.now)}
 }

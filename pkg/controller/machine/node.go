@@ -56,17 +56,17 @@ func addressesOf(node *corev1.Node) []v1beta1.MachineAddress {
 // (docs/capi.md#node-references). It returns the delay until that time. A Node that
 // is set is never changed: Cluster API would not correct it, and drains and deletes
 // the Node of this name.
-func (c *Controller) setNodeRef(ctx context.Context, seen observation, nodes []*corev1.Node, state *syncState) (time.Duration, error) {
-	machine := seen.machine
+func (c *Controller) setNodeRef(ctx context.Context, observed observation, nodes []*corev1.Node, state *syncState) (time.Duration, error) {
+	machine := observed.machine
 	if len(nodes) != 1 || machine == nil || !machine.DeletionTimestamp.IsZero() || machine.Status.NodeRef.Name != "" {
 		state.node = ""
 		return 0, nil
 	}
 	node := nodes[0]
 	if state.node != node.UID {
-		state.node, state.nodeSince = node.UID, seen.now
+		state.node, state.nodeSince = node.UID, observed.now
 	}
-	if wait := nodeRefGrace - seen.now.Sub(state.nodeSince); wait > 0 {
+	if wait := nodeRefGrace - observed.now.Sub(state.nodeSince); wait > 0 {
 		return wait, nil
 	}
 	// With the resource version the patch fails if Cluster API has written meanwhile.
@@ -83,7 +83,7 @@ func (c *Controller) setNodeRef(ctx context.Context, seen observation, nodes []*
 		return 0, nil
 	case apierrors.IsConflict(err):
 		// Cluster API has changed the Machine, so it gets the same time again.
-		state.nodeSince = seen.now
+		state.nodeSince = observed.now
 		return nodeRefGrace, nil
 	case err != nil:
 		return 0, fmt.Errorf("set Node %s of Machine %s: %w", node.Name, klog.KObj(machine), err)

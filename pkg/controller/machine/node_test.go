@@ -15,6 +15,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 const linkM = `PATCH machines/m/status {"metadata":{"resourceVersion":"7","uid":"uid-of-machine-m"},"status":{"nodeRef":{"name":"n"}}}`
@@ -43,9 +44,7 @@ func TestTheNodeOfAnInstance(t *testing.T) {
 	if got, want := h.Events(), []string{`Warning AmbiguousProviderID provider id "provider-i-1" matches 2 Nodes`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
-	if err := h.Informers.Nodes.GetIndexer().Replace(nil, "9"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Informers.Nodes.GetIndexer().Replace(nil, "9"))
 	h.expect()
 }
 

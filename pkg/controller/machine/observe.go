@@ -83,22 +83,22 @@ func locate(nstanceMachine *v1beta1.NstanceMachine) location {
 // observe reads the caches. Only a Machine that the cache does not have is read from
 // the API server.
 func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (observation, error) {
-	seen := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine), now: c.clock.Now()}
+	observed := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine), now: c.clock.Now()}
 	var err error
-	if seen.machine, seen.machineDeleted, err = c.observeMachine(ctx, nstanceMachine); err != nil {
+	if observed.machine, observed.machineDeleted, err = c.observeMachine(ctx, nstanceMachine); err != nil {
 		return observation{}, err
 	}
-	if seen.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
+	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
 		return observation{}, err
 	}
-	seen.paused = controller.PausedBy(seen.cluster, nstanceMachine)
-	if seen.paused == "" && seen.machine != nil {
-		seen.paused = controller.PausedBy(nil, seen.machine)
+	observed.paused = controller.PausedBy(observed.cluster, nstanceMachine)
+	if observed.paused == "" && observed.machine != nil {
+		observed.paused = controller.PausedBy(nil, observed.machine)
 	}
-	if seen.shardID != "" {
-		c.observeShard(&seen)
+	if observed.shardID != "" {
+		c.observeShard(&observed)
 	}
-	return seen, nil
+	return observed, nil
 }
 
 // observeMachine returns the Machine that owns an NstanceMachine, nil when there is
@@ -129,27 +129,27 @@ func ofGroup(apiVersion, group string) bool {
 }
 
 // observeShard adds what is known of the shard and of the instance.
-func (c *Controller) observeShard(seen *observation) {
-	group := string(seen.nstanceMachine.Spec.GroupRef.Name)
-	seen.configured = c.shards.Has(seen.shardID)
-	seen.reachable, seen.lost = c.groups.Reachable(seen.shardID)
-	if group, ok := c.groups.Get(seen.shardID, group); ok {
-		seen.etag = group.ETag
+func (c *Controller) observeShard(observed *observation) {
+	group := string(observed.nstanceMachine.Spec.GroupRef.Name)
+	observed.configured = c.shards.Has(observed.shardID)
+	observed.reachable, observed.lost = c.groups.Reachable(observed.shardID)
+	if group, ok := c.groups.Get(observed.shardID, group); ok {
+		observed.etag = group.ETag
 	}
 	// The session is read before the notice, and both before the shard is queried. A
 	// notice that arrives in between is either observed or enqueues the NstanceMachine
 	// again.
-	seen.session = c.notices.Session(seen.shardID)
-	if seen.poolMember {
-		seen.listed, seen.missing = c.listing(seen.shardID, group).find(seen.instanceID)
+	observed.session = c.notices.Session(observed.shardID)
+	if observed.poolMember {
+		observed.listed, observed.missing = c.listing(observed.shardID, group).find(observed.instanceID)
 	}
-	if seen.instanceID == "" {
+	if observed.instanceID == "" {
 		return
 	}
-	if notice, ok := c.notices.Get(seen.shardID, seen.instanceID); ok {
-		seen.notice = &notice
+	if notice, ok := c.notices.Get(observed.shardID, observed.instanceID); ok {
+		observed.notice = &notice
 	}
-	seen.drain.blocked, seen.drain.message, seen.drain.running = c.drains.OfInstance(seen.shardID, seen.instanceID)
+	observed.drain.blocked, observed.drain.message, observed.drain.running = c.drains.OfInstance(observed.shardID, observed.instanceID)
 }
 
 // listing is the managed instances of a group as a shard lists them.

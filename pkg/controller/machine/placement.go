@@ -74,8 +74,8 @@ type placement struct {
 
 // place chooses the shard of an NstanceMachine. It runs for one at a time, and
 // counts the placements before, so that many new NstanceMachines are spread evenly.
-func (c *Controller) place(seen observation) (string, *problem) {
-	nstanceMachine := seen.nstanceMachine
+func (c *Controller) place(observed observation) (string, *problem) {
+	nstanceMachine := observed.nstanceMachine
 	group := string(nstanceMachine.Spec.GroupRef.Name)
 	key := cache.MetaObjectToName(nstanceMachine)
 
@@ -101,7 +101,7 @@ func (c *Controller) place(seen observation) (string, *problem) {
 			candidates[i].hasGroup = !has.Deleting
 		}
 	}
-	chosen, blocked := choose(cmp.Or(string(nstanceMachine.Spec.Shard), seen.machine.Spec.FailureDomain), candidates)
+	chosen, blocked := choose(cmp.Or(string(nstanceMachine.Spec.Shard), observed.machine.Spec.FailureDomain), candidates)
 	if blocked == nil {
 		c.placements[key] = placement{nstanceMachine.UID, group, chosen}
 	}

@@ -52,41 +52,41 @@ type decision struct {
 
 // plan decides on the next step. Missing information changes nothing: while a shard
 // is not connected everything stays as it is.
-func plan(seen observation, state syncState) decision {
+func plan(observed observation, state syncState) decision {
 	switch {
-	case seen.paused != "":
-		return decision{problem: &problem{v1beta1.ReasonPaused, seen.paused}}
-	case !seen.nstanceMachine.DeletionTimestamp.IsZero():
-		return planDeletion(seen, state)
-	case seen.machineDeleted && !seen.poolMember:
+	case observed.paused != "":
+		return decision{problem: &problem{v1beta1.ReasonPaused, observed.paused}}
+	case !observed.nstanceMachine.DeletionTimestamp.IsZero():
+		return planDeletion(observed, state)
+	case observed.machineDeleted && !observed.poolMember:
 		// The Machine of a pool member is created again by Cluster API, as long as
 		// there is a MachinePool.
 		return decision{step: deleteNstanceMachine}
-	case serverDeleted(seen.nstanceMachine):
-		return planServerDeleted(seen)
-	case seen.instanceID != "":
-		return planInstance(seen, state)
+	case serverDeleted(observed.nstanceMachine):
+		return planServerDeleted(observed)
+	case observed.instanceID != "":
+		return planInstance(observed, state)
 	default:
-		return planCreation(seen, state)
+		return planCreation(observed, state)
 	}
 }
 
 // planCreation creates the instance. The request is stored before it is sent, so
 // that a process that crashes in between is followed by one that sends the same.
-func planCreation(seen observation, state syncState) decision {
-	if blocked := checkPreconditions(seen); blocked != nil {
+func planCreation(observed observation, state syncState) decision {
+	if blocked := checkPreconditions(observed); blocked != nil {
 		return decision{problem: blocked}
 	}
-	if !assigned(seen.nstanceMachine) {
+	if !assigned(observed.nstanceMachine) {
 		return decision{step: assignShard}
 	}
-	if blocked := checkShard(seen); blocked != nil {
+	if blocked := checkShard(observed); blocked != nil {
 		return decision{problem: blocked}
 	}
-	if state.rejection.applies(seen.etag, seen.now) {
+	if state.rejection.applies(observed.etag, observed.now) {
 		return decision{
 			problem: &problem{v1beta1.ReasonInstanceRefused, state.rejection.message},
-			wait:    state.rejection.until.Sub(seen.now),
+			wait:    state.rejection.until.Sub(observed.now),
 		}
 	}
 	return decision{step: createInstance}
@@ -95,16 +95,16 @@ func planCreation(seen observation, state syncState) decision {
 // planInstance follows an instance. It is queried until it runs, and then once in
 // each session of the watch of notices. An instance that the shard lists is not
 // queried. One that is missing in the list is queried until the reason is known.
-func planInstance(seen observation, state syncState) decision {
-	if seen.notice != nil && seen.notice.State == shard.Deleted {
+func planInstance(observed observation, state syncState) decision {
+	if observed.notice != nil && observed.notice.State == shard.Deleted {
 		return decision{}
 	}
-	blocked := checkShard(seen)
-	if seen.listed != nil && (blocked == nil || usable(seen.listed)) {
+	blocked := checkShard(observed)
+	if observed.listed != nil && (blocked == nil || usable(observed.listed)) {
 		return decision{step: useListed}
 	}
-	ready := ready(seen.nstanceMachine)
-	if ready && !seen.missing && state.verifiedSession >= seen.session {
+	ready := ready(observed.nstanceMachine)
+	if ready && !observed.missing && state.verifiedSession >= observed.session {
 		return decision{}
 	}
 	if blocked != nil {
@@ -113,7 +113,7 @@ func planInstance(seen observation, state syncState) decision {
 		}
 		return decision{problem: blocked}
 	}
-	if wait := state.queries.remaining(seen.now); (!ready || seen.missing) && wait > 0 {
+	if wait := state.queries.remaining(observed.now); (!ready || observed.missing) && wait > 0 {
 		return decision{wait: wait}
 	}
 	return decision{step: queryInstance}
@@ -121,11 +121,11 @@ func planInstance(seen observation, state syncState) decision {
 
 // planServerDeleted deletes the Machine of an instance that its shard has deleted.
 // Cluster API then deletes the NstanceMachine (docs/capi.md#deletion).
-func planServerDeleted(seen observation) decision {
+func planServerDeleted(observed observation) decision {
 	switch {
-	case seen.machine == nil:
+	case observed.machine == nil:
 		return decision{step: deleteNstanceMachine}
-	case seen.machine.DeletionTimestamp.IsZero():
+	case observed.machine.DeletionTimestamp.IsZero():
 		return decision{step: deleteMachine}
 	default:
 		return decision{}
@@ -135,26 +135,26 @@ func planServerDeleted(seen observation) decision {
 // planDeletion removes the finalizer when the shard has confirmed that the instance
 // is deleted, or when no instance was ever requested. Cluster API has drained the
 // Node before.
-func planDeletion(seen observation, state syncState) decision {
-	deleted := serverDeleted(seen.nstanceMachine) || seen.notice != nil && seen.notice.State == shard.Deleted
-	if !hasFinalizer(seen.nstanceMachine) {
+func planDeletion(observed observation, state syncState) decision {
+	deleted := serverDeleted(observed.nstanceMachine) || observed.notice != nil && observed.notice.State == shard.Deleted
+	if !hasFinalizer(observed.nstanceMachine) {
 		return decision{}
 	}
-	if deleted || seen.shardID == "" || seen.instanceID == "" && !assigned(seen.nstanceMachine) {
+	if deleted || observed.shardID == "" || observed.instanceID == "" && !assigned(observed.nstanceMachine) {
 		return decision{step: removeFinalizer}
 	}
-	if blocked := checkShard(seen); blocked != nil {
+	if blocked := checkShard(observed); blocked != nil {
 		return decision{problem: blocked}
 	}
-	if seen.instanceID == "" {
+	if observed.instanceID == "" {
 		// The create request may have been carried out, and its reply lost. Repeating
 		// it returns the id of the instance to delete.
 		return decision{step: createInstance}
 	}
-	if drainedByShardOnly(seen) {
+	if drainedByShardOnly(observed) {
 		return decision{problem: &problem{v1beta1.ReasonDeleting, "no Machine owns it, and the shard is draining it"}}
 	}
-	if wait := state.deletions.remaining(seen.now); wait > 0 {
+	if wait := state.deletions.remaining(observed.now); wait > 0 {
 		return decision{wait: wait}
 	}
 	return decision{step: deleteInstance}
@@ -163,39 +163,39 @@ func planDeletion(seen observation, state syncState) decision {
 // drainedByShardOnly reports whether the shard drains an instance of a pool for
 // which there was no Machine, so that Cluster API has not drained its Node. The shard
 // deletes the instance after the drain.
-func drainedByShardOnly(seen observation) bool {
-	return seen.poolMember && metav1.GetControllerOfNoCopy(seen.nstanceMachine) == nil &&
-		seen.notice != nil && seen.notice.State == shard.Draining
+func drainedByShardOnly(observed observation) bool {
+	return observed.poolMember && metav1.GetControllerOfNoCopy(observed.nstanceMachine) == nil &&
+		observed.notice != nil && observed.notice.State == shard.Draining
 }
 
 // checkPreconditions returns why no instance may be requested yet, nil when it may
 // (docs/capi.md#machines).
-func checkPreconditions(seen observation) *problem {
+func checkPreconditions(observed observation) *problem {
 	waiting := func(format string, args ...any) *problem {
 		return &problem{v1beta1.ReasonWaitingForMachine, fmt.Sprintf(format, args...)}
 	}
 	switch {
-	case seen.machine == nil:
+	case observed.machine == nil:
 		return waiting("no Machine owns it")
-	case !seen.machine.DeletionTimestamp.IsZero():
-		return waiting("Machine %q is being deleted", seen.machine.Name)
-	case !provisioned(seen.cluster):
+	case !observed.machine.DeletionTimestamp.IsZero():
+		return waiting("Machine %q is being deleted", observed.machine.Name)
+	case !provisioned(observed.cluster):
 		return waiting("the infrastructure of the Cluster is not provisioned")
-	case seen.machine.Spec.Bootstrap.DataSecretName == nil:
-		return waiting("Machine %q has no bootstrap data", seen.machine.Name)
+	case observed.machine.Spec.Bootstrap.DataSecretName == nil:
+		return waiting("Machine %q has no bootstrap data", observed.machine.Name)
 	}
 	return nil
 }
 
 // checkShard returns why the shard cannot be called, nil when it can.
-func checkShard(seen observation) *problem {
+func checkShard(observed observation) *problem {
 	switch {
-	case !seen.configured:
-		return &problem{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", seen.shardID)}
-	case seen.reachable:
+	case !observed.configured:
+		return &problem{v1beta1.ReasonUnknownShard, fmt.Sprintf("shard %q is not configured", observed.shardID)}
+	case observed.reachable:
 		return nil
-	case seen.lost != nil:
-		return &problem{v1beta1.ReasonShardUnreachable, shard.Message(seen.lost)}
+	case observed.lost != nil:
+		return &problem{v1beta1.ReasonShardUnreachable, shard.Message(observed.lost)}
 	default:
 		return &problem{v1beta1.ReasonNotSynced, "the shard is being connected"}
 	}

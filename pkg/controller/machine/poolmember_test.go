@@ -16,6 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -161,9 +162,8 @@ func TestListedPoolMembersCostNoCalls(t *testing.T) {
 	h.Ctx = klog.NewContext(t.Context(), klog.Logger{})
 	syncAll := func() {
 		for _, nstanceMachine := range all {
-			if _, err := h.controller.sync(h.Ctx, cache.NewObjectName(controllertest.Namespace, nstanceMachine.Name)); err != nil {
-				t.Fatal(err)
-			}
+			_, err := h.controller.sync(h.Ctx, cache.NewObjectName(controllertest.Namespace, nstanceMachine.Name))
+			require.NoError(t, err)
 		}
 	}
 	h.list(instances...)

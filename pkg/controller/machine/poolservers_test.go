@@ -13,6 +13,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -40,9 +41,8 @@ func newPoolHarness(t *testing.T, size int32) (h *serverHarness, ids []string) {
 // upsert sends to the shard what the pool wants.
 func (h *serverHarness) upsert(size int32, removeFirst ...string) {
 	h.T.Helper()
-	if _, err := h.servers.UpsertGroup(h.T.Context(), "a", "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst}); err != nil {
-		h.T.Fatal(err)
-	}
+	_, err := h.servers.UpsertGroup(h.T.Context(), "a", "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst})
+	require.NoError(h.T, err)
 }
 
 // listed returns the ids of the instances that the shard lists and is not deleting.
@@ -68,9 +68,7 @@ func TestManagedInstancesRunWithoutACall(t *testing.T) {
 		t.Errorf("there were %d calls", len(calls))
 	}
 	nodes, err := server.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, id := range ids {
 		got := h.nstanceMachine(id).Spec.ProviderID
 		if got == "" || !slices.ContainsFunc(nodes.Items, hasProviderID(got)) {
@@ -119,13 +117,9 @@ func TestAManagedInstanceThatIsLost(t *testing.T) {
 	h, ids := newPoolHarness(t, 2)
 	lost, client := ids[0], h.servers.ByID["a"].Kubernetes.CoreV1().Nodes()
 	nodes, err := client.List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	at := slices.IndexFunc(nodes.Items, hasProviderID(h.nstanceMachine(lost).Spec.ProviderID))
-	if err := client.Delete(t.Context(), nodes.Items[at].Name, metav1.DeleteOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, client.Delete(t.Context(), nodes.Items[at].Name, metav1.DeleteOptions{}))
 	h.eventually("its Machine is deleted", func() bool {
 		return slices.ContainsFunc(h.CAPI.Changed, func(change string) bool { return strings.HasPrefix(change, "DELETE machines/"+lost+" ") })
 	})

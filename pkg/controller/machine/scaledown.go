@@ -79,18 +79,18 @@ func (s poolScale) waitingFor(shardID, instanceID string) string {
 // waitForPool returns what the deletion of a pool member's instance still waits for,
 // "" for nothing. A failed read restarts the wait: what cannot be read here cannot be
 // read by the pool either.
-func (c *Controller) waitForPool(ctx context.Context, seen observation, state *syncState) (string, error) {
-	if !seen.poolMember || !state.deletions.next.IsZero() || terminating(seen) {
+func (c *Controller) waitForPool(ctx context.Context, observed observation, state *syncState) (string, error) {
+	if !observed.poolMember || !state.deletions.next.IsZero() || terminating(observed) {
 		return "", nil
 	}
-	waitingFor, err := c.readPoolScale(ctx, seen)
+	waitingFor, err := c.readPoolScale(ctx, observed)
 	switch {
 	case err != nil || waitingFor == "":
 		state.waitingForPool = time.Time{}
 		return "", err
 	case state.waitingForPool.IsZero():
-		state.waitingForPool = seen.now
-	case seen.now.Sub(state.waitingForPool) >= poolGrace:
+		state.waitingForPool = observed.now
+	case observed.now.Sub(state.waitingForPool) >= poolGrace:
 		klog.FromContext(ctx).Info("Deleting the instance although its pool has not selected it in time", "waited", poolGrace)
 		return "", nil
 	}
@@ -99,12 +99,12 @@ func (c *Controller) waitForPool(ctx context.Context, seen observation, state *s
 
 // readPoolScale returns what a deletion waits for. When nothing is left according to
 // the caches, it reads the replicas from the API server, because caches may be stale.
-func (c *Controller) readPoolScale(ctx context.Context, seen observation) (waitingFor string, err error) {
-	scale, err := c.observePoolScale(seen)
+func (c *Controller) readPoolScale(ctx context.Context, observed observation) (waitingFor string, err error) {
+	scale, err := c.observePoolScale(observed)
 	if err != nil {
 		return "", err
 	}
-	waitingFor = scale.waitingFor(seen.shardID, seen.instanceID)
+	waitingFor = scale.waitingFor(observed.shardID, observed.instanceID)
 	if waitingFor != "" || scale.machinePool == nil {
 		return waitingFor, nil
 	}
@@ -112,20 +112,20 @@ func (c *Controller) readPoolScale(ctx context.Context, seen observation) (waiti
 	if err != nil || scale.machinePool == nil {
 		return "", err
 	}
-	return scale.waitingFor(seen.shardID, seen.instanceID), nil
+	return scale.waitingFor(observed.shardID, observed.instanceID), nil
 }
 
 // terminating reports whether the shard is deleting the instance already. A shard
 // that only drains the instance may still replace it.
-func terminating(seen observation) bool {
-	return seen.notice != nil && seen.notice.State != shard.Draining ||
-		seen.listed != nil && seen.listed.State.IsTerminating()
+func terminating(observed observation) bool {
+	return observed.notice != nil && observed.notice.State != shard.Draining ||
+		observed.listed != nil && observed.listed.State.IsTerminating()
 }
 
 // observePoolScale reads the caches.
-func (c *Controller) observePoolScale(seen observation) (poolScale, error) {
+func (c *Controller) observePoolScale(observed observation) (poolScale, error) {
 	var scale poolScale
-	ref := controller.PoolOf(seen.nstanceMachine)
+	ref := controller.PoolOf(observed.nstanceMachine)
 	if ref == nil {
 		return scale, nil
 	}
@@ -147,6 +147,6 @@ func (c *Controller) observePoolScale(seen observation) (poolScale, error) {
 			scale.groups = append(scale.groups, shardGroup)
 		}
 	}
-	scale.reported, _ = c.groups.Get(seen.shardID, string(seen.nstanceMachine.Spec.GroupRef.Name))
+	scale.reported, _ = c.groups.Get(observed.shardID, string(observed.nstanceMachine.Spec.GroupRef.Name))
 	return scale, nil
 }

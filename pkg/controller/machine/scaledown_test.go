@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -212,17 +213,11 @@ func TestWhenTheDeletionOfAPoolMemberDoesNotWait(t *testing.T) {
 // disown removes the owner of the shard group of a shard.
 func (h *harness) disown(id string) {
 	h.T.Helper()
-	group := newShardGroup(id, 3)
-	group.OwnerReferences = nil
-	if err := h.Tracker().Update(shardGroups, group, controllertest.Namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Change(h.API, v1beta1.ShardGroupName("workers", id), func(group *v1beta1.NstanceShardGroup) { group.OwnerReferences = nil })
 }
 
 // deleteObject deletes an object from the API server.
 func (h *harness) deleteObject(resource, name string) {
 	h.T.Helper()
-	if err := h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource(resource), controllertest.Namespace, name); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource(resource), controllertest.Namespace, name))
 }

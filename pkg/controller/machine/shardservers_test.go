@@ -17,6 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
@@ -58,9 +59,7 @@ func (h *serverHarness) records() int {
 	records := 0
 	for id, server := range h.servers.ByID {
 		stored, err := server.Storage.List(h.T.Context(), storage.InstancePrefix(id))
-		if err != nil {
-			h.T.Fatal(err)
-		}
+		require.NoError(h.T, err)
 		records += len(stored)
 	}
 	return records
@@ -69,24 +68,20 @@ func (h *serverHarness) records() int {
 // add creates an NstanceMachine that its Machine owns.
 func (h *serverHarness) add(nstanceMachine *v1beta1.NstanceMachine) {
 	h.T.Helper()
-	if err := h.Tracker().Add(nstanceMachine); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.Tracker().Add(nstanceMachine))
 	h.Put(h.Informers.Machines, newMachine(nstanceMachine.Name))
 }
 
 // delete deletes an NstanceMachine as Cluster API does when its Node is drained.
 func (h *serverHarness) delete(name string) {
 	h.T.Helper()
-	if err := h.controller.nstanceMachines.Delete(h.T.Context(), name, metav1.DeleteOptions{}); err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, h.controller.nstanceMachines.Delete(h.T.Context(), name, metav1.DeleteOptions{}))
 }
 
 // eventually syncs all NstanceMachines until condition returns true.
 func (h *serverHarness) eventually(what string, condition func() bool) {
 	h.T.Helper()
-	h.servers.Eventually(what, func() bool {
+	require.Eventually(h.T, what, func() bool {
 		h.Show()
 		h.syncAll()
 		return condition()
@@ -195,7 +190,7 @@ func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 		running.Wait()
 	})
 
-	h.servers.Eventually("all are ready", func() bool {
+	require.Eventually(h.T, "all are ready", func() bool {
 		for i := range 3 {
 			if conditionOf(h.nstanceMachine(fmt.Sprintf("m-%d", i)), v1beta1.ConditionReady) != "True Ready: " {
 				return false
@@ -211,7 +206,7 @@ func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 	for i := range 3 {
 		h.delete(fmt.Sprintf("m-%d", i))
 	}
-	h.servers.Eventually("all are deleted", func() bool {
+	require.Eventually(h.T, "all are deleted", func() bool {
 		return h.nstanceMachine("m-0") == nil && h.nstanceMachine("m-1") == nil && h.nstanceMachine("m-2") == nil
 	})
 	if nodes, err = client.List(t.Context(), metav1.ListOptions{}); err != nil || len(nodes.Items) != 0 || h.records() != 0 {

@@ -19,14 +19,14 @@ import (
 
 // newStatus returns the status after a sync. What the shard has not reported stays
 // as it was. nstanceMachine is the newest version.
-func newStatus(nstanceMachine *v1beta1.NstanceMachine, seen observation, done outcome, nodes []*corev1.Node) v1beta1.NstanceMachineStatus {
+func newStatus(nstanceMachine *v1beta1.NstanceMachine, observed observation, done outcome, nodes []*corev1.Node) v1beta1.NstanceMachineStatus {
 	status := *nstanceMachine.Status.DeepCopy()
 	status.ObservedGeneration = nstanceMachine.Generation
 	if done.shard != "" {
 		status.RequestID = string(nstanceMachine.UID)
 	}
-	status.Shard = cmp.Or(done.shard, seen.shardID)
-	status.InstanceID = cmp.Or(done.instanceID, seen.instanceID)
+	status.Shard = cmp.Or(done.shard, observed.shardID)
+	status.InstanceID = cmp.Or(done.instanceID, observed.instanceID)
 	status.ProviderID = reportedProviderID(nstanceMachine, done)
 	if len(nodes) == 1 {
 		status.Addresses = addressesOf(nodes[0])
@@ -44,23 +44,23 @@ func newStatus(nstanceMachine *v1beta1.NstanceMachine, seen observation, done ou
 		blocked := notCreated(status, done)
 		set(v1beta1.ConditionInstanceCreated, metav1.ConditionFalse, blocked.reason, blocked.message)
 	}
-	if message, deleted := deletedByServer(seen, done); deleted && !serverDeleted(nstanceMachine) && nstanceMachine.DeletionTimestamp.IsZero() && seen.paused == "" {
+	if message, deleted := deletedByServer(observed, done); deleted && !serverDeleted(nstanceMachine) && nstanceMachine.DeletionTimestamp.IsZero() && observed.paused == "" {
 		set(v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, message)
 	}
 	switch {
-	case seen.drain.blocked:
-		set(v1beta1.ConditionDrainsProgressing, metav1.ConditionFalse, v1beta1.ReasonDrainBlocked, seen.drain.message)
-	case seen.drain.running:
-		set(v1beta1.ConditionDrainsProgressing, metav1.ConditionTrue, v1beta1.ReasonDraining, seen.drain.message)
+	case observed.drain.blocked:
+		set(v1beta1.ConditionDrainsProgressing, metav1.ConditionFalse, v1beta1.ReasonDrainBlocked, observed.drain.message)
+	case observed.drain.running:
+		set(v1beta1.ConditionDrainsProgressing, metav1.ConditionTrue, v1beta1.ReasonDraining, observed.drain.message)
 	case meta.FindStatusCondition(status.Conditions, v1beta1.ConditionDrainsProgressing) != nil:
 		set(v1beta1.ConditionDrainsProgressing, metav1.ConditionTrue, v1beta1.ReasonNoDrains, "")
 	}
-	if seen.paused == "" {
+	if observed.paused == "" {
 		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
 	} else {
-		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.paused)
+		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, observed.paused)
 	}
-	if ready, known := readiness(status, seen, done); known {
+	if ready, known := readiness(status, observed, done); known {
 		status.Ready = ptr.To(ready.Status == metav1.ConditionTrue)
 		set(v1beta1.ConditionReady, ready.Status, ready.Reason, ready.Message)
 	}
@@ -77,11 +77,11 @@ func notCreated(status v1beta1.NstanceMachineStatus, done outcome) problem {
 
 // deletedByServer reports whether the shard has deleted the instance, and with which
 // message. A shard that reports nothing has not deleted it.
-func deletedByServer(seen observation, done outcome) (message string, deleted bool) {
+func deletedByServer(observed observation, done outcome) (message string, deleted bool) {
 	const byShard = "the shard has deleted the instance"
 	switch {
-	case seen.notice != nil && seen.notice.State == shard.Deleted:
-		return cmp.Or(seen.notice.Reason, byShard), true
+	case observed.notice != nil && observed.notice.State == shard.Deleted:
+		return cmp.Or(observed.notice.Reason, byShard), true
 	case done.lost:
 		return "the shard does not have the instance any more", true
 	case done.instance != nil && done.instance.State == shard.InstanceTerminated:
@@ -91,8 +91,8 @@ func deletedByServer(seen observation, done outcome) (message string, deleted bo
 }
 
 // readiness returns the condition Ready, and whether there is anything new to report.
-func readiness(status v1beta1.NstanceMachineStatus, seen observation, done outcome) (ready metav1.Condition, known bool) {
-	deleting := !seen.nstanceMachine.DeletionTimestamp.IsZero()
+func readiness(status v1beta1.NstanceMachineStatus, observed observation, done outcome) (ready metav1.Condition, known bool) {
+	deleting := !observed.nstanceMachine.DeletionTimestamp.IsZero()
 	deleted := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionServerDeleted)
 	created := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionInstanceCreated)
 	switch {
@@ -104,10 +104,10 @@ func readiness(status v1beta1.NstanceMachineStatus, seen observation, done outco
 		return notReady(v1beta1.ReasonServerDeleted, "%s", deleted.Message), true
 	case created.Status != metav1.ConditionTrue:
 		return notReady(created.Reason, "%s", created.Message), true
-	case seen.paused != "":
+	case observed.paused != "":
 		return metav1.Condition{}, false
-	case seen.notice != nil && seen.notice.State == shard.Deleting:
-		return notReady(v1beta1.ReasonServerDeleted, "the shard is deleting the instance: %s", seen.notice.Reason), true
+	case observed.notice != nil && observed.notice.State == shard.Deleting:
+		return notReady(v1beta1.ReasonServerDeleted, "the shard is deleting the instance: %s", observed.notice.Reason), true
 	case done.instance != nil:
 		return instanceReadiness(done.instance), true
 	case done.problem != nil:

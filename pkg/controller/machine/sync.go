@@ -32,34 +32,34 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !c.writes.CaughtUp(key) {
 		return controller.StaleRetry, nil
 	}
-	seen, err := c.observe(ctx, nstanceMachine)
+	observed, err := c.observe(ctx, nstanceMachine)
 	if err != nil {
 		return 0, err
 	}
 	state := c.syncState(key, nstanceMachine.UID)
 	switch {
-	case seen.paused != "":
+	case observed.paused != "":
 		// A notice of the instance may be removed from the cache before the pause is
 		// over.
 		state.verifiedSession = 0
-	case seen.notice != nil && seen.notice.State == shard.Deleted:
+	case observed.notice != nil && observed.notice.State == shard.Deleted:
 		// There is one notice of the deletion, and it may be removed from the cache
 		// before the deletion is in the status.
 		state.verifiedSession = unverified
 	}
-	decided := plan(seen, *state)
+	decided := plan(observed, *state)
 	if decided.step != deleteInstance {
 		// Only an uninterrupted wait counts.
 		state.waitingForPool = time.Time{}
 	}
-	done := c.act(ctx, seen, decided, state)
+	done := c.act(ctx, observed, decided, state)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
 	if done.final {
 		return 0, done.err
 	}
-	wait, err := c.report(ctx, seen, done, state)
+	wait, err := c.report(ctx, observed, done, state)
 	return shortest(wait, done.wait), errors.Join(done.err, err)
 }
 
@@ -84,26 +84,26 @@ type outcome struct {
 }
 
 // act carries out a decision.
-func (c *Controller) act(ctx context.Context, seen observation, decided decision, state *syncState) outcome {
+func (c *Controller) act(ctx context.Context, observed observation, decided decision, state *syncState) outcome {
 	switch decided.step {
 	case assignShard:
-		chosen, blocked := c.place(seen)
+		chosen, blocked := c.place(observed)
 		return outcome{shard: chosen, problem: blocked}
 	case createInstance:
-		return c.createInstance(ctx, seen, state)
+		return c.createInstance(ctx, observed, state)
 	case useListed:
 		state.queries = retry{Backoff: queryBackoff}
-		return outcome{instance: seen.listed}
+		return outcome{instance: observed.listed}
 	case queryInstance:
-		return c.queryInstance(ctx, seen, state)
+		return c.queryInstance(ctx, observed, state)
 	case deleteInstance:
-		return c.deleteInstance(ctx, seen, state)
+		return c.deleteInstance(ctx, observed, state)
 	case removeFinalizer:
-		return outcome{final: true, err: c.removeFinalizer(ctx, seen.nstanceMachine)}
+		return outcome{final: true, err: c.removeFinalizer(ctx, observed.nstanceMachine)}
 	case deleteMachine:
-		return outcome{err: c.deleteMachine(ctx, seen.machine)}
+		return outcome{err: c.deleteMachine(ctx, observed.machine)}
 	case deleteNstanceMachine:
-		return outcome{final: true, err: c.deleteNstanceMachine(ctx, seen.nstanceMachine)}
+		return outcome{final: true, err: c.deleteNstanceMachine(ctx, observed.nstanceMachine)}
 	default:
 		return outcome{problem: decided.problem, wait: decided.wait}
 	}

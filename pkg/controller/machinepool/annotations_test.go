@@ -31,6 +31,7 @@ import (
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -50,27 +51,19 @@ type annotated struct {
 
 func newAnnotated(t *testing.T) *annotated {
 	scheme := runtime.NewScheme()
-	if err := clusterv1.AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, clusterv1.AddToScheme(scheme))
 	a := &annotated{t: t, tracker: clienttesting.NewFieldManagedObjectTracker(scheme,
 		serializer.NewCodecFactory(scheme).UniversalDecoder(), managedfields.NewDeducedTypeConverter())}
 	client, err := capi.NewForConfig(&rest.Config{Host: "http://capi.test", Transport: a})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	store := cache.NewIndexer(cache.MetaNamespaceKeyFunc, nil)
 	// A synced cache has a resource version, empty or not.
-	if err := store.Replace(nil, "1"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, store.Replace(nil, "1"))
 	a.controller = &Controller{capi: client, machinePoolWrites: controller.NewWriteTracker(store)}
 	made := machinePool("workers", ptr.To[int32](3))
 	made.TypeMeta = metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"}
 	made.Annotations = map[string]string{"example.com/team": "shop"}
-	if err := a.tracker.Create(machinePoolResource, made, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"}); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, a.tracker.Create(machinePoolResource, made, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"}))
 	a.show()
 	return a
 }
@@ -78,9 +71,7 @@ func newAnnotated(t *testing.T) *annotated {
 func (a *annotated) live() *clusterv1.MachinePool {
 	a.t.Helper()
 	object, err := a.tracker.Get(machinePoolResource, controllertest.Namespace, "workers")
-	if err != nil {
-		a.t.Fatal(err)
-	}
+	require.NoError(a.t, err)
 	return object.(*clusterv1.MachinePool)
 }
 
@@ -97,9 +88,7 @@ func (a *annotated) set(annotations map[string]string) {
 			delete(changed.Annotations, key)
 		}
 	}
-	if err := a.tracker.Update(machinePoolResource, changed, controllertest.Namespace, metav1.UpdateOptions{FieldManager: "kubectl-annotate"}); err != nil {
-		a.t.Fatal(err)
-	}
+	require.NoError(a.t, a.tracker.Update(machinePoolResource, changed, controllertest.Namespace, metav1.UpdateOptions{FieldManager: "kubectl-annotate"}))
 }
 
 // RoundTrip serves server-side apply of the MachinePool, and nothing else.
@@ -276,10 +265,8 @@ func TestAnnotateDistinguishesMachinePoolsByUID(t *testing.T) {
 	recreated := former.DeepCopy()
 	recreated.UID, recreated.ManagedFields = "another", nil
 	delete(recreated.Annotations, annotationLabels)
-	if err := errors.Join(a.tracker.Delete(machinePoolResource, controllertest.Namespace, "workers"),
-		a.tracker.Create(machinePoolResource, recreated, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"})); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(a.tracker.Delete(machinePoolResource, controllertest.Namespace, "workers"),
+		a.tracker.Create(machinePoolResource, recreated, controllertest.Namespace, metav1.CreateOptions{FieldManager: "kubectl"})))
 	a.cached = former
 	if err := a.annotate(batch); !apierrors.IsConflict(err) {
 		t.Errorf("annotating a MachinePool that is another one by now: got error %v", err)

@@ -86,15 +86,15 @@ func shardGroupLabels(spec *v1beta1.NstanceShardGroupSpec) map[string]string {
 
 // applyPool returns the fields of a pool that this controller owns, without the
 // status: the finalizer, one field of the spec, and during the deletion the owners.
-func applyPool(seen observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
-	pool := seen.pool
+func applyPool(observed observation, ids []string) *applyv1beta1.NstanceMachinePoolApplyConfiguration {
+	pool := observed.pool
 	applied := applyv1beta1.NstanceMachinePool(pool.Name, pool.Namespace).WithUID(pool.UID).
 		WithFinalizers(v1beta1.FinalizerMachinePool).
 		WithSpec(applyv1beta1.NstanceMachinePoolSpec().WithProviderIDList(ids...))
 	if pool.DeletionTimestamp.IsZero() {
 		return applied
 	}
-	for _, machinePool := range seen.machinePools {
+	for _, machinePool := range observed.machinePools {
 		applied.WithOwnerReferences(metav1ac.OwnerReference().
 			WithAPIVersion(clusterv1.GroupVersion.String()).
 			WithKind("MachinePool").

@@ -13,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestSyncCreatesTheMachinePoolWithTheCurrentReplicas(t *testing.T) {
@@ -22,9 +23,7 @@ func TestSyncCreatesTheMachinePoolWithTheCurrentReplicas(t *testing.T) {
 		t.Fatalf("created %v", h.CAPI.Created)
 	}
 	made := &clusterv1.MachinePool{}
-	if err := runtime.DefaultUnstructuredConverter.FromUnstructured(h.CAPI.Created[0].Object, made); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, runtime.DefaultUnstructuredConverter.FromUnstructured(h.CAPI.Created[0].Object, made))
 	spec := made.Spec.Template.Spec
 	if made.Name != "workers" || ptr.Deref(made.Spec.Replicas, -1) != 7 {
 		t.Errorf("made %q with replicas %v", made.Name, made.Spec.Replicas)
@@ -48,9 +47,7 @@ func TestSyncCreatesTheMachinePoolWithTheCurrentReplicas(t *testing.T) {
 		t.Errorf("before the cache shows it: wrote %q, requeue %s, error %v, created %d", writes, requeue, err, len(h.CAPI.Created))
 	}
 	made.ResourceVersion = h.CAPI.Created[0].GetResourceVersion()
-	if err := h.Informers.MachinePools.GetIndexer().Add(made); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Informers.MachinePools.GetIndexer().Add(made))
 	h.expect(groupA, groupB)
 }
 

@@ -23,24 +23,24 @@ import (
 // planDeletion completes the deletion of a pool after its last shard group and
 // nstanceMachine were deleted. It deletes the MachinePool and does not wait for it:
 // Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
-func planDeletion(seen observation) decision {
+func planDeletion(observed observation) decision {
 	d := decision{
-		machines:  machinesMode{on: hasMachines(seen.pool)},
-		addOwners: slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(seen.pool, machinePool) }),
+		machines:  machinesMode{on: hasMachines(observed.pool)},
+		addOwners: slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(observed.pool, machinePool) }),
 		blocked:   &problem{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}
-	if len(seen.nstanceMachines) > 0 {
+	if len(observed.nstanceMachines) > 0 {
 		d.blocked.message = "the pool is being deleted and waits for the Machines of its instances"
 	}
-	d.removeFinalizer = len(seen.shardGroups) == 0 && len(seen.nstanceMachines) == 0 && !d.addOwners
-	for _, machinePool := range seen.machinePools {
+	d.removeFinalizer = len(observed.shardGroups) == 0 && len(observed.nstanceMachines) == 0 && !d.addOwners
+	for _, machinePool := range observed.machinePools {
 		if machinePool.DeletionTimestamp.IsZero() {
 			d.deleteMachinePools = append(d.deleteMachinePools, machinePool)
 		}
 	}
-	for _, group := range seen.shardGroups {
+	for _, group := range observed.shardGroups {
 		if group.DeletionTimestamp.IsZero() {
-			planShardGroupDeletion(seen, group, &d)
+			planShardGroupDeletion(observed, group, &d)
 		}
 	}
 	return d
@@ -50,14 +50,14 @@ func planDeletion(seen observation) decision {
 // instance on the shard has an NstanceMachine. Until then Cluster API drains the
 // Machines, and each drained instance makes the shard smaller, so that the server does
 // not replace it.
-func planShardGroupDeletion(seen observation, group *v1beta1.NstanceShardGroup, d *decision) {
-	nstanceMachines := onShardOf(seen.nstanceMachines, group)
+func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGroup, d *decision) {
+	nstanceMachines := onShardOf(observed.nstanceMachines, group)
 	if len(nstanceMachines) == 0 {
 		d.deleteShardGroups = append(d.deleteShardGroups, group)
 		return
 	}
 	state := shardState{id: string(group.Spec.Shard), group: group}
-	for _, other := range seen.shards {
+	for _, other := range observed.shards {
 		if other.group != nil && other.group.UID == group.UID {
 			state = other
 		}
@@ -92,10 +92,10 @@ func onShardOf(nstanceMachines []*v1beta1.NstanceMachine, group *v1beta1.Nstance
 
 // ensureFinalizer adds the finalizer to a pool before anything exists on a shard, and
 // the owners to a pool that is being deleted.
-func (c *Controller) ensureFinalizer(ctx context.Context, seen observation) (*v1beta1.NstanceMachinePool, error) {
-	written, err := c.pools.Apply(ctx, applyPool(seen, seen.pool.Spec.ProviderIDList), controller.Apply)
+func (c *Controller) ensureFinalizer(ctx context.Context, observed observation) (*v1beta1.NstanceMachinePool, error) {
+	written, err := c.pools.Apply(ctx, applyPool(observed, observed.pool.Spec.ProviderIDList), controller.Apply)
 	if err != nil {
-		return nil, fmt.Errorf("write finalizer and owners of pool %s: %w", klog.KObj(seen.pool), err)
+		return nil, fmt.Errorf("write finalizer and owners of pool %s: %w", klog.KObj(observed.pool), err)
 	}
 	c.poolWrites.Record(written)
 	return written, nil

@@ -17,6 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/require"
 )
 
 const (
@@ -68,9 +69,7 @@ func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
 	// The MachinePool is being deleted, and waits for the pool.
 	inDeletion := machinePool("workers", ptr.To[int32](2))
 	inDeletion.DeletionTimestamp = ptr.To(metav1.Now())
-	if err := h.Informers.MachinePools.GetIndexer().Update(inDeletion); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Informers.MachinePools.GetIndexer().Update(inDeletion))
 	h.CAPI.Changed = nil
 	h.expect()
 	h.report("b", func(g *v1beta1.NstanceShardGroup) {
@@ -122,9 +121,8 @@ func TestDeletionMakesTheMachinePoolAnOwner(t *testing.T) {
 func TestDeletionWaitsForAnUncachedMachinePool(t *testing.T) {
 	h := newHarness(t, withSizes(map[string]int32{"a": 4}), deletingPool("a"))
 	made := newMachinePool(newPool("a"), "cluster--default", 4)
-	if _, err := h.controller.machinePools.Create(t.Context(), made, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := h.controller.machinePools.Create(t.Context(), made, metav1.CreateOptions{})
+	require.NoError(t, err)
 	if writes, requeue, err := h.sync(); len(writes) > 0 || requeue != controller.StaleRetry || err != nil {
 		t.Errorf("wrote %q, requeued after %v, error %v", writes, requeue, err)
 	}

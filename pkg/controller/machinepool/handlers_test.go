@@ -4,20 +4,15 @@
 package machinepool
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -139,23 +134,11 @@ func TestChangesEnqueuePools(t *testing.T) {
 	h := newHarness(t, withSizes(map[string]int32{}), pool.DeepCopy(), group("", nil))
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				h.controller.lastReported = lastReported{}
-				var enqueued []string
-				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-					enqueued = append(enqueued, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
-					return 0, nil
-				})
-				test.change(h.controller)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				h.controller.queue.Run(ctx, 1)
-				slices.Sort(enqueued)
-				if !slices.Equal(enqueued, test.want) {
-					t.Errorf("enqueued %q, want %q", enqueued, test.want)
-				}
-			})
+			h.controller.lastReported = lastReported{}
+			enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h.controller) })
+			if !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
+			}
 		})
 	}
 }

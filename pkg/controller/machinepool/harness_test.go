@@ -4,17 +4,16 @@
 package machinepool
 
 import (
-	"context"
 	"slices"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -57,9 +56,8 @@ func newHarness(t *testing.T, shards *shardtest.Shards, objects ...runtime.Objec
 	t.Helper()
 	h := &harness{Harness: controllertest.NewHarness(t, shards, objects...)}
 	var err error
-	if h.controller, err = New(h.Dependencies); err != nil {
-		t.Fatal(err)
-	}
+	h.controller, err = New(h.Dependencies)
+	require.NoError(t, err)
 	h.Show()
 	return h
 }
@@ -89,9 +87,7 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 func (h *harness) expect(want ...string) {
 	h.T.Helper()
 	got, _, err := h.sync()
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	require.NoError(h.T, err)
 	if !slices.Equal(got, want) {
 		h.T.Errorf("wrote %q, want %q", got, want)
 	}
@@ -100,50 +96,30 @@ func (h *harness) expect(want ...string) {
 // report changes the status of a shard group as its own controller does.
 func (h *harness) report(shard string, change func(*v1beta1.NstanceShardGroup)) {
 	h.T.Helper()
-	group := h.shardGroup(shard)
-	change(group)
-	if err := h.Tracker().Update(shardGroupResource, group, controllertest.Namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Change(h.API, v1beta1.ShardGroupName("workers", shard), change)
 	h.Show()
 }
 
 // deleteShardGroup deletes a shard group from the API server and the caches.
 func (h *harness) deleteShardGroup(shard string) {
 	h.T.Helper()
-	if err := h.Tracker().Delete(shardGroupResource, controllertest.Namespace, v1beta1.ShardGroupName("workers", shard)); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Remove[*v1beta1.NstanceShardGroup](h.API, v1beta1.ShardGroupName("workers", shard))
 	h.Show()
 }
 
 // updatePool changes the pool on the API server and in the caches.
 func (h *harness) updatePool(change func(*v1beta1.NstanceMachinePool)) {
 	h.T.Helper()
-	pool := h.pool()
-	change(pool)
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), pool, controllertest.Namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Change(h.API, "workers", change)
 	h.Show()
 }
 
 func (h *harness) pool() *v1beta1.NstanceMachinePool {
-	h.T.Helper()
-	pool, err := h.controller.pools.Get(context.Background(), "workers", metav1.GetOptions{})
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	return pool
+	return controllertest.Get[*v1beta1.NstanceMachinePool](h.API, "workers")
 }
 
 func (h *harness) shardGroup(shard string) *v1beta1.NstanceShardGroup {
-	h.T.Helper()
-	group, err := h.controller.shardGroups.Get(context.Background(), v1beta1.ShardGroupName("workers", shard), metav1.GetOptions{})
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	return group
+	return controllertest.Get[*v1beta1.NstanceShardGroup](h.API, v1beta1.ShardGroupName("workers", shard))
 }
 
 // expectSizes compares the sizes of shard groups.

@@ -25,30 +25,30 @@ import (
 
 // needsCandidates reports whether the sync scales down a pool with Machines, so that
 // it matters which instances are deletion candidates.
-func needsCandidates(seen observation) bool {
-	if seen.paused != "" || !seen.pool.DeletionTimestamp.IsZero() || !hasMachines(seen.pool) ||
-		len(seen.machinePools) != 1 || checkPreconditions(seen) != nil {
+func needsCandidates(observed observation) bool {
+	if observed.paused != "" || !observed.pool.DeletionTimestamp.IsZero() || !hasMachines(observed.pool) ||
+		len(observed.machinePools) != 1 || checkPreconditions(observed) != nil {
 		return false
 	}
-	return distribute.Surplus(currentSizes(seen.shards), *seen.machinePools[0].Spec.Replicas) > 0
+	return distribute.Surplus(currentSizes(observed.shards), *observed.machinePools[0].Spec.Replicas) > 0
 }
 
-// readCandidates reads the replicas and the deletion candidates into seen. The caches
+// readCandidates reads the replicas and the deletion candidates into observed. The caches
 // of MachinePools and Machines may have different ages. A client annotates the
 // Machine first and then lowers the replicas, so the Machines are read after the
 // replicas. It returns false if a cache is stale in a way that changes more than that.
-func (c *Controller) readCandidates(ctx context.Context, seen *observation) (current bool, err error) {
-	name := seen.machinePools[0].Name
+func (c *Controller) readCandidates(ctx context.Context, observed *observation) (current bool, err error) {
+	name := observed.machinePools[0].Name
 	machinePool, err := c.machinePools.Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false, fmt.Errorf("read MachinePool %s: %w", c.key(name), err)
 	}
-	if machinePool.UID != seen.machinePools[0].UID || machinePool.Spec.Replicas == nil || controller.PausedBy(nil, machinePool) != "" {
+	if machinePool.UID != observed.machinePools[0].UID || machinePool.Spec.Replicas == nil || controller.PausedBy(nil, machinePool) != "" {
 		return false, nil
 	}
 	// The shard groups have what earlier scale-downs selected.
-	for _, shard := range seen.shards {
-		if current, err := c.isCurrent(ctx, seen.pool, shard); err != nil || !current {
+	for _, shard := range observed.shards {
+		if current, err := c.isCurrent(ctx, observed.pool, shard); err != nil || !current {
 			return false, err
 		}
 	}
@@ -59,12 +59,12 @@ func (c *Controller) readCandidates(ctx context.Context, seen *observation) (cur
 	if err != nil {
 		return false, fmt.Errorf("list the Machines of MachinePool %s: %w", klog.KObj(machinePool), err)
 	}
-	candidates, current, err := c.candidates(ctx, seen.pool, machines.Items)
+	candidates, current, err := c.candidates(ctx, observed.pool, machines.Items)
 	if err != nil || !current {
 		return false, err
 	}
-	seen.machinePools = []*clusterv1.MachinePool{machinePool}
-	seen.candidates = candidates
+	observed.machinePools = []*clusterv1.MachinePool{machinePool}
+	observed.candidates = candidates
 	return true, nil
 }
 
@@ -124,16 +124,16 @@ func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachin
 
 // hasUncachedMachinePool reports whether the pool has a MachinePool that is not in the
 // cache: one that a request without a response created, or a former leader.
-func (c *Controller) hasUncachedMachinePool(ctx context.Context, seen observation) (bool, error) {
-	if len(seen.machinePools) > 0 {
+func (c *Controller) hasUncachedMachinePool(ctx context.Context, observed observation) (bool, error) {
+	if len(observed.machinePools) > 0 {
 		return false, nil
 	}
-	machinePool, err := c.machinePools.Get(ctx, seen.pool.Name, metav1.GetOptions{})
+	machinePool, err := c.machinePools.Get(ctx, observed.pool.Name, metav1.GetOptions{})
 	if apierrors.IsNotFound(err) {
 		return false, nil
 	}
 	if err != nil {
-		return false, fmt.Errorf("read MachinePool %s: %w", klog.KObj(seen.pool), err)
+		return false, fmt.Errorf("read MachinePool %s: %w", klog.KObj(observed.pool), err)
 	}
-	return capi.PoolOf(machinePool) == seen.pool.Name, nil
+	return capi.PoolOf(machinePool) == observed.pool.Name, nil
 }

@@ -26,16 +26,16 @@ type machinesMode struct {
 // once the servers of all shards list their instances and remove the ones that a
 // scale-down selects. Once enabled, they stay until the user disables them, because the
 // existing Machines depend on that.
-func planMachines(seen observation) machinesMode {
-	mode := machinesMode{on: hasMachines(seen.pool)}
-	if len(seen.machinePools) != 1 {
+func planMachines(observed observation) machinesMode {
+	mode := machinesMode{on: hasMachines(observed.pool)}
+	if len(observed.machinePools) != 1 {
 		return mode
 	}
-	if reason := disabledBecause(seen.pool, seen.machinePools[0]); reason != "" {
+	if reason := disabledBecause(observed.pool, observed.machinePools[0]); reason != "" {
 		return machinesMode{false, metav1.ConditionFalse, problem{v1beta1.ReasonMachinesDisabled, reason}}
 	}
 	var unsupported, unknown []string
-	for _, shard := range seen.shards {
+	for _, shard := range observed.shards {
 		switch {
 		case !shard.synced || shard.reported == nil:
 			unknown = append(unknown, shard.id)

@@ -17,6 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -124,9 +125,7 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 	h := newHarness(t, withGroups(map[string]*shard.Group{"a": groupOnA, "b": nil}), pool, ready(newShardGroup(pool, "a", 0)), ready(newShardGroup(pool, "b", 0)))
 	h.scale(0)
 	object, _, err := h.Informers.MachinePools.GetIndexer().GetByKey(controllertest.Namespace + "/workers")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	object.(*clusterv1.MachinePool).Annotations = map[string]string{
 		clusterv1.AutoscalerMinSizeAnnotation: "0", clusterv1.AutoscalerMaxSizeAnnotation: "9",
 	}
@@ -196,9 +195,8 @@ func TestFailedWriteDoesNotDisableMachines(t *testing.T) {
 	}
 	rejected = false
 	for range 3 {
-		if _, _, err := h.sync(); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := h.sync()
+		require.NoError(t, err)
 		h.Show()
 	}
 	h.expectSizes(map[string]int32{"a": 1, "b": 3, "c": 0})

@@ -17,10 +17,10 @@ import (
 // shapeOf returns what the Nodes of a pool will be like, nil if that is not known: no
 // shard reports it, or a shard is missing and the pool's status has a shape from
 // before. The missing shard may have less than the others, or taints.
-func shapeOf(seen observation) *shard.NodeShape {
-	known := seen.pool.Status.Capacity != nil || seen.pool.Status.NodeInfo != v1beta1.NodeInfo{}
+func shapeOf(observed observation) *shard.NodeShape {
+	known := observed.pool.Status.Capacity != nil || observed.pool.Status.NodeInfo != v1beta1.NodeInfo{}
 	var shapes []*shard.NodeShape
-	for _, state := range seen.shards {
+	for _, state := range observed.shards {
 		if state.reported == nil && known {
 			return nil
 		}

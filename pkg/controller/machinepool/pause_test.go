@@ -16,17 +16,11 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 var pausedAnnotation = map[string]string{clusterv1.PausedAnnotation: ""}
-
-func newCluster(paused bool) *clusterv1.Cluster {
-	return &clusterv1.Cluster{
-		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "cluster--default"},
-		Spec:       clusterv1.ClusterSpec{Paused: ptr.To(paused)},
-	}
-}
 
 func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 	for name, test := range map[string]struct {
@@ -34,9 +28,7 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 		message string
 	}{
 		"its Cluster": {func(h *harness, _ *v1beta1.NstanceMachinePool) {
-			if err := h.Informers.Clusters.GetIndexer().Add(newCluster(true)); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, h.Informers.Clusters.GetIndexer().Add(controllertest.PausedCluster(controllertest.NewCluster())))
 		}, "Cluster cluster--default has spec.paused"},
 		"its own annotation": {func(_ *harness, pool *v1beta1.NstanceMachinePool) {
 			pool.Annotations = pausedAnnotation
@@ -44,9 +36,7 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 		"the annotation of its MachinePool": {func(h *harness, _ *v1beta1.NstanceMachinePool) {
 			paused := machinePool("workers", ptr.To[int32](50))
 			paused.Annotations = pausedAnnotation
-			if err := h.Informers.MachinePools.GetIndexer().Update(paused); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, h.Informers.MachinePools.GetIndexer().Update(paused))
 		}, "workers has the annotation"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -55,9 +45,7 @@ func TestPausedPoolWritesNoSpecAndStillReports(t *testing.T) {
 			h.scale(50)
 			seen := h.pool()
 			test.pause(h, seen)
-			if err := h.controller.poolIndex.Update(seen); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, h.controller.poolIndex.Update(seen))
 			h.expect(poolStatus)
 			status := h.pool().Status
 			paused := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionPaused)
@@ -90,10 +78,14 @@ func TestPauseEnqueuesThePoolAndItsShardGroups(t *testing.T) {
 		"its MachinePool is paused": {func(c *Controller) {
 			c.machinePoolChanged(machinePool("workers", ptr.To[int32](2)), pausedMachinePool)
 		}, both},
-		"its Cluster is paused":                 {func(c *Controller) { c.clusterChanged(newCluster(false), newCluster(true)) }, both},
-		"its Cluster is deleted":                {func(c *Controller) { c.clusterChanged(newCluster(true), nil) }, both},
-		"its Cluster changes in some other way": {func(c *Controller) { c.clusterChanged(newCluster(true), newCluster(true)) }, nil},
-		"the pool has a new spec":               {func(c *Controller) { c.poolChanged(nil, pool) }, nil},
+		"its Cluster is paused": {func(c *Controller) {
+			c.clusterChanged(controllertest.NewCluster(), controllertest.PausedCluster(controllertest.NewCluster()))
+		}, both},
+		"its Cluster is deleted": {func(c *Controller) { c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), nil) }, both},
+		"its Cluster changes in some other way": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.PausedCluster(controllertest.NewCluster()))
+		}, nil},
+		"the pool has a new spec": {func(c *Controller) { c.poolChanged(nil, pool) }, nil},
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, shardtest.New(), pool.DeepCopy(), newShardGroup(pool, "a", 1), newShardGroup(pool, "b", 1))

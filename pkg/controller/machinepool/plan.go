@@ -91,26 +91,26 @@ type wantedShardGroup struct {
 // plan decides how the replicas of a pool are spread. It changes nothing while
 // information is missing: sizes stay until the number of replicas and all shards are
 // known.
-func plan(seen observation) decision {
+func plan(observed observation) decision {
 	switch {
-	case seen.paused != "":
-		return decision{statusOnly: true, sizes: currentSizes(seen.shards), machines: machinesMode{on: hasMachines(seen.pool)}}
-	case !seen.pool.DeletionTimestamp.IsZero():
-		return planDeletion(seen)
+	case observed.paused != "":
+		return decision{statusOnly: true, sizes: currentSizes(observed.shards), machines: machinesMode{on: hasMachines(observed.pool)}}
+	case !observed.pool.DeletionTimestamp.IsZero():
+		return planDeletion(observed)
 	}
-	machines := planMachines(seen)
-	if blocked := checkPreconditions(seen); blocked != nil {
+	machines := planMachines(observed)
+	if blocked := checkPreconditions(observed); blocked != nil {
 		return decision{blocked: blocked, machines: machines}
 	}
-	current := distribute.Total(currentSizes(seen.shards))
-	if len(seen.machinePools) == 0 {
+	current := distribute.Total(currentSizes(observed.shards))
+	if len(observed.machinePools) == 0 {
 		// With the current number of instances, an import changes nothing.
 		return decision{create: &current, machines: machines, blocked: &problem{
-			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being created", seen.pool.Name),
+			v1beta1.ReasonNoMachinePool, fmt.Sprintf("MachinePool %q is being created", observed.pool.Name),
 		}}
 	}
-	machinePool := seen.machinePools[0]
-	if !replicasExplicit(seen, machinePool) && *machinePool.Spec.Replicas < current {
+	machinePool := observed.machinePools[0]
+	if !replicasExplicit(observed, machinePool) && *machinePool.Spec.Replicas < current {
 		return decision{raise: &current, machines: machines, blocked: &problem{
 			v1beta1.ReasonNoMachinePool, fmt.Sprintf("the %d replicas of MachinePool %q are a default, and are being raised to the %d instances of the shards",
 				*machinePool.Spec.Replicas, machinePool.Name, current),
@@ -118,25 +118,25 @@ func plan(seen observation) decision {
 	}
 
 	d := decision{machines: machines}
-	divided := spread(seen, *machinePool.Spec.Replicas, machines.on)
+	divided := spread(observed, *machinePool.Spec.Replicas, machines.on)
 	d.sizes = divided.sizes
-	for i, shard := range seen.shards {
-		want := wantedShardGroup{spec: wantedSpec(seen.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
+	for i, shard := range observed.shards {
+		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
 		want.spec.RemoveFirst = divided.removeFirst[i]
 		switch {
-		case shard.group == nil && !shard.synced && hasMachines(seen.pool):
+		case shard.group == nil && !shard.synced && hasMachines(observed.pool):
 			// The size is the one on the server, which is not known.
 		case shard.group == nil:
 			d.apply = append(d.apply, want)
 		case !shard.group.DeletionTimestamp.IsZero():
 			// It is created again after it was deleted.
-		case !sameShardGroup(seen.pool, shard.group, want):
+		case !sameShardGroup(observed.pool, shard.group, want):
 			want.uid = string(shard.group.UID)
 			d.apply = append(d.apply, want)
 		}
 	}
-	for _, group := range seen.shardGroups {
-		if shardRemoved(seen.pool, group) && group.DeletionTimestamp.IsZero() {
+	for _, group := range observed.shardGroups {
+		if shardRemoved(observed.pool, group) && group.DeletionTimestamp.IsZero() {
 			d.deleteShardGroups = append(d.deleteShardGroups, group)
 		}
 	}

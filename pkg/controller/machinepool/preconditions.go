@@ -19,16 +19,16 @@ import (
 type problem struct{ reason, message string }
 
 // checkPreconditions returns why the replicas cannot be spread, nil if they can.
-func checkPreconditions(seen observation) *problem {
+func checkPreconditions(observed observation) *problem {
 	var unknown, unread []string
-	for _, shard := range seen.shards {
+	for _, shard := range observed.shards {
 		switch {
 		case !shard.configured:
 			unknown = append(unknown, shard.id)
 		case !shard.synced:
 			unread = append(unread, shard.id)
 		}
-		if shard.group != nil && !metav1.IsControlledBy(shard.group, seen.pool) {
+		if shard.group != nil && !metav1.IsControlledBy(shard.group, observed.pool) {
 			return &problem{v1beta1.ReasonGroupInUse,
 				fmt.Sprintf("shard group %q belongs to another pool", shard.group.Name)}
 		}
@@ -37,27 +37,27 @@ func checkPreconditions(seen observation) *problem {
 	case len(unknown) > 0:
 		return &problem{v1beta1.ReasonUnknownShard,
 			fmt.Sprintf("spec.shards names shards that are not configured: %s", strings.Join(unknown, ", "))}
-	case len(seen.machinePools) > 1:
+	case len(observed.machinePools) > 1:
 		return &problem{v1beta1.ReasonMachinePoolConflict,
-			fmt.Sprintf("%d MachinePools refer to this pool: %s", len(seen.machinePools), names(seen.machinePools))}
-	case len(seen.machinePools) == 1 && !seen.machinePools[0].DeletionTimestamp.IsZero():
+			fmt.Sprintf("%d MachinePools refer to this pool: %s", len(observed.machinePools), names(observed.machinePools))}
+	case len(observed.machinePools) == 1 && !observed.machinePools[0].DeletionTimestamp.IsZero():
 		return &problem{v1beta1.ReasonDeleting,
-			fmt.Sprintf("MachinePool %q is being deleted", seen.machinePools[0].Name)}
-	case len(seen.machinePools) == 0 && seen.clusterDeleting:
+			fmt.Sprintf("MachinePool %q is being deleted", observed.machinePools[0].Name)}
+	case len(observed.machinePools) == 0 && observed.clusterDeleting:
 		return &problem{v1beta1.ReasonNoMachinePool, "no MachinePool is created while the Cluster is being deleted"}
-	case len(seen.machinePools) == 1 && seen.machinePools[0].Spec.Replicas == nil:
+	case len(observed.machinePools) == 1 && observed.machinePools[0].Spec.Replicas == nil:
 		return &problem{v1beta1.ReasonNoMachinePool,
-			fmt.Sprintf("MachinePool %q has no spec.replicas", seen.machinePools[0].Name)}
-	case len(seen.machinePools) == 0 && seen.nameTaken:
+			fmt.Sprintf("MachinePool %q has no spec.replicas", observed.machinePools[0].Name)}
+	case len(observed.machinePools) == 0 && observed.nameTaken:
 		return &problem{v1beta1.ReasonMachinePoolConflict,
-			fmt.Sprintf("MachinePool %q refers to another infrastructure object", seen.pool.Name)}
-	case len(seen.machinePools) == 0 && len(unread) > 0:
+			fmt.Sprintf("MachinePool %q refers to another infrastructure object", observed.pool.Name)}
+	case len(observed.machinePools) == 0 && len(unread) > 0:
 		return &problem{v1beta1.ReasonNotSynced,
 			fmt.Sprintf("no MachinePool is created before every shard was read; missing: %s", strings.Join(unread, ", "))}
-	case len(seen.machinePools) == 1 && len(unread) > 0 && !replicasExplicit(seen, seen.machinePools[0]):
+	case len(observed.machinePools) == 1 && len(unread) > 0 && !replicasExplicit(observed, observed.machinePools[0]):
 		return &problem{v1beta1.ReasonNotSynced,
 			fmt.Sprintf("the replicas of MachinePool %q are a default, and not every shard was read; missing: %s",
-				seen.machinePools[0].Name, strings.Join(unread, ", "))}
+				observed.machinePools[0].Name, strings.Join(unread, ", "))}
 	}
 	return nil
 }
@@ -68,8 +68,8 @@ func checkPreconditions(seen observation) *problem {
 // time, only replicas with a manager count. Afterwards all do: those that the scale
 // subresource sets have no manager either, and the admission webhook rejects the
 // removal of replicas. They also count if the API server records no managers at all.
-func replicasExplicit(seen observation, machinePool *clusterv1.MachinePool) bool {
-	return len(seen.shardGroups) > 0 || len(machinePool.ManagedFields) == 0 || capi.ReplicasOwned(machinePool)
+func replicasExplicit(observed observation, machinePool *clusterv1.MachinePool) bool {
+	return len(observed.shardGroups) > 0 || len(machinePool.ManagedFields) == 0 || capi.ReplicasOwned(machinePool)
 }
 
 func names(machinePools []*clusterv1.MachinePool) string {

@@ -10,6 +10,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // Cluster API sets replicas to 1 if a user omits them.
@@ -17,9 +18,7 @@ func TestSyncRaisesDefaultReplicas(t *testing.T) {
 	h := newHarness(t, withSizes(map[string]int32{"a": 1, "b": 4}), newPool("a", "b"))
 	defaulted := withDefaultReplicas(machinePool("workers", ptr.To[int32](1)))
 	defaulted.ResourceVersion = "7"
-	if err := h.Informers.MachinePools.GetIndexer().Add(defaulted); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Informers.MachinePools.GetIndexer().Add(defaulted))
 	h.expect()
 	want := []string{`PATCH machinepools/workers/scale {"metadata":{"resourceVersion":"7"},"spec":{"replicas":5}}`}
 	if !slices.Equal(h.CAPI.Changed, want) {

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -67,9 +68,8 @@ func newPoolWithMachines(t *testing.T, instances map[string][]string, change map
 	h.CAPI.Has(t, machines...)
 	// Written like the controller does, so that it can remove it.
 	pool.Status.InfrastructureMachineKind = v1beta1.MachineKind
-	if _, err := h.controller.pools.ApplyStatus(t.Context(), applyStatus(pool, pool.Status), controller.Apply); err != nil {
-		t.Fatal(err)
-	}
+	_, err := h.controller.pools.ApplyStatus(t.Context(), applyStatus(pool, pool.Status), controller.Apply)
+	require.NoError(t, err)
 	h.Writes()
 	h.Show()
 	return h
@@ -106,9 +106,8 @@ func TestAnnotatedInstanceIsRemovedBeforeDeletedMachine(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
 		map[string]func(*clusterv1.Machine){"a1": deletingNow, "b1": annotatedAt("now")})
 	h.live(3)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := h.sync()
+	require.NoError(t, err)
 	for shard, want := range map[string]v1beta1.NstanceShardGroupSpec{"a": {Size: 2}, "b": {RemoveFirst: []string{"b1"}}, "c": {Size: 1}} {
 		if got := h.shardGroup(shard).Spec; got.Size != want.Size || !slices.Equal(got.RemoveFirst, want.RemoveFirst) {
 			t.Errorf("shard %s became %d with %q first, want %d with %q", shard, got.Size, got.RemoveFirst, want.Size, want.RemoveFirst)
@@ -123,9 +122,8 @@ func TestCandidatesOneAfterTheOther(t *testing.T) {
 		map[string]func(*clusterv1.Machine){"b2": annotatedAt("1"), "a1": annotatedAt("2"), "c1": annotatedAt("3")})
 	h.live(3)
 	h.scale(4)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := h.sync()
+	require.NoError(t, err)
 	for shard, want := range map[string]v1beta1.NstanceShardGroupSpec{
 		"a": {Size: 1, RemoveFirst: []string{"a1"}}, "b": {Size: 1, RemoveFirst: []string{"b2"}}, "c": {Size: 1},
 	} {
@@ -136,9 +134,8 @@ func TestCandidatesOneAfterTheOther(t *testing.T) {
 	h.Show()
 	h.CAPI.Created = slices.DeleteFunc(h.CAPI.Created, func(object *unstructured.Unstructured) bool { return object.GetKind() == "MachinePool" })
 	h.live(2)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = h.sync()
+	require.NoError(t, err)
 	if got := h.shardGroup("c").Spec; got.Size != 0 || !slices.Equal(got.RemoveFirst, []string{"c1"}) {
 		t.Errorf("shard c became %+v", got)
 	}
@@ -151,18 +148,15 @@ func TestStaleShardGroupsSelectNothing(t *testing.T) {
 	// The former leader wrote this, and the selected instance was deleted since.
 	group := h.shardGroup("a")
 	group.Spec.Size, group.Spec.RemoveFirst, group.Generation = 0, []string{"a1"}, 2
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), group, controllertest.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), group, controllertest.Namespace))
 	writes, wait, err := h.sync()
 	if err != nil || len(writes) > 0 || wait != controller.StaleRetry {
 		t.Errorf("wrote %q and waits %s, error %v", writes, wait, err)
 	}
 	h.Show()
 	h.report("a", func(group *v1beta1.NstanceShardGroup) { ready(group) })
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = h.sync()
+	require.NoError(t, err)
 	h.expectSizes(map[string]int32{"a": 0, "b": 1, "c": 1})
 }
 
@@ -170,17 +164,15 @@ func TestStaleShardGroupsSelectNothing(t *testing.T) {
 func TestWithoutCandidateTheLargestShardShrinks(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1", "b2", "b3"}, "c": {"c1"}}, nil)
 	h.live(4)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := h.sync()
+	require.NoError(t, err)
 	if got := h.shardGroup("b").Spec; got.Size != 2 || got.RemoveFirst != nil {
 		t.Errorf("shard b became %+v", got)
 	}
 	h.Show()
 	h.scale(6)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = h.sync()
+	require.NoError(t, err)
 	h.expectSizes(map[string]int32{"a": 2, "b": 2, "c": 2})
 }
 
@@ -191,9 +183,8 @@ func TestDisablingMachinesMovesNothing(t *testing.T) {
 	h.updatePool(func(pool *v1beta1.NstanceMachinePool) { pool.Spec.Machines = v1beta1.MachinesNever })
 	h.scale(4)
 	for range 3 {
-		if _, _, err := h.sync(); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := h.sync()
+		require.NoError(t, err)
 		h.Show()
 	}
 	if kind := h.pool().Status.InfrastructureMachineKind; kind != "" {
@@ -202,9 +193,8 @@ func TestDisablingMachinesMovesNothing(t *testing.T) {
 	h.expectSizes(map[string]int32{"a": 1, "b": 3, "c": 0})
 	h.expect()
 	h.scale(5)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := h.sync()
+	require.NoError(t, err)
 	h.expectSizes(map[string]int32{"a": 2, "b": 2, "c": 1})
 }
 
@@ -231,18 +221,13 @@ func TestLostInstanceIsNoCandidate(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
 		map[string]func(*clusterv1.Machine){"a1": deletingNow, "b1": annotatedAt("now")})
 	lost, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).Get(t.Context(), "a1", metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	controller.SetCondition(&lost.Status.Conditions, 1, v1beta1.ConditionServerDeleted, metav1.ConditionTrue, v1beta1.ReasonServerDeleted, "deleted")
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), lost, controllertest.Namespace); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), lost, controllertest.Namespace))
 	h.Show()
 	h.live(3)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = h.sync()
+	require.NoError(t, err)
 	h.expectSizes(map[string]int32{"a": 2, "b": 0, "c": 1})
 }
 
@@ -252,16 +237,14 @@ func TestMachineOutsideThePoolIsNoCandidate(t *testing.T) {
 	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1", "b2", "b3"}, "c": {"c1"}}, nil)
 	foreign, machine := newInstance("pod-xyz", "a", deletingNow)
 	foreign.OwnerReferences = nil
-	if _, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).Create(t.Context(), foreign, metav1.CreateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).Create(t.Context(), foreign, metav1.CreateOptions{})
+	require.NoError(t, err)
 	h.Writes()
 	h.CAPI.Has(t, machine)
 	h.Show()
 	h.live(5)
-	if _, _, err := h.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err = h.sync()
+	require.NoError(t, err)
 	for shard, size := range map[string]int32{"a": 2, "b": 2, "c": 1} {
 		if got := h.shardGroup(shard).Spec; got.Size != size || got.RemoveFirst != nil {
 			t.Errorf("shard %s has size %d with %q first, want %d", shard, got.Size, got.RemoveFirst, size)
@@ -298,9 +281,8 @@ func TestMissingInstancesAreRemovedFirst(t *testing.T) {
 			h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}}, nil)
 			h.Fake.SetGroup("b", *test.reported)
 			h.live(3)
-			if _, _, err := h.sync(); err != nil {
-				t.Fatal(err)
-			}
+			_, _, err := h.sync()
+			require.NoError(t, err)
 			if got := h.shardGroup("a").Spec; got.Size != 2 {
 				t.Errorf("shard a became %+v", got)
 			}

@@ -11,6 +11,8 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // An instance was selected, and a scale-up revoked that before it was terminated. Its
@@ -26,9 +28,8 @@ func TestRevokedSelectionIsACandidateAgain(t *testing.T) {
 		h.CAPI.Created = slices.DeleteFunc(h.CAPI.Created, func(object *unstructured.Unstructured) bool { return object.GetKind() == "MachinePool" })
 		h.live(now)
 		h.Show()
-		if _, _, err := h.sync(); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := h.sync()
+		require.NoError(t, err)
 		h.Show()
 	}
 	replicas(5)

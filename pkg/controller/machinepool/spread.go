@@ -32,17 +32,17 @@ type spreading struct {
 // Other pools are divided evenly. A group that existed before its pool may be divided
 // in another way. As long as the pool has as many replicas as were imported, on the
 // same shards, every shard keeps its size: importing a group terminates no instance.
-func spread(seen observation, replicas int32, keepsMachines bool) spreading {
-	shards := make([]distribute.Shard, len(seen.shards))
-	for i := range seen.shards {
-		shards[i] = seen.shards[i].distributeShard()
+func spread(observed observation, replicas int32, keepsMachines bool) spreading {
+	shards := make([]distribute.Shard, len(observed.shards))
+	for i := range observed.shards {
+		shards[i] = observed.shards[i].distributeShard()
 	}
-	even, note := distribute.Even(replicas, len(shards)), keptNote(seen.pool, replicas)
+	even, note := distribute.Even(replicas, len(shards)), keptNote(observed.pool, replicas)
 	noted, unnoted := func(*shardState) string { return note }, func(*shardState) string { return "" }
 
 	result, selected := spreading{sizes: even, kept: unnoted}, make([][]string, len(shards))
-	if hasMachines(seen.pool) {
-		result.sizes, selected = distribute.Scale(shards, replicas, seen.candidates)
+	if hasMachines(observed.pool) {
+		result.sizes, selected = distribute.Scale(shards, replicas, observed.candidates)
 		switch {
 		case keepsMachines:
 			// A note from before has no effect and is not worth a write.
@@ -50,7 +50,7 @@ func spread(seen observation, replicas int32, keepsMachines bool) spreading {
 		case !slices.Equal(result.sizes, even):
 			result.kept = noted
 		}
-	} else if sizes := distribute.Sizes(shards); distribute.Total(sizes) == replicas && !slices.Equal(sizes, even) && keepsImported(seen, note) {
+	} else if sizes := distribute.Sizes(shards); distribute.Total(sizes) == replicas && !slices.Equal(sizes, even) && keepsImported(observed, note) {
 		result.sizes, result.kept = sizes, noted
 	}
 	for i := range shards {
@@ -61,8 +61,8 @@ func spread(seen observation, replicas int32, keepsMachines bool) spreading {
 
 // keepsImported reports whether the sizes of all shards are imported ones that stay:
 // those on the servers, and those of shard groups with this note.
-func keepsImported(seen observation, note string) bool {
-	return !slices.ContainsFunc(seen.shards, func(shard shardState) bool {
+func keepsImported(observed observation, note string) bool {
+	return !slices.ContainsFunc(observed.shards, func(shard shardState) bool {
 		return shard.group == nil && !shard.synced || shard.group != nil && shard.keptNote() != note
 	})
 }

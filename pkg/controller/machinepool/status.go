@@ -18,34 +18,34 @@ import (
 )
 
 // newStatus adds up the shard groups. pool is the pool with its newest generation.
-func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, d decision, ambiguous *problem) v1beta1.NstanceMachinePoolStatus {
+func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decision, ambiguous *problem) v1beta1.NstanceMachinePoolStatus {
 	status := *pool.Status.DeepCopy()
 	status.ObservedGeneration = pool.Generation
-	addUp(&status, seen, d)
+	addUp(&status, observed, d)
 	status.InfrastructureMachineKind = ""
 	if d.machines.on {
 		status.InfrastructureMachineKind = v1beta1.MachineKind
 	}
-	if shape := shapeOf(seen); shape != nil {
+	if shape := shapeOf(observed); shape != nil {
 		status.Capacity, status.NodeInfo = capacityOf(shape), nodeInfoOf(shape)
 	}
 
 	set := func(kind string, value metav1.ConditionStatus, reason, message string) {
 		controller.SetCondition(&status.Conditions, pool.Generation, kind, value, reason, message)
 	}
-	reachable, reason, message := reachability(seen)
+	reachable, reason, message := reachability(observed)
 	set(v1beta1.ConditionShardsReachable, reachable, reason, message)
-	if seen.paused == "" {
+	if observed.paused == "" {
 		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
 	} else {
-		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, seen.paused)
+		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, observed.paused)
 	}
 
 	if mode := d.machines; mode.status != "" {
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
 
-	blocked := cmp.Or(deletionBlocked(seen), d.blocked, ambiguous, shardProblem(seen, d))
+	blocked := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d))
 	if blocked == nil {
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
 		status.Ready = ptr.To(true)
@@ -56,19 +56,19 @@ func newStatus(pool *v1beta1.NstanceMachinePool, seen observation, d decision, a
 	return status
 }
 
-func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, d decision) {
+func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d decision) {
 	var desired, replicas, draining, blocked, reachable int32
 	static := false
 	var config *v1beta1.GroupConfig
-	for _, group := range seen.shardGroups {
+	for _, group := range observed.shardGroups {
 		desired += group.Spec.Size
 		replicas += ptr.Deref(group.Status.Replicas, 0)
 		draining += ptr.Deref(group.Status.Draining, 0)
 		blocked += ptr.Deref(group.Status.DrainsBlocked, 0)
 		static = static || ptr.Deref(group.Status.IsStatic, false)
 	}
-	for _, shard := range seen.shards {
-		if shard.group == nil || !metav1.IsControlledBy(shard.group, seen.pool) {
+	for _, shard := range observed.shards {
+		if shard.group == nil || !metav1.IsControlledBy(shard.group, observed.pool) {
 			continue
 		}
 		if config == nil {
@@ -89,7 +89,7 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, d decisio
 	status.Draining = &draining
 	status.DrainsBlocked = &blocked
 	status.IsStatic = &static
-	status.Shards = v1beta1.ShardsSummary{Total: int32(len(seen.shards)), Reachable: reachable}
+	status.Shards = v1beta1.ShardsSummary{Total: int32(len(observed.shards)), Reachable: reachable}
 	status.Template, status.Subnets = "", nil
 	if config != nil {
 		status.Template, status.Subnets = config.Template, slices.Clone(config.Subnets)
@@ -98,10 +98,10 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, seen observation, d decisio
 
 // reachability returns whether all shards are connected, and names those that are not.
 // Shards without a report are unknown.
-func reachability(seen observation) (status metav1.ConditionStatus, reason, message string) {
+func reachability(observed observation) (status metav1.ConditionStatus, reason, message string) {
 	reason = v1beta1.ReasonShardUnreachable
 	var unreachable, unknown []string
-	for _, shard := range seen.shards {
+	for _, shard := range observed.shards {
 		var connected *metav1.Condition
 		if shard.group != nil {
 			connected = meta.FindStatusCondition(shard.group.Status.Conditions, v1beta1.ConditionShardReachable)
@@ -129,10 +129,10 @@ func reachability(seen observation) (status metav1.ConditionStatus, reason, mess
 // shardProblem returns the first reason why a shard does not run the wanted
 // instances. While shards scale, the message is always the same: the progress is in
 // the numbers, and a message with a number would be written once per instance.
-func shardProblem(seen observation, d decision) *problem {
+func shardProblem(observed observation, d decision) *problem {
 	var scaling *problem
 	for i, size := range d.sizes {
-		shard := seen.shards[i]
+		shard := observed.shards[i]
 		ready := &metav1.Condition{Reason: v1beta1.ReasonScaling}
 		if group := shard.group; group != nil && group.Spec.Size == size && group.Status.ObservedGeneration == group.Generation {
 			ready = cmp.Or(meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady), ready)
@@ -145,25 +145,25 @@ func shardProblem(seen observation, d decision) *problem {
 			return &problem{ready.Reason, fmt.Sprintf("%s: %s", shard.id, ready.Message)}
 		}
 	}
-	return cmp.Or(removalBlocked(seen), scaling)
+	return cmp.Or(removalBlocked(observed), scaling)
 }
 
 // deletionBlocked returns why the deletion of a pool waits: for the first shard group
 // that its shard blocks. Those that wait for Machines are not deleted yet.
-func deletionBlocked(seen observation) *problem {
-	if seen.pool.DeletionTimestamp.IsZero() {
+func deletionBlocked(observed observation) *problem {
+	if observed.pool.DeletionTimestamp.IsZero() {
 		return nil
 	}
-	return blockedBy(slices.DeleteFunc(slices.Clone(seen.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
-		return len(onShardOf(seen.nstanceMachines, group)) > 0
+	return blockedBy(slices.DeleteFunc(slices.Clone(observed.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
+		return len(onShardOf(observed.nstanceMachines, group)) > 0
 	}))
 }
 
 // removalBlocked returns why the group on a shard that the pool no longer names still
 // exists.
-func removalBlocked(seen observation) *problem {
-	return blockedBy(slices.DeleteFunc(slices.Clone(seen.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
-		return !shardRemoved(seen.pool, group)
+func removalBlocked(observed observation) *problem {
+	return blockedBy(slices.DeleteFunc(slices.Clone(observed.shardGroups), func(group *v1beta1.NstanceShardGroup) bool {
+		return !shardRemoved(observed.pool, group)
 	}))
 }
 

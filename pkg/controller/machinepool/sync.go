@@ -36,18 +36,18 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !c.caughtUp(pool) {
 		return controller.StaleRetry, nil
 	}
-	seen, err := c.observe(pool)
+	observed, err := c.observe(pool)
 	if err != nil {
 		return 0, err
 	}
-	if needsCandidates(seen) {
-		if current, err := c.readCandidates(ctx, &seen); err != nil || !current {
+	if needsCandidates(observed) {
+		if current, err := c.readCandidates(ctx, &observed); err != nil || !current {
 			return controller.StaleRetry, err
 		}
 	}
-	d := plan(seen)
+	d := plan(observed)
 	if (!hasFinalizer && !d.statusOnly) || d.addOwners {
-		if seen.pool, err = c.ensureFinalizer(ctx, seen); err != nil {
+		if observed.pool, err = c.ensureFinalizer(ctx, observed); err != nil {
 			return 0, err
 		}
 	}
@@ -56,44 +56,44 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, nil
 	}
 	if d.removeFinalizer {
-		if uncached, err := c.hasUncachedMachinePool(ctx, seen); uncached || err != nil {
+		if uncached, err := c.hasUncachedMachinePool(ctx, observed); uncached || err != nil {
 			return controller.StaleRetry, err
 		}
 	}
-	err = c.act(ctx, seen, d)
+	err = c.act(ctx, observed, d)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
 	if err != nil {
 		// The mode changes only with shard groups that were written.
-		d.machines.on = hasMachines(seen.pool)
+		d.machines.on = hasMachines(observed.pool)
 	}
-	if !d.statusOnly && len(seen.machinePools) == 1 && autoscaled(seen.machinePools[0]) && seen.pool.DeletionTimestamp.IsZero() {
-		err = errors.Join(err, c.annotate(ctx, seen.machinePools[0], shapeOf(seen)))
+	if !d.statusOnly && len(observed.machinePools) == 1 && autoscaled(observed.machinePools[0]) && observed.pool.DeletionTimestamp.IsZero() {
+		err = errors.Join(err, c.annotate(ctx, observed.machinePools[0], shapeOf(observed)))
 	}
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return 0, nil
 	}
-	return 0, errors.Join(err, c.report(ctx, seen, d))
+	return 0, errors.Join(err, c.report(ctx, observed, d))
 }
 
 // act carries out a decision. A part that fails does not keep the others from being
 // done.
-func (c *Controller) act(ctx context.Context, seen observation, d decision) error {
+func (c *Controller) act(ctx context.Context, observed observation, d decision) error {
 	failed := []error{
-		c.applyShardGroups(ctx, seen.pool, d.apply),
+		c.applyShardGroups(ctx, observed.pool, d.apply),
 		c.deleteShardGroups(ctx, d.deleteShardGroups),
 		c.deleteMachinePools(ctx, d.deleteMachinePools),
 	}
 	if d.create != nil {
-		failed = append(failed, c.createMachinePool(ctx, seen.pool, *d.create))
+		failed = append(failed, c.createMachinePool(ctx, observed.pool, *d.create))
 	}
 	if d.raise != nil {
-		failed = append(failed, c.raiseReplicas(ctx, seen.machinePools[0], *d.raise))
+		failed = append(failed, c.raiseReplicas(ctx, observed.machinePools[0], *d.raise))
 	}
 	err := errors.Join(failed...)
 	if d.removeFinalizer && err == nil {
-		err = c.removeFinalizer(ctx, seen.pool)
+		err = c.removeFinalizer(ctx, observed.pool)
 	}
 	return err
 }
@@ -119,7 +119,7 @@ func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) bool {
 
 // observe reads the caches.
 func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, error) {
-	seen := observation{
+	observed := observation{
 		pool:            pool,
 		machinePools:    controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
 		shardGroups:     c.shardGroupsOf(pool),
@@ -129,13 +129,13 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 	if err != nil {
 		return observation{}, err
 	}
-	seen.clusterDeleting = cluster != nil && !cluster.DeletionTimestamp.IsZero()
-	seen.paused = pausedBy(cluster, pool, seen.machinePools)
+	observed.clusterDeleting = cluster != nil && !cluster.DeletionTimestamp.IsZero()
+	observed.paused = pausedBy(cluster, pool, observed.machinePools)
 	_, nameTaken, err := c.machinePoolIndex.GetByKey(c.key(pool.Name).String())
 	if err != nil {
 		return observation{}, fmt.Errorf("read MachinePool %s from the cache: %w", c.key(pool.Name), err)
 	}
-	seen.nameTaken = nameTaken
+	observed.nameTaken = nameTaken
 	for _, id := range pool.Spec.Shards {
 		state := shardState{
 			id:         string(id),
@@ -149,9 +149,9 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		if state.group, err = controller.GetCached(c.shardGroupLister.Get, "shard group", c.key(name)); err != nil {
 			return observation{}, err
 		}
-		seen.shards = append(seen.shards, state)
+		observed.shards = append(observed.shards, state)
 	}
-	return seen, nil
+	return observed, nil
 }
 
 // createMachinePool creates the MachinePool of a pool that has none. Afterwards only
@@ -218,11 +218,11 @@ func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.Nstance
 // report writes what the shard groups report: first the provider ids into the spec,
 // where Cluster API reads them, then the status, which has the new generation of the
 // spec.
-func (c *Controller) report(ctx context.Context, seen observation, d decision) error {
-	pool := seen.pool
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, seen.shardGroups)
+func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
+	pool := observed.pool
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups)
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
-		written, err := c.pools.Apply(ctx, applyPool(seen, ids), controller.Apply)
+		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controller.Apply)
 		if err != nil {
 			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
 		}
@@ -230,8 +230,8 @@ func (c *Controller) report(ctx context.Context, seen observation, d decision) e
 		pool = written
 	}
 
-	status := newStatus(pool, seen, d, ambiguous)
-	if equality.Semantic.DeepEqual(status, seen.pool.Status) {
+	status := newStatus(pool, observed, d, ambiguous)
+	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
 		return nil
 	}
 	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controller.Apply)
@@ -242,6 +242,6 @@ func (c *Controller) report(ctx context.Context, seen observation, d decision) e
 		return fmt.Errorf("write the status of pool %s: %w", klog.KObj(pool), err)
 	}
 	c.poolWrites.Record(written)
-	c.recordProblem(seen.pool, status)
+	c.recordProblem(observed.pool, status)
 	return nil
 }

@@ -19,20 +19,20 @@ import (
 // deletePair deletes the machine of a Pod that is not in the cache, if the API server
 // does not have the Pod either or the Pod has finished. The machine of a Pod that exists
 // and does not request it any more stays.
-func (c *Controller) deletePair(ctx context.Context, seen observation) (time.Duration, error) {
-	namespace, name := podOfPair(seen)
+func (c *Controller) deletePair(ctx context.Context, observed observation) (time.Duration, error) {
+	namespace, name := podOfPair(observed)
 	if name == "" {
 		klog.FromContext(ctx).Info("Keeping the machine, because its annotations do not name its Pod any more")
 		return existingPodRetry, nil
 	}
-	exists, err := c.podExists(ctx, namespace, name, seen.uid)
+	exists, err := c.podExists(ctx, namespace, name, observed.uid)
 	if err != nil || exists {
 		return existingPodRetry, err
 	}
 
-	machine := seen.machine
+	machine := observed.machine
 	if machine == nil {
-		if machine, err = c.readMachine(ctx, seen); err != nil {
+		if machine, err = c.readMachine(ctx, observed); err != nil {
 			return 0, err
 		}
 	}
@@ -42,7 +42,7 @@ func (c *Controller) deletePair(ctx context.Context, seen observation) (time.Dur
 	case machine != nil:
 		err = c.deleteMachine(ctx, machine)
 	default:
-		err = c.deleteNstanceMachine(ctx, seen.nstanceMachine)
+		err = c.deleteNstanceMachine(ctx, observed.nstanceMachine)
 	}
 	if err == nil {
 		klog.FromContext(ctx).Info("Machine deleted, because its Pod was deleted or has finished", "pod", klog.KRef(namespace, name))
@@ -79,13 +79,13 @@ func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v
 
 // podOfPair returns the Pod that the annotations of a pair name, empty when they do
 // not.
-func podOfPair(seen observation) (namespace, name string) {
+func podOfPair(observed observation) (namespace, name string) {
 	var annotations map[string]string
 	switch {
-	case seen.machine != nil:
-		annotations = seen.machine.Annotations
-	case seen.nstanceMachine != nil:
-		annotations = seen.nstanceMachine.Annotations
+	case observed.machine != nil:
+		annotations = observed.machine.Annotations
+	case observed.nstanceMachine != nil:
+		annotations = observed.nstanceMachine.Annotations
 	}
 	namespace, name = annotations[v1beta1.AnnotationPodNamespace], annotations[v1beta1.AnnotationPodName]
 	if namespace == "" {

@@ -12,6 +12,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 const deletesMachine = "delete machines {}"
@@ -55,7 +57,7 @@ func TestSyncDeletesTheMachineOfADeletedPod(t *testing.T) {
 			h.expect(pod)
 			h.remove("machines", pod)
 			h.expect(pod)
-			h.expectEvents()
+			h.ExpectEvents()
 		})
 	}
 }
@@ -83,13 +85,13 @@ func TestAPodOfTheSameNameGetsAMachineOfItsOwn(t *testing.T) {
 func TestSyncKeepsTheMachineOfAPodThatIsBeingDeleted(t *testing.T) {
 	pod := newPod("requesting", "gpu")
 	h := withPair(t, pod)
-	h.putPod(deleting(pod))
+	h.putPod(controllertest.Deleting(pod))
 	h.expect(pod)
 	// It gets no other one in the meantime.
 	h.remove("machines", pod)
 	h.remove("nstancemachines", pod)
 	h.expect(pod)
-	h.expectEvents()
+	h.ExpectEvents()
 }
 
 func TestSyncKeepsTheMachineOfAPodThatDoesNotRequestItAnyMore(t *testing.T) {
@@ -113,7 +115,7 @@ func TestSyncDeletesNothingOnPartialInformation(t *testing.T) {
 	h.show()
 
 	// The cache does not have the Pod.
-	h.noError(h.Informers.Pods.GetIndexer().Replace(nil, "1"))
+	require.NoError(h.T, h.Informers.Pods.GetIndexer().Replace(nil, "1"))
 	if writes, _, err := h.sync(pod.UID); err != nil || len(writes) > 0 {
 		t.Errorf("wrote %q, error %v", writes, err)
 	}
@@ -161,7 +163,7 @@ func TestSyncDeletesTheMachineFirst(t *testing.T) {
 	h.store("nstancemachines", newNstanceMachine(pod))
 	h.store("machines", deletable(newMachine(pod)))
 	h.show()
-	h.noError(h.Informers.Machines.GetIndexer().Delete(newMachine(pod)))
+	require.NoError(h.T, h.Informers.Machines.GetIndexer().Delete(newMachine(pod)))
 	want := []string{"delete machines on-demand-pod-requesting"}
 	if writes, _, err := h.sync(pod.UID); err != nil || !slices.Equal(writes, want) {
 		t.Errorf("wrote %q, error %v", writes, err)

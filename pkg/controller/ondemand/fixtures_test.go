@@ -45,15 +45,6 @@ func inCache(pod *corev1.Pod) *metav1.PartialObjectMetadata {
 	return essentials(&metav1.PartialObjectMetadata{ObjectMeta: pod.ObjectMeta})
 }
 
-func newCluster() *clusterv1.Cluster {
-	return &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: clusterName}}
-}
-
-func paused(cluster *clusterv1.Cluster) *clusterv1.Cluster {
-	cluster.Spec.Paused = ptr.To(true)
-	return cluster
-}
-
 // newMachine and newNstanceMachine return the pair of a Pod without most of its spec.
 func newMachine(pod *corev1.Pod) *clusterv1.Machine {
 	return &clusterv1.Machine{ObjectMeta: metaFor(pod)}
@@ -73,24 +64,12 @@ func metaFor(pod *corev1.Pod) metav1.ObjectMeta {
 	}
 }
 
-// deleting marks an object as being deleted.
-func deleting[T metav1.Object](object T) T {
-	object.SetDeletionTimestamp(ptr.To(metav1.Now()))
-	object.SetFinalizers([]string{"example.com/wait"})
-	return object
-}
-
 // owned adds the Machine as owner, as Cluster API does.
 func owned(machine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
 	machine.OwnerReferences = []metav1.OwnerReference{{
 		APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine", Name: machine.Name, UID: "uid-of-owner", Controller: ptr.To(true),
 	}}
 	return machine
-}
-
-func withPause[T metav1.Object](object T) T {
-	object.SetAnnotations(map[string]string{clusterv1.PausedAnnotation: ""})
-	return object
 }
 
 // newShards returns shard a with groups.

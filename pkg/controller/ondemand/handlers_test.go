@@ -4,37 +4,19 @@
 package ondemand
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // enqueued returns which keys a change enqueues, and when, sorted.
 func (h *harness) enqueued(t *testing.T, change func()) []string {
 	t.Helper()
-	var keys []string
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now()
-		h.controller.queue = controller.NewQueue("test", func(_ context.Context, key types.UID) (time.Duration, error) {
-			keys = append(keys, fmt.Sprintf("%s at %s", key, time.Since(start)))
-			return 0, nil
-		})
-		change()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		h.controller.queue.Run(ctx, 1)
-	})
-	slices.Sort(keys)
-	return keys
+	return controllertest.Enqueued(t, &h.controller.queue, change)
 }
 
 func TestWhichPodsAChangeEnqueues(t *testing.T) {
@@ -73,7 +55,7 @@ func TestWhichPodsAChangeEnqueues(t *testing.T) {
 		"a Pod appears":    {func(c *Controller) { c.podChanged(nil, inCache(waiting)) }, []string{"pod-waiting at 0s"}},
 		"a Pod is removed": {func(c *Controller) { c.podChanged(inCache(waiting), nil) }, []string{"pod-waiting at 0s"}},
 		"a Pod is being deleted": {func(c *Controller) {
-			c.podChanged(inCache(waiting), inCache(changed(waiting, func(p *corev1.Pod) { deleting(p) })))
+			c.podChanged(inCache(waiting), inCache(changed(waiting, func(p *corev1.Pod) { controllertest.Deleting(p) })))
 		}, []string{"pod-waiting at 0s"}},
 		"a Pod names another group": {func(c *Controller) {
 			c.podChanged(inCache(waiting), inCache(changed(newPod("waiting", "cpu"), func(*corev1.Pod) {})))
@@ -86,8 +68,8 @@ func TestWhichPodsAChangeEnqueues(t *testing.T) {
 
 		"a Machine appears":           {func(c *Controller) { c.machineChanged(nil, newMachine(served)) }, []string{"pod-served at 0s"}},
 		"a Machine is removed":        {func(c *Controller) { c.machineChanged(newMachine(served), nil) }, []string{"pod-served at 0s"}},
-		"a Machine is being deleted":  {func(c *Controller) { c.machineChanged(newMachine(served), deleting(newer.DeepCopy())) }, []string{"pod-served at 0s"}},
-		"a Machine is paused":         {func(c *Controller) { c.machineChanged(newMachine(served), withPause(newer.DeepCopy())) }, []string{"pod-served at 0s"}},
+		"a Machine is being deleted":  {func(c *Controller) { c.machineChanged(newMachine(served), controllertest.Deleting(newer.DeepCopy())) }, []string{"pod-served at 0s"}},
+		"a Machine is paused":         {func(c *Controller) { c.machineChanged(newMachine(served), controllertest.Paused(newer.DeepCopy())) }, []string{"pod-served at 0s"}},
 		"a resync of Machines":        {func(c *Controller) { c.machineChanged(newMachine(served), newMachine(served)) }, []string{"pod-served at 0s"}},
 		"a Machine's status":          {func(c *Controller) { c.machineChanged(newMachine(served), newer) }, nil},
 		"a Machine with another name": {func(c *Controller) { c.machineChanged(nil, foreignName) }, nil},
@@ -99,9 +81,11 @@ func TestWhichPodsAChangeEnqueues(t *testing.T) {
 		}, []string{"pod-served at 0s"}},
 		"an NstanceMachine's status": {func(c *Controller) { c.nstanceMachineChanged(newNstanceMachine(served), newerNstance) }, nil},
 
-		"the Cluster appears":     {func(c *Controller) { c.clusterChanged(nil, newCluster()) }, all},
-		"the Cluster is unpaused": {func(c *Controller) { c.clusterChanged(paused(newCluster()), newCluster()) }, all},
-		"the Cluster's status":    {func(c *Controller) { c.clusterChanged(newCluster(), newCluster()) }, nil},
+		"the Cluster appears": {func(c *Controller) { c.clusterChanged(nil, controllertest.NewCluster()) }, all},
+		"the Cluster is unpaused": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.NewCluster())
+		}, all},
+		"the Cluster's status": {func(c *Controller) { c.clusterChanged(controllertest.NewCluster(), controllertest.NewCluster()) }, nil},
 		"another Cluster appears": {func(c *Controller) {
 			c.clusterChanged(nil, &clusterv1.Cluster{})
 		}, nil},

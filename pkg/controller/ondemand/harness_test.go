@@ -15,13 +15,13 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/metadata"
-	"k8s.io/client-go/tools/events"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -34,7 +34,6 @@ type harness struct {
 
 	t          *testing.T
 	controller *Controller
-	recorder   *events.FakeRecorder
 }
 
 // newHarness returns a controller with shards, and an API server with a Cluster and
@@ -54,22 +53,20 @@ func (h *harness) start(limit int, shards *shardtest.Shards) {
 	h.t.Helper()
 	h.Harness = controllertest.NewHarness(h.t, shards)
 	podClient, err := metadata.NewForConfig(h.config())
-	h.noError(err)
+	require.NoError(h.T, err)
 	client, err := versioned.NewForConfig(h.config())
-	h.noError(err)
+	require.NoError(h.T, err)
 	capiClient, err := capi.NewForConfig(h.config())
-	h.noError(err)
+	require.NoError(h.T, err)
 	h.Metadata, h.Nstance, h.Dependencies.CAPI = podClient, client.InfrastructureV1beta1(), capiClient
 	h.Informers.Pods = NewPodInformer(podClient, 0)
-	h.recorder = events.NewFakeRecorder(10_000)
-	h.Recorder = h.recorder
 	h.controller, err = New(h.Dependencies, Options{Limit: limit})
-	h.noError(err)
+	require.NoError(h.T, err)
 	if got := len(h.controller.HasSynced()); got != 4 {
 		h.t.Errorf("%d handlers to wait for, want one per informer", got)
 	}
 	h.controller.podsSynced = func() bool { return true }
-	h.Put(h.Informers.Clusters, newCluster())
+	h.Put(h.Informers.Clusters, controllertest.NewCluster())
 	h.show()
 }
 
@@ -94,16 +91,16 @@ func (h *harness) show() {
 		}
 	}
 	version := strconv.Itoa(h.version)
-	h.noError(h.Informers.Pods.GetIndexer().Replace(pods, version))
-	h.noError(h.Informers.Machines.GetIndexer().Replace(machines, version))
-	h.noError(h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(nstanceMachines, version))
+	require.NoError(h.T, h.Informers.Pods.GetIndexer().Replace(pods, version))
+	require.NoError(h.T, h.Informers.Machines.GetIndexer().Replace(machines, version))
+	require.NoError(h.T, h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(nstanceMachines, version))
 }
 
 // store puts an object into the API server, as another client would.
 func (h *harness) store(resource string, object runtime.Object) {
 	h.t.Helper()
 	content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(object)
-	h.noError(err)
+	require.NoError(h.T, err)
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.put(resource, &unstructured.Unstructured{Object: content})
@@ -130,39 +127,12 @@ func (h *harness) expect(pod *corev1.Pod, want ...string) {
 	h.t.Helper()
 	h.show()
 	got, requeue, err := h.sync(pod.UID)
-	h.noError(err)
+	require.NoError(h.T, err)
 	for i := range want {
 		want[i] = strings.ReplaceAll(want[i], "{}", machineName(pod.UID))
 	}
 	if !slices.Equal(got, want) || requeue != 0 {
 		h.t.Errorf("wrote %q and waits %s, want %q", got, requeue, want)
-	}
-}
-
-// events returns the events since the last call.
-func (h *harness) events() []string {
-	var recorded []string
-	for {
-		select {
-		case event := <-h.recorder.Events:
-			recorded = append(recorded, event)
-		default:
-			return recorded
-		}
-	}
-}
-
-func (h *harness) expectEvents(want ...string) {
-	h.t.Helper()
-	if got := h.events(); !slices.Equal(got, want) {
-		h.t.Errorf("recorded %q, want %q", got, want)
-	}
-}
-
-func (h *harness) noError(err error) {
-	h.t.Helper()
-	if err != nil {
-		h.t.Fatal(err)
 	}
 }
 

@@ -12,6 +12,9 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 const limitEvent = `Warning OnDemandLimit the Pods of namespace "team" have as many on-demand machines of group "gpu" as the limit allows: 1`
@@ -36,9 +39,7 @@ func TestLimiter(t *testing.T) {
 
 	// What has come into the cache counts there, and not twice.
 	for _, name := range []string{"a", "b"} {
-		if err := machines.Add(newNstanceMachine(newPod(name, "gpu"))); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, machines.Add(newNstanceMachine(newPod(name, "gpu"))))
 	}
 	claim("pod-e", cpu, true)
 	claim("pod-f", gpu, false)
@@ -49,13 +50,9 @@ func TestLimiter(t *testing.T) {
 	}
 	claim("pod-f", gpu, false)
 	// One that is being deleted still runs.
-	if err := machines.Update(deleting(newNstanceMachine(newPod("a", "gpu")))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, machines.Update(controllertest.Deleting(newNstanceMachine(newPod("a", "gpu")))))
 	claim("pod-f", gpu, false)
-	if err := machines.Delete(newNstanceMachine(newPod("a", "gpu"))); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, machines.Delete(newNstanceMachine(newPod("a", "gpu"))))
 	claim("pod-f", gpu, true)
 	claim("pod-g", gpu, false)
 	if _, ok := l.release("pod-g"); ok {
@@ -80,7 +77,7 @@ func TestSyncKeepsTheLimit(t *testing.T) {
 		h.expect(second)
 		h.expect(third)
 	}
-	h.expectEvents(limitEvent, limitEvent)
+	h.ExpectEvents(limitEvent, limitEvent)
 	h.expect(elsewhere, createsNstanceMachine, createsMachine)
 	h.expect(newPod("another", "cpu"), createsNstanceMachine, createsMachine)
 
@@ -92,7 +89,7 @@ func TestSyncKeepsTheLimit(t *testing.T) {
 	h.expect(second)
 	h.remove("nstancemachines", first)
 	h.expect(second, createsNstanceMachine, createsMachine)
-	h.expectEvents()
+	h.ExpectEvents()
 }
 
 func TestAClaimIsDroppedWithThePod(t *testing.T) {
@@ -103,7 +100,7 @@ func TestAClaimIsDroppedWithThePod(t *testing.T) {
 		t.Error("made")
 	}
 	h.expect(second)
-	h.expectEvents(limitEvent)
+	h.ExpectEvents(limitEvent)
 	h.dropPod(first)
 	keys := h.enqueued(t, func() { h.expect(first) })
 	if want := []string{"pod-second at 0s"}; !slices.Equal(keys, want) {
@@ -132,7 +129,7 @@ func TestAClaimIsKeptUntilTheCacheShowsTheMachine(t *testing.T) {
 	}
 
 	// The Pod is deleted. The cache of Pods is up to date, that of machines is not.
-	h.noError(h.Informers.Pods.GetIndexer().Delete(inCache(first)))
+	require.NoError(h.T, h.Informers.Pods.GetIndexer().Delete(inCache(first)))
 	h.dropPod(first)
 	if writes, requeue, err := h.sync(first.UID); err != nil || len(writes) > 0 || requeue != staleRetry {
 		t.Errorf("wrote %q, requeue %s, error %v", writes, requeue, err)

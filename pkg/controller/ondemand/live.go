@@ -34,13 +34,13 @@ func (c *Controller) podExists(ctx context.Context, namespace, name string, uid 
 // readMachine reads the Machine of an NstanceMachine from the API server, nil when
 // there is none. If it exists, it must be deleted first: Cluster API drains the Node of
 // a Machine.
-func (c *Controller) readMachine(ctx context.Context, seen observation) (*clusterv1.Machine, error) {
-	machine, err := c.machines.Get(ctx, machineName(seen.uid), metav1.GetOptions{})
-	if apierrors.IsNotFound(err) || err == nil && foreign(seen.uid, machine) {
+func (c *Controller) readMachine(ctx context.Context, observed observation) (*clusterv1.Machine, error) {
+	machine, err := c.machines.Get(ctx, machineName(observed.uid), metav1.GetOptions{})
+	if apierrors.IsNotFound(err) || err == nil && foreign(observed.uid, machine) {
 		return nil, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the Machine of NstanceMachine %s: %w", klog.KObj(seen.nstanceMachine), err)
+		return nil, fmt.Errorf("read the Machine of NstanceMachine %s: %w", klog.KObj(observed.nstanceMachine), err)
 	}
 	return machine, nil
 }

@@ -21,6 +21,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 const minute = time.Minute
@@ -142,13 +143,13 @@ func TestAThousandPodsAtOnceGetAMachineEachFromCachesThatLag(t *testing.T) {
 		if len(h.writes) != 2*pods {
 			t.Errorf("%d writes, want %d", len(h.writes), 2*pods)
 		}
-		h.expectEvents()
+		h.ExpectEvents()
 
 		// All are deleted at once.
 		for i, pod := range requesting {
 			h.dropPod(pod)
 			deleted := inCache(pod)
-			h.noError(h.Informers.Pods.GetIndexer().Delete(deleted))
+			require.NoError(h.T, h.Informers.Pods.GetIndexer().Delete(deleted))
 			h.controller.podChanged(deleted, nil)
 			if i%2 == 0 {
 				// Cluster API takes the NstanceMachine along; here it is late.
@@ -205,7 +206,7 @@ func TestAHundredPodsAtOnceShareTheLimit(t *testing.T) {
 			t.Errorf("%d machines for %d Pods", served, pods)
 		}
 		// Each rejected Pod has got one event, and not one per sync.
-		if got := h.events(); len(got) != pods-limit || strings.Count(strings.Join(got, "\n"), "OnDemandLimit") != pods-limit {
+		if got := h.Events(); len(got) != pods-limit || strings.Count(strings.Join(got, "\n"), "OnDemandLimit") != pods-limit {
 			t.Errorf("%d events, want %d", len(got), pods-limit)
 		}
 	})
@@ -218,7 +219,7 @@ func (h *harness) finish(machine string) {
 	cached := h.controller.pod(uid)
 	pod := newPod(cached.Name, "gpu")
 	h.dropPod(pod)
-	h.noError(h.Informers.Pods.GetIndexer().Delete(cached))
+	require.NoError(h.T, h.Informers.Pods.GetIndexer().Delete(cached))
 	h.controller.podChanged(cached, nil)
 	h.remove("nstancemachines", pod)
 }

@@ -24,6 +24,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
 )
 
 // The size of a large cluster, and how many of its Pods request a machine.
@@ -54,9 +55,7 @@ func TestMemoryDoesNotGrowWithPodsThatRequestNothing(t *testing.T) {
 			server := httptest.NewServer(pods)
 			defer server.Close()
 			client, err := metadata.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			informer := NewPodInformer(client, 0)
 
 			before := heap(true)

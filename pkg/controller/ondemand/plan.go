@@ -61,51 +61,51 @@ type decision struct {
 }
 
 // plan decides about one Pod.
-func plan(seen observation) decision {
+func plan(observed observation) decision {
 	switch {
-	case pausedBy(seen) != "":
+	case pausedBy(observed) != "":
 		return decision{}
-	case seen.pod == nil:
-		return planWithoutPod(seen)
-	case seen.machine != nil && seen.nstanceMachine != nil, beingDeleted(seen.machine), beingDeleted(seen.nstanceMachine):
+	case observed.pod == nil:
+		return planWithoutPod(observed)
+	case observed.machine != nil && observed.nstanceMachine != nil, beingDeleted(observed.machine), beingDeleted(observed.nstanceMachine):
 		return decision{}
-	case seen.machine != nil:
+	case observed.machine != nil:
 		return decision{step: deleteStrayMachine}
-	case beingDeleted(seen.pod), seen.cluster == nil, beingDeleted(seen.cluster):
+	case beingDeleted(observed.pod), observed.cluster == nil, beingDeleted(observed.cluster):
 		return decision{}
-	case seen.nameTaken:
-		return decision{rejection: nameTaken(seen.uid)}
-	case seen.nstanceMachine != nil:
+	case observed.nameTaken:
+		return decision{rejection: nameTaken(observed.uid)}
+	case observed.nstanceMachine != nil:
 		// One that had a Machine is deleted after it. A new Machine would be left behind.
-		if metav1.GetControllerOfNoCopy(seen.nstanceMachine) != nil {
+		if metav1.GetControllerOfNoCopy(observed.nstanceMachine) != nil {
 			return decision{}
 		}
 		return decision{step: createMachine}
 	default:
-		return planNew(seen)
+		return planNew(observed)
 	}
 }
 
 // planWithoutPod decides about a pair whose Pod the cache does not have. The Machine is
 // deleted, so that Cluster API drains its Node.
-func planWithoutPod(seen observation) decision {
-	deleted := seen.machine == nil && seen.nstanceMachine == nil
-	if deleted || !seen.podsSynced || beingDeleted(seen.machine) || seen.machine == nil && beingDeleted(seen.nstanceMachine) {
+func planWithoutPod(observed observation) decision {
+	deleted := observed.machine == nil && observed.nstanceMachine == nil
+	if deleted || !observed.podsSynced || beingDeleted(observed.machine) || observed.machine == nil && beingDeleted(observed.nstanceMachine) {
 		return decision{}
 	}
 	return decision{step: deletePair}
 }
 
 // planNew decides whether a Pod gets a machine.
-func planNew(seen observation) decision {
-	wanted, invalid := requestOf(seen.pod)
+func planNew(observed observation) decision {
+	wanted, invalid := requestOf(observed.pod)
 	switch {
 	case invalid != nil:
 		return decision{rejection: invalid}
-	case seen.groups.found:
+	case observed.groups.found:
 		return decision{step: createPair, request: wanted}
-	case seen.groups.complete:
-		return decision{rejection: unknownGroup(wanted.group, seen.groups.others)}
+	case observed.groups.complete:
+		return decision{rejection: unknownGroup(wanted.group, observed.groups.others)}
 	default:
 		return decision{}
 	}
@@ -127,13 +127,13 @@ type object[T any] interface {
 	metav1.Object
 }
 
-func pausedBy(seen observation) string {
+func pausedBy(observed observation) string {
 	var pair []metav1.Object
-	if seen.machine != nil {
-		pair = append(pair, seen.machine)
+	if observed.machine != nil {
+		pair = append(pair, observed.machine)
 	}
-	if seen.nstanceMachine != nil {
-		pair = append(pair, seen.nstanceMachine)
+	if observed.nstanceMachine != nil {
+		pair = append(pair, observed.nstanceMachine)
 	}
-	return controller.PausedBy(seen.cluster, pair...)
+	return controller.PausedBy(observed.cluster, pair...)
 }

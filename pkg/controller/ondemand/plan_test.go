@@ -11,6 +11,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 func TestPlan(t *testing.T) {
@@ -25,12 +26,12 @@ func TestPlan(t *testing.T) {
 	}{
 		"nothing is there":            {func(*observation) {}, nothing, ""},
 		"a Pod requestsMachine":       {func(o *observation) { o.pod = inCache(pod) }, createPair, ""},
-		"a Pod that is being deleted": {func(o *observation) { o.pod = inCache(deleting(newPod("requesting", "gpu"))) }, nothing, ""},
+		"a Pod that is being deleted": {func(o *observation) { o.pod = inCache(controllertest.Deleting(newPod("requesting", "gpu"))) }, nothing, ""},
 		"a Pod has its machine": {func(o *observation) {
 			o.pod, o.machine, o.nstanceMachine = inCache(pod), newMachine(pod), newNstanceMachine(pod)
 		}, nothing, ""},
 		"a Pod that is being deleted keeps its machine": {func(o *observation) {
-			o.pod, o.machine, o.nstanceMachine = inCache(deleting(newPod("requesting", "gpu"))), newMachine(pod), newNstanceMachine(pod)
+			o.pod, o.machine, o.nstanceMachine = inCache(controllertest.Deleting(newPod("requesting", "gpu"))), newMachine(pod), newNstanceMachine(pod)
 		}, nothing, ""},
 
 		"a group that no shard has":     {func(o *observation) { o.pod, o.groups = inCache(pod), unknown }, nothing, reasonUnknownGroup},
@@ -41,47 +42,53 @@ func TestPlan(t *testing.T) {
 		}, nothing, ""},
 		"a name that is taken": {func(o *observation) { o.pod, o.nameTaken = inCache(pod), true }, nothing, reasonNameTaken},
 
-		"no Cluster yet":                  {func(o *observation) { o.pod, o.cluster = inCache(pod), nil }, nothing, ""},
-		"a Cluster that is being deleted": {func(o *observation) { o.pod, o.cluster = inCache(pod), deleting(newCluster()) }, nothing, ""},
-		"a paused Cluster":                {func(o *observation) { o.pod, o.cluster = inCache(pod), paused(newCluster()) }, nothing, ""},
+		"no Cluster yet": {func(o *observation) { o.pod, o.cluster = inCache(pod), nil }, nothing, ""},
+		"a Cluster that is being deleted": {func(o *observation) {
+			o.pod, o.cluster = inCache(pod), controllertest.Deleting(controllertest.NewCluster())
+		}, nothing, ""},
+		"a paused Cluster": {func(o *observation) {
+			o.pod, o.cluster = inCache(pod), controllertest.PausedCluster(controllertest.NewCluster())
+		}, nothing, ""},
 
 		"a crash between the two": {func(o *observation) { o.pod, o.nstanceMachine = inCache(pod), newNstanceMachine(pod) }, createMachine, ""},
 		"a crash between the two, and no shard has the group any more": {func(o *observation) {
 			o.pod, o.nstanceMachine, o.groups = inCache(pod), newNstanceMachine(pod), unknown
 		}, createMachine, ""},
 		"a crash between the two, and the Cluster leaves": {func(o *observation) {
-			o.pod, o.nstanceMachine, o.cluster = inCache(pod), newNstanceMachine(pod), deleting(newCluster())
+			o.pod, o.nstanceMachine, o.cluster = inCache(pod), newNstanceMachine(pod), controllertest.Deleting(controllertest.NewCluster())
 		}, nothing, ""},
 		"the Machine was deleted, the other follows": {func(o *observation) { o.pod, o.nstanceMachine = inCache(pod), owned(newNstanceMachine(pod)) }, nothing, ""},
 		"the Machine was deleted, the other is being deleted": {func(o *observation) {
-			o.pod, o.nstanceMachine = inCache(pod), deleting(newNstanceMachine(pod))
+			o.pod, o.nstanceMachine = inCache(pod), controllertest.Deleting(newNstanceMachine(pod))
 		}, nothing, ""},
-		"the Machine is being deleted": {func(o *observation) { o.pod, o.machine = inCache(pod), deleting(newMachine(pod)) }, nothing, ""},
+		"the Machine is being deleted": {func(o *observation) { o.pod, o.machine = inCache(pod), controllertest.Deleting(newMachine(pod)) }, nothing, ""},
 		"only the Machine is left":     {func(o *observation) { o.pod, o.machine = inCache(pod), newMachine(pod) }, deleteStrayMachine, ""},
 
-		"the Pod was deleted":                                      {func(o *observation) { o.machine, o.nstanceMachine = newMachine(pod), newNstanceMachine(pod) }, deletePair, ""},
-		"the Pod was deleted before there was a Machine":           {func(o *observation) { o.nstanceMachine = newNstanceMachine(pod) }, deletePair, ""},
-		"the Pod was deleted, and the NstanceMachine":              {func(o *observation) { o.machine = newMachine(pod) }, deletePair, ""},
-		"the Pod was deleted, and there is no Cluster":             {func(o *observation) { o.machine, o.cluster = newMachine(pod), nil }, deletePair, ""},
-		"the Pod was deleted, its Machine is being deleted":        {func(o *observation) { o.machine, o.nstanceMachine = deleting(newMachine(pod)), newNstanceMachine(pod) }, nothing, ""},
-		"the Pod was deleted, its NstanceMachine is being deleted": {func(o *observation) { o.nstanceMachine = deleting(newNstanceMachine(pod)) }, nothing, ""},
+		"the Pod was deleted":                            {func(o *observation) { o.machine, o.nstanceMachine = newMachine(pod), newNstanceMachine(pod) }, deletePair, ""},
+		"the Pod was deleted before there was a Machine": {func(o *observation) { o.nstanceMachine = newNstanceMachine(pod) }, deletePair, ""},
+		"the Pod was deleted, and the NstanceMachine":    {func(o *observation) { o.machine = newMachine(pod) }, deletePair, ""},
+		"the Pod was deleted, and there is no Cluster":   {func(o *observation) { o.machine, o.cluster = newMachine(pod), nil }, deletePair, ""},
+		"the Pod was deleted, its Machine is being deleted": {func(o *observation) {
+			o.machine, o.nstanceMachine = controllertest.Deleting(newMachine(pod)), newNstanceMachine(pod)
+		}, nothing, ""},
+		"the Pod was deleted, its NstanceMachine is being deleted": {func(o *observation) { o.nstanceMachine = controllertest.Deleting(newNstanceMachine(pod)) }, nothing, ""},
 		"the Pod was deleted, only its Machine is not beingDeleted": {func(o *observation) {
-			o.machine, o.nstanceMachine = newMachine(pod), deleting(newNstanceMachine(pod))
+			o.machine, o.nstanceMachine = newMachine(pod), controllertest.Deleting(newNstanceMachine(pod))
 		}, deletePair, ""},
 		"not all Pods are known": {func(o *observation) {
 			o.machine, o.nstanceMachine, o.podsSynced = newMachine(pod), newNstanceMachine(pod), false
 		}, nothing, ""},
 		"the Pod was deleted, the Cluster is paused": {func(o *observation) {
-			o.machine, o.nstanceMachine, o.cluster = newMachine(pod), newNstanceMachine(pod), paused(newCluster())
+			o.machine, o.nstanceMachine, o.cluster = newMachine(pod), newNstanceMachine(pod), controllertest.PausedCluster(controllertest.NewCluster())
 		}, nothing, ""},
 		"the Pod was deleted, its Machine is paused": {func(o *observation) {
-			o.machine, o.nstanceMachine = withPause(newMachine(pod)), newNstanceMachine(pod)
+			o.machine, o.nstanceMachine = controllertest.Paused(newMachine(pod)), newNstanceMachine(pod)
 		}, nothing, ""},
-		"the Pod was deleted, its NstanceMachine is paused": {func(o *observation) { o.nstanceMachine = withPause(newNstanceMachine(pod)) }, nothing, ""},
+		"the Pod was deleted, its NstanceMachine is paused": {func(o *observation) { o.nstanceMachine = controllertest.Paused(newNstanceMachine(pod)) }, nothing, ""},
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			seen := observation{uid: pod.UID, podsSynced: true, cluster: newCluster(), groups: found}
+			seen := observation{uid: pod.UID, podsSynced: true, cluster: controllertest.NewCluster(), groups: found}
 			test.change(&seen)
 			got := plan(seen)
 			reason := ""

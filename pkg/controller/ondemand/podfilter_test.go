@@ -22,6 +22,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/require"
 )
 
 // follow runs an informer of Pods, and returns what it has changes since the last
@@ -29,9 +30,7 @@ import (
 func follow(t *testing.T, api *apiServer) (cache.SharedIndexInformer, func() []string) {
 	t.Helper()
 	client, err := metadata.NewForConfig(api.config())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	informer := NewPodInformer(client, 0)
 	var changes []string
 	_, err = informer.AddEventHandler(controller.OnChange(func(before, after *metav1.PartialObjectMetadata) {
@@ -44,9 +43,7 @@ func follow(t *testing.T, api *apiServer) (cache.SharedIndexInformer, func() []s
 			changes = append(changes, "~"+after.Name)
 		}
 	}))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
 	go func() {

@@ -23,67 +23,67 @@ func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, er
 	if !c.nstanceMachineWrites.CaughtUp(name) || !c.machineWrites.CaughtUp(name) {
 		return staleRetry, nil
 	}
-	seen, err := c.observe(pod)
+	observed, err := c.observe(pod)
 	if err != nil {
 		return 0, err
 	}
-	decided := plan(seen)
-	c.dropState(seen, decided.step)
+	decided := plan(observed)
+	c.dropState(observed, decided.step)
 
 	var wait time.Duration
 	switch decided.step {
 	case createPair:
-		decided.rejection, err = c.createPair(ctx, seen.pod, decided.request)
+		decided.rejection, err = c.createPair(ctx, observed.pod, decided.request)
 	case createMachine:
-		decided.rejection, err = c.createMachine(ctx, seen.pod)
+		decided.rejection, err = c.createMachine(ctx, observed.pod)
 	case deletePair:
-		wait, err = c.deletePair(ctx, seen)
+		wait, err = c.deletePair(ctx, observed)
 	case deleteStrayMachine:
-		err = c.deleteStrayMachine(ctx, seen.machine)
+		err = c.deleteStrayMachine(ctx, observed.machine)
 	}
-	if seen.pod != nil {
-		c.recordRejection(seen.pod, decided.rejection)
+	if observed.pod != nil {
+		c.recordRejection(observed.pod, decided.rejection)
 	}
 	return wait, err
 }
 
 // dropState drops what is stored about a Pod and is not needed any more.
-func (c *Controller) dropState(seen observation, decided step) {
-	if seen.pod == nil || seen.machine != nil && seen.nstanceMachine != nil {
-		c.rejections.drop(seen.uid)
+func (c *Controller) dropState(observed observation, decided step) {
+	if observed.pod == nil || observed.machine != nil && observed.nstanceMachine != nil {
+		c.rejections.drop(observed.uid)
 	}
 	if decided == createPair {
 		return
 	}
-	if freed, had := c.limiter.release(seen.uid); had && seen.nstanceMachine == nil {
+	if freed, had := c.limiter.release(observed.uid); had && observed.nstanceMachine == nil {
 		c.enqueueSlot(freed)
 	}
 }
 
 // observe reads the caches.
 func (c *Controller) observe(pod types.UID) (observation, error) {
-	seen := observation{uid: pod, podsSynced: c.podsSynced(), pod: c.pod(pod)}
-	if seen.pod != nil {
-		seen.groups = c.observeGroup(seen.pod.Annotations[v1beta1.AnnotationOnDemandGroup])
+	observed := observation{uid: pod, podsSynced: c.podsSynced(), pod: c.pod(pod)}
+	if observed.pod != nil {
+		observed.groups = c.observeGroup(observed.pod.Annotations[v1beta1.AnnotationOnDemandGroup])
 	}
 	key := cache.NewObjectName(c.namespace, machineName(pod))
 	var err error
-	if seen.nstanceMachine, err = controller.GetCached(c.nstanceMachineLister.Get, "NstanceMachine", key); err != nil {
+	if observed.nstanceMachine, err = controller.GetCached(c.nstanceMachineLister.Get, "NstanceMachine", key); err != nil {
 		return observation{}, err
 	}
-	if seen.machine, err = controller.GetCached(c.machineLister.Get, "Machine", key); err != nil {
+	if observed.machine, err = controller.GetCached(c.machineLister.Get, "Machine", key); err != nil {
 		return observation{}, err
 	}
-	if foreign(pod, seen.nstanceMachine) {
-		seen.nstanceMachine, seen.nameTaken = nil, true
+	if foreign(pod, observed.nstanceMachine) {
+		observed.nstanceMachine, observed.nameTaken = nil, true
 	}
-	if foreign(pod, seen.machine) {
-		seen.machine, seen.nameTaken = nil, true
+	if foreign(pod, observed.machine) {
+		observed.machine, observed.nameTaken = nil, true
 	}
-	if seen.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", cache.NewObjectName(c.namespace, c.clusterName)); err != nil {
+	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", cache.NewObjectName(c.namespace, c.clusterName)); err != nil {
 		return observation{}, err
 	}
-	return seen, nil
+	return observed, nil
 }
 
 // observeGroup returns what all shards report about a group. A group that is being

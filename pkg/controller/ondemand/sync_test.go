@@ -18,6 +18,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -38,7 +40,7 @@ func TestSyncCreatesThePairOnce(t *testing.T) {
 		t.Errorf("before the caches show it: wrote %q, requeue %s, error %v", writes, requeue, err)
 	}
 	h.expect(pod)
-	h.expectEvents()
+	h.ExpectEvents()
 
 	nstanceMachine := stored[v1beta1.NstanceMachine](h, "nstancemachines", pod)
 	machine := stored[clusterv1.Machine](h, "machines", pod)
@@ -92,7 +94,7 @@ func TestSyncContinuesAfterEveryFailure(t *testing.T) {
 				h.expect(pod)
 				stored[v1beta1.NstanceMachine](h, "nstancemachines", pod)
 				stored[clusterv1.Machine](h, "machines", pod)
-				h.expectEvents()
+				h.ExpectEvents()
 			})
 		}
 	}
@@ -128,7 +130,7 @@ func TestSyncKeepsAMachineWhoseNstanceMachineIsOnlyMissingInTheCache(t *testing.
 	h.store("nstancemachines", newNstanceMachine(pod))
 	h.store("machines", newMachine(pod))
 	h.show()
-	h.noError(h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Delete(newNstanceMachine(pod)))
+	require.NoError(h.T, h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Delete(newNstanceMachine(pod)))
 	if writes, _, err := h.sync(pod.UID); err != nil || len(writes) > 0 {
 		t.Errorf("wrote %q, error %v", writes, err)
 	}
@@ -148,12 +150,12 @@ func TestSyncRecordsOnceWhyAPodGetsNoMachine(t *testing.T) {
 			for range 3 {
 				h.expect(pod)
 			}
-			h.expectEvents(test.want)
+			h.ExpectEvents(test.want)
 			// Another rejection is recorded.
 			pod.Annotations[v1beta1.AnnotationOnDemandGroup] = "x--y"
 			h.putPod(pod)
 			h.expect(pod)
-			if got := h.events(); len(got) != 1 {
+			if got := h.Events(); len(got) != 1 {
 				t.Errorf("recorded %q", got)
 			}
 			// With a valid annotation it gets its machine.
@@ -161,7 +163,7 @@ func TestSyncRecordsOnceWhyAPodGetsNoMachine(t *testing.T) {
 			h.putPod(pod)
 			h.expect(pod, createsNstanceMachine, createsMachine)
 			h.expect(pod)
-			h.expectEvents()
+			h.ExpectEvents()
 			if left := h.controller.rejections.last; len(left) > 0 {
 				t.Errorf("remembers %v", left)
 			}
@@ -178,10 +180,10 @@ func TestSyncWaitsForShardsBeforeItCallsAGroupUnknown(t *testing.T) {
 	setGroups(shards, "b")
 	shards.ByID["b"].Synced = false
 	h.expect(pod)
-	h.expectEvents()
+	h.ExpectEvents()
 	setGroups(shards, "b")
 	h.expect(pod)
-	h.expectEvents(`Warning UnknownGroup annotation on-demand.nstance.dev/group: no shard has a group "gpu"; there are: cpu`)
+	h.ExpectEvents(`Warning UnknownGroup annotation on-demand.nstance.dev/group: no shard has a group "gpu"; there are: cpu`)
 	setGroups(shards, "b", "gpu")
 	shards.SetGroup("b", shard.Group{Key: "gpu", Deleting: true})
 	h.expect(pod)
@@ -206,14 +208,14 @@ func TestSyncDoesNotChangeOtherObjectsWithTheName(t *testing.T) {
 			if writes, _, err := h.sync(pod.UID); err != nil || !slices.Equal(writes, want) {
 				t.Errorf("wrote %q, error %v", writes, err)
 			}
-			h.expectEvents(taken)
+			h.ExpectEvents(taken)
 			h.expect(pod)
 			h.dropPod(pod)
 			if resource == "machines" {
 				h.expect(pod, "delete nstancemachines {}")
 			}
 			h.expect(pod)
-			h.expectEvents()
+			h.ExpectEvents()
 			if got := stored[clusterv1.Machine](h, resource, pod); len(got.Labels) > 0 {
 				t.Errorf("%+v", got)
 			}
@@ -226,10 +228,10 @@ func TestSyncRespectsThePauseOfTheCluster(t *testing.T) {
 	h := newHarness(t, 0, newShards("gpu"), pod)
 	h.store("nstancemachines", newNstanceMachine(deleted))
 	h.store("machines", newMachine(deleted))
-	h.noError(h.Informers.Clusters.GetIndexer().Update(paused(newCluster())))
+	require.NoError(h.T, h.Informers.Clusters.GetIndexer().Update(controllertest.PausedCluster(controllertest.NewCluster())))
 	h.expect(pod)
 	h.expect(deleted)
-	h.noError(h.Informers.Clusters.GetIndexer().Update(newCluster()))
+	require.NoError(h.T, h.Informers.Clusters.GetIndexer().Update(controllertest.NewCluster()))
 	h.expect(pod, createsNstanceMachine, createsMachine)
 	h.expect(deleted, "delete machines {}")
 }
@@ -237,9 +239,7 @@ func TestSyncRespectsThePauseOfTheCluster(t *testing.T) {
 // Events refer to the Pod of the cache.
 func TestEventsAreAboutThePod(t *testing.T) {
 	ref, err := reference.GetReference(scheme.Scheme, inCache(newPod("requesting", "gpu")))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if ref.GroupVersionKind() != (schema.GroupVersionKind{Version: "v1", Kind: "Pod"}) || ref.Namespace != "team" || ref.Name != "requesting" || ref.UID != "pod-requesting" {
 		t.Errorf("refers to %+v", ref)
 	}

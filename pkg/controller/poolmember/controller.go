@@ -37,8 +37,7 @@ const (
 type Controller struct {
 	controller.Registrations
 
-	namespace   string
-	clusterName string
+	cluster cache.ObjectName
 
 	nstanceMachines clientset.NstanceMachineInterface
 	machines        *capi.MachineClient
@@ -71,8 +70,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		return nil, err
 	}
 	c := &Controller{
-		namespace:            d.Namespace,
-		clusterName:          d.ClusterName,
+		cluster:              cache.NewObjectName(d.Namespace, d.ClusterName),
 		nstanceMachines:      d.Nstance.NstanceMachines(d.Namespace),
 		machines:             d.CAPI.Machines(d.Namespace),
 		poolLister:           pools.Lister().NstanceMachinePools(d.Namespace),
@@ -90,6 +88,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 	}
 	c.queue = controller.NewQueue("poolmember", c.sync)
 
+	d.WatchShards(c.shardChanged, c.groupChanged)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
@@ -98,7 +97,6 @@ func New(d controller.Dependencies) (*Controller, error) {
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Indexers: machinePoolIndexers, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
 	)
-	d.WatchShards(c.shardChanged, c.groupChanged)
 	return c, err
 }
 

@@ -16,6 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 // crash stops the process at one of its writes: later requests are not carried out. The
@@ -58,7 +59,7 @@ func TestCrashAtEachWrite(t *testing.T) {
 			writes:           5,
 		},
 		"a pool in deletion": {
-			pool:                    inDeletion(newPool("a", "b")),
+			pool:                    controllertest.Deleting(newPool("a", "b")),
 			nstanceMachines:         []string{"i-2", "i-4"},
 			deletingMachines:        []string{"i-2", "i-9"},
 			deletingNstanceMachines: []string{"i-4"},
@@ -73,8 +74,8 @@ func TestCrashAtEachWrite(t *testing.T) {
 					h := newHarness(t, byShard{"a": running("i-1", "i-2", "i-3"), "b": running("i-4")},
 						pool, newShardGroup(pool, "a", "i-2"), newShardGroup(pool, "b"), stored("i-2"))
 					if deleting(pool) {
-						h.noError(h.Tracker().Add(stored("i-4")))
-						h.Put(h.Informers.MachinePools, inDeletion(newMachinePool()))
+						require.NoError(h.T, h.Tracker().Add(stored("i-4")))
+						h.Put(h.Informers.MachinePools, controllertest.Deleting(newMachinePool()))
 						h.restart()
 					}
 					h.addMachines(newMachine("i-2"), newMachine("i-9"))
@@ -109,7 +110,7 @@ func TestCrashAtEachWrite(t *testing.T) {
 						t.Errorf("%d writes were carried out, want %d", carriedOut, test.writes)
 					}
 					list, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).List(t.Context(), metav1.ListOptions{})
-					h.noError(err)
+					require.NoError(h.T, err)
 					var nstanceMachines, deletingNstanceMachines, deletingMachines []string
 					for _, nstanceMachine := range list.Items {
 						nstanceMachines = append(nstanceMachines, nstanceMachine.Name)

@@ -23,10 +23,10 @@ import (
 const reasonNameTaken = "NameTaken"
 
 // create creates the nstanceMachines of a decision.
-func (c *Controller) create(ctx context.Context, seen observation, d decision) error {
+func (c *Controller) create(ctx context.Context, observed observation, d decision) error {
 	created, conflicts := 0, d.conflicts
 	err := each(ctx, d.create, func(wanted instance) error {
-		conflict, err := c.createNstanceMachine(ctx, newNstanceMachine(seen.pool, seen.machinePools[0], wanted))
+		conflict, err := c.createNstanceMachine(ctx, newNstanceMachine(observed.pool, observed.machinePools[0], wanted))
 		switch {
 		case err != nil:
 			return err
@@ -34,15 +34,15 @@ func (c *Controller) create(ctx context.Context, seen observation, d decision) e
 			conflicts = append(conflicts, wanted.id)
 		default:
 			created++
-			c.states.addInstance(seen.pool.UID, wanted.id, wanted.shard)
+			c.states.addInstance(observed.pool.UID, wanted.id, wanted.shard)
 		}
 		return nil
 	})
 	if created > 0 {
 		klog.FromContext(ctx).Info("Created NstanceMachines for instances of the pool", "count", created)
 	}
-	if added := c.states.setConflicts(seen.pool.UID, conflicts); len(added) > 0 {
-		controller.Warn(c.recorder, seen.pool, reasonNameTaken, "CreateNstanceMachine", fmt.Sprintf(
+	if added := c.states.setConflicts(observed.pool.UID, conflicts); len(added) > 0 {
+		controller.Warn(c.recorder, observed.pool, reasonNameTaken, "CreateNstanceMachine", fmt.Sprintf(
 			"instances get no NstanceMachine, because there is one of their name that is not of this pool: %s", strings.Join(added, ", ")))
 	}
 	return err

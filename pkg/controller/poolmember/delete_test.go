@@ -12,6 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -45,13 +46,13 @@ func TestOnlyMachinesOfThePoolAreDeleted(t *testing.T) {
 }
 
 func TestDeletedPoolDeletesItsMachines(t *testing.T) {
-	pool := inDeletion(newPool("a"))
+	pool := controllertest.Deleting(newPool("a"))
 	h := newHarness(t, byShard{"a": running("i-1", "i-2", "i-3")}, pool, newShardGroup(pool, "a"), stored("i-1"), stored("i-2"))
 	h.addMachines(newMachine("i-1"))
 	h.expect("delete machines i-1")
 	// Cluster API may still create the Machine of i-2.
 	h.expect()
-	h.Put(h.Informers.MachinePools, inDeletion(newMachinePool()))
+	h.Put(h.Informers.MachinePools, controllertest.Deleting(newMachinePool()))
 	h.addMachines(newMachine("i-2"))
 	withoutMachine := newMachine("i-2")
 	delete(h.machines, withoutMachine.Name)
@@ -62,11 +63,11 @@ func TestDeletedPoolDeletesItsMachines(t *testing.T) {
 
 func TestNstanceMachineWithoutMachineIsDeleted(t *testing.T) {
 	for name, deleteMachinePool := range map[string]func(*harness){
-		"the MachinePool is being deleted": func(h *harness) { h.Put(h.Informers.MachinePools, inDeletion(newMachinePool())) },
-		"the MachinePool was deleted":      func(h *harness) { h.noError(h.Informers.MachinePools.GetIndexer().Replace(nil, "1")) },
+		"the MachinePool is being deleted": func(h *harness) { h.Put(h.Informers.MachinePools, controllertest.Deleting(newMachinePool())) },
+		"the MachinePool was deleted":      func(h *harness) { require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace(nil, "1")) },
 	} {
 		t.Run(name, func(t *testing.T) {
-			pool := inDeletion(newPool("a"))
+			pool := controllertest.Deleting(newPool("a"))
 			h := newHarness(t, byShard{"a": running("i-1")}, pool, newShardGroup(pool, "a"), stored("i-1"), stored("i-2"))
 			deleteMachinePool(h)
 			h.addMachines(newMachine("i-2"))
@@ -81,9 +82,9 @@ func TestNstanceMachineWithoutMachineIsDeleted(t *testing.T) {
 
 // Another object has the same name meanwhile: only the known one is deleted.
 func TestDeletionsHaveTheUID(t *testing.T) {
-	pool := inDeletion(newPool("a"))
+	pool := controllertest.Deleting(newPool("a"))
 	h := newHarness(t, byShard{}, pool, stored("i-1"))
-	h.noError(h.Informers.MachinePools.GetIndexer().Replace(nil, "1"))
+	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace(nil, "1"))
 	newer := stored("i-1")
 	newer.UID = "uid-newer"
 	h.update("nstancemachines", newer)
@@ -113,7 +114,7 @@ func TestMachineWithAnUncachedNstanceMachineStays(t *testing.T) {
 	h := newHarness(t, byShard{"a": running()}, pool, newShardGroup(pool, "a"))
 	h.addMachines(newMachine("i-1"))
 	h.expect()
-	h.noError(h.Tracker().Add(stored("i-1")))
+	require.NoError(h.T, h.Tracker().Add(stored("i-1")))
 	h.FakeClock.SetTime(start.Add(orphanGrace))
 	writes, requeue, err := h.sync()
 	if err != nil || len(writes) > 0 || requeue != orphanGrace {
@@ -148,8 +149,8 @@ func TestFailedReadsDeleteNothing(t *testing.T) {
 		}
 	})
 	t.Run("for a Machine", func(t *testing.T) {
-		h := newHarness(t, byShard{}, inDeletion(newPool("a")), stored("i-1"))
-		h.Put(h.Informers.MachinePools, inDeletion(newMachinePool()))
+		h := newHarness(t, byShard{}, controllertest.Deleting(newPool("a")), stored("i-1"))
+		h.Put(h.Informers.MachinePools, controllertest.Deleting(newMachinePool()))
 		h.unreadable = true
 		writes, _, err := h.sync()
 		if err == nil || !strings.HasPrefix(err.Error(), "read the Machine of NstanceMachine default/i-1: ") || len(writes) > 0 {
@@ -177,13 +178,13 @@ func TestTerminationOfAnInstanceWritesNothing(t *testing.T) {
 	pool := newPool("a")
 	groups := byShard{"a": running("i-1")}
 	h := newHarness(t, groups, pool, newShardGroup(pool, "a"), stored("i-1"))
-	h.addMachines(inDeletion(newMachine("i-1")))
+	h.addMachines(controllertest.Deleting(newMachine("i-1")))
 	h.expect()
-	h.update("nstancemachines", inDeletion(stored("i-1")))
+	h.update("nstancemachines", controllertest.Deleting(stored("i-1")))
 	h.expect()
 	h.setGroup("a", inState("i-1", shard.InstanceTerminating))
 	h.expect()
-	h.noError(h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), controllertest.Namespace, "i-1"))
+	require.NoError(h.T, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), controllertest.Namespace, "i-1"))
 	h.expect()
 	delete(h.machines, "i-1")
 	h.expect()

@@ -8,7 +8,6 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -37,23 +36,14 @@ func newPool(shards ...v1beta1.Identifier) *v1beta1.NstanceMachinePool {
 // newShardGroup returns the shard group of a pool on a shard, with the ids of the
 // instances that scale-downs selected.
 func newShardGroup(pool *v1beta1.NstanceMachinePool, id v1beta1.Identifier, selected ...string) *v1beta1.NstanceShardGroup {
-	return &v1beta1.NstanceShardGroup{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controllertest.Namespace, Name: v1beta1.ShardGroupName(string(pool.Spec.Group), string(id)),
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
-		},
-		Spec: v1beta1.NstanceShardGroupSpec{Group: pool.Spec.Group, Shard: id, RemoveFirst: selected},
-	}
+	group := controllertest.NewShardGroup(pool, id)
+	group.Spec.RemoveFirst = selected
+	return group
 }
 
 // newMachinePool returns the MachinePool of the pool "workers".
 func newMachinePool() *clusterv1.MachinePool {
-	machinePool := &clusterv1.MachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: "workers", UID: "uid-machinepool"}}
-	machinePool.Spec.ClusterName = controllertest.ClusterName
-	machinePool.Spec.Template.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{
-		APIGroup: v1beta1.GroupName, Kind: v1beta1.PoolKind, Name: "workers",
-	}
-	return machinePool
+	return controllertest.NewMachinePool("workers", "workers")
 }
 
 // stored returns the nstanceMachine of an instance on shard a as the API server has it.
@@ -70,37 +60,9 @@ func foreign() *v1beta1.NstanceMachine {
 
 // newMachine returns the Machine that Cluster API creates for an nstanceMachine.
 func newMachine(name string) *clusterv1.Machine {
-	return &clusterv1.Machine{
-		TypeMeta: metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controllertest.Namespace, Name: name, UID: types.UID("uid-machine-" + name),
-			Labels: map[string]string{clusterv1.ClusterNameLabel: controllertest.ClusterName, clusterv1.MachinePoolNameLabel: capi.LabelValue("workers")},
-		},
-		Spec: clusterv1.MachineSpec{
-			ClusterName: controllertest.ClusterName,
-			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
-				APIGroup: v1beta1.GroupName, Kind: "NstanceMachine", Name: name,
-			},
-		},
-	}
-}
-
-func newCluster() *clusterv1.Cluster {
-	return &clusterv1.Cluster{ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: controllertest.ClusterName}}
-}
-
-// inDeletion returns object as it is while it is being deleted.
-func inDeletion[T metav1.Object](object T) T {
-	object.SetDeletionTimestamp(ptr.To(metav1.NewTime(start)))
-	if len(object.GetFinalizers()) == 0 {
-		object.SetFinalizers([]string{"example.com/wait"})
-	}
-	return object
-}
-
-func paused[T metav1.Object](object T) T {
-	object.SetAnnotations(map[string]string{clusterv1.PausedAnnotation: ""})
-	return object
+	machine := controllertest.NewMachine(name)
+	machine.Labels = map[string]string{clusterv1.ClusterNameLabel: controllertest.ClusterName, clusterv1.MachinePoolNameLabel: capi.LabelValue("workers")}
+	return machine
 }
 
 // byShard are the groups "workers" that shards report, by shard. All shards that are

@@ -151,5 +151,5 @@ func (c *Controller) pools() []*v1beta1.NstanceMachinePool {
 }
 
 func (c *Controller) key(name string) cache.ObjectName {
-	return cache.NewObjectName(c.namespace, name)
+	return cache.NewObjectName(c.cluster.Namespace, name)
 }

@@ -4,43 +4,27 @@
 package poolmember
 
 import (
-	"context"
 	"fmt"
 	"maps"
 	"slices"
 	"strings"
 	"testing"
-	"testing/synctest"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
 // enqueues returns which pools change enqueues, and when, sorted.
 func (h *harness) enqueues(t *testing.T, change func()) []string {
 	t.Helper()
-	var enqueued []string
-	synctest.Test(t, func(t *testing.T) {
-		start := time.Now()
-		h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-			enqueued = append(enqueued, fmt.Sprintf("%s after %s", key.Name, time.Since(start)))
-			return 0, nil
-		})
-		change()
-		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-		defer cancel()
-		h.controller.queue.Run(ctx, 1)
-	})
-	slices.Sort(enqueued)
-	return enqueued
+	return controllertest.Enqueued(t, &h.controller.queue, change)
 }
 
 // newer is another state of object.
@@ -60,7 +44,7 @@ func TestChangesEnqueueThePool(t *testing.T) {
 	pool, group, nstanceMachine, machine, machinePool := newPool("a", "b"), newShardGroup(newPool("a"), "a"), stored("i-1"), newMachine("i-1"), newMachinePool()
 	single := newMachine("on-demand")
 	single.Labels = nil
-	now, later := []string{"workers after 0s"}, []string{"workers after 1s"}
+	now, later := []string{"workers at 0s"}, []string{"workers at 1s"}
 	tests := map[string]struct {
 		do   func(*Controller)
 		want []string
@@ -71,10 +55,10 @@ func TestChangesEnqueueThePool(t *testing.T) {
 		"the pool is created":  {func(c *Controller) { c.poolChanged(nil, pool) }, now},
 		"the pool is resynced": {func(c *Controller) { c.poolChanged(pool, pool) }, now},
 		"the pool is being deleted": {func(c *Controller) {
-			c.poolChanged(pool, newer(pool, func(p *v1beta1.NstanceMachinePool) { inDeletion(p) }))
+			c.poolChanged(pool, newer(pool, func(p *v1beta1.NstanceMachinePool) { controllertest.Deleting(p) }))
 		}, now},
 		"the pool is paused": {func(c *Controller) {
-			c.poolChanged(pool, newer(pool, func(p *v1beta1.NstanceMachinePool) { paused(p) }))
+			c.poolChanged(pool, newer(pool, func(p *v1beta1.NstanceMachinePool) { controllertest.Paused(p) }))
 		}, now},
 		"the pool has Machines now": {func(c *Controller) { c.poolChanged(newer(pool, withoutMachines), newer(pool)) }, now},
 		"the pool has another shard": {func(c *Controller) {
@@ -105,7 +89,7 @@ func TestChangesEnqueueThePool(t *testing.T) {
 			c.nstanceMachineChanged(nstanceMachine, newer(nstanceMachine, func(m *v1beta1.NstanceMachine) { m.Status.Ready = ptr.To(true) }))
 		}, nil},
 		"an NstanceMachine is being deleted": {func(c *Controller) {
-			c.nstanceMachineChanged(nstanceMachine, newer(nstanceMachine, func(m *v1beta1.NstanceMachine) { inDeletion(m) }))
+			c.nstanceMachineChanged(nstanceMachine, newer(nstanceMachine, func(m *v1beta1.NstanceMachine) { controllertest.Deleting(m) }))
 		}, nil},
 		"a foreign NstanceMachine is created and deleted": {func(c *Controller) { c.nstanceMachineChanged(nil, foreign()); c.nstanceMachineChanged(foreign(), nil) }, nil},
 
@@ -115,30 +99,34 @@ func TestChangesEnqueueThePool(t *testing.T) {
 			c.machineChanged(machine, newer(machine, func(m *clusterv1.Machine) { m.Status.Phase = "Running" }))
 		}, nil},
 		"a Machine is being deleted": {func(c *Controller) {
-			c.machineChanged(machine, newer(machine, func(m *clusterv1.Machine) { inDeletion(m) }))
+			c.machineChanged(machine, newer(machine, func(m *clusterv1.Machine) { controllertest.Deleting(m) }))
 		}, nil},
 		"a Machine is unpaused": {func(c *Controller) {
-			c.machineChanged(paused(newMachine("i-1")), newer(machine))
+			c.machineChanged(controllertest.Paused(newMachine("i-1")), newer(machine))
 		}, later},
 		"another Machine is created and deleted": {func(c *Controller) { c.machineChanged(nil, single); c.machineChanged(single, nil) }, nil},
 
 		"the MachinePool is created": {func(c *Controller) { c.machinePoolChanged(nil, machinePool) }, now},
 		"the MachinePool is being deleted": {func(c *Controller) {
-			c.machinePoolChanged(machinePool, newer(machinePool, func(m *clusterv1.MachinePool) { inDeletion(m) }))
+			c.machinePoolChanged(machinePool, newer(machinePool, func(m *clusterv1.MachinePool) { controllertest.Deleting(m) }))
 		}, now},
 		"the MachinePool is deleted": {func(c *Controller) { c.machinePoolChanged(machinePool, nil) }, now},
 		"the MachinePool is paused": {func(c *Controller) {
-			c.machinePoolChanged(machinePool, newer(machinePool, func(m *clusterv1.MachinePool) { paused(m) }))
+			c.machinePoolChanged(machinePool, newer(machinePool, func(m *clusterv1.MachinePool) { controllertest.Paused(m) }))
 		}, now},
-		"the MachinePool refers to the pool now": {func(c *Controller) { c.machinePoolChanged(newer(machinePool, elsewhere), newer(machinePool)) }, []string{"others after 0s", "workers after 0s"}},
+		"the MachinePool refers to the pool now": {func(c *Controller) { c.machinePoolChanged(newer(machinePool, elsewhere), newer(machinePool)) }, []string{"others at 0s", "workers at 0s"}},
 		"the MachinePool is scaled": {func(c *Controller) {
 			c.machinePoolChanged(machinePool, newer(machinePool, func(m *clusterv1.MachinePool) { m.Spec.Replicas = ptr.To[int32](7) }))
 		}, nil},
-		"a MachinePool of another pool is deleted": {func(c *Controller) { c.machinePoolChanged(newer(machinePool, elsewhere), nil) }, []string{"others after 0s"}},
+		"a MachinePool of another pool is deleted": {func(c *Controller) { c.machinePoolChanged(newer(machinePool, elsewhere), nil) }, []string{"others at 0s"}},
 
-		"the Cluster is paused":        {func(c *Controller) { c.clusterChanged(newCluster(), pausedCluster()) }, now},
-		"the Cluster is unpaused":      {func(c *Controller) { c.clusterChanged(pausedCluster(), newCluster()) }, now},
-		"the Cluster has a new status": {func(c *Controller) { c.clusterChanged(newCluster(), newer(newCluster())) }, nil},
+		"the Cluster is paused": {func(c *Controller) {
+			c.clusterChanged(controllertest.NewCluster(), controllertest.PausedCluster(controllertest.NewCluster()))
+		}, now},
+		"the Cluster is unpaused": {func(c *Controller) {
+			c.clusterChanged(controllertest.PausedCluster(controllertest.NewCluster()), controllertest.NewCluster())
+		}, now},
+		"the Cluster has a new status": {func(c *Controller) { c.clusterChanged(controllertest.NewCluster(), newer(controllertest.NewCluster())) }, nil},
 
 		"a shard changes":                 {func(c *Controller) { c.shardChanged("b") }, later},
 		"another shard changes":           {func(c *Controller) { c.shardChanged("c") }, nil},
@@ -160,12 +148,6 @@ func withoutMachines(pool *v1beta1.NstanceMachinePool) { pool.Status.Infrastruct
 
 func elsewhere(machinePool *clusterv1.MachinePool) {
 	machinePool.Spec.Template.Spec.InfrastructureRef.Name = "others"
-}
-
-func pausedCluster() *clusterv1.Cluster {
-	cluster := newCluster()
-	cluster.Spec.Paused = ptr.To(true)
-	return cluster
 }
 
 // Instances that have an NstanceMachine do not matter to this controller, and in a pool
@@ -197,7 +179,7 @@ func TestBurstIsOneSync(t *testing.T) {
 			h.controller.machineChanged(nil, newMachine(ids[i]))
 		}
 	})
-	if want := []string{"workers after 1s"}; !slices.Equal(got, want) {
+	if want := []string{"workers at 1s"}; !slices.Equal(got, want) {
 		t.Errorf("enqueued %q, want %q", got, want)
 	}
 }
@@ -205,7 +187,7 @@ func TestBurstIsOneSync(t *testing.T) {
 // Without the MachinePool, the NstanceMachine leads from a Machine to its pool.
 func TestMachineEnqueuesThePoolOfItsNstanceMachine(t *testing.T) {
 	h := newHarness(t, byShard{}, newPool("a"), stored("i-1"))
-	h.noError(h.Informers.MachinePools.GetIndexer().Replace(nil, "1"))
+	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace(nil, "1"))
 	if got := h.enqueues(t, func() { h.controller.machineChanged(newMachine("i-1"), nil) }); len(got) != 1 {
 		t.Errorf("enqueued %q", got)
 	}
@@ -217,7 +199,7 @@ func TestMachineEnqueuesThePoolOfItsMachinePool(t *testing.T) {
 	machinePool, machine := newMachinePool(), newMachine("i-1")
 	machinePool.Name = strings.Repeat("long-", 20) + "name"
 	machine.Labels[clusterv1.MachinePoolNameLabel] = capi.LabelValue(machinePool.Name)
-	h.noError(h.Informers.MachinePools.GetIndexer().Replace([]any{machinePool}, "1"))
+	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace([]any{machinePool}, "1"))
 	if got := h.enqueues(t, func() { h.controller.machineChanged(nil, machine) }); len(got) != 1 {
 		t.Errorf("enqueued %q", got)
 	}

@@ -4,7 +4,6 @@
 package poolmember
 
 import (
-	"context"
 	"errors"
 	"net/http"
 	"slices"
@@ -13,8 +12,6 @@ import (
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
@@ -26,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -95,7 +93,7 @@ func newHarness(t testing.TB, groups byShard, objects ...runtime.Object) *harnes
 		}
 		return h.CAPI.RoundTrip(r)
 	})})
-	h.noError(err)
+	require.NoError(h.T, err)
 	h.Dependencies.CAPI = client
 	h.restart()
 	h.Put(h.Informers.MachinePools, newMachinePool())
@@ -125,10 +123,10 @@ func (h *harness) restart() {
 		MachinePools: capi.NewMachinePoolInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),
 		Machines:     capi.NewMachineInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),
 	}
-	h.noError(h.Informers.MachinePools.GetIndexer().Replace(before.MachinePools.GetIndexer().List(), "1"))
-	h.noError(h.Informers.Clusters.GetIndexer().Replace(before.Clusters.GetIndexer().List(), "1"))
+	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace(before.MachinePools.GetIndexer().List(), "1"))
+	require.NoError(h.T, h.Informers.Clusters.GetIndexer().Replace(before.Clusters.GetIndexer().List(), "1"))
 	c, err := New(h.Dependencies)
-	h.noError(err)
+	require.NoError(h.T, err)
 	if registered := c.HasSynced(); len(registered) != 6 {
 		h.T.Errorf("%d registrations, want one per informer", len(registered))
 	}
@@ -143,7 +141,7 @@ func (h *harness) show() {
 	cached := h.Informers.Nstance.NstanceMachines().Informer().GetIndexer()
 	before := cached.List()
 	h.Show()
-	h.noError(cached.Replace(cached.List(), strconv.Itoa(h.version)))
+	require.NoError(h.T, cached.Replace(cached.List(), strconv.Itoa(h.version)))
 	for _, object := range cached.List() {
 		after := object.(*v1beta1.NstanceMachine)
 		at := slices.IndexFunc(before, func(was any) bool { return was.(*v1beta1.NstanceMachine).UID == after.UID })
@@ -161,7 +159,7 @@ func (h *harness) show() {
 	for _, machine := range h.machines {
 		machines = append(machines, machine)
 	}
-	h.noError(h.Informers.Machines.GetIndexer().Replace(machines, strconv.Itoa(h.version)))
+	require.NoError(h.T, h.Informers.Machines.GetIndexer().Replace(machines, strconv.Itoa(h.version)))
 }
 
 // addMachines adds Machines to the API server.
@@ -170,7 +168,7 @@ func (h *harness) addMachines(machines ...*clusterv1.Machine) {
 	for _, machine := range machines {
 		h.machines[machine.Name] = machine
 		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(machine)
-		h.noError(err)
+		require.NoError(h.T, err)
 		h.CAPI.Created = append(h.CAPI.Created, &unstructured.Unstructured{Object: content})
 	}
 }
@@ -178,13 +176,13 @@ func (h *harness) addMachines(machines ...*clusterv1.Machine) {
 // update changes an object of our kinds, as another client would.
 func (h *harness) update(resource string, object runtime.Object) {
 	h.T.Helper()
-	h.noError(h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource(resource), object, controllertest.Namespace))
+	require.NoError(h.T, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource(resource), object, controllertest.Namespace))
 }
 
 // remove removes an nstanceMachine and its Machine from the API server.
 func (h *harness) remove(id string) {
 	h.T.Helper()
-	h.noError(h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), controllertest.Namespace, id))
+	require.NoError(h.T, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstancemachines"), controllertest.Namespace, id))
 	delete(h.machines, id)
 }
 
@@ -203,7 +201,7 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 		}
 		writes = append(writes, "delete machines "+name)
 		if h.CAPI.Refused == nil {
-			h.machines[name] = inDeletion(machine.DeepCopy())
+			h.machines[name] = controllertest.Deleting(machine.DeepCopy())
 		}
 	}
 	for _, name := range h.created {
@@ -226,7 +224,7 @@ func (h *harness) expect(want ...string) {
 	h.T.Helper()
 	h.show()
 	got, _, err := h.sync()
-	h.noError(err)
+	require.NoError(h.T, err)
 	if !slices.Equal(got, want) {
 		h.T.Errorf("wrote %q, want %q", got, want)
 	}
@@ -234,18 +232,5 @@ func (h *harness) expect(want ...string) {
 
 // nstanceMachine returns one from the API server, nil if there is none.
 func (h *harness) nstanceMachine(id string) *v1beta1.NstanceMachine {
-	h.T.Helper()
-	found, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).Get(context.Background(), id, metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	h.noError(err)
-	return found
-}
-
-func (h *harness) noError(err error) {
-	h.T.Helper()
-	if err != nil {
-		h.T.Fatal(err)
-	}
+	return controllertest.Get[*v1beta1.NstanceMachine](h.API, id)
 }

@@ -33,14 +33,7 @@ var (
 		return nil, nil
 	}}
 
-	nstanceMachineIndexers = cache.Indexers{byPool: func(obj any) ([]string, error) {
-		if nstanceMachine, ok := obj.(*v1beta1.NstanceMachine); ok {
-			if owner := controller.PoolOf(nstanceMachine); owner != nil {
-				return []string{string(owner.UID)}, nil
-			}
-		}
-		return nil, nil
-	}}
+	nstanceMachineIndexers = cache.Indexers{byPool: controller.PoolUIDOf}
 
 	machineIndexers = cache.Indexers{byPoolName: func(obj any) ([]string, error) {
 		if machine, ok := obj.(*clusterv1.Machine); ok {

@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"k8s.io/apimachinery/pkg/runtime"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // A pool of 500 instances over three shards: what changes for one of them costs no
@@ -56,7 +58,7 @@ func TestWritesOfALargePool(t *testing.T) {
 	h.setGroup("c", running(append(ids["c"][:7:7], ids["c"][8:]...)...))
 	count("a deleted one", 0)
 
-	h.update("nstancemachinepools", inDeletion(pool.DeepCopy()))
+	h.update("nstancemachinepools", controllertest.Deleting(pool.DeepCopy()))
 	count("a deleted pool", size)
 	count("waiting for that", 0)
 }

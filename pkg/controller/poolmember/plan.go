@@ -64,29 +64,29 @@ type decision struct {
 }
 
 // plan decides which nstanceMachines and Machines of a pool are created and deleted.
-func plan(seen observation) decision {
-	if seen.paused != "" {
-		return decision{orphanedSince: seen.state.orphanedSince}
+func plan(observed observation) decision {
+	if observed.paused != "" {
+		return decision{orphanedSince: observed.state.orphanedSince}
 	}
 	var d decision
-	planCreation(seen, &d)
-	planDeletion(seen, &d)
-	planOrphans(seen, &d)
+	planCreation(observed, &d)
+	planDeletion(observed, &d)
+	planOrphans(observed, &d)
 	return d
 }
 
 // planCreation gives each instance an nstanceMachine once: after its deletion the
 // instance is deleted too, even if the cache of the shard still has it.
-func planCreation(seen observation, d *decision) {
-	if !createsMachines(seen) {
+func planCreation(observed observation, d *decision) {
+	if !createsMachines(observed) {
 		return
 	}
-	for _, instance := range seen.instances {
-		_, has := seen.nstanceMachines[instance.id]
-		_, had := seen.state.shardOf[instance.id]
+	for _, instance := range observed.instances {
+		_, has := observed.nstanceMachines[instance.id]
+		_, had := observed.state.shardOf[instance.id]
 		switch {
 		case has || had:
-		case seen.foreign.Has(instance.id):
+		case observed.foreign.Has(instance.id):
 			d.conflicts = append(d.conflicts, instance.id)
 		default:
 			d.create = append(d.create, instance)
@@ -96,32 +96,32 @@ func planCreation(seen observation, d *decision) {
 
 // createsMachines reports whether Cluster API creates the Machines of new
 // nstanceMachines.
-func createsMachines(seen observation) bool {
-	return seen.pool.Status.InfrastructureMachineKind != "" && !deleting(seen.pool) &&
-		len(seen.machinePools) == 1 && !deleting(seen.machinePools[0])
+func createsMachines(observed observation) bool {
+	return observed.pool.Status.InfrastructureMachineKind != "" && !deleting(observed.pool) &&
+		len(observed.machinePools) == 1 && !deleting(observed.machinePools[0])
 }
 
 // planDeletion removes instances by deleting their Machines, which Cluster API drains:
 // those that a scale-down selected (see distribute.Scale), and those to replace. An
 // nstanceMachine without a Machine waits for it, unless Cluster API will not create it.
-func planDeletion(seen observation, d *decision) {
-	ids := seen.selected
-	if deleting(seen.pool) {
-		ids = slices.Sorted(maps.Keys(seen.nstanceMachines))
+func planDeletion(observed observation, d *decision) {
+	ids := observed.selected
+	if deleting(observed.pool) {
+		ids = slices.Sorted(maps.Keys(observed.nstanceMachines))
 	}
 	for _, id := range ids {
-		machine, nstanceMachine := seen.machines[id], seen.nstanceMachines[id]
+		machine, nstanceMachine := observed.machines[id], observed.nstanceMachines[id]
 		switch {
 		case machine != nil:
 			if !deleting(machine) {
 				d.deleteMachines = append(d.deleteMachines, machine)
 			}
-		case nstanceMachine != nil && !deleting(nstanceMachine) && getsNoMachines(seen):
+		case nstanceMachine != nil && !deleting(nstanceMachine) && getsNoMachines(observed):
 			d.deleteWithoutMachine = append(d.deleteWithoutMachine, nstanceMachine)
 		}
 	}
-	for _, id := range slices.Sorted(maps.Keys(seen.machines)) {
-		machine := seen.machines[id]
+	for _, id := range slices.Sorted(maps.Keys(observed.machines)) {
+		machine := observed.machines[id]
 		if replaceable(machine) && !slices.Contains(d.deleteMachines, machine) {
 			d.deleteMachines = append(d.deleteMachines, machine)
 		}
@@ -129,26 +129,26 @@ func planDeletion(seen observation, d *decision) {
 }
 
 // getsNoMachines reports whether Cluster API creates no more Machines for the pool.
-func getsNoMachines(seen observation) bool {
-	return !slices.ContainsFunc(seen.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !deleting(machinePool) })
+func getsNoMachines(observed observation) bool {
+	return !slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !deleting(machinePool) })
 }
 
 // planOrphans deletes Machines whose nstanceMachine was deleted. Cluster API would wait
 // for it forever. It creates such a Machine itself if its cache still has a deleted
 // nstanceMachine.
-func planOrphans(seen observation, d *decision) {
+func planOrphans(observed observation, d *decision) {
 	d.orphanedSince = map[types.UID]time.Time{}
-	for _, id := range slices.Sorted(maps.Keys(seen.machines)) {
-		machine := seen.machines[id]
-		if seen.nstanceMachines[id] != nil || seen.foreign.Has(id) || deleting(machine) || slices.Contains(d.deleteMachines, machine) {
+	for _, id := range slices.Sorted(maps.Keys(observed.machines)) {
+		machine := observed.machines[id]
+		if observed.nstanceMachines[id] != nil || observed.foreign.Has(id) || deleting(machine) || slices.Contains(d.deleteMachines, machine) {
 			continue
 		}
-		since, known := seen.state.orphanedSince[machine.UID]
+		since, known := observed.state.orphanedSince[machine.UID]
 		if !known {
-			since = seen.now
+			since = observed.now
 		}
 		d.orphanedSince[machine.UID] = since
-		wait := orphanGrace - seen.now.Sub(since)
+		wait := orphanGrace - observed.now.Sub(since)
 		if wait <= 0 {
 			d.deleteOrphans = append(d.deleteOrphans, machine)
 			wait = orphanGrace

@@ -15,6 +15,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // observed returns an observation of a pool with Machines and these instances on shard
@@ -61,9 +62,9 @@ func selected(ids ...string) func(*observation) {
 
 func off(seen *observation)            { seen.pool.Status.InfrastructureMachineKind = "" }
 func isPaused(seen *observation)       { seen.paused = "the pool" }
-func poolInDeletion(seen *observation) { seen.pool = inDeletion(seen.pool) }
+func poolInDeletion(seen *observation) { seen.pool = controllertest.Deleting(seen.pool) }
 func machinePoolInDeletion(seen *observation) {
-	seen.machinePools = []*clusterv1.MachinePool{inDeletion(newMachinePool())}
+	seen.machinePools = []*clusterv1.MachinePool{controllertest.Deleting(newMachinePool())}
 }
 func machinePoolDeleted(seen *observation) { seen.machinePools = nil }
 func secondMachinePool(seen *observation) {
@@ -120,7 +121,7 @@ func TestPlan(t *testing.T) {
 		"new instances":                                  {observed("i-1", "i-2"), "create i-1 on a i-2 on a"},
 		"one has its NstanceMachine":                     {with(observed("i-1", "i-2"), nstanceMachines(stored("i-1"))), "create i-2 on a"},
 		"one had its NstanceMachine":                     {with(observed("i-1", "i-2"), func(seen *observation) { seen.state.shardOf = map[string]string{"i-1": "a"} }), "create i-2 on a"},
-		"its NstanceMachine is being deleted":            {with(observed("i-1"), nstanceMachines(inDeletion(stored("i-1")))), ""},
+		"its NstanceMachine is being deleted":            {with(observed("i-1"), nstanceMachines(controllertest.Deleting(stored("i-1")))), ""},
 		"a foreign NstanceMachine has the name":          {with(observed("i-1", "i-2"), foreignHas("i-1")), "create i-2 on a; conflicts i-1"},
 		"Machines are off":                               {with(observed("i-1"), off), ""},
 		"paused":                                         {with(observed("i-1"), isPaused), ""},
@@ -131,7 +132,7 @@ func TestPlan(t *testing.T) {
 		"an NstanceMachine that the shard does not list": {with(observed(), nstanceMachines(stored("i-1")), machines(newMachine("i-1"))), ""},
 
 		"selected":                            {with(observed("i-1", "i-2"), nstanceMachines(stored("i-1"), stored("i-2")), machines(newMachine("i-1"), newMachine("i-2")), selected("i-2")), "delete Machines i-2"},
-		"selected, in deletion already":       {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(inDeletion(newMachine("i-1"))), selected("i-1")), ""},
+		"selected, in deletion already":       {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(controllertest.Deleting(newMachine("i-1"))), selected("i-1")), ""},
 		"selected, Machines are off":          {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(newMachine("i-1")), selected("i-1"), off), "delete Machines i-1"},
 		"selected and paused":                 {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(newMachine("i-1")), selected("i-1"), isPaused), ""},
 		"selected, no Machine yet":            {with(observed("i-1"), nstanceMachines(stored("i-1")), selected("i-1")), ""},
@@ -140,18 +141,18 @@ func TestPlan(t *testing.T) {
 		"selected, and only the Machine left": {with(observed(), machines(newMachine("i-1")), selected("i-1")), "delete Machines i-1"},
 
 		"a pool in deletion with Machines":           {with(observed("i-1", "i-2"), nstanceMachines(stored("i-1"), stored("i-2")), machines(newMachine("i-1"), newMachine("i-2")), poolInDeletion, machinePoolInDeletion), "delete Machines i-1 i-2"},
-		"a pool in deletion, its Machine too":        {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(inDeletion(newMachine("i-1"))), poolInDeletion), ""},
+		"a pool in deletion, its Machine too":        {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(controllertest.Deleting(newMachine("i-1"))), poolInDeletion), ""},
 		"a pool in deletion, no Machine yet":         {with(observed("i-1"), nstanceMachines(stored("i-1")), poolInDeletion), ""},
 		"a pool in deletion, no Machine ever":        {with(observed("i-1"), nstanceMachines(stored("i-1")), poolInDeletion, machinePoolInDeletion), "delete NstanceMachines i-1"},
 		"a pool in deletion without MachinePool":     {with(observed("i-1"), nstanceMachines(stored("i-1")), poolInDeletion, machinePoolDeleted), "delete NstanceMachines i-1"},
-		"a pool in deletion, its NstanceMachine too": {with(observed("i-1"), nstanceMachines(inDeletion(stored("i-1"))), poolInDeletion, machinePoolDeleted), ""},
+		"a pool in deletion, its NstanceMachine too": {with(observed("i-1"), nstanceMachines(controllertest.Deleting(stored("i-1"))), poolInDeletion, machinePoolDeleted), ""},
 		"a pool in deletion and paused":              {with(observed("i-1"), nstanceMachines(stored("i-1")), machines(newMachine("i-1")), poolInDeletion, isPaused), ""},
 
 		"an orphan seen first":                {with(observed(), machines(newMachine("i-1"))), "wait 10s"},
 		"an orphan seen again":                {with(observed(), machines(newMachine("i-1")), orphanedFor("i-1", 7*time.Second)), "wait 3s"},
 		"an orphan seen for long enough":      {with(observed(), machines(newMachine("i-1")), orphanedFor("i-1", 10*time.Second)), "delete orphans i-1; wait 10s"},
 		"an orphan, Machines are off":         {with(observed(), machines(newMachine("i-1")), orphanedFor("i-1", 10*time.Second), off), "delete orphans i-1; wait 10s"},
-		"an orphan in deletion":               {with(observed(), machines(inDeletion(newMachine("i-1"))), orphanedFor("i-1", time.Minute)), ""},
+		"an orphan in deletion":               {with(observed(), machines(controllertest.Deleting(newMachine("i-1"))), orphanedFor("i-1", time.Minute)), ""},
 		"an orphan and paused":                {with(observed(), machines(newMachine("i-1")), orphanedFor("i-1", time.Minute), isPaused), ""},
 		"no orphan: a foreign NstanceMachine": {with(observed(), machines(newMachine("i-1")), foreignHas("i-1"), orphanedFor("i-1", time.Minute)), ""},
 		"no orphan: an NstanceMachine":        {with(observed("i-1"), machines(newMachine("i-1")), nstanceMachines(stored("i-1")), orphanedFor("i-1", time.Minute)), ""},

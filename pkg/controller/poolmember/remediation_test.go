@@ -8,6 +8,8 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // marked returns a Machine with the conditions of a MachineHealthCheck.
@@ -32,10 +34,10 @@ func TestUnhealthyMachinesAreReplaced(t *testing.T) {
 		"healthy":                          {marked(newMachine("i-1"), yes, ""), nil, ""},
 		"unhealthy, without a request":     {marked(newMachine("i-1"), no, ""), nil, ""},
 		"unhealthy":                        {marked(newMachine("i-1"), no, no), nil, "delete Machines i-1"},
-		"unhealthy, in deletion":           {inDeletion(marked(newMachine("i-1"), no, no)), nil, ""},
+		"unhealthy, in deletion":           {controllertest.Deleting(marked(newMachine("i-1"), no, no)), nil, ""},
 		"remediated":                       {marked(newMachine("i-1"), no, yes), nil, ""},
 		"healthy again":                    {marked(newMachine("i-1"), yes, no), nil, ""},
-		"itself paused":                    {paused(marked(newMachine("i-1"), no, no)), nil, ""},
+		"itself paused":                    {controllertest.Paused(marked(newMachine("i-1"), no, no)), nil, ""},
 		"the pool paused":                  {marked(newMachine("i-1"), no, no), isPaused, ""},
 		"selected too":                     {marked(newMachine("i-1"), no, no), selected("i-1"), "delete Machines i-1"},
 		"Machines are off":                 {marked(newMachine("i-1"), no, no), off, "delete Machines i-1"},

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -28,11 +29,11 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	s.resize("a", 2)
 	s.resize("b", 1)
 	s.resize("c", 1)
-	s.Eventually("each instance has its NstanceMachine", func() bool { return s.sameAsServers(4) })
+	require.Eventually(s.harness.T, "each instance has its NstanceMachine", func() bool { return s.sameAsServers(4) })
 	before := s.list()
 
 	s.resize("b", 3)
-	s.Eventually("each new instance has one too", func() bool { return s.sameAsServers(6) })
+	require.Eventually(s.harness.T, "each new instance has one too", func() bool { return s.sameAsServers(6) })
 	for _, nstanceMachine := range before {
 		if after, err := s.controller.nstanceMachines.Get(t.Context(), nstanceMachine.Name, metav1.GetOptions{}); err != nil || after.UID != nstanceMachine.UID {
 			t.Errorf("NstanceMachine %s was created again, error %v", nstanceMachine.Name, err)
@@ -42,7 +43,7 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	// The server terminates the instance; other controllers delete its NstanceMachine.
 	selected := s.instances("b")[1]
 	s.resize("b", 2, selected)
-	s.Eventually("the selected instance is terminated", func() bool { return !slices.Contains(s.instances("b"), selected) })
+	require.Eventually(s.harness.T, "the selected instance is terminated", func() bool { return !slices.Contains(s.instances("b"), selected) })
 	all := s.list()
 	if !slices.ContainsFunc(all, func(nstanceMachine v1beta1.NstanceMachine) bool { return nstanceMachine.Name == selected }) || len(all) != 6 {
 		t.Errorf("there are %d NstanceMachines", len(all))
@@ -68,17 +69,14 @@ func startServers(t *testing.T, ids ...string) *servers {
 	}
 	h := controllertest.NewHarness(t, shardtest.New(), pool)
 	for _, id := range pool.Spec.Shards {
-		if err := h.Tracker().Add(newShardGroup(pool, id)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, h.Tracker().Add(newShardGroup(pool, id)))
 	}
 	s := &servers{Servers: controllertest.StartServers(t, options...), harness: h}
 	s.Use(&h.Dependencies)
 	h.Clock = clock.RealClock{}
 	var err error
-	if s.controller, err = New(h.Dependencies); err != nil {
-		t.Fatal(err)
-	}
+	s.controller, err = New(h.Dependencies)
+	require.NoError(t, err)
 	h.Put(h.Informers.MachinePools, newMachinePool())
 
 	ctx, cancel := context.WithCancel(h.Ctx)
@@ -103,9 +101,8 @@ func startServers(t *testing.T, ids ...string) *servers {
 // resize changes the size of the group on a shard.
 func (s *servers) resize(id string, size int32, removeFirst ...string) {
 	s.harness.T.Helper()
-	if _, err := s.UpsertGroup(s.harness.T.Context(), id, "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst}); err != nil {
-		s.harness.T.Fatal(err)
-	}
+	_, err := s.UpsertGroup(s.harness.T.Context(), id, "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst})
+	require.NoError(s.harness.T, err)
 }
 
 // instances returns the ids of the instances of a shard, sorted.
@@ -123,9 +120,7 @@ func (s *servers) instances(id string) []string {
 func (s *servers) list() []v1beta1.NstanceMachine {
 	s.harness.T.Helper()
 	list, err := s.controller.nstanceMachines.List(s.harness.T.Context(), metav1.ListOptions{})
-	if err != nil {
-		s.harness.T.Fatal(err)
-	}
+	require.NoError(s.harness.T, err)
 	return list.Items
 }
 

@@ -29,15 +29,15 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if !c.caughtUp(state) {
 		return controller.StaleRetry, nil
 	}
-	seen, err := c.observe(pool, state)
+	observed, err := c.observe(pool, state)
 	if err != nil {
 		return 0, err
 	}
-	c.dropDeleted(seen)
-	d := plan(seen)
+	c.dropDeleted(observed)
+	d := plan(observed)
 	c.states.setOrphaned(pool.UID, d.orphanedSince)
 	return d.requeueAfter, errors.Join(
-		c.create(ctx, seen, d),
+		c.create(ctx, observed, d),
 		c.deleteMachines(ctx, d.deleteMachines),
 		c.deleteWithoutMachine(ctx, d.deleteWithoutMachine),
 		c.deleteOrphans(ctx, d.deleteOrphans))
@@ -54,15 +54,15 @@ func (c *Controller) caughtUp(state syncState) bool {
 
 // dropDeleted drops instances from the state that have no nstanceMachine and that their
 // shard no longer lists.
-func (c *Controller) dropDeleted(seen observation) {
+func (c *Controller) dropDeleted(observed observation) {
 	listed := map[string]sets.Set[string]{}
-	for _, shard := range seen.state.shardOf {
+	for _, shard := range observed.state.shardOf {
 		if listed[shard] == nil {
-			listed[shard] = c.ids(shard, string(seen.pool.Spec.Group))
+			listed[shard] = c.ids(shard, string(observed.pool.Spec.Group))
 		}
 	}
-	c.states.dropInstances(seen.pool.UID, func(id, shard string) bool {
-		_, has := seen.nstanceMachines[id]
+	c.states.dropInstances(observed.pool.UID, func(id, shard string) bool {
+		_, has := observed.nstanceMachines[id]
 		ids, known := listed[shard]
 		return !has && known && !ids.Has(id)
 	})
@@ -81,7 +81,7 @@ func (c *Controller) ids(shard, group string) sets.Set[string] {
 // observe reads the caches. The state was read before them, so it has every
 // nstanceMachine that is deleted in between.
 func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) (observation, error) {
-	seen := observation{
+	observed := observation{
 		pool:            pool,
 		state:           state,
 		machinePools:    controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
@@ -91,39 +91,39 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) 
 		now:             c.clock.Now(),
 	}
 	for _, nstanceMachine := range controller.Indexed[v1beta1.NstanceMachine](c.nstanceMachineIndex, byPool, string(pool.UID)) {
-		seen.nstanceMachines[nstanceMachine.Name] = nstanceMachine
+		observed.nstanceMachines[nstanceMachine.Name] = nstanceMachine
 	}
-	for _, name := range poolNames(seen) {
+	for _, name := range poolNames(observed) {
 		for _, machine := range controller.Indexed[clusterv1.Machine](c.machineIndex, byPoolName, name) {
-			seen.machines[machine.Spec.InfrastructureRef.Name] = machine
+			observed.machines[machine.Spec.InfrastructureRef.Name] = machine
 		}
 	}
 	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, string(pool.UID)) {
-		seen.selected = append(seen.selected, group.Spec.RemoveFirst...)
-		seen.instances = append(seen.instances, c.instances(pool, group)...)
+		observed.selected = append(observed.selected, group.Spec.RemoveFirst...)
+		observed.instances = append(observed.instances, c.instances(pool, group)...)
 	}
-	slices.Sort(seen.selected)
-	seen.selected = slices.Compact(seen.selected)
-	slices.SortFunc(seen.instances, func(a, b instance) int { return cmp.Compare(a.id, b.id) })
+	slices.Sort(observed.selected)
+	observed.selected = slices.Compact(observed.selected)
+	slices.SortFunc(observed.instances, func(a, b instance) int { return cmp.Compare(a.id, b.id) })
 
 	var err error
-	if seen.paused, err = c.pausedBy(pool, seen.machinePools); err != nil {
+	if observed.paused, err = c.pausedBy(pool, observed.machinePools); err != nil {
 		return observation{}, err
 	}
-	return seen, c.observeForeign(&seen)
+	return observed, c.observeForeign(&observed)
 }
 
 // poolNames returns the labels of the pool's Machines. Without a MachinePool they are
 // those of the nstanceMachines.
-func poolNames(seen observation) []string {
+func poolNames(observed observation) []string {
 	names := sets.New[string]()
-	for _, machinePool := range seen.machinePools {
+	for _, machinePool := range observed.machinePools {
 		names.Insert(capi.LabelValue(machinePool.Name))
 	}
-	if len(seen.machinePools) > 0 {
+	if len(observed.machinePools) > 0 {
 		return sets.List(names)
 	}
-	for _, nstanceMachine := range seen.nstanceMachines {
+	for _, nstanceMachine := range observed.nstanceMachines {
 		names.Insert(nstanceMachine.Labels[clusterv1.MachinePoolNameLabel])
 	}
 	return sets.List(names)
@@ -152,22 +152,22 @@ func (c *Controller) instances(pool *v1beta1.NstanceMachinePool, group *v1beta1.
 
 // observeForeign finds NstanceMachines outside the pool that have the name of an
 // instance or belong to a Machine of the pool.
-func (c *Controller) observeForeign(seen *observation) error {
+func (c *Controller) observeForeign(observed *observation) error {
 	check := func(name string) error {
-		if seen.nstanceMachines[name] != nil {
+		if observed.nstanceMachines[name] != nil {
 			return nil
 		}
 		found, err := controller.GetCached(c.nstanceMachineLister.Get, "NstanceMachine", c.key(name))
 		if found != nil {
-			seen.foreign.Insert(name)
+			observed.foreign.Insert(name)
 		}
 		return err
 	}
 	var failed []error
-	for _, instance := range seen.instances {
+	for _, instance := range observed.instances {
 		failed = append(failed, check(instance.id))
 	}
-	for name := range seen.machines {
+	for name := range observed.machines {
 		failed = append(failed, check(name))
 	}
 	return errors.Join(failed...)
@@ -176,7 +176,7 @@ func (c *Controller) observeForeign(seen *observation) error {
 // pausedBy returns what pauses a pool: its Cluster, itself, or a MachinePool that refers
 // to it. It returns "" if nothing does.
 func (c *Controller) pausedBy(pool *v1beta1.NstanceMachinePool, machinePools []*clusterv1.MachinePool) (string, error) {
-	cluster, err := controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName))
+	cluster, err := controller.GetCached(c.clusterLister.Get, "Cluster", c.cluster)
 	if err != nil {
 		return "", err
 	}

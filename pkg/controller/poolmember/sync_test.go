@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -55,7 +56,7 @@ func TestNstanceMachineHasTheLabelOfItsMachinePool(t *testing.T) {
 	h := newHarness(t, byShard{"a": running("i-1")}, pool, newShardGroup(pool, "a"))
 	machinePool := newMachinePool()
 	machinePool.Name = strings.Repeat("long-", 20) + "name"
-	h.noError(h.Informers.MachinePools.GetIndexer().Replace([]any{machinePool}, "1"))
+	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace([]any{machinePool}, "1"))
 	h.expect("create nstancemachines i-1")
 	if got := h.nstanceMachine("i-1").Labels[clusterv1.MachinePoolNameLabel]; got != capi.LabelValue(machinePool.Name) || got == machinePool.Name {
 		t.Errorf("the label is %q", got)
@@ -80,7 +81,7 @@ func TestWhichInstancesGetAnNstanceMachine(t *testing.T) {
 		"terminating":                            {shards: byShard{"a": inState("i-1", shard.InstanceTerminating)}},
 		"terminated":                             {shards: byShard{"a": inState("i-1", shard.InstanceTerminated)}},
 		"of a group in deletion":                 {shards: byShard{"a": deleting}},
-		"of a shard group in deletion":           {shards: byShard{"a": running("i-1")}, group: inDeletion(newShardGroup(pool, "a"))},
+		"of a shard group in deletion":           {shards: byShard{"a": running("i-1")}, group: controllertest.Deleting(newShardGroup(pool, "a"))},
 		"of another pool":                        {shards: byShard{"a": running("i-1")}, group: otherPools},
 		"of a shard that the pool does not name": {shards: byShard{"c": running("i-1")}, group: newShardGroup(pool, "c")},
 		"of an unknown shard":                    {shards: byShard{}},
@@ -107,10 +108,10 @@ func TestNothingIsWrittenWhilePaused(t *testing.T) {
 	group := newShardGroup(newPool("a"), "a", "i-2")
 	for name, pause := range map[string]func(*harness){
 		"the Cluster": func(h *harness) {
-			h.Put(h.Informers.Clusters, pausedCluster())
+			h.Put(h.Informers.Clusters, controllertest.PausedCluster(controllertest.NewCluster()))
 		},
-		"the pool":        func(h *harness) { h.update("nstancemachinepools", paused(newPool("a"))) },
-		"the MachinePool": func(h *harness) { h.Put(h.Informers.MachinePools, paused(newMachinePool())) },
+		"the pool":        func(h *harness) { h.update("nstancemachinepools", controllertest.Paused(newPool("a"))) },
+		"the MachinePool": func(h *harness) { h.Put(h.Informers.MachinePools, controllertest.Paused(newMachinePool())) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, byShard{"a": running("i-1", "i-2")}, newPool("a"), group.DeepCopy(), stored("i-2"))
@@ -140,7 +141,7 @@ func TestDeletedNstanceMachineIsNotCreatedAgain(t *testing.T) {
 	// the event handler is called.
 	h.remove("i-1")
 	h.remove("i-2")
-	h.noError(h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(nil, "2000"))
+	require.NoError(h.T, h.Informers.Nstance.NstanceMachines().Informer().GetIndexer().Replace(nil, "2000"))
 	if writes, _, err := h.sync(); err != nil || len(writes) > 0 {
 		t.Errorf("wrote %q, error %v", writes, err)
 	}
@@ -194,7 +195,7 @@ func TestForeignNstanceMachineHasOneEventAndIsNotChanged(t *testing.T) {
 			pool := newPool("a")
 			objects := []runtime.Object{pool, newShardGroup(pool, "a")}
 			h := newHarness(t, byShard{"a": running("i-1", "i-2")}, objects...)
-			h.noError(h.Tracker().Add(foreign()))
+			require.NoError(h.T, h.Tracker().Add(foreign()))
 			before := h.nstanceMachine("i-1")
 			var writes []string
 			if inCache {

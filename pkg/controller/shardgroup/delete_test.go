@@ -11,13 +11,14 @@ import (
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
 const deleteGroup = "delete workers on a"
 
 func TestDeletionWaitsForTheShard(t *testing.T) {
-	h := newHarness(t, deleting(newObject()))
+	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reported())
 	h.expect(deleteGroup, writeStatus)
 	// The deletion is taken, and the group not yet gone.
@@ -40,13 +41,13 @@ func TestDeletionWaitsForTheShard(t *testing.T) {
 
 // A static group goes back to what the server's configuration says.
 func TestDeletionOfAStaticGroupEndsWithTheAnswer(t *testing.T) {
-	h := newHarness(t, deleting(newObject()))
+	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Static = true }))
 	h.expect(deleteGroup, release)
 }
 
 func TestDeletionOfAPausedGroupWaits(t *testing.T) {
-	h := newHarness(t, deleting(newObject()))
+	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.setGroup(reported())
 	h.paused = "Cluster dev has spec.paused"
 	h.expect(writeStatus)
@@ -59,12 +60,12 @@ func TestDeletionOfAPausedGroupWaits(t *testing.T) {
 }
 
 func TestDeletionOfAGroupThatTheShardDoesNotHaveAsksAllTheSame(t *testing.T) {
-	h := newHarness(t, deleting(newObject()))
+	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.expect(deleteGroup, release)
 }
 
 func TestDeletionKeepsTheFinalizersOfOthers(t *testing.T) {
-	object := deleting(newObject())
+	object := controllertest.Deleting(newObject())
 	object.Finalizers = []string{"somebody/else", v1beta1.FinalizerShardGroup, "and/another"}
 	h := newHarness(t, object)
 	h.expect(deleteGroup, release)
@@ -77,7 +78,7 @@ func TestDeletionKeepsTheFinalizersOfOthers(t *testing.T) {
 
 func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
 	for _, code := range []codes.Code{codes.Unavailable, codes.FailedPrecondition, codes.Internal, codes.Unknown} {
-		h := newHarness(t, deleting(newObject()))
+		h := newHarness(t, controllertest.Deleting(newObject()))
 		h.Fake.Fail["delete"] = status.Error(code, "still in use")
 		did, _, err := h.sync()
 		if err == nil || !slices.Equal(did, []string{deleteGroup, writeStatus}) {
@@ -96,7 +97,7 @@ func TestDeletionThatTheShardRefusesKeepsTheFinalizer(t *testing.T) {
 
 // The cache may be older than a change of the finalizers.
 func TestDeletionDoesNotTakeTheFinalizerOfAnother(t *testing.T) {
-	h := newHarness(t, deleting(newObject()))
+	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.Show()
 	h.change(func(g *v1beta1.NstanceShardGroup) {
 		g.Finalizers = []string{"somebody/else", v1beta1.FinalizerShardGroup}
@@ -111,7 +112,7 @@ func TestDeletionDoesNotTakeTheFinalizerOfAnother(t *testing.T) {
 }
 
 func TestDeletionDoesNotTakeTheFinalizerOfASuccessor(t *testing.T) {
-	h := newHarness(t, deleting(newObject()))
+	h := newHarness(t, controllertest.Deleting(newObject()))
 	h.Show()
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.UID, g.DeletionTimestamp = "uid-of-the-successor", nil })
 	if _, _, err := h.syncStale(); err == nil {

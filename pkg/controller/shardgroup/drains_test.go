@@ -12,6 +12,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -116,7 +117,7 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 func TestStatusOfDrainsOfAGroupThatGoes(t *testing.T) {
 	seen := connected(changed(reported(), func(g *shard.Group) { g.Deleting = true }))
 	seen.drains = drains{draining: 3}
-	got := newStatus(deleting(newObject()), seen, outcome{now: then}, nil)
+	got := newStatus(controllertest.Deleting(newObject()), seen, outcome{now: then}, nil)
 	if *got.Draining != 3 || !slices.Contains(describe(got.Conditions), "DrainsProgressing=True Draining: ") {
 		t.Errorf("%d drain, %q", *got.Draining, describe(got.Conditions))
 	}

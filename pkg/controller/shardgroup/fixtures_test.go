@@ -5,7 +5,6 @@ package shardgroup
 
 import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
@@ -26,11 +25,6 @@ func newObject() *v1beta1.NstanceShardGroup {
 			GroupSettings: v1beta1.GroupSettings{Template: "standard", InstanceType: "large", Subnets: []v1beta1.Identifier{"private"}, Vars: map[string]string{"a": "1"}},
 		},
 	}
-}
-
-func deleting(object *v1beta1.NstanceShardGroup) *v1beta1.NstanceShardGroup {
-	object.DeletionTimestamp = ptr.To(metav1.Now())
-	return object
 }
 
 // reported returns the group of a shard where newObject is in effect.

@@ -4,17 +4,11 @@
 package shardgroup
 
 import (
-	"context"
-	"fmt"
 	"slices"
 	"testing"
-	"testing/synctest"
-	"time"
-
-	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 func TestHandlersEnqueueTheShardGroup(t *testing.T) {
@@ -32,7 +26,7 @@ func TestHandlersEnqueueTheShardGroup(t *testing.T) {
 			h.controller.shardGroupChanged(newObject(), with(func(g *v1beta1.NstanceShardGroup) { g.Generation++ }))
 		}, []string{"workers--a at 0s"}},
 		"a deletion, at once": {func(h *harness) {
-			h.controller.shardGroupChanged(newObject(), deleting(newObject()))
+			h.controller.shardGroupChanged(newObject(), controllertest.Deleting(newObject()))
 		}, []string{"workers--a at 0s"}},
 		"a deleted object": {func(h *harness) { h.controller.shardGroupChanged(newObject(), nil) }, []string{"workers--a at 0s"}},
 		"a new status, which is our own": {func(h *harness) {
@@ -62,21 +56,10 @@ func TestHandlersEnqueueTheShardGroup(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, newObject())
-			synctest.Test(t, func(t *testing.T) {
-				start := time.Now()
-				var enqueued []string
-				h.controller.queue = controller.NewQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
-					enqueued = append(enqueued, fmt.Sprintf("%s at %s", key.Name, time.Since(start)))
-					return 0, nil
-				})
-				test.change(h)
-				ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-				defer cancel()
-				h.controller.queue.Run(ctx, 1)
-				if !slices.Equal(enqueued, test.want) {
-					t.Errorf("enqueued %q, want %q", enqueued, test.want)
-				}
-			})
+			enqueued := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h) })
+			if !slices.Equal(enqueued, test.want) {
+				t.Errorf("enqueued %q, want %q", enqueued, test.want)
+			}
 		})
 	}
 }

@@ -4,16 +4,14 @@
 package shardgroup
 
 import (
-	"context"
 	"testing"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -40,9 +38,8 @@ func newHarnessOf(t testing.TB, setup func(*harness), objects ...runtime.Object)
 	h.FakeClock.SetTime(then.Time)
 	setup(h)
 	var err error
-	if h.controller, err = New(h.Dependencies, Options{Pools: pools{h}, Drains: drainSummary{h}}); err != nil {
-		t.Fatal(err)
-	}
+	h.controller, err = New(h.Dependencies, Options{Pools: pools{h}, Drains: drainSummary{h}})
+	require.NoError(t, err)
 	return h
 }
 
@@ -106,25 +103,15 @@ func (h *harness) expect(want ...string) time.Duration {
 // change changes the object on the API server as a new spec.
 func (h *harness) change(change func(*v1beta1.NstanceShardGroup)) {
 	h.T.Helper()
-	object := h.object()
-	object.Generation++
-	change(object)
-	if err := h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), object, namespace); err != nil {
-		h.T.Fatal(err)
-	}
+	controllertest.Change(h.API, "workers--a", func(object *v1beta1.NstanceShardGroup) {
+		object.Generation++
+		change(object)
+	})
 }
 
 // object returns the shard group on the API server, nil when it was deleted.
 func (h *harness) object() *v1beta1.NstanceShardGroup {
-	h.T.Helper()
-	object, err := h.InfrastructureV1beta1().NstanceShardGroups(namespace).Get(context.Background(), "workers--a", metav1.GetOptions{})
-	if apierrors.IsNotFound(err) {
-		return nil
-	}
-	if err != nil {
-		h.T.Fatal(err)
-	}
-	return object
+	return controllertest.Get[*v1beta1.NstanceShardGroup](h.API, "workers--a")
 }
 
 // conditions returns the object's conditions in words.

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -34,7 +35,7 @@ func TestPlanOfEveryCombination(t *testing.T) {
 							for _, wasRejected := range yesAndNo {
 								object := newObject()
 								if deleted {
-									deleting(object)
+									controllertest.Deleting(object)
 								}
 								if !finalizer {
 									object.Finalizers = nil

@@ -12,6 +12,8 @@ import (
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -105,7 +107,7 @@ func TestARefusalDoesNotHideErrors(t *testing.T) {
 
 	h = rejectedHarness(t, codes.Internal)
 	h.Fake.Fail["delete"] = lost
-	h.change(func(g *v1beta1.NstanceShardGroup) { deleting(g) })
+	h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
 	if _, requeue, err := h.sync(); !shard.IsUnreachable(err) {
 		t.Errorf("a deletion that failed gives error %v and a requeue after %s", err, requeue)
 	}
@@ -113,9 +115,7 @@ func TestARefusalDoesNotHideErrors(t *testing.T) {
 
 func TestARefusalIsForgottenWithItsObject(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
-	if err := h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), namespace, "workers--a"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), namespace, "workers--a"))
 	h.expect()
 	if got := len(h.controller.rejections); got != 0 {
 		t.Errorf("%d rejections are stored", got)

@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/settingstest"
 	"nstance.dev/operator/pkg/shard"
@@ -64,18 +65,17 @@ func (s *served) signal() {
 // condition.
 func (s *served) until(what string, condition func(shard.Group) bool) shard.Group {
 	s.T.Helper()
-	deadline := time.After(controllertest.Timeout)
+	deadline := time.After(require.Timeout)
 	for {
-		if _, _, err := s.sync(); err != nil {
-			s.T.Fatal(err)
-		}
+		_, _, err := s.sync()
+		require.NoError(s.T, err)
 		if group, ok := s.groups.Get("a", "workers"); ok && condition(group) {
 			return group
 		}
 		select {
 		case <-s.changes:
 		case <-deadline:
-			s.T.Fatalf("after %v it is not true that %s", controllertest.Timeout, what)
+			s.T.Fatalf("after %v it is not true that %s", require.Timeout, what)
 		}
 	}
 }
@@ -197,17 +197,12 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 		t.Errorf("in effect is %+v, want %+v", group.GroupSettings, *group.Declared)
 	}
 	// The status follows the cache by one sync.
-	if _, _, err := s.sync(); err != nil {
-		t.Fatal(err)
-	}
+	_, _, err := s.sync()
+	require.NoError(t, err)
 	want, err := json.Marshal(all)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	reported, err := json.Marshal(s.object().Status.Config)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if string(reported) != string(want) {
 		t.Errorf("the status reports %s, want %s", reported, want)
 	}
@@ -231,9 +226,8 @@ func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = nil })
 	for range 3 {
 		s.Advance(10 * time.Minute)
-		if _, _, err := s.sync(); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := s.sync()
+		require.NoError(t, err)
 	}
 	if got := len(s.server.Upserts("workers")); got > 2 {
 		t.Errorf("the server got %d upserts, want one for each of 2 specs", got)

@@ -18,6 +18,7 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -36,7 +37,7 @@ func describe(conditions []metav1.Condition) []string {
 }
 
 func TestStatusConditions(t *testing.T) {
-	going := deleting(newObject())
+	going := controllertest.Deleting(newObject())
 	smaller := changed(reported(), func(g *shard.Group) { g.Size, g.ActualSize = 1, 1 })
 	rejected := &rejection{generation: 1, message: "no such template"}
 	tests := map[string]struct {

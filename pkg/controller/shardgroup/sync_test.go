@@ -14,6 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -80,7 +81,7 @@ func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
 		"not synced":     func(h *harness) { h.a().Synced = false },
 		"not reachable":  func(h *harness) { h.a().Reachable, h.a().Lost = false, lost },
 	} {
-		for _, object := range []*v1beta1.NstanceShardGroup{newObject(), deleting(newObject())} {
+		for _, object := range []*v1beta1.NstanceShardGroup{newObject(), controllertest.Deleting(newObject())} {
 			h := newHarness(t, object)
 			change(h)
 			h.expect(writeStatus)

@@ -20,6 +20,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -36,36 +37,28 @@ func logs(t *testing.T) (context.Context, *[]string) {
 func open(ctx context.Context, t *testing.T, path string) *DB {
 	t.Helper()
 	db, err := Open(ctx, path)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = db.Close() })
 	return db
 }
 
 func put(t *testing.T, db *DB, rows ...Row) {
 	t.Helper()
-	if err := db.Put(t.Context(), rows...); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.Put(t.Context(), rows...))
 }
 
 // rows returns all rows, ordered by id.
 func rows(t *testing.T, db *DB) []Row {
 	t.Helper()
 	rows, err := db.Rows(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	slices.SortFunc(rows, func(a, b Row) int { return strings.Compare(a.Record.ID, b.Record.ID) })
 	return rows
 }
 
 func shutdown(t *testing.T, db *DB) {
 	t.Helper()
-	if err := db.Close(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.Close())
 }
 
 // newRows returns n rows that have only the mandatory fields.
@@ -110,9 +103,7 @@ func TestRowsRoundTrip(t *testing.T) {
 	want[0].Record.ProviderID, want[0].ETag = "kwok:///a/c", "another"
 	want[2].Drain = nil
 	put(t, db, want[0], want[2])
-	if err := db.Delete(t.Context(), want[1].Record.ID, "unknown"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.Delete(t.Context(), want[1].Record.ID, "unknown"))
 	want = slices.Delete(want, 1, 2)
 	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
 		t.Errorf("after changes (-put +found):\n%s", diff)
@@ -129,9 +120,7 @@ func TestPurgeRemovesOldTombstonesOnly(t *testing.T) {
 	all[2].DeletedAt = epoch
 	all[3].DeleteReason = instance.ReasonExpired
 	put(t, db, all...)
-	if err := db.Purge(t.Context(), epoch); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.Purge(t.Context(), epoch))
 	if diff := cmp.Diff(slices.Delete(all, 1, 2), rows(t, db)); diff != "" {
 		t.Errorf("(-want +found):\n%s", diff)
 	}
@@ -142,16 +131,13 @@ func TestChangesAreAtomic(t *testing.T) {
 	want := newRows(2)
 	put(t, db, want...)
 	groups := map[instance.GroupKey]Hashes{{Tenant: "default", Group: "a"}: {RuntimeConfig: "1", InfraConfig: "2"}}
-	if err := db.PutGroups(t.Context(), groups); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.PutGroups(t.Context(), groups))
 	// Fails the second row of each change.
-	if _, err := db.sql.ExecContext(t.Context(), `
+	_, err := db.sql.ExecContext(t.Context(), `
 		CREATE TRIGGER a BEFORE INSERT ON instances WHEN new.id = 'id-00003' BEGIN SELECT raise(ABORT, 'no'); END;
 		CREATE TRIGGER b BEFORE DELETE ON instances WHEN old.id = 'id-00001' BEGIN SELECT raise(ABORT, 'no'); END;
-		CREATE TRIGGER c BEFORE INSERT ON groups WHEN new.group_key = 'b' BEGIN SELECT raise(ABORT, 'no'); END;`); err != nil {
-		t.Fatal(err)
-	}
+		CREATE TRIGGER c BEFORE INSERT ON groups WHEN new.group_key = 'b' BEGIN SELECT raise(ABORT, 'no'); END;`)
+	require.NoError(t, err)
 	if err := db.Put(t.Context(), newRows(4)[2:]...); err == nil || !strings.Contains(err.Error(), "id-00003") {
 		t.Errorf("Put returns %v, want an error that names the instance", err)
 	}
@@ -168,9 +154,7 @@ func TestChangesAreAtomic(t *testing.T) {
 		t.Errorf("instances (-before +after):\n%s", diff)
 	}
 	after, err := db.Groups(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(groups, after); diff != "" {
 		t.Errorf("groups (-before +after):\n%s", diff)
 	}
@@ -185,15 +169,11 @@ func TestPutGroupsReplacesAll(t *testing.T) {
 		{b: {RuntimeConfig: "3", InfraConfig: "5"}, c: {}},
 		{},
 	} {
-		if err := db.PutGroups(t.Context(), want); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, db.PutGroups(t.Context(), want))
 		shutdown(t, db)
 		db = open(t.Context(), t, path)
 		found, err := db.Groups(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if diff := cmp.Diff(want, found); diff != "" {
 			t.Errorf("(-put +found):\n%s", diff)
 		}
@@ -208,17 +188,13 @@ func TestGeneratedColumns(t *testing.T) {
 		InfraConfigHash: "hash", CreatedAt: epoch, ProviderID: "provider",
 	}}, newRows(1)[0])
 	var got string
-	if err := db.sql.QueryRowContext(t.Context(), `SELECT concat_ws(' ', tenant, group_key, on_demand, idempotency_key, infra_config_hash, created_at, provider_id)
-		FROM instances WHERE tenant = 'acme' AND group_key = 'build'`).Scan(&got); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.sql.QueryRowContext(t.Context(), `SELECT concat_ws(' ', tenant, group_key, on_demand, idempotency_key, infra_config_hash, created_at, provider_id)
+		FROM instances WHERE tenant = 'acme' AND group_key = 'build'`).Scan(&got))
 	if want := "acme build 1 key hash 2025-06-01T12:00:00.123456789Z provider"; got != want {
 		t.Errorf("got  %s\nwant %s", got, want)
 	}
 	var managed int
-	if err := db.sql.QueryRowContext(t.Context(), `SELECT count(*) FROM instances WHERE on_demand = 0 AND provider_id IS NULL`).Scan(&managed); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.sql.QueryRowContext(t.Context(), `SELECT count(*) FROM instances WHERE on_demand = 0 AND provider_id IS NULL`).Scan(&managed))
 	if managed != 1 {
 		t.Errorf("found %d managed instances without provider id, want 1", managed)
 	}
@@ -243,9 +219,7 @@ func TestOpenFails(t *testing.T) {
 		t.Errorf("without its folder: %v, want an error with the path", err)
 	}
 	folder := filepath.Join(dir, "folder")
-	if err := os.MkdirAll(filepath.Join(folder, "full"), 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(filepath.Join(folder, "full"), 0o700))
 	if _, err := Open(t.Context(), folder); err == nil || !strings.Contains(err.Error(), folder) {
 		t.Errorf("with a folder in its place: %v, want an error with the path", err)
 	}
@@ -268,19 +242,13 @@ func TestOpenFails(t *testing.T) {
 // instance.
 func BenchmarkPut(b *testing.B) {
 	db, err := Open(b.Context(), filepath.Join(b.TempDir(), "cache.db"))
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	defer db.Close()
 	rows := newRows(10_000)
-	if err := db.Put(b.Context(), rows...); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, db.Put(b.Context(), rows...))
 	i := 0
 	for b.Loop() {
-		if err := db.Put(b.Context(), rows[i%len(rows)]); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, db.Put(b.Context(), rows[i%len(rows)]))
 		i++
 	}
 }
@@ -290,21 +258,13 @@ func BenchmarkOpen(b *testing.B) {
 	path := filepath.Join(b.TempDir(), "cache.db")
 	for b.Loop() {
 		db, err := Open(b.Context(), path)
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		rows, err := db.Rows(b.Context())
-		if err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, err)
 		if len(rows) == 0 {
-			if err := db.Put(b.Context(), newRows(10_000)...); err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, db.Put(b.Context(), newRows(10_000)...))
 		}
-		if err := db.Close(); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, db.Close())
 	}
 }
 
@@ -312,14 +272,10 @@ func TestUpdateGroups(t *testing.T) {
 	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
 	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "other", Group: "a"}
 	want := map[instance.GroupKey]Hashes{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}}
-	if err := db.PutGroups(t.Context(), want); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, db.PutGroups(t.Context(), want))
 	put := func(groups map[instance.GroupKey]*Hashes) {
 		t.Helper()
-		if err := db.UpdateGroups(t.Context(), groups); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, db.UpdateGroups(t.Context(), groups))
 		if found, err := db.Groups(t.Context()); err != nil || !maps.Equal(found, want) {
 			t.Errorf("there are %v, %v, want %v", found, err, want)
 		}
@@ -338,13 +294,9 @@ func TestLeadershipID(t *testing.T) {
 	db := open(t.Context(), t, path)
 	for _, want := range []string{"", "first", "second"} {
 		if want != "" {
-			if err := db.SetLeadershipID(t.Context(), want); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, db.SetLeadershipID(t.Context(), want))
 		}
-		if err := db.Close(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, db.Close())
 		db = open(t.Context(), t, path)
 		if got, err := db.LeadershipID(t.Context()); err != nil || got != want {
 			t.Errorf("the leadership id is %q, %v, want %q", got, err, want)

@@ -13,6 +13,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestDamagedRowIsIgnored(t *testing.T) {
@@ -26,13 +28,10 @@ func TestDamagedRowIsIgnored(t *testing.T) {
 			all := newRows(3)
 			put(t, db, all...)
 			// The generated columns reject invalid JSON.
-			if _, err := db.sql.ExecContext(ctx, damage); err != nil {
-				t.Fatal(err)
-			}
+			_, err := db.sql.ExecContext(ctx, damage)
+			require.NoError(t, err)
 			found, err := db.Rows(ctx)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			slices.SortFunc(found, func(a, b Row) int { return strings.Compare(a.Record.ID, b.Record.ID) })
 			if diff := cmp.Diff([]Row{all[0], all[2]}, found); diff != "" {
 				t.Errorf("(-want +found):\n%s", diff)
@@ -48,20 +47,15 @@ func TestUnusableFileIsRecreated(t *testing.T) {
 	overwrite := func(change func([]byte) []byte) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			data, err := os.ReadFile(path)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if err := os.WriteFile(path, change(data), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
+			require.NoError(t, os.WriteFile(path, change(data), 0o600))
 		}
 	}
 	execute := func(statement string) func(*testing.T, string) {
 		return func(t *testing.T, path string) {
 			db := open(t.Context(), t, path)
-			if _, err := db.sql.ExecContext(t.Context(), statement); err != nil {
-				t.Fatal(err)
-			}
+			_, err := db.sql.ExecContext(t.Context(), statement)
+			require.NoError(t, err)
 			shutdown(t, db)
 		}
 	}
@@ -115,9 +109,7 @@ func TestRandomDamage(t *testing.T) {
 	put(t, db, all...)
 	shutdown(t, db)
 	data, err := os.ReadFile(pristine)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	recreated := 0
 	for range 40 {
 		path := filepath.Join(t.TempDir(), "cache.db")
@@ -128,15 +120,11 @@ func TestRandomDamage(t *testing.T) {
 				damaged[i] = byte(random.Uint32())
 			}
 		}
-		if err := os.WriteFile(path, damaged, 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, damaged, 0o600))
 		ctx, _ := logs(t)
 		db := open(ctx, t, path)
 		found, err := db.Rows(ctx)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if len(found) == 0 {
 			recreated++
 		}
@@ -158,16 +146,12 @@ func TestDeletedFileIsRecreated(t *testing.T) {
 	put(t, db, newRows(200)...)
 	for _, name := range []string{path, path + "-wal"} {
 		info, err := os.Stat(name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if info.Mode().Perm() != 0o600 {
 			t.Errorf("%s has mode %v, others could read the vars of instances", name, info.Mode())
 		}
 	}
-	if err := os.Remove(path); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(path))
 	ctx, lines := logs(t)
 	if found := rows(t, open(ctx, t, path)); len(found) != 0 {
 		t.Errorf("has %d rows, want none", len(found))

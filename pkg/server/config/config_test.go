@@ -4,6 +4,7 @@
 package config
 
 import (
+	_ "embed"
 	"fmt"
 	"slices"
 	"testing"
@@ -12,76 +13,15 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // example has every key.
-const example = `{
-	// Comments and trailing commas are fine.
-	"cluster": {
-		"id": "prod",
-		"leader_election": {"enabled": false, "interval": "1s", "timeout": "4s"},
-		"secrets": {
-			"provider": "object-storage",
-			"encryption_key": {"env": "NSTANCE_KEY"},
-			"old_encryption_keys": [{"file": "/etc/nstance/old.key"}, {"env": "NSTANCE_OLDER_KEY"}],
-		},
-	},
-	"shard": {
-		"id": "us-west-2a",
-		"infra": {
-			"provider": "fake",
-			"region": "us-west-2",
-			"zone": "us-west-2a",
-			"options": {"endpoint": "/etc/endpoint"},
-		},
-		"bind": {
-			"health_addr": "0.0.0.0:8990", "election_addr": "0.0.0.0:8991",
-			"registration_addr": "0.0.0.0:8992", "operator_addr": "[::]:8993",
-		},
-		"advertise": {
-			"health_addr": ":8080", "election_addr": "10.0.0.1:8991",
-			"registration_addr": "shard-a.example:443", "operator_addr": "[2600:1f18::a]:8993",
-		},
-		"leader_election": {"interval": "2s", "timeout": "6s"},
-		"subnet_pools": {"default": ["subnet-a", "subnet-b"], "extra": ["subnet-c"]},
-		"dynamic_subnet_pools": ["default"],
-		"expiry": {"eligible_age": "21d", "forced_age": "720h", "ondemand_age": "7d"},
-		"default_drain_timeout": "4m",
-		"create_rate_limit": "1s",
-		"garbage_collection": {"interval": "3m", "registration_timeout": "6m", "deleted_record_retention": "31m"},
-		"request_timeout": "29s",
-		"shutdown_timeout": "9s",
-	},
-	"certificates": {"operator": {"ttl": 48}},
-	"defaults": {
-		"userdata": "#!/bin/sh\necho {{.Nonce}}\n",
-		"vars": {"tier": "none"},
-		"args": {"labels": {"tier": "{{.Vars.tier}}"}},
-		"files": {"app.json": {"kind": "json", "json": {"replicas": 3, "on": true, "list": ["a", null]}}},
-	},
-	"templates": {
-		"worker": {
-			"kind": "knd", "arch": "amd64", "instance_type": "m7i.large",
-			"subnet_pool": "default", "vars": {"role": "worker"},
-			"userdata": {"url": "https://example.com/userdata", "encoding": "base64+gzip"},
-			"args": {"labels": {"example.com/Role": "worker"}, "annotations": {"Example.com/Note": "any text at all"}},
-			"files": {"app.env": {"kind": "env", "env": {"ROLE": "{{.Vars.role}}"}}},
-		},
-		"bare": {"kind": "bar", "arch": "arm64", "size": 0},
-	},
-	"groups": {
-		"default": {
-			"main": {"template": "worker"},
-			"arm": {
-				"template": "bare", "size": 3, "instance_type": "tiny", "subnet_pool": "extra", "vars": {"a": "b"},
-				"args": {"annotations": {"group": "arm"}}, "drain_timeout": "90s",
-			},
-		},
-		"empty": {},
-	},
-}`
+//
+//go:embed testdata/example.jsonc
+var example string
 
 // providers has a fake provider with some instance types.
 var providers = providertest.Providers(types...)
@@ -96,9 +36,7 @@ var types = []provider.InstanceType{
 func parsed(t *testing.T, text string) *Config {
 	t.Helper()
 	c, err := Parse([]byte(text), providers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 

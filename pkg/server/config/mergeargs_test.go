@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestMergeArgs(t *testing.T) {
@@ -51,9 +53,7 @@ func TestMergeArgs(t *testing.T) {
 func decode(t *testing.T, text string) map[string]any {
 	t.Helper()
 	var value map[string]any
-	if err := json.Unmarshal([]byte(text), &value); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, json.Unmarshal([]byte(text), &value))
 	return value
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
@@ -20,13 +21,10 @@ import (
 func newStore(t *testing.T, text string) storage.Store {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if text != "" {
-		if _, err := store.Create(t.Context(), "config/us-west-2a.jsonc", []byte(text)); err != nil {
-			t.Fatal(err)
-		}
+		_, err = store.Create(t.Context(), "config/us-west-2a.jsonc", []byte(text))
+		require.NoError(t, err)
 	}
 	return store
 }
@@ -34,17 +32,11 @@ func newStore(t *testing.T, text string) storage.Store {
 func TestReadAndParseFor(t *testing.T) {
 	store := newStore(t, example)
 	source, err := Read(t.Context(), store, "us-west-2a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	c, err := source.ParseFor("us-west-2a", providers)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	object, err := store.Get(t.Context(), "config/us-west-2a.jsonc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if s := c.Source; s.Key != "config/us-west-2a.jsonc" || string(s.Data) != example || s.ETag != object.ETag || !s.LastModified.Equal(object.LastModified) {
 		t.Errorf("the source is %s with tag %q of %v, want that of the object", s.Key, s.ETag, s.LastModified)
 	}
@@ -77,17 +69,11 @@ func TestReadFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shard.jsonc")
 	read := func(text string) Source {
 		t.Helper()
-		if err := os.WriteFile(path, []byte(text), 0o600); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, []byte(text), 0o600))
 		written := time.Date(2026, 1, 2, 3, 4, 5, 0, time.UTC)
-		if err := os.Chtimes(path, written, written); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.Chtimes(path, written, written))
 		source, err := ReadFile(path)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if source.Key != path || string(source.Data) != text || !source.LastModified.Equal(written) {
 			t.Errorf("the source is %s of %v", source.Key, source.LastModified)
 		}

@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func inBase64(data []byte) []byte {
@@ -23,9 +25,7 @@ func inGzip(t *testing.T, data []byte) []byte {
 	var packed bytes.Buffer
 	writer := gzip.NewWriter(&packed)
 	_, err := writer.Write(data)
-	if err := errors.Join(err, writer.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, writer.Close()))
 	return packed.Bytes()
 }
 

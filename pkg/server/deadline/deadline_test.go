@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/deadline"
 )
 
@@ -46,9 +47,7 @@ func TestHTTPClient(t *testing.T) {
 	client := deadline.HTTPClient(server.Client().Do)
 	do := func(ctx context.Context) error {
 		request, err := http.NewRequestWithContext(ctx, http.MethodPut, server.URL, nil)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		response, err := client.Do(request)
 		if err != nil {
 			return err

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/storage"
@@ -193,9 +194,7 @@ func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 	}{
 		{"changes a group", func(t *testing.T, store storage.Store) { upsert(t, open(t, store), dynamic, Change{Size: 9}) }},
 		{"removes the object", func(t *testing.T, store storage.Store) {
-			if err := store.Delete(t.Context(), objectKey); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, store.Delete(t.Context(), objectKey))
 		}},
 	}
 	for _, tc := range tests {

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -85,9 +86,7 @@ func newConfigWith(static map[string]config.Group) *config.Config {
 func newStorage(t testing.TB) storage.Store {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return store
 }
 
@@ -100,9 +99,7 @@ func open(t testing.TB, store storage.Store) *Store {
 func openWith(t testing.TB, store storage.Store, c *config.Config) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), c, store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -110,9 +107,7 @@ func openWith(t testing.TB, store storage.Store, c *config.Config) *Store {
 func upsert(t testing.TB, s *Store, key instance.GroupKey, change Change) *Group {
 	t.Helper()
 	group, _, err := s.Upsert(t.Context(), key, change)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return group
 }
 
@@ -150,9 +145,8 @@ func readObject(t testing.TB, store storage.Store) storage.Object {
 // createObject stores groups as a previous server would have.
 func createObject(t testing.TB, store storage.Store, content string) {
 	t.Helper()
-	if _, err := store.Create(t.Context(), objectKey, []byte(content)); err != nil {
-		t.Fatal(err)
-	}
+	_, err := store.Create(t.Context(), objectKey, []byte(content))
+	require.NoError(t, err)
 }
 
 // faultyStore is a storage that fails on demand and counts writes.

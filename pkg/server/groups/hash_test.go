@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -35,9 +36,7 @@ func sample() Group {
 // withHashes returns g with its hashes.
 func withHashes(t *testing.T, g Group) Group {
 	t.Helper()
-	if err := g.setHashes(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, g.setHashes())
 	return g
 }
 

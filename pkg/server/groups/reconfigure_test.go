@@ -13,6 +13,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -28,9 +29,7 @@ func wantDynamic(t *testing.T, s *Store, before Group) {
 
 func reconfigure(t *testing.T, s *Store, next *config.Config) {
 	t.Helper()
-	if err := s.Reconfigure(t.Context(), next); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Reconfigure(t.Context(), next))
 	if s.Config() != next {
 		t.Error("another configuration is active")
 	}
@@ -41,9 +40,7 @@ func reconfigure(t *testing.T, s *Store, next *config.Config) {
 func wantSame(t *testing.T, s *Store, store storage.Store) {
 	t.Helper()
 	after, err := Open(t.Context(), s.Config(), store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(snapshot(t, s), snapshot(t, after)); diff != "" {
 		t.Errorf("(-before +after a restart):\n%s", diff)
 	}
@@ -112,9 +109,8 @@ func TestReconfigure(t *testing.T) {
 			t.Errorf("is %+v, want the new template and the operator's size", group)
 		}
 		wantSame(t, s, store)
-		if _, err := s.Delete(t.Context(), main); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Delete(t.Context(), main)
+		require.NoError(t, err)
 		if size := get(t, s, main).Size; size != 3 {
 			t.Errorf("the size is %d, want 3", size)
 		}

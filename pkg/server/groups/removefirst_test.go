@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 )
 
@@ -46,9 +47,7 @@ func TestRemoveFirstBelongsToTheSize(t *testing.T) {
 	for _, step := range steps {
 		before := store.writes
 		group, changed, err := s.Upsert(t.Context(), dynamic, step.change)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		wantFirst(t, group, step.change.Size, step.want...)
 		if writes := store.writes - before; writes != step.writes || changed != step.changes {
 			t.Errorf("%s: %d writes and changed %t, want %d and %t", step.name, writes, changed, step.writes, step.changes)
@@ -100,9 +99,8 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 	wantFirst(t, get(t, s, plain), 1, "b")
 
 	// The configuration sets none.
-	if _, err := s.Delete(t.Context(), main); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.Delete(t.Context(), main)
+	require.NoError(t, err)
 	wantFirst(t, get(t, s, main), 3)
 	if etag := get(t, s, main).ETag; etag != configured {
 		t.Errorf("the ETag is %s, want the previous one, %s", etag, configured)
@@ -115,9 +113,8 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 func TestDeletedGroupLosesRemoveFirst(t *testing.T) {
 	s := open(t, newStorage(t))
 	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2, RemoveFirst: []string{"a"}})
-	if _, err := s.Delete(t.Context(), dynamic); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.Delete(t.Context(), dynamic)
+	require.NoError(t, err)
 	wantFirst(t, upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2}), 2)
 }
 

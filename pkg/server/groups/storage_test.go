@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -25,9 +26,8 @@ func TestChangesSurviveARestart(t *testing.T) {
 	deleted := instance.GroupKey{Tenant: "default", Group: "deleted"}
 	upsert(t, s, deleted, Change{Settings: Settings{Template: "worker"}})
 	for _, key := range []instance.GroupKey{deleted, plain} {
-		if _, err := s.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		_, err := s.Delete(t.Context(), key)
+		require.NoError(t, err)
 	}
 	want := snapshot(t, s)
 	if len(want) != 4 {
@@ -75,9 +75,7 @@ func TestWritesOnlyWhatDiffers(t *testing.T) {
 	for _, step := range steps {
 		before := store.writes
 		_, changed, err := s.Upsert(t.Context(), step.key, step.change)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if writes := store.writes - before; writes != step.writes || changed != step.changes {
 			t.Errorf("%s: %d writes and changed %t, want %d and %t", step.name, writes, changed, step.writes, step.changes)
 		}

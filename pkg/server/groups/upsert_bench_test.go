@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -27,9 +28,7 @@ func BenchmarkUpsert(b *testing.B) {
 
 			data := readObject(b, store).Data
 			etag, err := store.Create(b.Context(), "bare", data)
-			if err != nil {
-				b.Fatal(err)
-			}
+			require.NoError(b, err)
 			var replacing time.Duration
 			size := int32(1)
 			for b.Loop() {
@@ -39,9 +38,8 @@ func BenchmarkUpsert(b *testing.B) {
 				b.StopTimer()
 				start := time.Now()
 				data[0]++ // new content, as after every change
-				if etag, err = store.Replace(b.Context(), "bare", data, etag); err != nil {
-					b.Fatal(err)
-				}
+				etag, err = store.Replace(b.Context(), "bare", data, etag)
+				require.NoError(b, err)
 				replacing += time.Since(start)
 				b.StartTimer()
 			}
@@ -61,8 +59,6 @@ func groupsOf(b *testing.B, count int) string {
 		}
 	}
 	data, err := json.Marshal(content{"default": groups})
-	if err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, err)
 	return string(data)
 }

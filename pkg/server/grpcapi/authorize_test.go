@@ -20,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
@@ -100,9 +101,7 @@ func TestAuthorize(t *testing.T) {
 func TestHandshake(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{})
 	foreign, err := pki.NewAuthority("foreign")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	own := server.Authority
 	server.Authority = foreign
 	_, err = server.Operator("default").ListGroups(t.Context(), &emptypb.Empty{})

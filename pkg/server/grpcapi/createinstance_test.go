@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
@@ -32,9 +33,7 @@ func createRequest(group string) *nstancev1.CreateInstanceRequest {
 func (s *service) create(request *nstancev1.CreateInstanceRequest) instance.Record {
 	s.t.Helper()
 	response, err := s.CreateInstance(s.ctx(), request)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	i, known := s.Instances.Get(response.InstanceId)
 	if !known || response.Status != instanceStatus(&i) {
 		s.t.Fatalf("the response is %v for %+v", response, i)
@@ -46,7 +45,7 @@ func (s *service) create(request *nstancev1.CreateInstanceRequest) instance.Reco
 func (s *service) records() int {
 	s.t.Helper()
 	infos, err := s.storage.List(s.t.Context(), storage.InstancePrefix("us-west-2a"))
-	s.must(err)
+	require.NoError(s.t, err)
 	return len(infos)
 }
 
@@ -176,21 +175,21 @@ func TestRepeatedCreateRequestReturnsSameInstance(t *testing.T) {
 			}
 			again("at once", "pending")
 			s.provider.show(record.ID, instance.Running)
-			s.must(s.Instances.SetProviderID(t.Context(), record.ID, "id-"+record.ID))
+			require.NoError(s.t, s.Instances.SetProviderID(t.Context(), record.ID, "id-"+record.ID))
 			again("when it runs", "running")
-			s.must(s.cache.Close())
+			require.NoError(s.t, s.cache.Close())
 			s.start(filepath.Join(t.TempDir(), "another cache"))
 			again("after a restart without the cache", "running")
-			s.must(s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
+			require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
 			again("while it is being deleted", "terminating")
 			s.provider.hide(record.ID)
 			cachePath := filepath.Join(t.TempDir(), "cache")
-			s.must(s.cache.Close())
+			require.NoError(s.t, s.cache.Close())
 			s.start(cachePath)
-			s.must(s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
-			s.must(s.Instances.Remove(t.Context(), record.ID))
+			require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
+			require.NoError(s.t, s.Instances.Remove(t.Context(), record.ID))
 			again("after it was deleted", "terminated")
-			s.must(s.cache.Close())
+			require.NoError(s.t, s.cache.Close())
 			s.start(cachePath)
 			again("after it was deleted and a restart", "terminated")
 			if n := s.records(); n != 0 || len(s.takeChanged()) != 0 {
@@ -285,7 +284,7 @@ func TestLostResponseOfStorage(t *testing.T) {
 			if n := s.records(); n != 1 {
 				t.Errorf("there are %d records", n)
 			}
-			s.must(s.cache.Close())
+			require.NoError(s.t, s.cache.Close())
 			s.start(filepath.Join(t.TempDir(), "another cache"))
 			if again := s.create(request); again.ID != record.ID {
 				t.Errorf("after a restart it is %s, before it was %s", again.ID, record.ID)

@@ -25,7 +25,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	s.instances[workers] = []instance.Instance{first, second}
 	c.Refresh(workers)
 	w := c.watch("default")
-	expectEvents(t, w, "TYPE_UPSERT workers 2")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
 	expect := func(want *nstancev1.GroupStatus) {
 		t.Helper()
 		c.Refresh(workers)
@@ -42,7 +42,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 			t.Errorf("listed are %v, want %v", all, want)
 		}
 		c.Refresh(workers)
-		expectEvents(t, w)
+		expectEvents(t, takeEvents(w))
 	}
 
 	delete(s.groups, workers)
@@ -71,7 +71,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	onDemand.OnDemand = true
 	s.instances[workers] = []instance.Instance{onDemand}
 	c.Refresh(workers)
-	expectEvents(t, w, "TYPE_DELETE workers 0")
+	expectEvents(t, takeEvents(w), "TYPE_DELETE workers 0")
 	if listed := c.list("default"); len(listed) != 0 {
 		t.Errorf("listed are %v", listed)
 	}
@@ -82,9 +82,9 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	// Without instances the group is not listed.
 	s.instances[workers] = nil
 	c.Refresh(workers)
-	expectEvents(t, w, "TYPE_DELETE workers 0")
+	expectEvents(t, takeEvents(w), "TYPE_DELETE workers 0")
 	c.Refresh(workers)
-	expectEvents(t, w)
+	expectEvents(t, takeEvents(w))
 }
 
 func TestGroupsAreRefreshedAtOnce(t *testing.T) {
@@ -97,5 +97,5 @@ func TestGroupsAreRefreshedAtOnce(t *testing.T) {
 	delete(s.groups, key("b"))
 	s.groups[key("c")] = &groups.Group{Key: key("c"), Size: 2}
 	c.Refresh(key("a"), key("b"), key("c"), key("d"))
-	expectEvents(t, w, "TYPE_UPSERT a 2", "TYPE_DELETE b 0", "TYPE_UPSERT c 2")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT a 2", "TYPE_DELETE b 0", "TYPE_UPSERT c 2")
 }

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -23,18 +22,7 @@ import (
 
 // takeErrors returns the texts of the pending events of w, each with its group.
 func takeErrors(w *errorWatcher) []string {
-	var texts []string
-	for event := w.take(); event != nil; event = w.take() {
-		texts = append(texts, event.Group+": "+event.Error)
-	}
-	return texts
-}
-
-func expectErrors(t *testing.T, w *errorWatcher, want ...string) {
-	t.Helper()
-	if got := takeErrors(w); !slices.Equal(got, want) {
-		t.Errorf("errors are %q, want %q", got, want)
-	}
+	return taken(w, func(event *nstancev1.ErrorEvent) string { return event.Group + ": " + event.Error })
 }
 
 func TestErrorRecipients(t *testing.T) {
@@ -50,16 +38,16 @@ func TestErrorRecipients(t *testing.T) {
 		}
 		e.ReportInstance(instance.GroupKey{Tenant: "other", Group: "workers"}, "", errors.New("full"))
 		e.ReportShard(errors.New("bad"))
-		expectErrors(t, w, ": bad")
-		expectErrors(t, second, ": bad")
-		expectErrors(t, other, "workers: full", ": bad")
+		expectEvents(t, takeErrors(w), ": bad")
+		expectEvents(t, takeErrors(second), ": bad")
+		expectEvents(t, takeErrors(other), "workers: full", ": bad")
 		// A later watcher does not get earlier errors.
 		late := e.watch("default")
-		expectErrors(t, late)
+		expectEvents(t, takeErrors(late))
 		e.watchers.unwatch(w)
 		e.ReportShard(errors.New("worse"))
-		expectErrors(t, w)
-		expectErrors(t, late, ": worse")
+		expectEvents(t, takeErrors(w))
+		expectEvents(t, takeErrors(late), ": worse")
 	})
 }
 
@@ -73,22 +61,22 @@ func TestSameErrorIsSentOnceIn30Seconds(t *testing.T) {
 		report("workers", "knd2", "knd2 is broken")
 		report("workers", "", "full")
 		report("more", "", "full")
-		expectErrors(t, w, "workers: <instance> is broken", "workers: full", "more: full")
+		expectEvents(t, takeErrors(w), "workers: <instance> is broken", "workers: full", "more: full")
 
 		for range 29 {
 			<-time.After(time.Second)
 			report("workers", "", "full")
 		}
-		expectErrors(t, w)
+		expectEvents(t, takeErrors(w))
 		// A later watcher has not received it.
 		late := e.watch("default")
 		report("workers", "", "full")
-		expectErrors(t, w)
-		expectErrors(t, late, "workers: full")
+		expectEvents(t, takeErrors(w))
+		expectEvents(t, takeErrors(late), "workers: full")
 		<-time.After(time.Second)
 		report("workers", "", "full")
 		report("workers", "", "full")
-		expectErrors(t, w, "workers: full")
+		expectEvents(t, takeErrors(w), "workers: full")
 
 		// Old errors are forgotten.
 		<-time.After(time.Hour)
@@ -110,7 +98,7 @@ func TestSlowErrorWatcherLosesOldest(t *testing.T) {
 		t.Errorf("of 1000 errors %d are pending, from %q to %q", len(got), got[0], got[len(got)-1])
 	}
 	e.ReportShard(errors.New("next"))
-	expectErrors(t, w, ": next")
+	expectEvents(t, takeErrors(w), ": next")
 }
 
 func TestNextWaitsForError(t *testing.T) {

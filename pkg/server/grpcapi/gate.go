@@ -31,12 +31,12 @@ type Gate struct {
 	whoLeads func() string
 
 	mu sync.Mutex
-	// term is nil when there is none.
-	term *term
+	// open is the service of the current term, nil when there is none.
+	open *openService
 }
 
-// term is a service for one term of leadership.
-type term struct {
+// openService is a service for one term of leadership.
+type openService struct {
 	service *OperatorService
 	// ctx is done when the term is over.
 	ctx context.Context
@@ -59,7 +59,7 @@ func NewGate(leading func() bool, whoLeads func() string) *Gate {
 // when these have returned. The Gate must be shut before it is opened again.
 func (g *Gate) Open(service *OperatorService) (shut func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	opened := &term{service: service, ctx: ctx}
+	opened := &openService{service: service, ctx: ctx}
 	g.set(opened)
 	return func() {
 		g.set(nil)
@@ -69,18 +69,18 @@ func (g *Gate) Open(service *OperatorService) (shut func()) {
 	}
 }
 
-func (g *Gate) set(t *term) {
+func (g *Gate) set(s *openService) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	g.term = t
+	g.open = s
 }
 
-// enter returns the current term for a call. The caller calls leave when the call
+// enter returns the service of the current term for a call. The caller calls leave when the call
 // has returned.
-func (g *Gate) enter() (current *term, leave func(), err error) {
+func (g *Gate) enter() (current *openService, leave func(), err error) {
 	g.mu.Lock()
 	if g.leading() {
-		current = g.term
+		current = g.open
 	}
 	if current != nil {
 		current.calls.Add(1)
@@ -99,10 +99,10 @@ func (s *OperatorService) closeStreams() {
 	s.InstanceEvents.Close()
 }
 
-// withTerm returns a copy of ctx that is also done when the term is over.
-func (t *term) withTerm(ctx context.Context) (context.Context, context.CancelFunc) {
+// untilClosed returns a copy of ctx that is also done when the term is over.
+func (s *openService) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
-	stop := context.AfterFunc(t.ctx, cancel)
+	stop := context.AfterFunc(s.ctx, cancel)
 	return ctx, func() {
 		stop()
 		cancel()
@@ -118,7 +118,7 @@ func forward[Request, Response any](ctx context.Context, g *Gate, request *Reque
 		return nil, err
 	}
 	defer leave()
-	ctx, cancel := current.withTerm(ctx)
+	ctx, cancel := current.untilClosed(ctx)
 	defer cancel()
 	return method(current.service, ctx, request)
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -69,12 +70,12 @@ func TestGateOpensAndShuts(t *testing.T) {
 			t.Errorf("got %v", event)
 		}
 		failures, err := operator.WatchErrors(t.Context(), &emptypb.Empty{})
-		s.must(err)
+		require.NoError(s.t, err)
 		groups, err := operator.WatchGroups(t.Context(), &emptypb.Empty{})
-		s.must(err)
+		require.NoError(s.t, err)
 		s.Statuses.Refresh(record.Key())
 		_, err = groups.Recv()
-		s.must(err)
+		require.NoError(s.t, err)
 		shut()
 		for name, recv := range map[string]func() error{
 			"WatchInstances": func() error { _, err := instances.Recv(); return err },

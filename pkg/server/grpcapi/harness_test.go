@@ -17,6 +17,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
@@ -101,9 +102,7 @@ func newService(t testing.TB) *service {
 	s := &service{t: t, dir: t.TempDir(), provider: &fakeProvider{synced: make(chan struct{}), vms: map[string]instance.VM{}}}
 	close(s.provider.synced)
 	store, err := file.Open(s.dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	s.storage = &flakyStorage{Store: store}
 	s.start(filepath.Join(t.TempDir(), "cache"))
 	return s
@@ -113,14 +112,14 @@ func newService(t testing.TB) *service {
 func (s *service) start(cachePath string) {
 	s.t.Helper()
 	wanted, err := groups.Open(s.t.Context(), newConfig(), s.storage)
-	s.must(err)
+	require.NoError(s.t, err)
 	s.cache, err = cache.Open(s.t.Context(), cachePath)
-	s.must(err)
+	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = s.cache.Close() })
 	known, err := instancestore.Open(s.t.Context(), instancestore.Options{
 		Storage: s.storage, Cache: s.cache, Provider: s.provider, Shard: "us-west-2a", Clock: clocktesting.NewFakePassiveClock(epoch),
 	})
-	s.must(err)
+	require.NoError(s.t, err)
 	s.OperatorService = &OperatorService{
 		Store:          wanted,
 		Instances:      known,
@@ -159,13 +158,6 @@ func newConfig() *config.Config {
 	}
 }
 
-func (s *service) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
 // as returns the context of a call of a tenant's operator.
 func as(ctx context.Context, tenant string) context.Context {
 	return context.WithValue(ctx, clientKey{}, pki.Client{ID: "test", Tenant: tenant, Role: pki.RoleOperator})
@@ -177,8 +169,8 @@ func (s *service) ctx() context.Context { return as(s.t.Context(), "default") }
 func (s *service) add() instance.Record {
 	s.t.Helper()
 	record := instance.Record{ID: newID(s.t, "knd"), Tenant: "default", Group: "plain", CreatedAt: epoch}
-	s.must(s.Instances.Add(s.t.Context(), record))
-	s.must(s.Instances.SetProviderID(s.t.Context(), record.ID, "id-"+record.ID))
+	require.NoError(s.t, s.Instances.Add(s.t.Context(), record))
+	require.NoError(s.t, s.Instances.SetProviderID(s.t.Context(), record.ID, "id-"+record.ID))
 	s.provider.show(record.ID, instance.Running)
 	return record
 }
@@ -186,9 +178,7 @@ func (s *service) add() instance.Record {
 func newID(t testing.TB, kind string) string {
 	t.Helper()
 	id, err := puidv7.New(kind)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return id.String()
 }
 

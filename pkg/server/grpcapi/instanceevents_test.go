@@ -6,7 +6,6 @@ package grpcapi
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -27,18 +26,7 @@ func named(tenant, id string) instance.Instance {
 
 // takeInstanceEvents returns the pending events of w.
 func takeInstanceEvents(w *instanceWatcher) []string {
-	var events []string
-	for event := w.take(); event != nil; event = w.take() {
-		events = append(events, event.InstanceId+" "+event.Status)
-	}
-	return events
-}
-
-func expectInstanceEvents(t *testing.T, w *instanceWatcher, want ...string) {
-	t.Helper()
-	if got := takeInstanceEvents(w); !slices.Equal(got, want) {
-		t.Errorf("events are %q, want %q", got, want)
-	}
+	return taken(w, func(event *nstancev1.InstanceEvent) string { return event.InstanceId + " " + event.Status })
 }
 
 func TestInstanceEventContent(t *testing.T) {
@@ -79,15 +67,15 @@ func TestInstanceEventRecipients(t *testing.T) {
 	e.Deleting(named("third", "c"))
 	late := e.watch("default")
 	e.Deleting(named("default", "a"))
-	expectInstanceEvents(t, w, "a pending_deletion", "a deleting")
-	expectInstanceEvents(t, second, "a pending_deletion", "a deleting")
-	expectInstanceEvents(t, other, "b deleted")
+	expectEvents(t, takeInstanceEvents(w), "a pending_deletion", "a deleting")
+	expectEvents(t, takeInstanceEvents(second), "a pending_deletion", "a deleting")
+	expectEvents(t, takeInstanceEvents(other), "b deleted")
 	// A later watcher does not get earlier events.
-	expectInstanceEvents(t, late, "a deleting")
+	expectEvents(t, takeInstanceEvents(late), "a deleting")
 	e.watchers.unwatch(w)
 	e.Deleted(named("default", "a"))
-	expectInstanceEvents(t, w)
-	expectInstanceEvents(t, second, "a deleted")
+	expectEvents(t, takeInstanceEvents(w))
+	expectEvents(t, takeInstanceEvents(second), "a deleted")
 	for _, w := range []*instanceWatcher{second, other, late} {
 		e.watchers.unwatch(w)
 	}
@@ -115,7 +103,7 @@ func TestPendingInstanceEventIsReplaced(t *testing.T) {
 	}
 	// A status is sent again when it is published again.
 	e.Draining(i)
-	expectInstanceEvents(t, w, "b deleting", "a deleting", "a pending_deletion")
+	expectEvents(t, takeInstanceEvents(w), "b deleting", "a deleting", "a pending_deletion")
 }
 
 func TestNextWaitsForInstanceEvent(t *testing.T) {

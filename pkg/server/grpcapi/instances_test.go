@@ -14,6 +14,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -52,9 +53,7 @@ func TestInstanceStatus(t *testing.T) {
 	expect := func(want string) {
 		t.Helper()
 		got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: record.ID})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		full := &nstancev1.InstanceStatusResponse{
 			InstanceId: record.ID, Tenant: "default", Status: want,
 			CreatedAt: timestamppb.New(epoch), ProviderInstanceId: "id-" + record.ID, DeleteAt: deleteAt,
@@ -76,22 +75,22 @@ func TestInstanceStatus(t *testing.T) {
 	s.provider.hide(record.ID)
 	expect("terminating")
 	s.provider.show(record.ID, instance.Running)
-	s.must(s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{
+	require.NoError(s.t, s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{
 		Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour),
 	}))
 	// From now on there is a deadline for its deletion.
 	deleteAt = timestamppb.New(epoch.Add(time.Hour))
 	expect("running")
-	s.must(s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
 	expect("terminating")
 	s.provider.hide(record.ID)
 	expect("terminating")
-	s.must(s.Instances.Remove(t.Context(), record.ID))
+	require.NoError(s.t, s.Instances.Remove(t.Context(), record.ID))
 	expect("terminated")
 
 	// Without a recorded provider id it cannot be found.
 	created, err := s.CreateInstance(s.ctx(), createRequest("plain"))
-	s.must(err)
+	require.NoError(s.t, err)
 	s.provider.show(created.InstanceId, instance.Running)
 	got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: created.InstanceId})
 	if err != nil || got.Status != "pending" {
@@ -110,7 +109,7 @@ func TestDeleteInstance(t *testing.T) {
 		}
 	}
 	created, err := s.CreateInstance(s.ctx(), createRequest("plain"))
-	s.must(err)
+	require.NoError(s.t, err)
 	s.takeChanged()
 	for _, id := range []string{managed.ID, created.InstanceId} {
 		expect(id, "deleting")
@@ -126,20 +125,20 @@ func TestDeleteInstance(t *testing.T) {
 			t.Errorf("changed again are %v", changed)
 		}
 		s.provider.hide(id)
-		s.must(s.Instances.Remove(t.Context(), id))
+		require.NoError(s.t, s.Instances.Remove(t.Context(), id))
 		expect(id, "deleted")
 	}
 
 	// A draining instance is deleted at once too.
 	draining := s.add()
-	s.must(s.Instances.StartDrain(t.Context(), draining.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch}))
+	require.NoError(s.t, s.Instances.StartDrain(t.Context(), draining.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch}))
 	expect(draining.ID, "deleting")
 	if i, _ := s.Instances.Get(draining.ID); i.DeleteReason != instance.ReasonRequested {
 		t.Errorf("it is left as %+v", i)
 	}
 	// The request is recorded also when it is being deleted for another reason.
 	deleting := s.add()
-	s.must(s.Instances.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
 	expect(deleting.ID, "deleting")
 	if i, _ := s.Instances.Get(deleting.ID); i.DeleteReason != instance.ReasonExpired || i.DeletionRequestedAt.IsZero() {
 		t.Errorf("it is left as %+v", i)
@@ -154,11 +153,11 @@ func TestAcknowledgeDrained(t *testing.T) {
 	acknowledge := func(id string) {
 		t.Helper()
 		_, err := s.AcknowledgeDrained(s.ctx(), &nstancev1.DrainAckRequest{InstanceId: id})
-		s.must(err)
+		require.NoError(s.t, err)
 	}
 	record := s.add()
 	drain := instance.Drain{Reason: instance.ReasonConfigDrift, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour)}
-	s.must(s.Instances.StartDrain(t.Context(), record.ID, drain))
+	require.NoError(s.t, s.Instances.StartDrain(t.Context(), record.ID, drain))
 	drain.Acknowledged = true
 	for range 2 {
 		acknowledge(record.ID)
@@ -169,10 +168,10 @@ func TestAcknowledgeDrained(t *testing.T) {
 			t.Errorf("changed groups are %v", changed)
 		}
 	}
-	s.must(s.Instances.SetDeleting(t.Context(), record.ID, drain.Reason))
+	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, drain.Reason))
 	acknowledge(record.ID)
 	s.provider.hide(record.ID)
-	s.must(s.Instances.Remove(t.Context(), record.ID))
+	require.NoError(s.t, s.Instances.Remove(t.Context(), record.ID))
 	s.takeChanged()
 	acknowledge(record.ID)
 	if changed := s.takeChanged(); len(changed) != 0 {
@@ -194,9 +193,8 @@ func TestAcknowledgeDrained(t *testing.T) {
 func TestDeleteInstanceIsDurable(t *testing.T) {
 	s := newService(t)
 	record := s.add()
-	if _, err := s.DeleteInstance(s.ctx(), &nstancev1.DeleteInstanceRequest{InstanceId: record.ID}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.DeleteInstance(s.ctx(), &nstancev1.DeleteInstanceRequest{InstanceId: record.ID})
+	require.NoError(t, err)
 	s.start(filepath.Join(t.TempDir(), "cache"))
 	if i, _ := s.Instances.Get(record.ID); i.DeleteReason != instance.ReasonRequested {
 		t.Errorf("the next server has %+v", i)

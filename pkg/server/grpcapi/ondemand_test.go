@@ -14,6 +14,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -25,12 +26,9 @@ func watchInstances(t *testing.T, operator nstancev1.OperatorServiceClient) grpc
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	w, err := operator.WatchInstances(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Header(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	_, err = w.Header()
+	require.NoError(t, err)
 	return w
 }
 
@@ -117,9 +115,8 @@ func TestDeletedManagedInstanceIsReplaced(t *testing.T) {
 		t.Fatalf("the Nodes are %v, %v", nodes, err)
 	}
 	id := nodes.Items[0].Name
-	if _, err := operator.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = operator.DeleteInstance(t.Context(), &nstancev1.DeleteInstanceRequest{InstanceId: id})
+	require.NoError(t, err)
 	if event := until(t, instances, "deleted"); event.InstanceId != id {
 		t.Errorf("got %v", event)
 	}
@@ -131,13 +128,11 @@ func TestAcknowledgementFinishesDrain(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{DrainTimeout: "1h"})
 	operator := server.Operator("default")
 	groups, instances := watch(t, operator), watchInstances(t, operator)
-	if _, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
+	require.NoError(t, err)
 	reach(t, groups, "UPSERT workers 2/2")
-	if _, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Size: 1}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Size: 1})
+	require.NoError(t, err)
 	notice := until(t, instances, "pending_deletion")
 	if lasts := notice.DeleteAt.AsTime().Sub(notice.UnhealthyAt.AsTime()); lasts != time.Hour || notice.Reason != "scale-down" {
 		t.Errorf("the drain lasts %v: %v", lasts, notice)
@@ -149,9 +144,8 @@ func TestAcknowledgementFinishesDrain(t *testing.T) {
 	}
 	untilStatus(t, operator, notice.InstanceId, "running")
 	reach(t, groups, "UPSERT workers 1/2")
-	if _, err := operator.AcknowledgeDrained(t.Context(), &nstancev1.DrainAckRequest{InstanceId: notice.InstanceId}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = operator.AcknowledgeDrained(t.Context(), &nstancev1.DrainAckRequest{InstanceId: notice.InstanceId})
+	require.NoError(t, err)
 	for _, w := range []grpc.ServerStreamingClient[nstancev1.InstanceEvent]{instances, late} {
 		if event := until(t, w, "deleted"); event.InstanceId != notice.InstanceId || event.Reason != "scale-down" {
 			t.Errorf("got %v", event)

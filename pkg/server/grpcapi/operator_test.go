@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -29,9 +30,7 @@ func upsert(ctx context.Context, operator nstancev1.OperatorServiceClient, group
 func TestUpsertGroupReturnsMergedGroup(t *testing.T) {
 	operator := servertest.Start(t, servertest.Options{BootDelay: time.Hour}).Operator("default")
 	got, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3, Vars: map[string]string{"a": "b"}})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// Its instances are being created, none runs. Another test checks the Node.
 	if got.Instances == nil || got.Node == nil {
 		t.Errorf("the response lacks instances or Node: %v", got)
@@ -113,17 +112,13 @@ func TestFailedWriteIsUnavailable(t *testing.T) {
 	operator := server.Operator("default")
 	// A file where a folder is needed makes writes fail.
 	obstacle := filepath.Dir(server.GroupsPath())
-	if err := os.WriteFile(obstacle, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(obstacle, nil, 0o600))
 	_, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker"})
 	wantCode(t, "UpsertGroup", err, codes.Unavailable)
 	if listed, err := operator.ListGroups(t.Context(), &emptypb.Empty{}); err != nil || len(listed.Groups) != 0 {
 		t.Errorf("the group is listed although the write failed: %v, %v", listed, err)
 	}
-	if err := os.Remove(obstacle); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Remove(obstacle))
 	_, err = upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker"})
 	wantCode(t, "UpsertGroup again", err, codes.OK)
 }
@@ -141,9 +136,8 @@ func TestWatchGroups(t *testing.T) {
 	}
 	scale := func(size int32) {
 		t.Helper()
-		if _, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: size}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := upsert(t.Context(), operator, "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
+		require.NoError(t, err)
 	}
 	scale(2)
 	for _, w := range watches {
@@ -159,9 +153,8 @@ func TestWatchGroups(t *testing.T) {
 			reach(t, w, "UPSERT workers 0/0")
 		}
 	}
-	if _, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := operator.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"})
+	require.NoError(t, err)
 	for _, w := range watches {
 		// An event with deleting set may be sent first.
 		reach(t, w, "DELETE workers 0/0")
@@ -180,27 +173,21 @@ func TestTenantsDoNotSeeEachOther(t *testing.T) {
 	first, second := server.Operator("first"), server.Operator("second")
 	watching := watch(t, second)
 	for _, group := range []string{"workers", "more"} {
-		if _, err := upsert(t.Context(), first, group, &nstancev1.GroupConfig{Template: "worker", Size: 1}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := upsert(t.Context(), first, group, &nstancev1.GroupConfig{Template: "worker", Size: 1})
+		require.NoError(t, err)
 	}
 	// The same name may be used by another tenant, and each deletes only its own.
-	if _, err := upsert(t.Context(), second, "workers", &nstancev1.GroupConfig{Template: "worker"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err := upsert(t.Context(), second, "workers", &nstancev1.GroupConfig{Template: "worker"})
+	require.NoError(t, err)
 	expect(t, watching, "UPSERT workers 0/0")
-	if _, err := second.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"}); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := second.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "more"}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = second.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "workers"})
+	require.NoError(t, err)
+	_, err = second.DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "more"})
+	require.NoError(t, err)
 	expect(t, watching, "DELETE workers 0/0")
 	for operator, want := range map[nstancev1.OperatorServiceClient][]string{first: {"more", "workers"}, second: nil} {
 		listed, err := operator.ListGroups(t.Context(), &emptypb.Empty{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var keys []string
 		for _, group := range listed.Groups {
 			keys = append(keys, group.Key)
@@ -215,9 +202,7 @@ func TestCancelledWatchReturns(t *testing.T) {
 	operator := servertest.Start(t, servertest.Options{}).Operator("default")
 	ctx, cancel := context.WithCancel(t.Context())
 	w, err := operator.WatchGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	cancel()
 	if _, err := w.Recv(); status.Code(err) != codes.Canceled {
 		t.Errorf("the watch returned %v", err)

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/test/bufconn"
 
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -35,9 +36,7 @@ func dial(t testing.TB, server nstancev1.OperatorServiceServer, options ...grpc.
 	go func() { served <- grpcServer.Serve(listener) }()
 	conn, err := grpc.NewClient("passthrough:///server", grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
 		closeErr := conn.Close()
 		grpcServer.Stop()

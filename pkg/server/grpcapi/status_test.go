@@ -107,12 +107,12 @@ func TestEveryReportedChangeOfInstanceIsSent(t *testing.T) {
 	}
 	s.instances[key("workers")] = nil
 	c.Refresh(key("workers"))
-	expectEvents(t, w, "TYPE_UPSERT workers 1")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 1")
 
 	// A change of removeFirst alone is sent too.
 	s.groups[key("workers")] = &groups.Group{Key: key("workers"), Size: 1, RemoveFirst: []string{"a"}}
 	c.Refresh(key("workers"))
-	expectEvents(t, w, "TYPE_UPSERT workers 1")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 1")
 }
 
 func TestNodeShape(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -62,9 +63,8 @@ func BenchmarkInstanceOfALargeGroup(b *testing.B) {
 					b.Fatal("no event was sent")
 				}
 				var err error
-				if data, err = proto.Marshal(event); err != nil {
-					b.Fatal(err)
-				}
+				data, err = proto.Marshal(event)
+				require.NoError(b, err)
 			}
 			b.ReportMetric(float64(len(data)), "bytes/event")
 		})

@@ -64,16 +64,23 @@ func (s *shard) remove(c *StatusCache, group string) {
 
 // takeEvents returns the pending events of w.
 func takeEvents(w *groupWatcher) []string {
+	return taken(w, func(event *nstancev1.GroupEvent) string {
+		return fmt.Sprint(event.Type, " ", event.Group.Key, " ", event.Group.Size)
+	})
+}
+
+// taken returns the pending events of a watcher as text.
+func taken[E any](w interface{ take() *E }, describe func(*E) string) []string {
 	var events []string
 	for event := w.take(); event != nil; event = w.take() {
-		events = append(events, fmt.Sprint(event.Type, " ", event.Group.Key, " ", event.Group.Size))
+		events = append(events, describe(event))
 	}
 	return events
 }
 
-func expectEvents(t *testing.T, w *groupWatcher, want ...string) {
+func expectEvents(t *testing.T, got []string, want ...string) {
 	t.Helper()
-	if got := takeEvents(w); !slices.Equal(got, want) {
+	if !slices.Equal(got, want) {
 		t.Errorf("events are %q, want %q", got, want)
 	}
 }
@@ -98,17 +105,17 @@ func TestSlowWatcherGetsLatestStatuses(t *testing.T) {
 	}
 	// The latest status of each. A group that was created and deleted is sent as
 	// deleted, although it was never sent to this watcher.
-	expectEvents(t, w, "TYPE_DELETE deleted 0", "TYPE_UPSERT stays 1", "TYPE_UPSERT grows 999", "TYPE_DELETE created and deleted 0", "TYPE_UPSERT recreated 2")
-	expectEvents(t, w)
+	expectEvents(t, takeEvents(w), "TYPE_DELETE deleted 0", "TYPE_UPSERT stays 1", "TYPE_UPSERT grows 999", "TYPE_DELETE created and deleted 0", "TYPE_UPSERT recreated 2")
+	expectEvents(t, takeEvents(w))
 	s.remove(c, "recreated")
-	expectEvents(t, w, "TYPE_DELETE recreated 0")
+	expectEvents(t, takeEvents(w), "TYPE_DELETE recreated 0")
 }
 
 func TestOnlyChangedStatusesAreSent(t *testing.T) {
 	c, s := newStatusCache()
 	s.resize(c, "workers", 2)
 	w, other := c.watch("default"), c.watch("other")
-	expectEvents(t, w, "TYPE_UPSERT workers 2")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
 
 	c.Refresh(key("workers"))
 	c.Refresh(key("nothing"))
@@ -121,7 +128,7 @@ func TestOnlyChangedStatusesAreSent(t *testing.T) {
 		shown("d", instance.Failed), shown("e", instance.Missing), onDemand, nameless,
 	}
 	c.Refresh(key("workers"))
-	expectEvents(t, w, "TYPE_UPSERT workers 2")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
 	if status := c.list("default")[0]; status.ActualSize != 0 || len(status.ProviderIds) != 0 {
 		t.Errorf("the status is %v, want no usable instances", status)
 	}
@@ -132,7 +139,7 @@ func TestOnlyChangedStatusesAreSent(t *testing.T) {
 		draining, shown("c", instance.Terminating), onDemand, shown("a", instance.Impaired),
 	}
 	c.Refresh(key("workers"))
-	expectEvents(t, w, "TYPE_UPSERT workers 2")
+	expectEvents(t, takeEvents(w), "TYPE_UPSERT workers 2")
 	if status := c.list("default")[0]; status.ActualSize != 2 || !slices.Equal(status.ProviderIds, []string{"id-a", "id-b"}) {
 		t.Errorf("the status is %v, want the running instances, sorted", status)
 	}
@@ -140,12 +147,12 @@ func TestOnlyChangedStatusesAreSent(t *testing.T) {
 	// The order of the instances does not matter.
 	slices.Reverse(s.instances[key("workers")])
 	c.Refresh(key("workers"))
-	expectEvents(t, w)
-	expectEvents(t, other)
+	expectEvents(t, takeEvents(w))
+	expectEvents(t, takeEvents(other))
 
 	c.watchers.unwatch(w)
 	s.resize(c, "workers", 3)
-	expectEvents(t, w)
+	expectEvents(t, takeEvents(w))
 }
 
 func TestNextWaitsForGroupEvent(t *testing.T) {

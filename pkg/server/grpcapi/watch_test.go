@@ -13,6 +13,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -22,9 +23,7 @@ func watch(t *testing.T, operator nstancev1.OperatorServiceClient) grpc.ServerSt
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	t.Cleanup(cancel)
 	w, err := operator.WatchGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return w
 }
 
@@ -32,9 +31,7 @@ func watch(t *testing.T, operator nstancev1.OperatorServiceClient) grpc.ServerSt
 func next(t *testing.T, w grpc.ServerStreamingClient[nstancev1.GroupEvent]) string {
 	t.Helper()
 	event, err := w.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return fmt.Sprintf("%s %s %d/%d", strings.TrimPrefix(event.Type.String(), "TYPE_"), event.Group.Key, event.Group.Size, event.Group.ActualSize)
 }
 

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -21,12 +22,9 @@ import (
 func watchInstances(t *testing.T, operator nstancev1.OperatorServiceClient) grpc.ServerStreamingClient[nstancev1.InstanceEvent] {
 	t.Helper()
 	w, err := operator.WatchInstances(t.Context(), &emptypb.Empty{})
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := w.Header(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	_, err = w.Header()
+	require.NoError(t, err)
 	return w
 }
 
@@ -34,21 +32,19 @@ func watchInstances(t *testing.T, operator nstancev1.OperatorServiceClient) grpc
 func receive(t *testing.T, w grpc.ServerStreamingClient[nstancev1.InstanceEvent]) *nstancev1.InstanceEvent {
 	t.Helper()
 	event, err := w.Recv()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return event
 }
 
 func (s *service) startDrain(id string, drain instance.Drain) {
 	s.t.Helper()
-	s.must(s.Instances.StartDrain(s.t.Context(), id, drain))
+	require.NoError(s.t, s.Instances.StartDrain(s.t.Context(), id, drain))
 }
 
 func TestWatchInstancesBeginsWithDrainingInstances(t *testing.T) {
 	s := newService(t)
 	first, second, deleting, foreign := s.add(), s.add(), s.add(), instance.Record{ID: newID(t, "knd"), Tenant: "other", Group: "plain", CreatedAt: epoch}
-	s.must(s.Instances.Add(t.Context(), foreign))
+	require.NoError(s.t, s.Instances.Add(t.Context(), foreign))
 	s.add()
 	drain := instance.Drain{Reason: instance.ReasonConfigDrift, StartedAt: epoch, DeleteAt: epoch.Add(time.Minute)}
 	later := drain
@@ -57,7 +53,7 @@ func TestWatchInstancesBeginsWithDrainingInstances(t *testing.T) {
 		s.startDrain(id, drain)
 	}
 	s.startDrain(second.ID, later)
-	s.must(s.Instances.SetDeleting(t.Context(), deleting.ID, drain.Reason))
+	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), deleting.ID, drain.Reason))
 
 	operator := dial(t, s)
 	w := watchInstances(t, operator)
@@ -133,9 +129,9 @@ func TestWatchInstancesLosesNoEvent(t *testing.T) {
 		if n%2 == 0 {
 			continue
 		}
-		s.must(s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
+		require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
 		publish(s.InstanceEvents.Deleting)
-		s.must(s.Instances.Remove(t.Context(), record.ID))
+		require.NoError(s.t, s.Instances.Remove(t.Context(), record.ID))
 		publish(s.InstanceEvents.Deleted)
 	}
 	s.startDrain(last.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch.Add(time.Hour)})

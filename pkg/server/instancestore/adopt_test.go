@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
@@ -17,7 +18,7 @@ import (
 func TestAdopt(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	known, deleted := s.add(), s.add()
-	s.must(s.Remove(t.Context(), deleted.ID))
+	require.NoError(s.t, s.Remove(t.Context(), deleted.ID))
 	running, pending, failed, terminating := newRecord(t), newRecord(t), newRecord(t), newRecord(t)
 	running.Tenant, running.Group = "acme", "build"
 	s.cloud.show(t, vmOf(known, instance.Running))
@@ -28,7 +29,7 @@ func TestAdopt(t *testing.T) {
 	s.cloud.show(t, vmOf(terminating, instance.Terminating))
 	for range 2 {
 		returned, err := s.Adopt(t.Context())
-		s.must(err)
+		require.NoError(s.t, err)
 		if diff := cmp.Diff([]instance.VM{vmOf(deleted, instance.Running)}, returned); diff != "" {
 			t.Errorf("returned (-want +got):\n%s", diff)
 		}
@@ -39,7 +40,7 @@ func TestAdopt(t *testing.T) {
 				want.ProviderID = "cloud:///" + adopted.ID
 			}
 			id, err := puidv7.Parse(adopted.ID)
-			s.must(err)
+			require.NoError(s.t, err)
 			want.CreatedAt = id.Time()
 			if diff := cmp.Diff(want, s.stored(adopted)); diff != "" {
 				t.Errorf("stored (-want +got):\n%s", diff)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 	"nstance.dev/operator/pkg/server/storage"
@@ -26,7 +27,7 @@ func TestAddStoresTheRecord(t *testing.T) {
 	full.Vars = map[string]string{"a": "<1>"}
 	// In the local zone, with a monotonic clock reading.
 	full.CreatedAt = time.Now()
-	s.must(s.Add(t.Context(), full))
+	require.NoError(s.t, s.Add(t.Context(), full))
 	if diff := cmp.Diff(full, s.stored(full)); diff != "" {
 		t.Errorf("(-added +stored):\n%s", diff)
 	}
@@ -47,7 +48,7 @@ func TestAddStoresTheRecord(t *testing.T) {
 func TestAddRejects(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	existing, deleted := s.add(), s.add()
-	s.must(s.Remove(t.Context(), deleted.ID))
+	require.NoError(s.t, s.Remove(t.Context(), deleted.ID))
 	for name, id := range map[string]string{"in use": existing.ID, "deleted": deleted.ID} {
 		record := newRecord(t)
 		record.ID = id
@@ -128,7 +129,7 @@ func TestLostAnswer(t *testing.T) {
 			t.Errorf("%s: got %v, want the storage's error", method, err)
 		}
 		s.storage.intervene(nil, nil)
-		s.must(change())
+		require.NoError(s.t, change())
 	}
 	s.want(added.ID)
 	if id := s.want(record.ID).ProviderID; id != "cloud:///1" {
@@ -136,7 +137,7 @@ func TestLostAnswer(t *testing.T) {
 	}
 	// The etags are correct: nothing is read again, and the next write
 	// succeeds.
-	s.must(s.SetProviderID(t.Context(), added.ID, "cloud:///2"))
+	require.NoError(s.t, s.SetProviderID(t.Context(), added.ID, "cloud:///2"))
 	s.storage.count()
 	s.restart()
 	if diff := cmp.Diff(map[string]int{"List": 1}, s.storage.count()); diff != "" {
@@ -151,10 +152,9 @@ func TestAnotherWriter(t *testing.T) {
 	record, added := s.add(), newRecord(t)
 	for _, r := range []instance.Record{record, added} {
 		key := keyOf(t, r)
-		s.must(s.storage.Store.Delete(t.Context(), key))
-		if _, err := s.storage.Store.Create(t.Context(), key, []byte(`{}`)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(s.t, s.storage.Store.Delete(t.Context(), key))
+		_, err := s.storage.Store.Create(t.Context(), key, []byte(`{}`))
+		require.NoError(t, err)
 	}
 	before := s.List(group)
 	if err := s.Add(t.Context(), added); !errors.Is(err, storage.ErrConflict) {
@@ -163,7 +163,7 @@ func TestAnotherWriter(t *testing.T) {
 	if err := s.SetProviderID(t.Context(), record.ID, "cloud:///1"); !errors.Is(err, storage.ErrConflict) {
 		t.Errorf("SetProviderID: got %v, want a conflict", err)
 	}
-	s.must(s.storage.Store.Delete(t.Context(), keyOf(t, record)))
+	require.NoError(s.t, s.storage.Store.Delete(t.Context(), keyOf(t, record)))
 	if err := s.SetProviderID(t.Context(), record.ID, "cloud:///1"); !errors.Is(err, storage.ErrConflict) {
 		t.Errorf("SetProviderID without a record: got %v, want a conflict", err)
 	}
@@ -179,19 +179,19 @@ func TestCacheErrors(t *testing.T) {
 	old := s.add()
 	s.close()
 	record := s.add()
-	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
-	s.must(s.StartDrain(t.Context(), record.ID, instance.Drain{StartedAt: epoch, DeleteAt: epoch}))
-	s.must(s.Acknowledge(t.Context(), record.ID))
-	s.must(s.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	require.NoError(s.t, s.StartDrain(t.Context(), record.ID, instance.Drain{StartedAt: epoch, DeleteAt: epoch}))
+	require.NoError(s.t, s.Acknowledge(t.Context(), record.ID))
+	require.NoError(s.t, s.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
 	if i := s.want(record.ID); i.ProviderID == "" || i.Drain == nil || !i.Drain.Acknowledged || i.DeleteReason == "" {
 		t.Errorf("a change is lost: %+v", i)
 	}
-	s.must(s.Remove(t.Context(), old.ID))
+	require.NoError(s.t, s.Remove(t.Context(), old.ID))
 	s.Purge(t.Context(), epoch)
 	// Open the store over a cache that cannot be read, too.
 	options := instancestore.Options{Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: shardID, Clock: s.clock}
 	opened, err := instancestore.Open(t.Context(), options)
-	s.must(err)
+	require.NoError(s.t, err)
 	if diff := cmp.Diff([]string{record.ID}, ids(opened.List(group))); diff != "" {
 		t.Errorf("(-want +listed):\n%s", diff)
 	}
@@ -201,7 +201,7 @@ func TestCacheErrors(t *testing.T) {
 func TestUnknown(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	deleted := s.add()
-	s.must(s.Remove(t.Context(), deleted.ID))
+	require.NoError(s.t, s.Remove(t.Context(), deleted.ID))
 	remembered := s.want(deleted.ID)
 	unknown := newRecord(t)
 	for name, change := range map[string]func(id string) error{
@@ -235,9 +235,9 @@ func TestUnknown(t *testing.T) {
 func TestProviderIDIsKept(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
-	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
 	s.storage.count()
-	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
 	if err := s.SetProviderID(t.Context(), record.ID, "cloud:///2"); err == nil || !strings.Contains(err.Error(), "cloud:///2") {
 		t.Errorf("got %v, want an error that names the other id", err)
 	}
@@ -267,18 +267,18 @@ func TestDrain(t *testing.T) {
 			s.restart()
 		}
 	}
-	s.must(s.StartDrain(t.Context(), record.ID, drain))
+	require.NoError(s.t, s.StartDrain(t.Context(), record.ID, drain))
 	check("started", &drain, "")
-	s.must(s.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: epoch.Add(1)}))
+	require.NoError(s.t, s.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: epoch.Add(1)}))
 	check("started again", &drain, "")
-	s.must(s.Acknowledge(t.Context(), record.ID))
+	require.NoError(s.t, s.Acknowledge(t.Context(), record.ID))
 	drain.Acknowledged = true
 	check("acknowledged", &drain, "")
-	s.must(s.Acknowledge(t.Context(), record.ID))
+	require.NoError(s.t, s.Acknowledge(t.Context(), record.ID))
 	check("acknowledged again", &drain, "")
-	s.must(s.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
 	check("deleting", &drain, instance.ReasonExpired)
-	s.must(s.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
+	require.NoError(s.t, s.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
 	check("deleting again", &drain, instance.ReasonExpired)
 	calls := s.storage.count()
 	if delete(calls, "List"); len(calls) != 0 {
@@ -289,7 +289,7 @@ func TestDrain(t *testing.T) {
 func TestAcknowledgementWithoutADrain(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
-	s.must(s.Acknowledge(t.Context(), record.ID))
+	require.NoError(s.t, s.Acknowledge(t.Context(), record.ID))
 	want := &instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: epoch, DeleteAt: epoch, Acknowledged: true}
 	if diff := cmp.Diff(want, s.want(record.ID).Drain); diff != "" {
 		t.Errorf("(-want +found):\n%s", diff)
@@ -299,10 +299,10 @@ func TestAcknowledgementWithoutADrain(t *testing.T) {
 func TestDeletedInstanceIsKeptUntilPurged(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
-	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
-	s.must(s.SetDeleting(t.Context(), record.ID, instance.ReasonScaleDown))
+	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	require.NoError(s.t, s.SetDeleting(t.Context(), record.ID, instance.ReasonScaleDown))
 	s.clock.SetTime(epoch.Add(time.Hour))
-	s.must(s.Remove(t.Context(), record.ID))
+	require.NoError(s.t, s.Remove(t.Context(), record.ID))
 	record.ProviderID = "cloud:///1"
 	want := instance.Instance{Record: record, State: instance.Missing, DeleteReason: instance.ReasonScaleDown, DeletedAt: epoch.Add(time.Hour)}
 	for range 2 {

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 )
@@ -36,22 +37,14 @@ func newCloud(t testing.TB, dir string) *cloud {
 	t.Helper()
 	c := &cloud{dir: dir, synced: make(chan struct{}), vms: map[string]instance.VM{}}
 	close(c.synced)
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(dir, 0o700))
 	files, err := os.ReadDir(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, file := range files {
 		data, err := os.ReadFile(filepath.Join(dir, file.Name()))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		var vm instance.VM
-		if err := json.Unmarshal(data, &vm); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, json.Unmarshal(data, &vm))
 		c.vms[vm.ID] = vm
 	}
 	return c
@@ -61,12 +54,8 @@ func newCloud(t testing.TB, dir string) *cloud {
 func (c *cloud) show(t testing.TB, vm instance.VM) {
 	t.Helper()
 	data, err := json.Marshal(vm)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(filepath.Join(c.dir, vm.ID), data, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(filepath.Join(c.dir, vm.ID), data, 0o600))
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.vms[vm.ID] = vm

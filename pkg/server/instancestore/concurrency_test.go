@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 )
@@ -86,7 +87,7 @@ func TestChangesOfOneInstanceAreSerialized(t *testing.T) {
 	var changing sync.WaitGroup
 	for range 4 {
 		record := newRecord(t)
-		s.must(s.Add(t.Context(), record))
+		require.NoError(s.t, s.Add(t.Context(), record))
 		for i := range 6 {
 			changing.Go(func() {
 				var err error
@@ -116,8 +117,8 @@ func TestChangesOfOneInstanceAreSerialized(t *testing.T) {
 		if i.ProviderID != "cloud:///1" || i.Drain == nil || !i.Drain.Acknowledged || i.DeleteReason != instance.ReasonRequested {
 			t.Errorf("a change is lost: %+v", i)
 		}
-		changing.Go(func() { s.must(s.Remove(t.Context(), i.ID)) })
-		changing.Go(func() { s.must(s.Remove(t.Context(), i.ID)) })
+		changing.Go(func() { require.NoError(s.t, s.Remove(t.Context(), i.ID)) })
+		changing.Go(func() { require.NoError(s.t, s.Remove(t.Context(), i.ID)) })
 	}
 	changing.Wait()
 	if records, list := s.records(), s.List(group); len(records)+len(list) != 0 {

@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 )
@@ -43,21 +44,21 @@ func runLifecycle(s *shard, reach func(step string)) {
 		return nil
 	})
 	reach("nothing")
-	s.must(s.Add(ctx, testRecord))
+	require.NoError(s.t, s.Add(ctx, testRecord))
 	reach("record and row")
 	s.cloud.show(s.t, vmOf(testRecord, instance.Running))
 	reach("created")
-	s.must(s.SetProviderID(ctx, testRecord.ID, "cloud:///"+testRecord.ID))
+	require.NoError(s.t, s.SetProviderID(ctx, testRecord.ID, "cloud:///"+testRecord.ID))
 	reach("provider id in the row")
-	s.must(s.StartDrain(ctx, testRecord.ID, testDrain))
+	require.NoError(s.t, s.StartDrain(ctx, testRecord.ID, testDrain))
 	reach("draining")
-	s.must(s.Acknowledge(ctx, testRecord.ID))
+	require.NoError(s.t, s.Acknowledge(ctx, testRecord.ID))
 	reach("acknowledged")
-	s.must(s.SetDeleting(ctx, testRecord.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.SetDeleting(ctx, testRecord.ID, instance.ReasonExpired))
 	reach("deleting")
 	s.cloud.remove(s.t, testRecord.ID)
 	reach("deleted")
-	s.must(s.Remove(ctx, testRecord.ID))
+	require.NoError(s.t, s.Remove(ctx, testRecord.ID))
 	reach("removed")
 }
 
@@ -159,9 +160,7 @@ func TestCrash(t *testing.T) {
 		{"damaged", func(t *testing.T, path string) {
 			// Damage the log too, or else SQLite repairs the file.
 			for _, suffix := range []string{"", "-wal"} {
-				if err := os.WriteFile(path+suffix, []byte("what a broken disk may give back"), 0o600); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.WriteFile(path+suffix, []byte("what a broken disk may give back"), 0o600))
 			}
 		}, false},
 	}
@@ -172,9 +171,7 @@ func TestCrash(t *testing.T) {
 		for _, c := range caches {
 			t.Run(fmt.Sprintf("%s, cache %s", step.step, c.name), func(t *testing.T) {
 				dir := t.TempDir()
-				if err := os.CopyFS(dir, os.DirFS(left)); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, os.CopyFS(dir, os.DirFS(left)))
 				c.damage(t, filepath.Join(dir, "cache.db"))
 				s := newShard(t, dir)
 				want := step.want
@@ -215,7 +212,7 @@ func finish(t *testing.T, s *shard) {
 			s.cloud.show(t, vmOf(testRecord, instance.Running))
 		}
 		if vm, known := s.cloud.Get(testRecord.ID); known {
-			s.must(s.SetProviderID(ctx, testRecord.ID, vm.ProviderID))
+			require.NoError(s.t, s.SetProviderID(ctx, testRecord.ID, vm.ProviderID))
 			want := testRecord
 			want.ProviderID = vm.ProviderID
 			if stored := s.stored(testRecord); stored.ProviderID != want.ProviderID || stored.InfraConfigHash != want.InfraConfigHash || !stored.CreatedAt.Equal(want.CreatedAt) {
@@ -225,9 +222,9 @@ func finish(t *testing.T, s *shard) {
 				t.Errorf("the cloud has %v", ids)
 			}
 		}
-		s.must(s.SetDeleting(ctx, testRecord.ID, instance.ReasonExpired))
+		require.NoError(s.t, s.SetDeleting(ctx, testRecord.ID, instance.ReasonExpired))
 		s.cloud.remove(t, testRecord.ID)
-		s.must(s.Remove(ctx, testRecord.ID))
+		require.NoError(s.t, s.Remove(ctx, testRecord.ID))
 		if err := s.Add(ctx, testRecord); !errors.Is(err, instancestore.ErrExists) {
 			t.Errorf("using the id again: %v", err)
 		}

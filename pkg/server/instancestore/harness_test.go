@@ -13,6 +13,7 @@ import (
 
 	clocktesting "k8s.io/utils/clock/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
@@ -45,14 +46,10 @@ func newShard(t testing.TB, dir string) *shard {
 	t.Helper()
 	s := &shard{t: t, dir: dir, clock: clocktesting.NewFakePassiveClock(epoch)}
 	objects := filepath.Join(dir, "objects")
-	if err := os.MkdirAll(objects, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.MkdirAll(objects, 0o700))
 	store, err := file.Open(objects)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.storage = &probe{Store: store}
+	require.NoError(t, err)
+	s.storage = newProbe(store)
 	s.cloud = newCloud(t, filepath.Join(dir, "cloud"))
 	t.Cleanup(func() { _ = s.cache.Close() })
 	s.open(instancestore.Options{})
@@ -66,9 +63,8 @@ func (s *shard) cachePath() string { return filepath.Join(s.dir, "cache.db") }
 func (s *shard) tryOpen(options instancestore.Options) error {
 	s.t.Helper()
 	var err error
-	if s.cache, err = cache.Open(s.t.Context(), s.cachePath()); err != nil {
-		s.t.Fatal(err)
-	}
+	s.cache, err = cache.Open(s.t.Context(), s.cachePath())
+	require.NoError(s.t, err)
 	options.Storage, options.Cache, options.Provider, options.Shard, options.Clock = s.storage, s.cache, s.cloud, shardID, s.clock
 	s.Store, err = instancestore.Open(s.t.Context(), options)
 	return err
@@ -76,9 +72,7 @@ func (s *shard) tryOpen(options instancestore.Options) error {
 
 func (s *shard) open(options instancestore.Options) {
 	s.t.Helper()
-	if err := s.tryOpen(options); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.tryOpen(options))
 }
 
 // restart closes the store and opens it again.
@@ -90,25 +84,13 @@ func (s *shard) restart() {
 
 func (s *shard) close() {
 	s.t.Helper()
-	if err := s.cache.Close(); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.cache.Close())
 }
 
 // loseCache deletes the cache file, which is allowed at any time.
 func (s *shard) loseCache() {
 	s.t.Helper()
-	if err := os.Remove(s.cachePath()); err != nil {
-		s.t.Fatal(err)
-	}
-}
-
-// must fails the test if err is not nil.
-func (s *shard) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, os.Remove(s.cachePath()))
 }
 
 // add adds a new instance, changed by edit.
@@ -118,7 +100,7 @@ func (s *shard) add(edit ...func(*instance.Record)) instance.Record {
 	for _, e := range edit {
 		e(&record)
 	}
-	s.must(s.Add(s.t.Context(), record))
+	require.NoError(s.t, s.Add(s.t.Context(), record))
 	return record
 }
 
@@ -136,9 +118,9 @@ func (s *shard) want(id string) instance.Instance {
 func (s *shard) stored(record instance.Record) instance.Record {
 	s.t.Helper()
 	object, err := s.storage.Store.Get(context.Background(), keyOf(s.t, record))
-	s.must(err)
+	require.NoError(s.t, err)
 	var stored instance.Record
-	s.must(json.Unmarshal(object.Data, &stored))
+	require.NoError(s.t, json.Unmarshal(object.Data, &stored))
 	return stored
 }
 
@@ -146,7 +128,7 @@ func (s *shard) stored(record instance.Record) instance.Record {
 func (s *shard) records() []string {
 	s.t.Helper()
 	infos, err := s.storage.Store.List(context.Background(), "instance/")
-	s.must(err)
+	require.NoError(s.t, err)
 	var keys []string
 	for _, info := range infos {
 		keys = append(keys, info.Key)
@@ -157,18 +139,14 @@ func (s *shard) records() []string {
 func newRecord(t testing.TB) instance.Record {
 	t.Helper()
 	id, err := puidv7.New("knc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return instance.Record{ID: id.String(), Tenant: group.Tenant, Group: group.Group, InfraConfigHash: "sha256:1", CreatedAt: epoch}
 }
 
 func keyOf(t testing.TB, record instance.Record) string {
 	t.Helper()
 	id, err := puidv7.Parse(record.ID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return storage.InstanceKey(shardID, record.Tenant, id.StorageKey())
 }
 

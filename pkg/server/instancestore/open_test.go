@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
@@ -26,9 +27,7 @@ func TestDamagedRecordIsAnError(t *testing.T) {
 		record := good
 		edit(&record)
 		data, err := json.Marshal(record)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return string(data)
 	}
 	tests := []struct{ name, content, want string }{
@@ -114,10 +113,10 @@ func TestStorageOverridesCache(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	changed, dropped, deleting, tombstone, back := s.add(), s.add(), s.add(), s.add(), s.add()
 	drain := instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch}
-	s.must(s.StartDrain(t.Context(), changed.ID, drain))
-	s.must(s.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
-	s.must(s.Remove(t.Context(), tombstone.ID))
-	s.must(s.Remove(t.Context(), back.ID))
+	require.NoError(s.t, s.StartDrain(t.Context(), changed.ID, drain))
+	require.NoError(s.t, s.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.Remove(t.Context(), tombstone.ID))
+	require.NoError(s.t, s.Remove(t.Context(), back.ID))
 	s.clock.SetTime(epoch.Add(time.Hour))
 
 	// Changes of another server.
@@ -125,14 +124,13 @@ func TestStorageOverridesCache(t *testing.T) {
 	changed.ProviderID = "cloud:///1"
 	for _, record := range []instance.Record{changed, other, back} {
 		data, err := json.Marshal(record)
-		s.must(err)
-		s.must(s.storage.Delete(t.Context(), keyOf(t, record)))
-		if _, err := s.storage.Create(t.Context(), keyOf(t, record), data); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(s.t, err)
+		require.NoError(s.t, s.storage.Delete(t.Context(), keyOf(t, record)))
+		_, err = s.storage.Create(t.Context(), keyOf(t, record), data)
+		require.NoError(t, err)
 	}
 	for _, record := range []instance.Record{dropped, deleting} {
-		s.must(s.storage.Delete(t.Context(), keyOf(t, record)))
+		require.NoError(s.t, s.storage.Delete(t.Context(), keyOf(t, record)))
 	}
 	s.storage.count()
 	s.restart()
@@ -160,7 +158,7 @@ func TestStorageOverridesCache(t *testing.T) {
 			t.Errorf("deleted earlier: was deleted at %v", at)
 		}
 		rows, err := s.cache.Rows(t.Context())
-		s.must(err)
+		require.NoError(s.t, err)
 		if len(rows) != 5 {
 			t.Errorf("the cache has %d rows, want 3 instances and 2 tombstones", len(rows))
 		}
@@ -177,9 +175,9 @@ func TestStorageOverridesCache(t *testing.T) {
 func TestAnotherServerHasLed(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	draining, deleting, deleted := s.add(), s.add(), s.add()
-	s.must(s.StartDrain(t.Context(), draining.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch}))
-	s.must(s.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
-	s.must(s.Remove(t.Context(), deleted.ID))
+	require.NoError(s.t, s.StartDrain(t.Context(), draining.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch}))
+	require.NoError(s.t, s.SetDeleting(t.Context(), deleting.ID, instance.ReasonExpired))
+	require.NoError(s.t, s.Remove(t.Context(), deleted.ID))
 	s.close()
 	s.storage.count()
 	s.open(instancestore.Options{Stale: true})
@@ -203,14 +201,13 @@ func TestForeignRowsAndRecordsAreIgnored(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	foreign := newRecord(t)
 	foreign.ID = "nonsense"
-	s.must(s.cache.Put(t.Context(), cache.Row{Record: foreign, DeletedAt: epoch}))
+	require.NoError(s.t, s.cache.Put(t.Context(), cache.Row{Record: foreign, DeletedAt: epoch}))
 	s.restart()
 	if i, found := s.Get("nonsense"); found {
 		t.Errorf("found %+v", i)
 	}
 	// Records of another shard have another prefix.
-	if _, err := s.storage.Create(t.Context(), storage.InstancePrefix(shardID+"2")+"x.json", nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.storage.Create(t.Context(), storage.InstancePrefix(shardID+"2")+"x.json", nil)
+	require.NoError(t, err)
 	s.restart()
 }

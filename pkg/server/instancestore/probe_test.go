@@ -8,11 +8,12 @@ import (
 	"sync"
 
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // probe is a storage that counts calls and lets a test intervene.
 type probe struct {
-	storage.Store
+	storagetest.Intercepted
 
 	mu    sync.Mutex
 	calls map[string]int
@@ -21,34 +22,37 @@ type probe struct {
 	before, after func(method, key string) error
 }
 
+func newProbe(store storage.Store) *probe {
+	p := &probe{calls: map[string]int{}}
+	p.Intercepted = storagetest.Intercepted{Store: store, Intercept: p.call}
+	return p
+}
+
 // count returns the number of calls by method since the last call of count.
 func (p *probe) count() map[string]int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	calls := p.calls
-	p.calls = nil
+	p.calls = map[string]int{}
 	return calls
 }
 
 // call makes a call unless before or after return an error.
-func (p *probe) call(method, key string, do func() error) error {
+func (p *probe) call(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
 	p.mu.Lock()
-	if p.calls == nil {
-		p.calls = map[string]int{}
-	}
-	p.calls[method]++
+	p.calls[call.Method]++
 	before, after := p.before, p.after
 	p.mu.Unlock()
 	if before != nil {
-		if err := before(method, key); err != nil {
+		if err := before(call.Method, call.Key); err != nil {
 			return err
 		}
 	}
-	if err := do(); err != nil {
+	if err := do(ctx); err != nil {
 		return err
 	}
 	if after != nil {
-		return after(method, key)
+		return after(call.Method, call.Key)
 	}
 	return nil
 }
@@ -58,28 +62,4 @@ func (p *probe) intervene(before, after func(method, key string) error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.before, p.after = before, after
-}
-
-func (p *probe) Get(ctx context.Context, key string) (object storage.Object, err error) {
-	err = p.call("Get", key, func() (err error) { object, err = p.Store.Get(ctx, key); return err })
-	return object, err
-}
-
-func (p *probe) Create(ctx context.Context, key string, data []byte) (etag string, err error) {
-	err = p.call("Create", key, func() (err error) { etag, err = p.Store.Create(ctx, key, data); return err })
-	return etag, err
-}
-
-func (p *probe) Replace(ctx context.Context, key string, data []byte, etag string) (newETag string, err error) {
-	err = p.call("Replace", key, func() (err error) { newETag, err = p.Store.Replace(ctx, key, data, etag); return err })
-	return newETag, err
-}
-
-func (p *probe) Delete(ctx context.Context, key string) error {
-	return p.call("Delete", key, func() error { return p.Store.Delete(ctx, key) })
-}
-
-func (p *probe) List(ctx context.Context, prefix string) (infos []storage.Info, err error) {
-	err = p.call("List", prefix, func() (err error) { infos, err = p.Store.List(ctx, prefix); return err })
-	return infos, err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 	"nstance.dev/operator/pkg/server/storage"
@@ -22,8 +23,10 @@ func TestDeletionRequestIsDurable(t *testing.T) {
 	drain := instance.Drain{Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour)}
 	decided := map[string]func(s *shard, id string){
 		"running":  func(*shard, string) {},
-		"draining": func(s *shard, id string) { s.must(s.StartDrain(t.Context(), id, drain)) },
-		"deleting": func(s *shard, id string) { s.must(s.SetDeleting(t.Context(), id, instance.ReasonExpired)) },
+		"draining": func(s *shard, id string) { require.NoError(s.t, s.StartDrain(t.Context(), id, drain)) },
+		"deleting": func(s *shard, id string) {
+			require.NoError(s.t, s.SetDeleting(t.Context(), id, instance.ReasonExpired))
+		},
 	}
 	starts := map[string]func(*shard){
 		"restart": (*shard).restart,
@@ -50,7 +53,7 @@ func TestDeletionRequestIsDurable(t *testing.T) {
 				}
 				s.storage.count()
 				for range 2 {
-					s.must(s.RequestDeletion(t.Context(), record.ID))
+					require.NoError(s.t, s.RequestDeletion(t.Context(), record.ID))
 					s.clock.SetTime(s.clock.Now().Add(time.Minute))
 				}
 				if diff := cmp.Diff(map[string]int{"Replace": 1}, s.storage.count()); diff != "" {
@@ -86,7 +89,7 @@ func TestDeletionRequestSurvivesACrash(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
 	s.close() // No later write reaches the cache.
-	s.must(s.RequestDeletion(t.Context(), record.ID))
+	require.NoError(s.t, s.RequestDeletion(t.Context(), record.ID))
 	s.open(instancestore.Options{})
 	if i := s.want(record.ID); i.DeleteReason != instance.ReasonRequested {
 		t.Errorf("got %+v", i)
@@ -131,8 +134,8 @@ func TestChangeAfterALostAnswer(t *testing.T) {
 			}
 			s.storage.intervene(nil, nil)
 			s.clock.SetTime(epoch.Add(time.Minute))
-			s.must(changes[1](s, record.ID))
-			s.must(confirm(s, record.ID))
+			require.NoError(s.t, changes[1](s, record.ID))
+			require.NoError(s.t, confirm(s, record.ID))
 			found := s.want(record.ID)
 			if found.DeleteReason != instance.ReasonRequested || found.ProviderID != "cloud:///1" {
 				t.Errorf("got %+v", found)

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 )
@@ -37,10 +38,10 @@ func newLargeShard(t testing.TB) *shard {
 		record.ProviderID = "kwok:///us-west-2/us-west-2a/" + record.ID
 		record.InfraConfigHash = fmt.Sprintf("sha256:%064d", n)
 		data, err := json.Marshal(record)
-		s.must(err)
+		require.NoError(s.t, err)
 		path := filepath.Join(s.dir, "objects", keyOf(t, record))
-		s.must(os.MkdirAll(filepath.Dir(path), 0o700))
-		s.must(os.WriteFile(path, data, 0o600))
+		require.NoError(s.t, os.MkdirAll(filepath.Dir(path), 0o700))
+		require.NoError(s.t, os.WriteFile(path, data, 0o600))
 		vms[record.ID] = vmOf(record, instance.Running)
 	}
 	s.cloud.vms = vms

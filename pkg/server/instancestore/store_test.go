@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -37,7 +38,7 @@ func TestStateFromProvider(t *testing.T) {
 	// After a restart only the provider id shows that the instance existed.
 	s.restart()
 	check("deleted, after a restart", instance.Pending, false)
-	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///"+record.ID))
+	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///"+record.ID))
 	check("with a provider id", instance.Missing, false)
 	s.restart()
 	check("with a provider id, after a restart", instance.Missing, false)
@@ -48,7 +49,7 @@ func TestStateFromProvider(t *testing.T) {
 func TestNotMissingBeforeTheProviderIsSynced(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
-	s.must(s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
 	s.cloud.synced = make(chan struct{})
 	if state := s.want(record.ID).State; state != instance.Pending {
 		t.Errorf("before: is in state %v", state)
@@ -79,8 +80,8 @@ func TestListIsOrderedByAge(t *testing.T) {
 	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
 		t.Errorf("after a restart (-want +listed):\n%s", diff)
 	}
-	s.must(s.Remove(t.Context(), middle))
-	s.must(s.SetDeleting(t.Context(), older, instance.ReasonExpired))
+	require.NoError(s.t, s.Remove(t.Context(), middle))
+	require.NoError(s.t, s.SetDeleting(t.Context(), older, instance.ReasonExpired))
 	want = slices.DeleteFunc(want, func(id string) bool { return id == middle })
 	if diff := cmp.Diff(want, ids(s.List(group))); diff != "" {
 		t.Errorf("after a deletion (-want +listed):\n%s", diff)
@@ -102,7 +103,7 @@ func TestKeys(t *testing.T) {
 	if diff := cmp.Diff([]instance.GroupKey{a, b, group}, s.Keys()); diff != "" {
 		t.Errorf("(-want +found):\n%s", diff)
 	}
-	s.must(s.Remove(t.Context(), deleted.ID))
+	require.NoError(s.t, s.Remove(t.Context(), deleted.ID))
 	s.cloud.remove(t, foreign.ID)
 	if diff := cmp.Diff([]instance.GroupKey{group}, s.Keys()); diff != "" {
 		t.Errorf("after deletions (-want +found):\n%s", diff)
@@ -128,7 +129,7 @@ func TestByIdempotencyKey(t *testing.T) {
 	check("none", group.Tenant, "", "")
 	s.restart()
 	check("after a restart", group.Tenant, "request-1", record.ID)
-	s.must(s.Remove(t.Context(), record.ID))
+	require.NoError(s.t, s.Remove(t.Context(), record.ID))
 	check("deleted", group.Tenant, "request-1", record.ID)
 	s.restart()
 	check("deleted, after a restart", group.Tenant, "request-1", record.ID)
@@ -141,7 +142,7 @@ func TestDraining(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	drain := func(edit func(*instance.Record), startedAt time.Time) string {
 		record := s.add(edit)
-		s.must(s.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: startedAt, DeleteAt: startedAt.Add(time.Minute)}))
+		require.NoError(s.t, s.StartDrain(t.Context(), record.ID, instance.Drain{Reason: instance.ReasonExpired, StartedAt: startedAt, DeleteAt: startedAt.Add(time.Minute)}))
 		return record.ID
 	}
 	s.add()
@@ -149,9 +150,9 @@ func TestDraining(t *testing.T) {
 	first := drain(func(*instance.Record) {}, epoch)
 	drain(func(r *instance.Record) { r.Tenant = "acme" }, epoch)
 	deleting := drain(func(*instance.Record) {}, epoch)
-	s.must(s.SetDeleting(t.Context(), deleting, instance.ReasonExpired))
+	require.NoError(s.t, s.SetDeleting(t.Context(), deleting, instance.ReasonExpired))
 	deleted := drain(func(*instance.Record) {}, epoch)
-	s.must(s.Remove(t.Context(), deleted))
+	require.NoError(s.t, s.Remove(t.Context(), deleted))
 	if diff := cmp.Diff([]string{first, second}, ids(s.Draining(group.Tenant))); diff != "" {
 		t.Errorf("(-want +found):\n%s", diff)
 	}

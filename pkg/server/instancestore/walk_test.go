@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 )
@@ -103,17 +104,17 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 			if random.IntN(3) == 0 {
 				onDemand(record.ID + "-request")(&record)
 			}
-			s.must(s.Add(ctx, record))
+			require.NoError(s.t, s.Add(ctx, record))
 			s.cloud.show(t, vmOf(record, instance.Running))
 			want[record.ID] = instance.Instance{Record: record, State: instance.Running, Known: true}
 		case n < 45:
 			did = "provider id"
-			s.must(s.SetProviderID(ctx, id, "cloud:///"+id))
+			require.NoError(s.t, s.SetProviderID(ctx, id, "cloud:///"+id))
 			want.change(id, func(i *instance.Instance) { i.ProviderID = "cloud:///" + id })
 		case n < 55:
 			did = "drain"
 			drain := instance.Drain{Reason: instance.ReasonExpired, StartedAt: now, DeleteAt: now.Add(time.Minute)}
-			s.must(s.StartDrain(ctx, id, drain))
+			require.NoError(s.t, s.StartDrain(ctx, id, drain))
 			want.change(id, func(i *instance.Instance) {
 				if i.Drain == nil {
 					i.Drain = &drain
@@ -121,7 +122,7 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 			})
 		case n < 60:
 			did = "acknowledge"
-			s.must(s.Acknowledge(ctx, id))
+			require.NoError(s.t, s.Acknowledge(ctx, id))
 			want.change(id, func(i *instance.Instance) {
 				drain := instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: now, DeleteAt: now}
 				if i.Drain != nil {
@@ -132,11 +133,11 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 			})
 		case n < 68:
 			did = "deleting"
-			s.must(s.SetDeleting(ctx, id, instance.ReasonExpired))
+			require.NoError(s.t, s.SetDeleting(ctx, id, instance.ReasonExpired))
 			want.change(id, func(i *instance.Instance) { setDeleteReason(i, instance.ReasonExpired) })
 		case n < 71:
 			did = "request to delete"
-			s.must(s.RequestDeletion(ctx, id))
+			require.NoError(s.t, s.RequestDeletion(ctx, id))
 			want.change(id, func(i *instance.Instance) {
 				setDeleteReason(i, instance.ReasonRequested)
 				if i.DeletionRequestedAt.IsZero() {
@@ -146,7 +147,7 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 		case n < 78:
 			did = "remove"
 			s.cloud.remove(t, id)
-			s.must(s.Remove(ctx, id))
+			require.NoError(s.t, s.Remove(ctx, id))
 			want.change(id, func(i *instance.Instance) { i.State, i.Known, i.DeletedAt = instance.Missing, false, now })
 		case n < 82:
 			did = "purge"
@@ -186,7 +187,7 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 	}
 	// The last start is without a cache.
 	s.close()
-	s.must(os.RemoveAll(s.cachePath()))
+	require.NoError(s.t, os.RemoveAll(s.cachePath()))
 	s.open(instancestore.Options{})
 	want.loseCache()
 	compare(t, s, want, "at the end")

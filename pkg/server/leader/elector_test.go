@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 func TestFirstServerLeads(t *testing.T) {
@@ -58,7 +59,17 @@ func testOneOfManyServersLeads(t *testing.T, lock string) {
 		began := make(chan struct{})
 		for i := range 5 {
 			// All servers read the lock before the first one can acquire it.
-			s := start(t, waitingStore{store, began}, fmt.Sprintf("s%d", i), nil)
+			waiting := storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+				err := do(ctx)
+				if call.Method == "Get" {
+					select {
+					case <-began:
+					case <-ctx.Done():
+					}
+				}
+				return err
+			}}
+			s := start(t, waiting, fmt.Sprintf("s%d", i), nil)
 			servers = append(servers, s)
 		}
 		close(began)
@@ -85,40 +96,23 @@ func testOneOfManyServersLeads(t *testing.T, lock string) {
 	})
 }
 
-// waitingStore delays the result of reads until began is closed.
-type waitingStore struct {
-	storage.Store
-	began <-chan struct{}
-}
-
-func (s waitingStore) Get(ctx context.Context, key string) (storage.Object, error) {
-	object, err := s.Store.Get(ctx, key)
-	select {
-	case <-s.began:
-	case <-ctx.Done():
-	}
-	return object, err
-}
-
 // TestConflictsAreRetriedSlowly uses a storage that reports a conflict for each
 // write, and limits the number of calls.
 func TestConflictsAreRetriedSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := start(t, conflictingStore{openStorage(t)}, "one", nil)
+		conflicting := storagetest.Intercepted{Store: openStorage(t), Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+			if call.Method == "Create" {
+				return storage.ErrConflict
+			}
+			return do(ctx)
+		}}
+		s := start(t, conflicting, "one", nil)
 		before, _ := s.link.count()
 		pass(time.Second)
 		if calls, _ := s.link.count(); calls-before > 20 {
 			t.Errorf("the storage was called %d times in a second", calls-before)
 		}
 	})
-}
-
-type conflictingStore struct {
-	storage.Store
-}
-
-func (conflictingStore) Create(context.Context, string, []byte) (string, error) {
-	return "", storage.ErrConflict
 }
 
 func TestElectionsWithDifferentLocksAreIndependent(t *testing.T) {

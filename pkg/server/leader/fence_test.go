@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -45,9 +46,7 @@ func forEachWrite(t *testing.T, test func(t *testing.T, f fenced)) {
 			synctest.Test(t, func(t *testing.T) {
 				store := openStorage(t)
 				etag, err := store.Create(t.Context(), "instance/old.json", []byte("old"))
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				f := fenced{server: start(t, store, "one", nil), behind: newLink(store)}
 				expectTerms(t, f.server, 1, true)
 				f.write = func(ctx context.Context) error { return write(ctx, f.Fence(f.behind), etag) }
@@ -63,9 +62,7 @@ func (f fenced) expectUnchanged(t *testing.T) {
 	// Reads are not restricted.
 	reader := f.Fence(f.behind)
 	objects, err := reader.List(t.Context(), "instance/")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	old, err := reader.Get(t.Context(), "instance/old.json")
 	if err != nil || string(old.Data) != "old" || len(objects) != 1 {
 		t.Errorf("there are the objects %v, the old one is %q, %v", objects, old.Data, err)

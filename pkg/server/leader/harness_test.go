@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/storage"
@@ -118,9 +119,7 @@ func expectTerms(t *testing.T, s *server, terms int, leading bool) {
 func readLock(t *testing.T, store storage.Store) (leader.Lock, storage.Object) {
 	t.Helper()
 	object, err := store.Get(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var lock leader.Lock
 	if err := json.Unmarshal(object.Data, &lock); err != nil {
 		t.Fatalf("the lock is %q: %v", object.Data, err)
@@ -137,7 +136,5 @@ func overwrite(t *testing.T, store storage.Store, data string) {
 	} else if err == nil {
 		_, err = store.Replace(t.Context(), key, []byte(data), object.ETag)
 	}
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 }

@@ -10,17 +10,17 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // openStorage returns an empty storage.
 func openStorage(t testing.TB) storage.Store {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return store
 }
 
@@ -50,7 +50,7 @@ var errLink = errors.New("the storage cannot be reached")
 
 // link is the connection of one server to the storage.
 type link struct {
-	storage.Store
+	storagetest.Intercepted
 	// writes counts the writes that were carried out, and calls all calls that
 	// were begun.
 	writes, calls int
@@ -64,7 +64,19 @@ type link struct {
 }
 
 func newLink(store storage.Store) *link {
-	return &link{Store: store, changed: make(chan struct{})}
+	l := &link{changed: make(chan struct{})}
+	l.Intercepted = storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+		return l.call(ctx, func(ctx context.Context) error {
+			err := do(ctx)
+			if err == nil && call.IsWrite() {
+				l.mu.Lock()
+				defer l.mu.Unlock()
+				l.writes++
+			}
+			return err
+		})
+	}}
+	return l
 }
 
 // set begins or clears a fault.
@@ -120,65 +132,20 @@ func (l *link) call(ctx context.Context, do func(ctx context.Context) error) err
 	}
 }
 
-func (l *link) Get(ctx context.Context, key string) (storage.Object, error) {
-	var object storage.Object
-	err := l.call(ctx, func(ctx context.Context) error {
-		var err error
-		object, err = l.Store.Get(ctx, key)
-		return err
-	})
-	if err != nil {
-		// A late read may still be in progress.
-		return storage.Object{}, err
-	}
-	return object, nil
-}
-
-func (l *link) write(ctx context.Context, do func(ctx context.Context) (string, error)) (string, error) {
-	var etag string
-	err := l.call(ctx, func(ctx context.Context) error {
-		var err error
-		if etag, err = do(ctx); err != nil {
-			return err
-		}
-		l.mu.Lock()
-		defer l.mu.Unlock()
-		l.writes++
-		return nil
-	})
-	if err != nil {
-		return "", err
-	}
-	return etag, nil
-}
-
-func (l *link) Create(ctx context.Context, key string, data []byte) (string, error) {
-	return l.write(ctx, func(ctx context.Context) (string, error) { return l.Store.Create(ctx, key, data) })
-}
-
-func (l *link) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	return l.write(ctx, func(ctx context.Context) (string, error) { return l.Store.Replace(ctx, key, data, etag) })
-}
-
-func (l *link) Delete(ctx context.Context, key string) error {
-	_, err := l.write(ctx, func(ctx context.Context) (string, error) { return "", l.Store.Delete(ctx, key) })
-	return err
-}
-
 func (l *link) count() (calls, writes int) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.calls, l.writes
 }
 
-// slowWrites delays replacements until release is closed. They then succeed
-// even if their context is done.
-type slowWrites struct {
-	storage.Store
-	release <-chan struct{}
-}
-
-func (s slowWrites) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	<-s.release
-	return s.Store.Replace(context.WithoutCancel(ctx), key, data, etag)
+// slowWrites delays replacements until release is closed. They then succeed even if
+// their context is done.
+func slowWrites(store storage.Store, release <-chan struct{}) storage.Store {
+	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+		if call.Method != "Replace" {
+			return do(ctx)
+		}
+		<-release
+		return do(context.WithoutCancel(ctx))
+	}}
 }

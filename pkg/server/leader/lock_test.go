@@ -13,6 +13,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/leader"
 )
 
@@ -107,9 +108,7 @@ func TestLeadershipID(t *testing.T) {
 
 		// Without a lock the last leader is unknown, as it is when another
 		// implementation released the lock.
-		if err := store.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, store.Delete(t.Context(), key))
 		pass(interval)
 		leadershipID = expectLeadershipID(t, first, 2, taken, false)
 		overwrite(t, store, `{"leaderID":"","leaderAddr":"","lastUpdated":"2026-01-01T00:00:00Z"}`)
@@ -165,16 +164,12 @@ func TestDeletedLock(t *testing.T) {
 		second := start(t, store, "two", nil)
 		// The second server reads before the first one renews.
 		pass(4*interval - time.Second/2)
-		if err := store.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, store.Delete(t.Context(), key))
 		pass(interval)
 		expectTerms(t, second, 0, false)
 		expectTerms(t, first, 2, true)
 
-		if err := store.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, store.Delete(t.Context(), key))
 		first.kill()
 		pass(2 * timeout)
 		expectTerms(t, second, 1, true)

@@ -16,6 +16,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
@@ -56,16 +57,11 @@ func startProcess(t *testing.T, dir, id string) *process {
 	p.cmd.Env = append(os.Environ(), processIDEnv+"="+id, processStorageEnv+"="+dir)
 	p.cmd.Stderr = &p.log
 	// It stops when the test process exits, however that happens.
-	if _, err := p.cmd.StdinPipe(); err != nil {
-		t.Fatal(err)
-	}
+	_, err := p.cmd.StdinPipe()
+	require.NoError(t, err)
 	stdout, err := p.cmd.StdoutPipe()
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := p.cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, p.cmd.Start())
 	read := make(chan struct{})
 	go func() {
 		defer close(read)
@@ -86,9 +82,7 @@ func startProcess(t *testing.T, dir, id string) *process {
 
 func (p *process) signal(t *testing.T, signal syscall.Signal) {
 	t.Helper()
-	if err := p.cmd.Process.Signal(signal); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, p.cmd.Process.Signal(signal))
 }
 
 // waitForTermEnd returns the results that p prints at the end of a term.
@@ -116,9 +110,7 @@ type observer struct {
 func (o observer) journal(t *testing.T) (terms []string, last journalLine) {
 	t.Helper()
 	object, err := o.Get(t.Context(), journalKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for line := range strings.Lines(string(object.Data)) {
 		term, _, _ := strings.Cut(line, " ")
 		terms = append(terms, term)
@@ -144,9 +136,7 @@ func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
 func (o observer) created(t *testing.T, term string) []storage.Info {
 	t.Helper()
 	infos, err := o.List(t.Context(), createdPrefix(term))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return infos
 }
 
@@ -175,13 +165,10 @@ func (o observer) writable(t *testing.T, term string, attempt int) bool {
 func TestProcesses(t *testing.T) {
 	dir := t.TempDir()
 	store, err := file.Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	o := observer{store}
-	if _, err := o.Create(t.Context(), journalKey, nil); err != nil {
-		t.Fatal(err)
-	}
+	_, err = o.Create(t.Context(), journalKey, nil)
+	require.NoError(t, err)
 	processes := map[string]*process{}
 	for _, id := range []string{"a", "b"} {
 		processes[id] = startProcess(t, dir, id)

@@ -143,7 +143,7 @@ func TestExpiredLeaseIsNotRenewed(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		mayReturn := make(chan struct{})
 		release := make(chan struct{})
-		s := start(t, slowWrites{openStorage(t), release}, "one", func(ctx context.Context) error {
+		s := start(t, slowWrites(openStorage(t), release), "one", func(ctx context.Context) error {
 			<-ctx.Done()
 			await(t, mayReturn)
 			return ctx.Err()
@@ -166,7 +166,7 @@ func TestTakeoverThatIsTooSlow(t *testing.T) {
 		store := openStorage(t)
 		overwrite(t, store, `{"leaderID":"other"}`)
 		release := make(chan struct{})
-		s := start(t, slowWrites{store, release}, "one", nil)
+		s := start(t, slowWrites(store, release), "one", nil)
 		pass(timeout + lease)
 		close(release)
 		synctest.Wait()

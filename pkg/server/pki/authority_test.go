@@ -15,14 +15,14 @@ import (
 	"testing"
 	"testing/synctest"
 	"time"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func newKey(t *testing.T) (ed25519.PublicKey, ed25519.PrivateKey) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return public, private
 }
 
@@ -40,9 +40,7 @@ func TestSignClient(t *testing.T) {
 		key, _ := newKey(t)
 		want := Client{ID: "prod", Tenant: "a", Role: RoleOperator}
 		leaf, err := authority.SignClient(want, key, time.Hour)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if got, err := PeerClient(leaf); err != nil || got != want {
 			t.Errorf("the client is %+v, %v, want %+v", got, err, want)
 		}
@@ -65,9 +63,7 @@ func TestLeafExpiresWithAuthority(t *testing.T) {
 	authority := newAuthority(t)
 	key, _ := newKey(t)
 	leaf, err := authority.SignClient(Client{ID: "prod", Tenant: "a", Role: RoleAgent}, key, 2*authorityLifetime)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if want := parse(t, authority.CertificatePEM()).NotAfter; !leaf.NotAfter.Equal(want) {
 		t.Errorf("it expires at %s, the authority at %s", leaf.NotAfter, want)
 	}
@@ -76,30 +72,22 @@ func TestLeafExpiresWithAuthority(t *testing.T) {
 func TestLoadAuthority(t *testing.T) {
 	_, key := newKey(t)
 	stored, err := NewAuthorityForKey("prod", key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	loaded, err := LoadAuthority(stored.CertificatePEM(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !bytes.Equal(loaded.CertificatePEM(), stored.CertificatePEM()) || loaded.CommonName() != "prod" {
 		t.Errorf("the certificate of %q differs", loaded.CommonName())
 	}
 	leafKey, _ := newKey(t)
 	leaf, err := loaded.SignClient(Client{ID: "prod", Tenant: "a", Role: RoleOperator}, leafKey, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if err := verify(leaf, stored.CertificatePEM()); err != nil {
 		t.Errorf("a certificate that it issued is not trusted: %v", err)
 	}
 
 	_, otherKey := newKey(t)
 	certPEM, _, err := stored.IssueServer([]string{"localhost"}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, tc := range []struct {
 		name string
 		cert []byte
@@ -120,16 +108,12 @@ func TestLoadAuthority(t *testing.T) {
 func TestKeysRoundTrip(t *testing.T) {
 	public, private := newKey(t)
 	privatePEM, err := EncodePrivateKey(private)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got, err := ParsePrivateKey(privatePEM); err != nil || !got.Equal(private) {
 		t.Errorf("the private key differs: %v", err)
 	}
 	publicPEM, err := EncodePublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got, err := ParsePublicKey(publicPEM); err != nil || !got.Equal(public) {
 		t.Errorf("the public key differs: %v", err)
 	}
@@ -137,17 +121,11 @@ func TestKeysRoundTrip(t *testing.T) {
 
 func TestKeysAreEd25519(t *testing.T) {
 	other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	privateDER, err := x509.MarshalPKCS8PrivateKey(other)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	publicDER, err := x509.MarshalPKIXPublicKey(other.Public())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	block := func(blockType string, data []byte) []byte {
 		return pem.EncodeToMemory(&pem.Block{Type: blockType, Bytes: data})
 	}
@@ -180,9 +158,7 @@ func TestServingIsReissuedBeforeExpiry(t *testing.T) {
 		leaf := func() *x509.Certificate {
 			t.Helper()
 			certificate, err := config.GetCertificate(nil)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			return certificate.Leaf
 		}
 		first := leaf()

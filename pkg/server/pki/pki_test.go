@@ -13,14 +13,14 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func newAuthority(t *testing.T) *Authority {
 	t.Helper()
 	authority, err := NewAuthority("test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return authority
 }
 
@@ -31,9 +31,7 @@ func parse(t *testing.T, certPEM []byte) *x509.Certificate {
 		t.Fatal("no PEM block")
 	}
 	certificate, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return certificate
 }
 
@@ -41,14 +39,10 @@ func TestIssueClientRoundTrip(t *testing.T) {
 	authority := newAuthority(t)
 	want := Client{ID: "prod", Tenant: "default", Role: RoleOperator}
 	certPEM, _, err := authority.IssueClient(want, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	certificate := parse(t, certPEM)
 	got, err := PeerClient(certificate)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
@@ -165,9 +159,7 @@ func TestPeerClient(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if got != tc.want {
 				t.Errorf("got %+v, want %+v", got, tc.want)
 			}
@@ -202,13 +194,9 @@ func TestMutualHandshake(t *testing.T) {
 			client := &tls.Config{RootCAs: roots, ServerName: tc.host, MaxVersion: tc.maxVersion}
 			if tc.issuer != nil {
 				certPEM, keyPEM, err := tc.issuer.IssueClient(operator, tc.ttl)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				pair, err := tls.X509KeyPair(certPEM, keyPEM)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				// Sent even when the server names other authorities, as a malicious
 				// client would.
 				client.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &pair, nil }
@@ -230,9 +218,7 @@ func TestMutualHandshake(t *testing.T) {
 				}
 				return
 			}
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			got, err := PeerClient(conn.ConnectionState().VerifiedChains[0][0])
 			if err != nil || got != operator {
 				t.Errorf("got %+v, %v, want %+v", got, err, operator)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -69,9 +70,7 @@ func TestEffective(t *testing.T) {
 			want := *group
 			tc.change(&want)
 			got, err := Effective(c, group, &tc.record)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if diff := cmp.Diff(&want, got); diff != "" {
 				t.Errorf("(-want +got):\n%s", diff)
 			}
@@ -116,9 +115,7 @@ func TestSpecOfAnOnDemandInstance(t *testing.T) {
 	group := *newGroup(t, c, "main")
 	group.Args = labelled("{{.Vars.from}} {{.Instance.Type}}")
 	spec, err := p.Spec(t.Context(), &group, record, "subnet-c")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := provider.Spec{
 		ID: instanceID, Group: record.Key(), Template: "gpu", Kind: "gpu", CreatedAt: time.Unix(1, 0),
 		Type: c.Shard.Infra.InstanceTypes["r7g.large"], Subnet: "subnet-c",

@@ -5,10 +5,12 @@ package provision
 
 import (
 	"crypto/ed25519"
+	_ "embed"
 	"strings"
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -22,43 +24,9 @@ import (
 const instanceID = "knc06bgm7733st2576nx5jht4ecjw"
 
 // configuration is that of a shard with the group main.
-const configuration = `{
-	"cluster": {"id": "prod", "secrets": {"encryption_key": {"env": "KEY"}}},
-	"shard": {
-		"id": "us-west-2a",
-		"infra": {"provider": "fake", "region": "us-west-2", "zone": "us-west-2z", "options": {"endpoint": "e"}},
-		"bind": {"health_addr": ":0", "election_addr": ":0", "registration_addr": ":0", "operator_addr": ":0"},
-		"subnet_pools": {"default": ["subnet-a"], "gpus": ["subnet-b"], "extra": ["subnet-c"]},
-	},
-	"defaults": {
-		"userdata": "{{.Instance.ID}} {{.Nonce}}",
-		"vars": {"from": "defaults", "defaults": "yes"},
-		"args": {"labels": {"from": "defaults", "defaults": "yes"}},
-		"files": {"a.txt": {"kind": "string", "text": "a"}},
-	},
-	"templates": {
-		"worker": {
-			"kind": "knc", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default",
-			"vars": {"from": "worker", "worker": "yes"},
-			"args": {"labels": {"from": "worker", "worker": "yes"}},
-		},
-		"gpu": {
-			"kind": "gpu", "arch": "arm64", "instance_type": "m7g.large", "subnet_pool": "gpus",
-			"vars": {"from": "gpu", "gpu": "yes"},
-			"args": {"labels": {"from": "gpu", "gpu": "yes"}},
-			"userdata": "gpu {{.Instance.ID}} {{.Nonce}}",
-			"files": {"b.txt": {"kind": "string", "text": "b"}},
-		},
-		"silent": {"kind": "sil", "arch": "amd64"},
-	},
-	"groups": {"default": {
-		"main": {"template": "worker", "vars": {"main": "yes"}, "args": {"labels": {"main": "yes"}}},
-		"own": {
-			"template": "worker", "instance_type": "c7i.large", "subnet_pool": "extra",
-			"vars": {"from": "own"}, "args": {"labels": {"from": "own"}, "annotations": {"own": "yes"}},
-		},
-	}},
-}`
+//
+//go:embed testdata/config.jsonc
+var configuration string
 
 // types returns the sizes of some families, those on arm64 end in g.
 func types() []provider.InstanceType {
@@ -79,9 +47,7 @@ func types() []provider.InstanceType {
 func newConfig(t *testing.T) *config.Config {
 	t.Helper()
 	c, err := config.Parse([]byte(configuration), providertest.Providers(types()...))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 
@@ -89,13 +55,9 @@ func newConfig(t *testing.T) *config.Config {
 func newGroup(t *testing.T, c *config.Config, name string) *groups.Group {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	opened, err := groups.Open(t.Context(), c, store)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	group, found := opened.Get(instance.GroupKey{Tenant: "default", Group: name})
 	if !found {
 		t.Fatalf("there is no group %s", name)
@@ -132,9 +94,7 @@ func (n *nonces) Agent(a nonce.Agent) (string, error) {
 func newProvisioner(t *testing.T, c *config.Config) (*Provisioner, *nonces) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(nil)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	n := &nonces{Signer: nonce.NewSigner(private), key: public}
 	return New(Options{
 		Config:       func() *config.Config { return c },

@@ -10,6 +10,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/registration/nonce"
@@ -31,9 +32,7 @@ func TestSpec(t *testing.T) {
 	record := newRecord()
 
 	spec, err := p.Spec(t.Context(), &group, record, "subnet-a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if len(nonces.signed) != 1 {
 		t.Fatalf("%d nonces were signed, want one", len(nonces.signed))
 	}
@@ -62,17 +61,14 @@ func TestNonceSaysWhoseItIs(t *testing.T) {
 	record := newRecord()
 	record.OnDemand = true
 	for range 2 {
-		if _, err := p.Spec(t.Context(), group, record, "subnet-a"); err != nil {
-			t.Fatal(err)
-		}
+		_, err := p.Spec(t.Context(), group, record, "subnet-a")
+		require.NoError(t, err)
 	}
 	if len(nonces.signed) != 2 {
 		t.Fatalf("%d nonces were signed for two specs", len(nonces.signed))
 	}
 	claims, err := nonce.Parse(nonces.signed[0], nonces.key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := nonce.Claims{
 		Kind: "agent", Subject: instanceID, ClusterID: "prod", Tenant: "default", Shard: "us-west-2a",
 		Group: "main", OnDemand: true, ConfigHash: group.RuntimeConfigHash,
@@ -106,9 +102,7 @@ func TestConfigurationInForce(t *testing.T) {
 	next.Shard.Infra.Zone = "elsewhere"
 	p.Config = func() *config.Config { return &next }
 	spec, err := p.Spec(t.Context(), &group, newRecord(), "subnet-a")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(map[string]any{"labels": map[string]any{"zone": "elsewhere"}}, spec.Args); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

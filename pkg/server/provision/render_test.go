@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // labelled returns arguments with one label.
@@ -30,9 +32,7 @@ func TestRenderArgs(t *testing.T) {
 	}
 	given := args("{{.Vars.role}}", "{{.Instance.ID}}")
 	got, err := renderArgs(given, f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(args("db", "i-1"), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
@@ -42,9 +42,7 @@ func TestRenderArgs(t *testing.T) {
 
 	// A var is a value, not a template.
 	got, err = renderArgs(labelled("{{.Vars.template}}"), f)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if diff := cmp.Diff(labelled("{{.Instance.ID}}"), got); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}

@@ -17,6 +17,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 )
@@ -74,9 +75,7 @@ func packed(t *testing.T, text string) []byte {
 	var data bytes.Buffer
 	writer := gzip.NewWriter(&data)
 	_, err := io.WriteString(writer, text)
-	if err := errors.Join(err, writer.Close()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, errors.Join(err, writer.Close()))
 	return data.Bytes()
 }
 
@@ -103,18 +102,14 @@ func TestUserdataIsDecodedAndThenRendered(t *testing.T) {
 			s.encoding = encoding
 			s.serve = func(w http.ResponseWriter, _ *http.Request) { _, _ = io.WriteString(w, source) }
 			got, err := s.userdata(t.Context())
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			wants(got)
 		})
 		t.Run("inline: "+encoding, func(t *testing.T) {
 			group := s.group
 			group.Userdata = config.Userdata{Inline: source, Encoding: encoding}
 			spec, err := s.p.Spec(t.Context(), &group, newRecord(), "subnet-a")
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			wants(string(spec.Userdata))
 		})
 	}

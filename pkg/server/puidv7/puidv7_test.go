@@ -11,6 +11,8 @@ import (
 	"time"
 
 	"github.com/google/uuid"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // vectors are the published samples.
@@ -22,9 +24,7 @@ var vectors = []struct{ text, prefix, uuid string }{
 func TestVectors(t *testing.T) {
 	for _, v := range vectors {
 		id, err := Parse(v.text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if id.Prefix != v.prefix || id.UUID.String() != v.uuid {
 			t.Errorf("Parse(%q) = %q, %v, want %q, %s", v.text, id.Prefix, id.UUID, v.prefix, v.uuid)
 		}
@@ -39,18 +39,14 @@ func TestNew(t *testing.T) {
 	last := ""
 	for range 1000 {
 		id, err := New("knd")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		text := id.String()
 		if text <= last {
 			t.Fatalf("%q was created after %q but sorts before it", text, last)
 		}
 		last = text
 		read, err := Parse(text)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if read != id {
 			t.Fatalf("Parse(%q) = %v, want %v", text, read, id)
 		}

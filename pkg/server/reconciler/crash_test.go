@@ -69,41 +69,16 @@ func runWithCrashAt(t *testing.T, step int, cached bool) (crashed bool) {
 		return nil
 	}
 	s.cloud.mu.Unlock()
-	s.beforeCall = func() {
-		if step--; step == 0 {
-			crashed = true
-			s.cancel()
-		}
-	}
-	// proceed lets the cloud and the operator finish their work, and starts
-	// another server after a crash.
-	takenOver := false
-	proceed := func() {
-		for range 12 {
-			s.cloud.settle()
-			synctest.Wait()
-			if crashed && !takenOver {
-				takenOver = true
-				s.stop()
-				if !cached {
-					s.loseCache()
-				}
-				s.lead()
-			}
-			for _, i := range s.instances.Draining("default") {
-				s.acknowledge(workersKey, i.ID)
-			}
-		}
-	}
+	crash := s.crashBeforeCall(step, cached)
 
 	s.cloud.vanish(ids[0])
 	synctest.Wait()
-	proceed()
+	crash.proceed(workersKey)
 	s.cloud.become(s.cloud.ids(workersKey)[0], instance.Impaired)
 	synctest.Wait()
-	proceed()
+	crash.proceed(workersKey)
 	s.reconfigure(drift)
-	proceed()
+	crash.proceed(workersKey)
 
 	s.cloud.takeCalls()
 	s.reconcile(workersKey)
@@ -135,8 +110,48 @@ func runWithCrashAt(t *testing.T, step int, cached bool) (crashed bool) {
 			silent++
 		}
 	}
-	if silent > 1 || silent > 0 && !crashed {
+	if silent > 1 || silent > 0 && !crash.happened {
 		t.Errorf("%d instances were deleted without an event", silent)
 	}
-	return crashed
+	return crash.happened
+}
+
+// crash is a crash of a server before one of its calls.
+type crash struct {
+	s *server
+	// cached is true when the cache survives.
+	cached              bool
+	happened, takenOver bool
+}
+
+// crashBeforeCall makes the server crash before its call number step.
+func (s *server) crashBeforeCall(step int, cached bool) *crash {
+	c := &crash{s: s, cached: cached}
+	s.beforeCall = func() {
+		if step--; step == 0 {
+			c.happened = true
+			s.cancel()
+		}
+	}
+	return c
+}
+
+// proceed lets the cloud and the operator finish their work, and starts another server
+// after the crash.
+func (c *crash) proceed(key instance.GroupKey) {
+	for range 12 {
+		c.s.cloud.settle()
+		synctest.Wait()
+		if c.happened && !c.takenOver {
+			c.takenOver = true
+			c.s.stop()
+			if !c.cached {
+				c.s.loseCache()
+			}
+			c.s.lead()
+		}
+		for _, i := range c.s.instances.Draining("default") {
+			c.s.acknowledge(key, i.ID)
+		}
+	}
 }

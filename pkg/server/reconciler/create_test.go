@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
@@ -305,9 +306,7 @@ func TestDeletionIsRepeated(t *testing.T) {
 		s := start(t, newConfig())
 		id := s.run(workersKey, 1)[0]
 		// The deletion was decided elsewhere, without an event.
-		if err := s.instances.SetDeleting(t.Context(), id, instance.ReasonRequested); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.instances.SetDeleting(t.Context(), id, instance.ReasonRequested))
 		s.reconcile(workersKey)
 		s.wantCalls("delete default/workers", "create default/workers")
 		s.want("deleting " + id + " requested")

@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
@@ -18,9 +19,7 @@ import (
 func (s *server) addStray(key instance.GroupKey) string {
 	s.t.Helper()
 	id, err := puidv7.New("knd")
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	s.cloud.put(instance.VM{ID: id.String(), ProviderID: "vm-" + id.String(), Group: key, State: instance.Running})
 	return id.String()
 }
@@ -30,7 +29,7 @@ func TestAllGroupsAreReconciledFirst(t *testing.T) {
 		s := start(t, newConfig())
 		s.stop()
 		_, _, err := s.groups.Upsert(t.Context(), workersKey, sizeOf(1))
-		s.must(err)
+		require.NoError(s.t, err)
 		s.lead()
 		s.wantCalls("create default/workers")
 	})
@@ -41,9 +40,8 @@ func TestInstancesWithoutARecordCount(t *testing.T) {
 		s := start(t, newConfig())
 		s.scale(workersKey, 0)
 		s.stop()
-		if _, _, err := s.groups.Upsert(t.Context(), workersKey, sizeOf(1)); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err := s.groups.Upsert(t.Context(), workersKey, sizeOf(1))
+		require.NoError(t, err)
 		id := s.addStray(workersKey)
 		// They are known before the first group is reconciled. Their
 		// configuration is unknown, so they are replaced.
@@ -146,9 +144,7 @@ func TestGarbageCollectionCanBeEnabled(t *testing.T) {
 		s.want()
 		c := newConfig()
 		c.Shard.GarbageCollection.Interval = time.Minute
-		if err := s.groups.Reconfigure(t.Context(), c); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.groups.Reconfigure(t.Context(), c))
 		s.pass(3 * time.Minute)
 		s.want("draining " + id + " scale-down")
 	})

@@ -16,6 +16,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
@@ -95,10 +96,8 @@ func start(t testing.TB, c *config.Config) *server {
 	t.Helper()
 	objects := t.TempDir()
 	files, err := file.Open(objects)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: &serialStorage{Store: files, turn: make(chan struct{}, 1)}, cloud: newCloud(), reported: map[instance.GroupKey][]string{}}
+	require.NoError(t, err)
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}}
 	s.lead()
 	t.Cleanup(func() { s.stop() })
 	return s
@@ -110,16 +109,14 @@ func (s *server) lead() {
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(context.Background())
 	var err error
-	if s.cache, err = cache.Open(ctx, filepath.Join(s.dir, "cache.sqlite")); err != nil {
-		s.t.Fatal(err)
-	}
-	if s.groups, err = groups.Open(ctx, s.config, s.storage); err != nil {
-		s.t.Fatal(err)
-	}
+	s.cache, err = cache.Open(ctx, filepath.Join(s.dir, "cache.sqlite"))
+	require.NoError(s.t, err)
+	s.groups, err = groups.Open(ctx, s.config, s.storage)
+	require.NoError(s.t, err)
 	s.instances, err = instancestore.Open(ctx, instancestore.Options{
 		Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: "a", Clock: clock.RealClock{},
 	})
-	s.must(err)
+	require.NoError(s.t, err)
 	s.metrics = prometheus.NewRegistry()
 	s.reconciler = New(Options{
 		Groups:    s.groups,
@@ -146,13 +143,6 @@ func (s *server) lead() {
 	synctest.Wait()
 }
 
-func (s *server) must(err error) {
-	s.t.Helper()
-	if err != nil {
-		s.t.Fatal(err)
-	}
-}
-
 // stop stops the term.
 func (s *server) stop() {
 	s.cancel()
@@ -175,9 +165,7 @@ func (s *server) reconfigure(change func(*config.Config)) {
 	s.t.Helper()
 	s.config = newConfig()
 	change(s.config)
-	if err := s.groups.Reconfigure(s.t.Context(), s.config); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.groups.Reconfigure(s.t.Context(), s.config))
 	for _, key := range s.groups.Keys() {
 		s.reconciler.Enqueue(key)
 	}
@@ -187,18 +175,16 @@ func (s *server) reconfigure(change func(*config.Config)) {
 // scale sets the size of a group and waits until the reconciler is idle.
 func (s *server) scale(key instance.GroupKey, size int) {
 	s.t.Helper()
-	if _, _, err := s.groups.Upsert(s.t.Context(), key, sizeOf(size)); err != nil {
-		s.t.Fatal(err)
-	}
+	_, _, err := s.groups.Upsert(s.t.Context(), key, sizeOf(size))
+	require.NoError(s.t, err)
 	s.reconcile(key)
 }
 
 // remove deletes a group.
 func (s *server) remove(key instance.GroupKey) {
 	s.t.Helper()
-	if _, err := s.groups.Delete(s.t.Context(), key); err != nil {
-		s.t.Fatal(err)
-	}
+	_, err := s.groups.Delete(s.t.Context(), key)
+	require.NoError(s.t, err)
 	s.reconcile(key)
 }
 
@@ -240,12 +226,10 @@ func (s *server) pass(d time.Duration) {
 func (s *server) onDemand(key instance.GroupKey, change func(*instance.Record)) string {
 	s.t.Helper()
 	id, err := puidv7.New("knd")
-	s.must(err)
+	require.NoError(s.t, err)
 	record := instance.Record{ID: id.String(), Tenant: key.Tenant, Group: key.Group, OnDemand: true, CreatedAt: time.Now()}
 	change(&record)
-	if err := s.instances.Add(s.t.Context(), record); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.instances.Add(s.t.Context(), record))
 	s.reconcile(key)
 	return record.ID
 }
@@ -253,9 +237,7 @@ func (s *server) onDemand(key instance.GroupKey, change func(*instance.Record)) 
 // acknowledge reports a finished drain, as an operator does.
 func (s *server) acknowledge(key instance.GroupKey, id string) {
 	s.t.Helper()
-	if err := s.instances.Acknowledge(s.t.Context(), id); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, s.instances.Acknowledge(s.t.Context(), id))
 	s.reconcile(key)
 }
 

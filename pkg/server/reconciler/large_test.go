@@ -18,11 +18,13 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // Size of a large shard.
@@ -34,17 +36,26 @@ const (
 // countingStorage counts the calls to a storage by operation and group of the
 // record.
 type countingStorage struct {
-	storage.Store
+	storagetest.Intercepted
 	mu    sync.Mutex
 	calls map[string]int
 }
 
-func (c *countingStorage) count(operation string, data []byte) {
+func (c *countingStorage) count(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+	operation := strings.ToLower(call.Method)
+	switch {
+	case call.Method == "Delete":
+		object, _ := c.Store.Get(ctx, call.Key)
+		call.Data = object.Data
+	case call.Method == "Replace" && strings.HasPrefix(call.Key, "groups/"):
+		operation, call.Data = "replace groups", nil
+	}
 	var record instance.Record
-	_ = json.Unmarshal(data, &record)
+	_ = json.Unmarshal(call.Data, &record)
 	c.mu.Lock()
-	defer c.mu.Unlock()
 	c.calls[operation+" "+record.Group]++
+	c.mu.Unlock()
+	return do(ctx)
 }
 
 // take returns the calls since its last call.
@@ -54,36 +65,6 @@ func (c *countingStorage) take() map[string]int {
 	calls := maps.Clone(c.calls)
 	clear(c.calls)
 	return calls
-}
-
-func (c *countingStorage) Get(ctx context.Context, key string) (storage.Object, error) {
-	c.count("get", nil)
-	return c.Store.Get(ctx, key)
-}
-
-func (c *countingStorage) List(ctx context.Context, prefix string) ([]storage.Info, error) {
-	c.count("list", nil)
-	return c.Store.List(ctx, prefix)
-}
-
-func (c *countingStorage) Create(ctx context.Context, key string, data []byte) (string, error) {
-	c.count("create", data)
-	return c.Store.Create(ctx, key, data)
-}
-
-func (c *countingStorage) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	if strings.HasPrefix(key, "groups/") {
-		c.count("replace groups", nil)
-	} else {
-		c.count("replace", data)
-	}
-	return c.Store.Replace(ctx, key, data, etag)
-}
-
-func (c *countingStorage) Delete(ctx context.Context, key string) error {
-	object, _ := c.Store.Get(ctx, key)
-	c.count("delete", object.Data)
-	return c.Store.Delete(ctx, key)
 }
 
 // TestScalingOneGroupTouchesOnlyItsInstances counts the calls for changing one
@@ -96,7 +77,8 @@ func TestScalingOneGroupTouchesOnlyItsInstances(t *testing.T) {
 			s.config.Groups["default"][fmt.Sprint("group-", n)] = config.Group{Template: "worker", Size: new(int32(manyOfAGroup)), DrainTimeout: new(time.Duration(0))}
 		}
 		s.populate()
-		counter := &countingStorage{Store: s.storage, calls: map[string]int{}}
+		counter := &countingStorage{calls: map[string]int{}}
+		counter.Intercepted = storagetest.Intercepted{Store: s.storage, Intercept: counter.count}
 		s.storage = counter
 		s.lead()
 		s.pass(time.Second)
@@ -129,21 +111,21 @@ func TestScalingOneGroupTouchesOnlyItsInstances(t *testing.T) {
 func (s *server) populate() {
 	s.t.Helper()
 	wanted, err := groups.Open(s.t.Context(), s.config, s.storage)
-	s.must(err)
+	require.NoError(s.t, err)
 	for _, key := range wanted.Keys() {
 		group, _ := wanted.Get(key)
 		for range group.Size {
 			id, err := puidv7.New(group.Kind)
-			s.must(err)
+			require.NoError(s.t, err)
 			record := instance.Record{
 				ID: id.String(), Tenant: key.Tenant, Group: key.Group, InfraConfigHash: group.InfraConfigHash,
 				CreatedAt: time.Now(), ProviderID: "vm-" + id.String(),
 			}
 			data, err := json.Marshal(record)
-			s.must(err)
+			require.NoError(s.t, err)
 			path := filepath.Join(s.objects, storage.InstanceKey("a", key.Tenant, id.StorageKey()))
-			s.must(os.MkdirAll(filepath.Dir(path), 0o700))
-			s.must(os.WriteFile(path, data, 0o600))
+			require.NoError(s.t, os.MkdirAll(filepath.Dir(path), 0o700))
+			require.NoError(s.t, os.WriteFile(path, data, 0o600))
 			s.cloud.put(instance.VM{ID: record.ID, ProviderID: record.ProviderID, Group: key, State: instance.Running})
 		}
 	}

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -19,9 +20,8 @@ func (s *server) shrink(key instance.GroupKey, size int, first ...string) {
 	s.t.Helper()
 	change := sizeOf(size)
 	change.RemoveFirst = first
-	if _, _, err := s.groups.Upsert(s.t.Context(), key, change); err != nil {
-		s.t.Fatal(err)
-	}
+	_, _, err := s.groups.Upsert(s.t.Context(), key, change)
+	require.NoError(s.t, err)
 	s.reconcile(key)
 }
 
@@ -65,7 +65,7 @@ func TestOnlyRemoveFirstInstancesAreDeleted(t *testing.T) {
 		// Surplus and foreign instances leave no replacement that would have to
 		// be deleted instead of the oldest.
 		for _, id := range []string{single, others[1]} {
-			s.must(s.instances.RequestDeletion(t.Context(), id))
+			require.NoError(s.t, s.instances.RequestDeletion(t.Context(), id))
 		}
 		s.reconcile(workersKey)
 		s.reconcile(otherKey)
@@ -90,7 +90,7 @@ func TestRemoveFirstAfterReplacement(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				s := start(t, newConfig())
 				ids := s.run(workersKey, 4)
-				s.must(s.instances.RequestDeletion(t.Context(), ids[1]))
+				require.NoError(s.t, s.instances.RequestDeletion(t.Context(), ids[1]))
 				s.reconcile(workersKey)
 				s.wantCalls("delete default/workers", "create default/workers")
 				if settled {
@@ -127,34 +127,14 @@ func TestCrashDuringRemoveFirst(t *testing.T) {
 func shrinkWithCrashAt(t *testing.T, key instance.GroupKey, step int, cached bool) (crashed bool) {
 	s := start(t, newConfig())
 	ids := s.run(key, 4)
-	s.beforeCall = func() {
-		if step--; step == 0 {
-			crashed = true
-			s.cancel()
-		}
-	}
+	crash := s.crashBeforeCall(step, cached)
 	s.shrink(key, 2, ids[3], ids[1])
-	takenOver := false
-	for range 12 {
-		s.cloud.settle()
-		synctest.Wait()
-		if crashed && !takenOver {
-			takenOver = true
-			s.stop()
-			if !cached {
-				s.loseCache()
-			}
-			s.lead()
-		}
-		for _, i := range s.instances.Draining("default") {
-			s.acknowledge(key, i.ID)
-		}
-	}
+	crash.proceed(key)
 	s.wantLeft(key, ids[0], ids[2])
 	for _, c := range s.cloud.takeCalls() {
 		if c.operation == "create" || c.id != ids[1] && c.id != ids[3] {
 			t.Errorf("called %v of %s", c, c.id)
 		}
 	}
-	return crashed
+	return crash.happened
 }

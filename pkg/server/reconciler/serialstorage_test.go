@@ -7,32 +7,19 @@ import (
 	"context"
 
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
-// serialStorage is a storage that serializes writes. The file storage polls for
-// its locks by the clock, which stands still in a bubble while a goroutine
-// waits for a locked mutex.
-type serialStorage struct {
-	storage.Store
-	turn chan struct{}
-}
-
-func (s *serialStorage) take() (release func()) {
-	s.turn <- struct{}{}
-	return func() { <-s.turn }
-}
-
-func (s *serialStorage) Create(ctx context.Context, key string, data []byte) (string, error) {
-	defer s.take()()
-	return s.Store.Create(ctx, key, data)
-}
-
-func (s *serialStorage) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	defer s.take()()
-	return s.Store.Replace(ctx, key, data, etag)
-}
-
-func (s *serialStorage) Delete(ctx context.Context, key string) error {
-	defer s.take()()
-	return s.Store.Delete(ctx, key)
+// serialStorage returns a storage that serializes writes. The file storage polls for
+// its locks by the clock, which stands still in a bubble while a goroutine waits for a
+// locked mutex.
+func serialStorage(store storage.Store) storage.Store {
+	turn := make(chan struct{}, 1)
+	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+		if call.IsWrite() {
+			turn <- struct{}{}
+			defer func() { <-turn }()
+		}
+		return do(ctx)
+	}}
 }

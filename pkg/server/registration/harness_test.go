@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
@@ -47,17 +48,11 @@ type cluster struct {
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	encrypted, err := secrets.New(store, bytes.Repeat([]byte{7}, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	made, err := clusterkeys.Ensure(t.Context(), store, encrypted, clusterID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return &cluster{t: t, storage: store, keys: made}
 }
 
@@ -65,9 +60,7 @@ func newCluster(t *testing.T) *cluster {
 func (c *cluster) nonce(tenant string) string {
 	c.t.Helper()
 	token, err := nonce.NewSigner(c.keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: tenant, Lifetime: time.Hour})
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	return token
 }
 
@@ -75,9 +68,7 @@ func (c *cluster) nonce(tenant string) string {
 func (c *cluster) objects(prefix string) []string {
 	c.t.Helper()
 	infos, err := c.storage.List(c.t.Context(), prefix)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	names := []string{}
 	for _, info := range infos {
 		names = append(names, info.Key)
@@ -170,9 +161,7 @@ func bufferOf(logger klog.Logger) string {
 func (c *cluster) listen(s *grpc.Server) string {
 	c.t.Helper()
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	go func() { _ = s.Serve(listener) }()
 	c.t.Cleanup(s.Stop)
 	return listener.Addr().String()
@@ -189,9 +178,7 @@ func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.Cli
 		RootCAs:      roots,
 		Certificates: certificates,
 	})))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = connection.Close() })
 	return connection
 }
@@ -213,13 +200,9 @@ type identity struct {
 func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
 	c.t.Helper()
 	certPEM, keyPEM, err := c.keys.Authority.IssueClient(client, ttl)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	key, err := pki.ParsePrivateKey(keyPEM)
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	return identity{certPEM, key}
 }
 
@@ -235,13 +218,9 @@ func (s *server) renew(i identity, publicKeyPEM []byte) (*nstancev1.RenewCertifi
 func newKey(t *testing.T) (ed25519.PrivateKey, []byte) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	publicKeyPEM, err := pki.EncodePublicKey(public)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return private, publicKeyPEM
 }
 
@@ -252,9 +231,7 @@ func parseCertificate(t *testing.T, certPEM []byte) *x509.Certificate {
 		t.Fatalf("no PEM block in %q", certPEM)
 	}
 	certificate, err := x509.ParseCertificate(block.Bytes)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return certificate
 }
 

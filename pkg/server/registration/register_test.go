@@ -22,9 +22,11 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -36,9 +38,7 @@ func TestRegisterOperator(t *testing.T) {
 	token := c.nonce("a")
 	before := time.Now()
 	answer, err := s.register(token, publicKeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	certificate := s.wantCertificate(answer.ClientCertificatePem, "a", key)
 	if got := answer.ExpiresAt.AsTime(); !got.Equal(certificate.NotAfter) {
 		t.Errorf("the response has expiry %s, the certificate %s", got, certificate.NotAfter)
@@ -74,22 +74,16 @@ func TestRegisterOperator(t *testing.T) {
 func (c *cluster) record(tenant string) registration.Record {
 	c.t.Helper()
 	object, err := c.storage.Get(c.t.Context(), "operator/"+tenant+"."+clusterID+".json")
-	if err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, err)
 	var fields map[string]any
-	if err := json.Unmarshal(object.Data, &fields); err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, json.Unmarshal(object.Data, &fields))
 	for _, name := range []string{"client_id", "tenant", "public_key_pem", "cert_serial", "registered_at", "expires_at"} {
 		if _, ok := fields[name]; !ok {
 			c.t.Errorf("the record has no %s: %s", name, object.Data)
 		}
 	}
 	var record registration.Record
-	if err := json.Unmarshal(object.Data, &record); err != nil {
-		c.t.Fatal(err)
-	}
+	require.NoError(c.t, json.Unmarshal(object.Data, &record))
 	return record
 }
 
@@ -100,9 +94,8 @@ func TestNonceIsValidForOneKey(t *testing.T) {
 	key, publicKeyPEM := newKey(t)
 	_, otherKeyPEM := newKey(t)
 	token := c.nonce("default")
-	if _, err := first.register(token, publicKeyPEM); err != nil {
-		t.Fatal(err)
-	}
+	_, err := first.register(token, publicKeyPEM)
+	require.NoError(t, err)
 	resign()
 	// This depends neither on the server nor on the encoding of the key.
 	elector, _ = c.lead("two")
@@ -121,9 +114,8 @@ func TestNonceIsValidForOneKey(t *testing.T) {
 		t.Error("the record has the key that was rejected")
 	}
 	// The next operator replaces the previous one.
-	if _, err := second.register(c.nonce("default"), otherKeyPEM); err != nil {
-		t.Fatal(err)
-	}
+	_, err = second.register(c.nonce("default"), otherKeyPEM)
+	require.NoError(t, err)
 	if record := c.record("default"); record.PublicKeyPEM != string(otherKeyPEM) {
 		t.Error("the record has the key of the previous operator")
 	}
@@ -168,20 +160,14 @@ func TestRejectedRegistrations(t *testing.T) {
 	s := c.serve(c.registrar(elector, c.storage))
 	_, publicKeyPEM := newKey(t)
 	ecdsaKey, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	der, err := x509.MarshalPKIXPublicKey(ecdsaKey.Public())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	ecdsaKeyPEM := pem.EncodeToMemory(&pem.Block{Type: "PUBLIC KEY", Bytes: der})
 	agent, err := nonce.NewSigner(c.keys.Nonce).Agent(nonce.Agent{
 		InstanceID: "knc06bgm7733st2576nx5jht4ecjw", ClusterID: clusterID, Tenant: "a", Shard: "us-west-2a",
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	// sign creates nonces that Signer would not.
 	sign := func(change func(jwt.MapClaims)) string {
 		claims := jwt.MapClaims{
@@ -189,15 +175,11 @@ func TestRejectedRegistrations(t *testing.T) {
 		}
 		change(claims)
 		token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims).SignedString(c.keys.Nonce)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return token
 	}
 	foreignNonce, err := nonce.NewSigner(newCluster(t).keys.Nonce).Operator(nonce.Operator{ClusterID: clusterID, Tenant: "a", Lifetime: time.Hour})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	tests := []struct {
 		name  string
 		token string
@@ -261,20 +243,17 @@ func TestOnlyClusterLeaderRegisters(t *testing.T) {
 	wantCode(t, err, codes.FailedPrecondition)
 }
 
-// faulty is a storage that fails for some keys.
-type faulty struct {
-	storage.Store
-	prefix string
+// faulty is a storage that fails to create objects below a prefix.
+func faulty(store storage.Store, prefix string) storage.Store {
+	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+		if call.Method == "Create" && strings.HasPrefix(call.Key, prefix) {
+			return errFaulty
+		}
+		return do(ctx)
+	}}
 }
 
 var errFaulty = errors.New("no space left on device")
-
-func (f faulty) Create(ctx context.Context, key string, data []byte) (string, error) {
-	if strings.HasPrefix(key, f.prefix) {
-		return "", errFaulty
-	}
-	return f.Store.Create(ctx, key, data)
-}
 
 // TestInterruptedRegistration: a client that got no response gets its certificate
 // with the same key, from this server or the next. Another key is rejected.
@@ -293,7 +272,7 @@ func TestInterruptedRegistration(t *testing.T) {
 			token := c.nonce("a")
 			key, publicKeyPEM := newKey(t)
 			_, otherKeyPEM := newKey(t)
-			answer, err := c.serve(c.registrar(elector, faulty{Store: c.storage, prefix: tc.prefix})).register(token, publicKeyPEM)
+			answer, err := c.serve(c.registrar(elector, faulty(c.storage, tc.prefix))).register(token, publicKeyPEM)
 			wantCode(t, err, codes.Internal)
 			if answer != nil {
 				t.Errorf("the response has a certificate that is not recorded: %v", answer)
@@ -307,9 +286,7 @@ func TestInterruptedRegistration(t *testing.T) {
 				wantCode(t, err, codes.Unauthenticated)
 			}
 			again, err := s.register(token, publicKeyPEM)
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			certificate := s.wantCertificate(again.ClientCertificatePem, "a", key)
 			if got := c.record("a").CertSerial; got != certificate.SerialNumber.Text(16) {
 				t.Errorf("serial %s is recorded", got)

@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/grpc/codes"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -20,9 +21,7 @@ func TestRenewCertificate(t *testing.T) {
 	s := c.serve(c.registrar(elector, c.storage))
 	key, publicKeyPEM := newKey(t)
 	registered, err := s.register(c.nonce("a"), publicKeyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	before := c.record("a")
 
 	same, err := s.renew(identity{registered.ClientCertificatePem, key}, publicKeyPEM)
@@ -83,7 +82,7 @@ func TestRejectedRenewals(t *testing.T) {
 		{"a certificate for a key", leading, good, good.certPEM, codes.InvalidArgument, `needs to be "PUBLIC KEY"`},
 		{"not the leader of the cluster", c.serve(c.registrar(standby, c.storage)), good, publicKeyPEM, codes.FailedPrecondition, "only the leader of the cluster issues certificates"},
 		{"no longer the leader of the cluster", c.serve(late), good, publicKeyPEM, codes.FailedPrecondition, "does not lead"},
-		{"storage that fails", c.serve(c.registrar(elector, faulty{Store: c.storage, prefix: "operator/"})), good, publicKeyPEM, codes.Unavailable, "no space left"},
+		{"storage that fails", c.serve(c.registrar(elector, faulty(c.storage, "operator/"))), good, publicKeyPEM, codes.Unavailable, "no space left"},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -109,9 +108,8 @@ func TestUnconfiguredTenantRenews(t *testing.T) {
 	s := c.serve(c.registrar(elector, c.storage))
 	caller := c.issue(pki.Client{ID: clusterID, Tenant: "removed", Role: pki.RoleOperator}, time.Hour)
 	_, publicKeyPEM := newKey(t)
-	if _, err := s.renew(caller, publicKeyPEM); err != nil {
-		t.Fatal(err)
-	}
+	_, err := s.renew(caller, publicKeyPEM)
+	require.NoError(t, err)
 	if record := c.record("removed"); record.RegisteredAt.IsZero() || record.PublicKeyPEM != string(publicKeyPEM) {
 		t.Errorf("the record is %+v", record)
 	}

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 )
 
@@ -37,9 +38,7 @@ func TestReadKey(t *testing.T) {
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
 			key, err := ReadKey(inFile(t, tc.content))
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			if !bytes.Equal(key, tc.want) {
 				t.Errorf("got %q, want %q", key, tc.want)
 			}
@@ -91,9 +90,7 @@ func TestReadKeyRejects(t *testing.T) {
 func inFile(t *testing.T, content string) config.KeySource {
 	t.Helper()
 	path := filepath.Join(t.TempDir(), "key")
-	if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(path, []byte(content), 0o600))
 	return config.KeySource{File: path}
 }
 

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
@@ -24,18 +25,14 @@ var (
 func newStorage(t *testing.T) storage.Store {
 	t.Helper()
 	s, err := file.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
 func newStore(t *testing.T, objects storage.Store, key []byte, oldKeys ...[]byte) *Store {
 	t.Helper()
 	s, err := New(objects, key, oldKeys...)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -43,9 +40,7 @@ func TestRotation(t *testing.T) {
 	objects := newStorage(t)
 	names := map[string][]byte{"oldest.key": oldest, "older.key": older, "ca.key": current}
 	for name, key := range names {
-		if err := newStore(t, objects, key).Create(t.Context(), name, []byte("the secret "+name)); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, newStore(t, objects, key).Create(t.Context(), name, []byte("the secret "+name)))
 	}
 	all := newStore(t, objects, current, older, oldest)
 	for name := range names {
@@ -58,9 +53,7 @@ func TestRotation(t *testing.T) {
 		}
 	}
 	// New secrets are encrypted with the current key.
-	if err := all.Create(t.Context(), "new.key", []byte("new")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, all.Create(t.Context(), "new.key", []byte("new")))
 	if data, err := newStore(t, objects, current).Get(t.Context(), "new.key"); err != nil || string(data) != "new" {
 		t.Errorf("the current key alone reads %q, %v", data, err)
 	}
@@ -88,30 +81,21 @@ func TestFormat(t *testing.T) {
 	objects := newStorage(t)
 	const nonce, ciphertext, tag = "000000000000000000000000", "cea7403d4d606b6e074ec5d3baf39d18", "d0d1c8a799996bf0265b98b5d48ab919"
 	blob, err := hex.DecodeString(nonce + ciphertext + tag)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := objects.Create(t.Context(), "secret/vector", blob); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	_, err = objects.Create(t.Context(), "secret/vector", blob)
+	require.NoError(t, err)
 	s := newStore(t, objects, make([]byte, 32))
 	data, err := s.Get(t.Context(), "vector")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !bytes.Equal(data, make([]byte, 16)) {
 		t.Errorf("the test vector decrypts to %x, want 16 zero bytes", data)
 	}
 
 	blobs := map[string]bool{}
 	for _, name := range []string{"a", "b"} {
-		if err := s.Create(t.Context(), name, []byte("the same")); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, s.Create(t.Context(), name, []byte("the same")))
 		object, err := objects.Get(t.Context(), "secret/"+name)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if want := 12 + len("the same") + 16; len(object.Data) != want {
 			t.Errorf("the blob has %d bytes, want %d", len(object.Data), want)
 		}
@@ -125,13 +109,9 @@ func TestFormat(t *testing.T) {
 func TestDamaged(t *testing.T) {
 	objects := newStorage(t)
 	s := newStore(t, objects, current, older)
-	if err := s.Create(t.Context(), "complete", []byte("the secret")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Create(t.Context(), "complete", []byte("the secret")))
 	complete, err := objects.Get(t.Context(), "secret/complete")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	damaged := map[string][]byte{
 		"empty": {}, "short": complete.Data[:12], "cut": complete.Data[:len(complete.Data)-1],
 		"longer": append(bytes.Clone(complete.Data), 0), "plain": []byte("the secret, not encrypted"),
@@ -142,9 +122,8 @@ func TestDamaged(t *testing.T) {
 		damaged["flipped"+hex.EncodeToString([]byte{byte(i)})] = flipped
 	}
 	for name, data := range damaged {
-		if _, err := objects.Create(t.Context(), "secret/"+name, data); err != nil {
-			t.Fatal(err)
-		}
+		_, err = objects.Create(t.Context(), "secret/"+name, data)
+		require.NoError(t, err)
 		got, err := s.Get(t.Context(), name)
 		if err == nil || !strings.Contains(err.Error(), "secret/"+name) {
 			t.Errorf("%s: read %q with error %v, want an error that names the object", name, got, err)
@@ -159,9 +138,7 @@ func TestErrorsOfTheStorage(t *testing.T) {
 	if _, err := s.Get(t.Context(), "ca.key"); !errors.Is(err, storage.ErrNotFound) {
 		t.Errorf("got error %v, want one that wraps %q", err, storage.ErrNotFound)
 	}
-	if err := s.Create(t.Context(), "ca.key", []byte("first")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, s.Create(t.Context(), "ca.key", []byte("first")))
 	if err := s.Create(t.Context(), "ca.key", []byte("second")); !errors.Is(err, storage.ErrConflict) {
 		t.Errorf("got error %v, want one that wraps %q", err, storage.ErrConflict)
 	}

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -37,13 +38,9 @@ func (s *Server) Registration() nstancev1.RegistrationServiceClient {
 func (s *Server) certificate(c pki.Client) tls.Certificate {
 	s.t.Helper()
 	cert, key, err := s.Authority.IssueClient(c, certificateTTL)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	pair, err := tls.X509KeyPair(cert, key)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	return pair
 }
 
@@ -62,9 +59,7 @@ func (s *Server) connect(address string, certificates ...tls.Certificate) *grpc.
 			ServerName:   "localhost",
 			Certificates: certificates,
 		})))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = conn.Close() })
 	return conn
 }

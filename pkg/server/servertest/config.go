@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -56,12 +57,8 @@ func (s *Server) GroupsPath() string {
 
 func (s *Server) writeFile(path string, content []byte) {
 	s.t.Helper()
-	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		s.t.Fatal(err)
-	}
-	if err := os.WriteFile(path, content, 0o600); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, os.MkdirAll(filepath.Dir(path), 0o700))
+	require.NoError(s.t, os.WriteFile(path, content, 0o600))
 }
 
 func (o Options) shard() string {

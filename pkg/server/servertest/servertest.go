@@ -23,6 +23,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -222,17 +223,13 @@ func (s *Server) get(ctx context.Context, path string) (code int, body string) {
 	// The connection is not kept.
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: s.network.dial}}
 	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+s.HealthAddr+path, nil)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	response, err := client.Do(request)
 	if err != nil {
 		return 0, ""
 	}
 	data, readErr := io.ReadAll(response.Body)
-	if err := errors.Join(readErr, response.Body.Close()); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, errors.Join(readErr, response.Body.Close()))
 	return response.StatusCode, string(data)
 }
 

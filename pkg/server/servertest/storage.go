@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage/file"
@@ -22,34 +23,25 @@ var encryptionKey = bytes.Repeat([]byte("0123"), 8)
 func (s *Server) openStorage() {
 	s.t.Helper()
 	ctx := context.Background()
-	if err := os.MkdirAll(s.Bucket(), 0o700); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, os.MkdirAll(s.Bucket(), 0o700))
 	store, err := file.Open(s.Bucket())
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	s.Storage = store
-	if s.Secrets, err = secrets.New(store, encryptionKey); err != nil {
-		s.t.Fatal(err)
-	}
+	s.Secrets, err = secrets.New(store, encryptionKey)
+	require.NoError(s.t, err)
 	s.writeFile(s.encryptionKeyPath(), encryptionKey)
 	if s.Authority != nil {
 		s.storeAuthority(ctx)
 	}
 	made, err := clusterkeys.Ensure(ctx, store, s.Secrets, ClusterID)
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	s.Authority = made.Authority
 }
 
 // storeAuthority stores the authority of another server as that of the cluster.
 func (s *Server) storeAuthority(ctx context.Context) {
 	s.t.Helper()
-	if err := clusterkeys.Import(ctx, s.Storage, s.Secrets, s.Authority); err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, clusterkeys.Import(ctx, s.Storage, s.Secrets, s.Authority))
 }
 
 // Bucket is the folder of the storage.
@@ -61,8 +53,6 @@ func (s *Server) encryptionKeyPath() string { return filepath.Join(s.DataDir, "e
 func (s *Server) ReadFile(key string) []byte {
 	s.t.Helper()
 	data, err := os.ReadFile(filepath.Join(s.Bucket(), filepath.FromSlash(key)))
-	if err != nil {
-		s.t.Fatal(err)
-	}
+	require.NoError(s.t, err)
 	return data
 }

@@ -18,6 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
@@ -43,13 +44,9 @@ func startServer(t *testing.T) (server *servertest.Server, ours, theirs *connpoo
 func startPool(t *testing.T, server *servertest.Server, tenant string) *connpool.Pool {
 	t.Helper()
 	certPEM, keyPEM, err := server.Authority.IssueClient(pki.Client{ID: tenant, Tenant: tenant, Role: pki.RoleOperator}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var id identity.Identity
-	if err := id.Set(certPEM, keyPEM, server.Authority.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, id.Set(certPEM, keyPEM, server.Authority.CertificatePEM()))
 	p := connpool.New(connpool.Options{Credentials: id.TransportCredentials()})
 	p.Set(map[string]shard.Endpoint{"a": {Operator: server.Addr}, "down": {Operator: "127.0.0.1:1"}})
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
@@ -79,9 +76,7 @@ func eventually(t *testing.T, what string, condition func(ctx context.Context) (
 func create(t *testing.T, p *connpool.Pool, requestID string, spec shard.InstanceSpec) shard.Instance {
 	t.Helper()
 	instance, err := p.CreateInstance(t.Context(), "a", requestID, spec)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return instance
 }
 
@@ -89,9 +84,7 @@ func create(t *testing.T, p *connpool.Pool, requestID string, spec shard.Instanc
 func nodes(t *testing.T, server *servertest.Server) []string {
 	t.Helper()
 	list, err := server.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	var names []string
 	for _, node := range list.Items {
 		names = append(names, node.Name)

@@ -7,6 +7,7 @@ import (
 	"slices"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -16,9 +17,7 @@ func TestUpsertGroupReplacesRemoveFirst(t *testing.T) {
 	server, ours, _ := startServer(t)
 	for n, removeFirst := range [][]string{nil, {"knd2", "knd1"}, {"knd3"}, nil} {
 		reply, err := ours.UpsertGroup(t.Context(), "a", "workers", shard.GroupConfig{Size: 0, RemoveFirst: removeFirst})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if !reply.ListsInstances || !slices.Equal(reply.RemoveFirst, removeFirst) {
 			t.Errorf("after %q the server replies %+v", removeFirst, reply)
 		}

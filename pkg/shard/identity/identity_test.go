@@ -12,24 +12,21 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
 func newAuthority(t *testing.T) *pki.Authority {
 	t.Helper()
 	authority, err := pki.NewAuthority("test")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return authority
 }
 
 func issueClient(t *testing.T, authority *pki.Authority, id string) (certPEM, keyPEM []byte) {
 	t.Helper()
 	certPEM, keyPEM, err := authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return certPEM, keyPEM
 }
 
@@ -38,13 +35,9 @@ func issueClient(t *testing.T, authority *pki.Authority, id string) (certPEM, ke
 func listen(t *testing.T, authority *pki.Authority, version uint16, hosts ...string) (string, <-chan string) {
 	t.Helper()
 	certPEM, keyPEM, err := authority.IssueServer(hosts, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	trusted := x509.NewCertPool()
 	trusted.AppendCertsFromPEM(authority.CertificatePEM())
 	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
@@ -54,9 +47,7 @@ func listen(t *testing.T, authority *pki.Authority, version uint16, hosts ...str
 		MaxVersion:   version,
 		NextProtos:   []string{"h2"},
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = listener.Close() })
 	clients := make(chan string, 10)
 	go func() {
@@ -78,9 +69,7 @@ func listen(t *testing.T, authority *pki.Authority, version uint16, hosts ...str
 func handshake(t *testing.T, i *Identity, address string) error {
 	t.Helper()
 	conn, err := net.Dial("tcp", address)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
@@ -97,12 +86,8 @@ func TestEachHandshakeUsesTheCurrentIdentity(t *testing.T) {
 	}
 	for _, id := range []string{"first", "second"} {
 		certPEM, keyPEM := issueClient(t, authority, id)
-		if err := i.Set(certPEM, keyPEM, authority.CertificatePEM()); err != nil {
-			t.Fatal(err)
-		}
-		if err := handshake(t, &i, address); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
+		require.NoError(t, handshake(t, &i, address))
 		if got := <-clients; got != id {
 			t.Errorf("the server saw client %q, want %q", got, id)
 		}
@@ -114,17 +99,13 @@ func TestNextHandshakeTrustsANewAuthority(t *testing.T) {
 	address, _ := listen(t, after, tls.VersionTLS13, "127.0.0.1")
 	var i Identity
 	certPEM, keyPEM := issueClient(t, after, "prod")
-	if err := i.Set(certPEM, keyPEM, before.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, i.Set(certPEM, keyPEM, before.CertificatePEM()))
 	if err := handshake(t, &i, address); err == nil {
 		t.Error("a server of an authority that is not trusted was accepted")
 	}
 	// During a rotation both authorities are trusted.
 	both := append(before.CertificatePEM(), after.CertificatePEM()...)
-	if err := i.Set(certPEM, keyPEM, both); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, i.Set(certPEM, keyPEM, both))
 	if err := handshake(t, &i, address); err != nil {
 		t.Error(err)
 	}
@@ -134,9 +115,7 @@ func TestServerCertificateMustMatchTheEndpoint(t *testing.T) {
 	authority := newAuthority(t)
 	certPEM, keyPEM := issueClient(t, authority, "prod")
 	var i Identity
-	if err := i.Set(certPEM, keyPEM, authority.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
 	other, _ := listen(t, authority, tls.VersionTLS13, "127.0.0.2")
 	if err := handshake(t, &i, other); err == nil {
 		t.Error("a server with a certificate for another host was accepted")
@@ -153,9 +132,7 @@ func TestSetRejectsInvalidInputAndKeepsTheIdentity(t *testing.T) {
 	certPEM, keyPEM := issueClient(t, authority, "good")
 	otherCertPEM, _ := issueClient(t, authority, "bad")
 	var i Identity
-	if err := i.Set(certPEM, keyPEM, authority.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
 	for name, err := range map[string]error{
 		"key of another certificate": i.Set(otherCertPEM, keyPEM, authority.CertificatePEM()),
 		"no certificate":             i.Set(nil, keyPEM, authority.CertificatePEM()),
@@ -168,9 +145,7 @@ func TestSetRejectsInvalidInputAndKeepsTheIdentity(t *testing.T) {
 			t.Errorf("%s: the error contains the input: %v", name, err)
 		}
 	}
-	if err := handshake(t, &i, address); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, handshake(t, &i, address))
 	if got := <-clients; got != "good" {
 		t.Errorf("the server saw client %q, want that of the valid identity", got)
 	}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 )
@@ -61,9 +62,7 @@ func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 	}
 
 	for _, drain := range drains {
-		if err := o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
 	}
 	for _, notice := range o.expectNotices(t, n, shard.Deleted) {
 		if notice.Group != "workers" || notice.ProviderID == "" || notice.Reason != "scale-down" {
@@ -100,9 +99,7 @@ func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 		t.Errorf("handlers received %d notices, want one for each drain and connection", got)
 	}
 	for _, drain := range before {
-		if err := o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
 	}
 	o.expectNotices(t, 2, shard.Deleted)
 }
@@ -124,9 +121,7 @@ func TestNewLeaderWithoutCacheWithdrawsDrains(t *testing.T) {
 
 	first.Kill()
 	o.expectSettled(t, false)
-	if err := os.RemoveAll(filepath.Join(first.DataDir, "cache")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.RemoveAll(filepath.Join(first.DataDir, "cache")))
 	options.DataDir, options.Kubernetes, options.Addr = first.DataDir, first.Kubernetes, first.Addr
 	servertest.Start(t, options)
 	o.expectSettled(t, true)

@@ -14,6 +14,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
@@ -96,12 +97,8 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 func (o *operator) issue(t *testing.T, id string) {
 	t.Helper()
 	certPEM, keyPEM, err := o.authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := o.identity.Set(certPEM, keyPEM, o.authority.CertificatePEM()); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, o.identity.Set(certPEM, keyPEM, o.authority.CertificatePEM()))
 }
 
 func (o *operator) set(endpoints map[string]string) {
@@ -196,9 +193,7 @@ func (o *operator) expectInstances(t *testing.T, key string, n int) shard.Group 
 func (o *operator) scale(t *testing.T, size int32) shard.Group {
 	t.Helper()
 	group, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: size})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	o.groups.Observe(shardID, group)
 	return group
 }
@@ -206,8 +201,6 @@ func (o *operator) scale(t *testing.T, size int32) shard.Group {
 func newAuthority(t *testing.T) *pki.Authority {
 	t.Helper()
 	authority, err := pki.NewAuthority(servertest.ClusterID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return authority
 }

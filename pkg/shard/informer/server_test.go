@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
@@ -40,9 +41,7 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 		t.Errorf("%d groups, want the 2 of the tenant", got)
 	}
 
-	if err := o.pool.DeleteGroup(t.Context(), shardID, "workers"); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, o.pool.DeleteGroup(t.Context(), shardID, "workers"))
 	o.eventually(t, "group workers is deleted", func() bool {
 		_, ok := o.groups.Get(shardID, "workers")
 		return !ok
@@ -76,9 +75,7 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	// cache.
 	removeFirst := []string{group.Instances[1].ID}
 	reply, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: 1, RemoveFirst: removeFirst})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	reply.Instances = nil
 	o.groups.Observe(shardID, reply)
 	if got, _ := o.groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, removeFirst) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
@@ -214,9 +211,7 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 func TestSilentShardDelaysNoOther(t *testing.T) {
 	// A listener without Accept: connections are opened, but no TLS handshake starts.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
 	o := startOperator(t, map[string]string{"silent": silent.Addr().String()})
 	server := servertest.Start(t, servertest.Options{Authority: o.authority})
@@ -255,9 +250,7 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 	former.Kill()
 	o.expectReachable(t, false)
 	for _, key := range []string{storage.AuthorityKey, storage.SecretPrefix + "ca.key"} {
-		if err := former.Storage.Delete(t.Context(), key); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, former.Storage.Delete(t.Context(), key))
 	}
 	servertest.Start(t, servertest.Options{
 		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,

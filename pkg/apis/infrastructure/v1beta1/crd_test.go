@@ -18,21 +18,18 @@ import (
 
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/identifier/identifiertest"
+	"nstance.dev/operator/pkg/require"
 )
 
 // crds returns the definitions in manifests/crd, by kind.
 func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
 	t.Helper()
 	files, err := filepath.Glob(filepath.Join("..", "..", "..", "..", "manifests", "crd", GroupName+"_*.yaml"))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	definitions := map[string]*apiextensionsv1.CustomResourceDefinition{}
 	for _, file := range files {
 		text, err := os.ReadFile(file)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		definition := &apiextensionsv1.CustomResourceDefinition{}
 		if err := yaml.UnmarshalStrict(text, definition); err != nil {
 			t.Fatalf("%s: %v", file, err)
@@ -48,9 +45,7 @@ func schemaOf(definition *apiextensionsv1.CustomResourceDefinition) *apiextensio
 
 func TestEveryKindHasADefinition(t *testing.T) {
 	scheme := runtime.NewScheme()
-	if err := AddToScheme(scheme); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, AddToScheme(scheme))
 	definitions := crds(t)
 	kinds := 0
 	for kind := range scheme.KnownTypes(SchemeGroupVersion) {

@@ -11,10 +11,12 @@ import (
 	"sync"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 const clusterID = "prod"
@@ -22,18 +24,14 @@ const clusterID = "prod"
 func open(t *testing.T, folder string) storage.Store {
 	t.Helper()
 	store, err := file.Open(folder)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return store
 }
 
 func encrypted(t *testing.T, store storage.Store) *secrets.Store {
 	t.Helper()
 	s, err := secrets.New(store, bytes.Repeat([]byte{7}, 32))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
@@ -63,21 +61,15 @@ func TestEnsureCreatesKeysOnce(t *testing.T) {
 		t.Fatalf("before there are any: got %v", err)
 	}
 	made, err := ensure(t, open(t, folder))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got := made.Authority.CommonName(); got != clusterID {
 		t.Errorf("the authority is %q, want %q", got, clusterID)
 	}
 	loaded, err := load(t, open(t, folder))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	wantSame(t, loaded, made)
 	again, err := ensure(t, open(t, folder))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	wantSame(t, again, made)
 
 	// Public data is stored in plain text, secrets are encrypted.
@@ -97,39 +89,19 @@ func TestEnsureCreatesKeysOnce(t *testing.T) {
 // errKilled simulates that the process was killed.
 var errKilled = errors.New("killed")
 
-// killedStorage is the storage of a process that is killed at one of its calls:
-// just before the call takes effect, or just after.
-type killedStorage struct {
-	storage.Store
-	left      int
-	effective bool
-}
-
-func (m *killedStorage) call(do func() error) error {
-	m.left--
-	switch {
-	case m.left > 0:
-		return do()
-	case m.left == 0 && m.effective:
-		_ = do()
-	}
-	return errKilled
-}
-
-func (m *killedStorage) Get(ctx context.Context, key string) (object storage.Object, err error) {
-	err = m.call(func() (err error) {
-		object, err = m.Store.Get(ctx, key)
-		return err
-	})
-	return object, err
-}
-
-func (m *killedStorage) Create(ctx context.Context, key string, data []byte) (etag string, err error) {
-	err = m.call(func() (err error) {
-		etag, err = m.Store.Create(ctx, key, data)
-		return err
-	})
-	return etag, err
+// killedStorage is the storage of a process that is killed at one of its calls: just
+// before the call takes effect, or just after.
+func killedStorage(store storage.Store, calls int, effective bool) storage.Store {
+	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, _ storagetest.Call, do func(context.Context) error) error {
+		calls--
+		switch {
+		case calls > 0:
+			return do(ctx)
+		case calls == 0 && effective:
+			_ = do(ctx)
+		}
+		return errKilled
+	}}
 }
 
 // TestEnsureKilledAtEachStep expects the next Ensure to create what is missing, and
@@ -138,7 +110,7 @@ func TestEnsureKilledAtEachStep(t *testing.T) {
 	for _, effective := range []bool{false, true} {
 		for calls := 1; ; calls++ {
 			folder := t.TempDir()
-			_, err := ensure(t, &killedStorage{Store: open(t, folder), left: calls, effective: effective})
+			_, err := ensure(t, killedStorage(open(t, folder), calls, effective))
 			if err == nil {
 				if calls < 9 {
 					t.Errorf("Ensure needs %d calls, so few that some step was not tested", calls-1)
@@ -173,9 +145,7 @@ func TestEnsureKilledAtEachStep(t *testing.T) {
 func objects(t *testing.T, store storage.Store) map[string]string {
 	t.Helper()
 	infos, err := store.List(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	etags := map[string]string{}
 	for _, info := range infos {
 		etags[info.Key] = info.ETag
@@ -185,38 +155,24 @@ func objects(t *testing.T, store storage.Store) map[string]string {
 
 // overtakenStorage is the storage of a process that another process overtakes just
 // before one of its calls.
-type overtakenStorage struct {
-	storage.Store
-	left  int
-	other func()
-}
-
-func (o *overtakenStorage) count() {
-	if o.left--; o.left == 0 {
-		o.other()
-	}
-}
-
-func (o *overtakenStorage) Get(ctx context.Context, key string) (storage.Object, error) {
-	o.count()
-	return o.Store.Get(ctx, key)
-}
-
-func (o *overtakenStorage) Create(ctx context.Context, key string, data []byte) (string, error) {
-	o.count()
-	return o.Store.Create(ctx, key, data)
+func overtakenStorage(store storage.Store, calls int, other func()) storage.Store {
+	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, _ storagetest.Call, do func(context.Context) error) error {
+		if calls--; calls == 0 {
+			other()
+		}
+		return do(ctx)
+	}}
 }
 
 func TestTwoServersGetSameKeys(t *testing.T) {
 	for calls := 1; ; calls++ {
 		folder := t.TempDir()
 		var others *Keys
-		mine, err := ensure(t, &overtakenStorage{Store: open(t, folder), left: calls, other: func() {
+		mine, err := ensure(t, overtakenStorage(open(t, folder), calls, func() {
 			var err error
-			if others, err = ensure(t, open(t, folder)); err != nil {
-				t.Fatal(err)
-			}
-		}})
+			others, err = ensure(t, open(t, folder))
+			require.NoError(t, err)
+		}))
 		if err != nil {
 			t.Fatalf("overtakenStorage at call %d: %v", calls, err)
 		}
@@ -251,14 +207,11 @@ func TestManyServersGetSameKeys(t *testing.T) {
 // trust no server any more.
 func TestNothingReplacesAuthority(t *testing.T) {
 	foreign, err := pki.NewAuthority(clusterID)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Run("key lost", func(t *testing.T) {
 		store := open(t, t.TempDir())
-		if _, err := store.Create(t.Context(), storage.AuthorityKey, foreign.CertificatePEM()); err != nil {
-			t.Fatal(err)
-		}
+		_, err := store.Create(t.Context(), storage.AuthorityKey, foreign.CertificatePEM())
+		require.NoError(t, err)
 		before := objects(t, store)
 		if _, err := ensure(t, store); err == nil || !strings.Contains(err.Error(), "the key of the authority is lost: secret ca.key is missing") {
 			t.Errorf("got %v", err)
@@ -269,15 +222,11 @@ func TestNothingReplacesAuthority(t *testing.T) {
 	})
 	t.Run("certificate of another key", func(t *testing.T) {
 		store := open(t, t.TempDir())
-		if _, err := ensure(t, store); err != nil {
-			t.Fatal(err)
-		}
-		if err := store.Delete(t.Context(), storage.AuthorityKey); err != nil {
-			t.Fatal(err)
-		}
-		if _, err := store.Create(t.Context(), storage.AuthorityKey, foreign.CertificatePEM()); err != nil {
-			t.Fatal(err)
-		}
+		_, err := ensure(t, store)
+		require.NoError(t, err)
+		require.NoError(t, store.Delete(t.Context(), storage.AuthorityKey))
+		_, err = store.Create(t.Context(), storage.AuthorityKey, foreign.CertificatePEM())
+		require.NoError(t, err)
 		_, ensureErr := ensure(t, store)
 		_, loadErr := load(t, store)
 		for _, err := range []error{ensureErr, loadErr} {
@@ -288,14 +237,11 @@ func TestNothingReplacesAuthority(t *testing.T) {
 	})
 	t.Run("encrypted with another key", func(t *testing.T) {
 		store := open(t, t.TempDir())
-		if _, err := ensure(t, store); err != nil {
-			t.Fatal(err)
-		}
+		_, err := ensure(t, store)
+		require.NoError(t, err)
 		before := objects(t, store)
 		other, err := secrets.New(store, bytes.Repeat([]byte{8}, 32))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if _, err := Ensure(t.Context(), store, other, clusterID); err == nil || errors.Is(err, storage.ErrNotFound) {
 			t.Errorf("got %v", err)
 		}

@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -82,17 +83,13 @@ func (b *backend) create(action clienttesting.Action) (handled bool, _ runtime.O
 
 func (b *backend) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) provider.Provider {
 	p, err := kwok.New(kwok.Config{Shard: shard, Options: options(), Client: b.client, CallContext: callContext})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	require.NoError(b.t, err)
 	return p
 }
 
 func (b *backend) Instances() []string {
 	nodes, err := b.client.CoreV1().Nodes().List(b.t.Context(), metav1.ListOptions{})
-	if err != nil {
-		b.t.Fatal(err)
-	}
+	require.NoError(b.t, err)
 	var ids []string
 	for _, node := range nodes.Items {
 		ids = append(ids, node.Name)
@@ -101,9 +98,7 @@ func (b *backend) Instances() []string {
 }
 
 func (b *backend) Delete(id string) {
-	if err := b.client.CoreV1().Nodes().Delete(b.t.Context(), id, metav1.DeleteOptions{}); err != nil {
-		b.t.Fatal(err)
-	}
+	require.NoError(b.t, b.client.CoreV1().Nodes().Delete(b.t.Context(), id, metav1.DeleteOptions{}))
 }
 
 func (b *backend) FailCreate(times int) { b.setFailures("create", times) }

@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -30,14 +31,10 @@ func TestTheNodeIsAsExpected(t *testing.T) {
 		}
 		expected := p.ExpectedNode(spec)
 		spec.ID, spec.Subnet = providertest.NewID(t), "subnet-a"
-		if err := p.Create(t.Context(), spec); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Create(t.Context(), spec))
 		p.Await(group, map[string]instance.State{spec.ID: instance.Running})
 		node, err := client.CoreV1().Nodes().Get(t.Context(), spec.ID, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		own := map[string]string{"nstance.dev/instance-id": spec.ID, "nstance.dev/subnet": "subnet-a", "kubernetes.io/hostname": spec.ID}
 		labels := maps.Clone(expected.Labels)
 		maps.Copy(labels, own)

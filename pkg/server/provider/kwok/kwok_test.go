@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -34,9 +35,7 @@ func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 				"annotations": map[string]any{"example.com/owner": "us", "nstance.dev/kind": "abc"},
 			},
 		}
-		if err := p.Create(t.Context(), spec); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, p.Create(t.Context(), spec))
 		if vm, _ := p.Get(id); vm != (instance.VM{ID: id, Group: group, State: instance.Pending}) {
 			t.Errorf("before the boot delay the instance is %v", vm)
 		}
@@ -49,9 +48,7 @@ func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 		}
 
 		node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		resources := corev1.ResourceList{
 			"cpu": resource.MustParse("2"), "memory": resource.MustParse("8Gi"),
 			"ephemeral-storage": resource.MustParse("100Gi"), "pods": resource.MustParse("110"),
@@ -117,9 +114,8 @@ func TestForeignNodesAreNotInstances(t *testing.T) {
 			t.Errorf("has instances %v", states)
 		}
 		id := b.MustRun(spec())
-		if _, err := client.CoreV1().Nodes().Create(t.Context(), foreign("late", "other", "a"), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := client.CoreV1().Nodes().Create(t.Context(), foreign("late", "other", "a"), metav1.CreateOptions{})
+		require.NoError(t, err)
 		for _, name := range []string{"other-shard", "other-cluster", "unlabelled", "unmanaged", "late", id} {
 			a.MustDelete(name)
 		}
@@ -145,13 +141,10 @@ func TestIdle(t *testing.T) {
 		for range 60 {
 			<-time.After(time.Minute)
 			node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
-			if err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, err)
 			node.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionTrue, LastHeartbeatTime: metav1.Now()}}
-			if _, err := client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-				t.Fatal(err)
-			}
+			_, err = client.CoreV1().Nodes().UpdateStatus(t.Context(), node, metav1.UpdateOptions{})
+			require.NoError(t, err)
 		}
 		synctest.Wait()
 		if len(p.Changes) != 0 {

@@ -4,6 +4,7 @@
 package kwok_test
 
 import (
+	_ "embed"
 	"errors"
 	"strings"
 	"testing"
@@ -13,42 +14,16 @@ import (
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
 // configuration has every option of the provider.
-const configuration = `{
-	"cluster": {"id": "prod", "secrets": {"encryption_key": {"env": "KEY"}}},
-	"shard": {
-		"id": "us-west-2a",
-		"infra": {
-			"provider": "kwok", "region": "us-west-2", "zone": "us-west-2a",
-			"options": {
-				"kubeconfig": "/etc/kubeconfig",
-				"boot_delay": "1.5s",
-				"instance_types": {"tiny": {"cpu": "500m", "memory": "1Gi", "arch": "arm64"}},
-				"quota": {"tiny": 3, "c7i.large": 0},
-				"subnet_capacity": {"subnet-a": 10},
-			},
-		},
-		"bind": {"health_addr": ":0", "election_addr": ":0", "registration_addr": ":0", "operator_addr": ":0"},
-		"subnet_pools": {"default": ["subnet-a", "subnet-b"], "extra": ["subnet-c"]},
-		"dynamic_subnet_pools": ["default"],
-	},
-	"defaults": {"args": {"labels": {"tier": "{{.Vars.tier}}"}}},
-	"templates": {
-		"worker": {
-			"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default",
-			"args": {"labels": {"example.com/Role": "worker"}, "annotations": {"Example.com/Note": "any text at all"}},
-		},
-		"bare": {"kind": "bar", "arch": "arm64"},
-	},
-	"groups": {"default": {
-		"arm": {"template": "bare", "instance_type": "tiny", "subnet_pool": "extra", "args": {"annotations": {"group": "arm"}}},
-	}},
-}`
+//
+//go:embed testdata/config.jsonc
+var configuration string
 
 // parse reads configuration with old replaced by new.
 func parse(t *testing.T, old, replacement string) (*config.Config, error) {
@@ -63,9 +38,7 @@ func parse(t *testing.T, old, replacement string) (*config.Config, error) {
 func mustParse(t *testing.T, old, replacement string) *config.Config {
 	t.Helper()
 	c, err := parse(t, old, replacement)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return c
 }
 

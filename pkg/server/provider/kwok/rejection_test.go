@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok"
@@ -53,9 +54,7 @@ func TestARejectedRequestIsGivenUp(t *testing.T) {
 				rejectSubnet(client, "a b", rejection)
 				p := start(t, client, "a")
 				spec := provider.Spec{ID: providertest.NewID(t), Group: group, Type: instanceTypes["m7i.large"], Subnet: "a b"}
-				if err := p.Create(t.Context(), spec); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, p.Create(t.Context(), spec))
 				p.Await(group, map[string]instance.State{spec.ID: providertest.Deleted})
 				text := "create Node " + spec.ID + ": " + rejection.Error()
 				expectFailure(t, p, spec.ID, text)
@@ -75,16 +74,12 @@ func TestARejectedRequestIsGivenUp(t *testing.T) {
 					t.Errorf("there were calls %v, want those for the other instance", got)
 				}
 				// After a while it may be requested again, and be rejected again.
-				if err := p.Create(t.Context(), spec); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, p.Create(t.Context(), spec))
 				p.Await(group, map[string]instance.State{spec.ID: providertest.Deleted})
 				expectFailure(t, p, spec.ID, text)
 				// A corrected request need not wait.
 				spec.Subnet = "subnet-a"
-				if err := p.Create(t.Context(), spec); err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, p.Create(t.Context(), spec))
 				p.Await(group, map[string]instance.State{spec.ID: instance.Running})
 				p.ExpectFailures(0, group, spec.ID)
 			})

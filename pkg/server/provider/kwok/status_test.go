@@ -10,6 +10,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
@@ -20,18 +21,15 @@ import (
 func setStatus(t *testing.T, client *fake.Clientset, id, status string, terminating bool) {
 	t.Helper()
 	node, err := client.CoreV1().Nodes().Get(t.Context(), id, metav1.GetOptions{})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	metav1.SetMetaDataAnnotation(&node.ObjectMeta, kwok.AnnotationProviderStatus, status)
 	if terminating {
 		// As with a finalizer.
 		now := metav1.Now()
 		node.DeletionTimestamp = &now
 	}
-	if _, err := client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = client.CoreV1().Nodes().Update(t.Context(), node, metav1.UpdateOptions{})
+	require.NoError(t, err)
 }
 
 func TestProviderStatus(t *testing.T) {

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/puidv7"
@@ -80,9 +81,7 @@ func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Pro
 func NewID(t *testing.T) string {
 	t.Helper()
 	id, err := puidv7.New("knd")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return id.String()
 }
 
@@ -93,9 +92,7 @@ func (h *Harness) MustCreate(spec provider.Spec) string {
 	if spec.ID == "" {
 		spec.ID = NewID(h.t)
 	}
-	if err := h.Create(h.t.Context(), spec); err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, h.Create(h.t.Context(), spec))
 	return spec.ID
 }
 
@@ -110,9 +107,7 @@ func (h *Harness) MustRun(spec provider.Spec) string {
 // MustDelete requests that an instance is deleted.
 func (h *Harness) MustDelete(id string) {
 	h.t.Helper()
-	if err := h.Delete(h.t.Context(), id); err != nil {
-		h.t.Fatal(err)
-	}
+	require.NoError(h.t, h.Delete(h.t.Context(), id))
 }
 
 // States returns the states of a group's instances.

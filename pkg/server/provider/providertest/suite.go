@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 )
@@ -170,9 +171,7 @@ func (s *suite) testSameID() {
 	spec.ID, spec.Type.Quota = NewID(s.t), ptr.To[int32](1)
 	again := func(states ...instance.State) {
 		s.t.Helper()
-		if err := h.Create(s.t.Context(), spec); err != nil {
-			s.t.Fatal(err)
-		}
+		require.NoError(s.t, h.Create(s.t.Context(), spec))
 		if got := h.States(workers); len(got) != 1 || !slices.Contains(states, got[spec.ID]) {
 			s.t.Errorf("instances are %v, want one in state %v", got, states)
 		}

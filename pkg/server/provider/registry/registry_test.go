@@ -7,13 +7,13 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 func TestEveryProviderIsDocumented(t *testing.T) {
 	document, err := os.ReadFile("../../../../docs/server.md")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for name := range Providers {
 		if !strings.Contains(string(document), "\n| `"+name+"` | ") {
 			t.Errorf("provider %s is not in the table of docs/server.md", name)

@@ -11,6 +11,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
@@ -32,9 +33,7 @@ func FuzzParse(f *testing.F) {
 		check(t, token)
 		signed := base64.RawURLEncoding.EncodeToString(header) + "." + base64.RawURLEncoding.EncodeToString(payload)
 		signature, err := jwt.SigningMethodEdDSA.Sign(signed, key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		token = signed + "." + base64.RawURLEncoding.EncodeToString(signature)
 		if !check(t, token) {
 			return

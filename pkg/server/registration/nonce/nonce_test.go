@@ -14,6 +14,7 @@ import (
 
 	"github.com/golang-jwt/jwt/v5"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
@@ -37,13 +38,9 @@ func TestAgentRoundTrip(t *testing.T) {
 		key, public := newKey(1)
 		begin := time.Now()
 		token, err := NewSigner(key).Agent(agent)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got, err := Parse(token, public)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		want := Claims{
 			Kind: pki.RoleAgent, Subject: instanceID, ClusterID: "prod", Tenant: "a", Shard: "us-west-2a",
 			Group: "workers", OnDemand: true, ConfigHash: "sha256:00", ExpiresAt: got.ExpiresAt,
@@ -53,9 +50,8 @@ func TestAgentRoundTrip(t *testing.T) {
 		}
 		// The whole validity, from NotBefore on, is less than that.
 		var c claims
-		if _, _, err := jwt.NewParser().ParseUnverified(token, &c); err != nil {
-			t.Fatal(err)
-		}
+		_, _, err = jwt.NewParser().ParseUnverified(token, &c)
+		require.NoError(t, err)
 		if lifetime := c.ExpiresAt.Sub(c.NotBefore.Time); lifetime >= 5*time.Minute || begin.Sub(c.NotBefore.Time) != clockSkew {
 			t.Errorf("it is valid for %s from %s, want less than 5m from a little before %s", lifetime, c.NotBefore, begin)
 		}
@@ -79,13 +75,9 @@ func TestOperatorRoundTrip(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		key, public := newKey(1)
 		token, err := NewSigner(key).Operator(operator)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		got, err := Parse(token, public)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		want := Claims{Kind: pki.RoleOperator, Subject: "prod", ClusterID: "prod", Tenant: "a", ExpiresAt: got.ExpiresAt}
 		if got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
@@ -95,9 +87,7 @@ func TestOperatorRoundTrip(t *testing.T) {
 		}
 		// Equal tokens would be valid for one client only.
 		again, err := NewSigner(key).Operator(operator)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if token == again {
 			t.Error("two nonces of the same second are the same token")
 		}
@@ -149,9 +139,7 @@ func TestParseRejects(t *testing.T) {
 		claims := good()
 		change(claims)
 		token, err := jwt.NewWithClaims(method, claims).SignedString(key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		return token
 	}
 	set := func(name string, value any) string {
@@ -212,9 +200,7 @@ func TestOperatorNeedsNoShard(t *testing.T) {
 	token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, jwt.MapClaims{
 		"kind": "operator", "sub": "prod", "cluster_id": "prod", "tenant": "a", "exp": time.Now().Add(time.Hour).Unix(),
 	}).SignedString(key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := Parse(token, public); err != nil {
 		t.Error(err)
 	}

@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 )
@@ -18,9 +19,7 @@ func TestOpenFile(t *testing.T) {
 		dir := t.TempDir()
 		create(t, File, dir, prefix)
 		data, err := os.ReadFile(filepath.Join(dir, want))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if string(data) != "data" {
 			t.Errorf("with prefix %q: %s has data %q", prefix, want, data)
 		}
@@ -32,9 +31,7 @@ func TestOpenS3(t *testing.T) {
 	s3test.CreateBucket(t, "nstance")
 	create(t, S3, "nstance", "a/b")
 	store, err := Open(t.Context(), S3, "nstance", "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if _, err := store.Get(t.Context(), "a/b/ca.crt"); err != nil {
 		t.Error(err)
 	}
@@ -44,12 +41,9 @@ func TestOpenS3(t *testing.T) {
 func create(t *testing.T, provider, bucket, prefix string) {
 	t.Helper()
 	store, err := Open(t.Context(), provider, bucket, prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if _, err := store.Create(t.Context(), storage.AuthorityKey, []byte("data")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	_, err = store.Create(t.Context(), storage.AuthorityKey, []byte("data"))
+	require.NoError(t, err)
 }
 
 func TestOpenRejects(t *testing.T) {

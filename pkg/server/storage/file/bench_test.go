@@ -9,6 +9,8 @@ import (
 	"path/filepath"
 	"testing"
 	"time"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // BenchmarkReplace replaces an object as large as the record of an instance. The
@@ -19,22 +21,17 @@ func BenchmarkReplace(b *testing.B) {
 	s := open(b, dir)
 	etag := create(b, s, "instance/a/object", "")
 	bare := filepath.Join(dir, "bare")
-	if err := os.Mkdir(bare, 0o700); err != nil {
-		b.Fatal(err)
-	}
+	require.NoError(b, os.Mkdir(bare, 0o700))
 	data := make([]byte, 1000)
 	var total, bareTotal time.Duration
 	for n := 0; b.Loop(); n++ {
 		copy(data, fmt.Sprintf("%09d", n))
 		begin := time.Now()
 		var err error
-		if etag, err = s.Replace(b.Context(), "instance/a/object", data, etag); err != nil {
-			b.Fatal(err)
-		}
+		etag, err = s.Replace(b.Context(), "instance/a/object", data, etag)
+		require.NoError(b, err)
 		middle := time.Now()
-		if err := replaceBare(bare, data); err != nil {
-			b.Fatal(err)
-		}
+		require.NoError(b, replaceBare(bare, data))
 		total += middle.Sub(begin)
 		bareTotal += time.Since(middle)
 	}

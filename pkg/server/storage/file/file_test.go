@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
@@ -23,18 +24,14 @@ import (
 func open(t testing.TB, dir string) *Store {
 	t.Helper()
 	s, err := Open(dir)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 
 func create(t testing.TB, s *Store, key, data string) string {
 	t.Helper()
 	etag, err := s.Create(t.Context(), key, []byte(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return etag
 }
 
@@ -49,9 +46,7 @@ func files(t testing.TB, dir string) []string {
 		}
 		return err
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return paths
 }
 
@@ -93,9 +88,7 @@ func TestObjectsArePlainFiles(t *testing.T) {
 		"config/" + lockName: 0o600,
 	} {
 		info, err := os.Lstat(filepath.Join(dir, path))
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if info.Mode() != want {
 			t.Errorf("%s has mode %v, want %v", path, info.Mode(), want)
 		}
@@ -104,21 +97,13 @@ func TestObjectsArePlainFiles(t *testing.T) {
 	// An administrator edits the file with an editor.
 	path := filepath.Join(dir, "config", "a.jsonc")
 	before, err := s.Get(t.Context(), "config/a.jsonc")
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := os.WriteFile(path, []byte(`{"edited": true}`), 0o644); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, []byte(`{"edited": true}`), 0o644))
 	for _, name := range []string{".a.jsonc.swp", ".#a.jsonc"} {
-		if err := os.WriteFile(filepath.Join(dir, "config", name), nil, 0o644); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "config", name), nil, 0o644))
 	}
 	after, err := s.Get(t.Context(), "config/a.jsonc")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if string(after.Data) != `{"edited": true}` || after.ETag == before.ETag {
 		t.Errorf("after the edit the object is %q with etag %s, which was %s before", after.Data, after.ETag, before.ETag)
 	}
@@ -129,16 +114,10 @@ func TestObjectsArePlainFiles(t *testing.T) {
 
 	// A symbolic link is followed.
 	elsewhere := filepath.Join(t.TempDir(), "b.jsonc")
-	if err := os.WriteFile(elsewhere, []byte("linked"), 0o644); err != nil {
-		t.Fatal(err)
-	}
-	if err := os.Symlink(elsewhere, filepath.Join(dir, "config", "b.jsonc")); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(elsewhere, []byte("linked"), 0o644))
+	require.NoError(t, os.Symlink(elsewhere, filepath.Join(dir, "config", "b.jsonc")))
 	infos, err := s.List(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	want := []storage.Info{
 		{Key: "ca.crt", ETag: digest([]byte("2"))},
 		{Key: "config/a.jsonc", ETag: after.ETag},
@@ -154,9 +133,7 @@ func TestObjectsArePlainFiles(t *testing.T) {
 func TestOpenRejects(t *testing.T) {
 	dir := t.TempDir()
 	file := filepath.Join(dir, "file")
-	if err := os.WriteFile(file, nil, 0o600); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.WriteFile(file, nil, 0o600))
 	for _, path := range []string{filepath.Join(dir, "missing"), file} {
 		_, err := Open(path)
 		if err == nil || !strings.Contains(err.Error(), path) {
@@ -177,12 +154,8 @@ func TestOpenRemovesLeftovers(t *testing.T) {
 		"a/b/" + temporaryPrefix + "new": time.Now(), "a/b/.hidden": old, "a/b/old": old,
 	} {
 		path := filepath.Join(dir, name)
-		if err := os.WriteFile(path, nil, 0o600); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.Chtimes(path, modified, modified); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, os.WriteFile(path, nil, 0o600))
+		require.NoError(t, os.Chtimes(path, modified, modified))
 	}
 	open(t, dir)
 	want := []string{"a/b/.hidden", "a/b/" + lockName, "a/b/" + temporaryPrefix + "new", "a/b/object", "a/b/old"}
@@ -229,9 +202,7 @@ func TestLockedByAnother(t *testing.T) {
 
 	unlock()
 	object, err := s.Get(t.Context(), "a/object")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if string(object.Data) != "data" {
 		t.Errorf("the object has data %q, want it unchanged", object.Data)
 	}
@@ -247,12 +218,8 @@ func TestLockedByAnother(t *testing.T) {
 func lockFolder(t testing.TB, folder string) (unlock func()) {
 	t.Helper()
 	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := lock(t.Context(), file); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
+	require.NoError(t, lock(t.Context(), file))
 	return func() {
 		if err := file.Close(); err != nil {
 			t.Error(err)

@@ -19,6 +19,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
@@ -131,9 +132,7 @@ func TestKilledWriter(t *testing.T) {
 	for range 50 {
 		acknowledged := runUntilKilled(t, child(t, roleWriter, dir))
 		infos, err := s.List(t.Context(), "")
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		for _, info := range infos {
 			if !slices.Contains(writerKeys, info.Key) {
 				t.Errorf("%q is listed, but was never written", info.Key)
@@ -142,9 +141,7 @@ func TestKilledWriter(t *testing.T) {
 		for _, key := range writerKeys {
 			wantVersion(t, s, key, acknowledged[key])
 			// The next writer starts with the first version again.
-			if err := s.Delete(t.Context(), key); err != nil {
-				t.Fatal(err)
-			}
+			require.NoError(t, s.Delete(t.Context(), key))
 		}
 	}
 }
@@ -198,13 +195,9 @@ func TestProcessesCount(t *testing.T) {
 	for range processes {
 		group.Go(child(t, roleCounter, dir).Run)
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.Wait())
 	object, err := s.Get(t.Context(), counterKey)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if got, want := string(object.Data), strconv.Itoa(processes*increments); got != want {
 		t.Errorf("counted to %s, want %s", got, want)
 	}

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 )
@@ -105,9 +106,8 @@ func TestRetriedWrites(t *testing.T) {
 				etag := ""
 				if method == "Replace" {
 					var err error
-					if etag, err = put(s, key, "before", ""); err != nil {
-						t.Fatal(err)
-					}
+					etag, err = put(s, key, "before", "")
+					require.NoError(t, err)
 				}
 				fault := http.HandlerFunc(func(_ http.ResponseWriter, r *http.Request) {
 					if err := tc.fault(r, key, etag); err != nil {
@@ -124,9 +124,7 @@ func TestRetriedWrites(t *testing.T) {
 					t.Error("the fault did not happen")
 				}
 				object, err := s.Get(t.Context(), key)
-				if err != nil {
-					t.Fatal(err)
-				}
+				require.NoError(t, err)
 				if string(object.Data) != tc.wantData {
 					t.Errorf("the object has data %q, want %q", object.Data, tc.wantData)
 				}

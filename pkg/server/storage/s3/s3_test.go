@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 	"nstance.dev/operator/pkg/server/storage/storagetest"
@@ -18,9 +19,7 @@ const bucket = "nstance"
 func open(t testing.TB) *Store {
 	t.Helper()
 	s, err := Open(t.Context(), bucket)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return s
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -48,9 +49,7 @@ func testConcurrentCreates(t *testing.T, open func(t testing.TB) storage.Store) 
 				return err
 			})
 		}
-		if err := group.Wait(); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, group.Wait())
 		if n := winners.Load(); n != 1 {
 			t.Fatalf("%d clients have created %s, want one", n, key)
 		}
@@ -78,9 +77,7 @@ func testConcurrentCounters(t *testing.T, open func(t testing.TB) storage.Store)
 			return nil
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.Wait())
 	if got, want := string(mustGet(t, open(t), key).Data), strconv.Itoa(counters*increments); got != want {
 		t.Errorf("counted to %s, want %s", got, want)
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sync/errgroup"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -19,9 +20,7 @@ import (
 func list(t testing.TB, store storage.Store, below, prefix string) []string {
 	t.Helper()
 	infos, err := store.List(t.Context(), below+prefix)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	keys := []string{}
 	for _, info := range infos {
 		keys = append(keys, strings.TrimPrefix(info.Key, below))
@@ -59,9 +58,7 @@ func testList(t *testing.T, store storage.Store) {
 		}
 	}
 	infos, err := store.List(t.Context(), below)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	for _, info := range infos {
 		if want := etags[strings.TrimPrefix(info.Key, below)]; info.ETag != want {
 			t.Errorf("%s is listed with etag %q, want %q", info.Key, info.ETag, want)
@@ -69,9 +66,7 @@ func testList(t *testing.T, store storage.Store) {
 	}
 	// All objects, also those of other tests.
 	infos, err = store.List(t.Context(), "")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	if !slices.IsSortedFunc(infos, func(a, b storage.Info) int { return strings.Compare(a.Key, b.Key) }) || len(infos) < len(keys) {
 		t.Errorf("the whole storage has %v, want at least %d sorted keys", infos, len(keys))
 	}
@@ -93,9 +88,7 @@ func testListMany(t *testing.T, open func(t testing.TB) storage.Store) {
 			return err
 		})
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.Wait())
 	if diff := cmp.Diff(want, list(t, open(t), below, "")); diff != "" {
 		t.Errorf("(-written +listed):\n%s", diff)
 	}
@@ -129,7 +122,5 @@ func testListWhileWriting(t *testing.T, open func(t testing.TB) storage.Store) {
 			break
 		}
 	}
-	if err := group.Wait(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, group.Wait())
 }

@@ -14,6 +14,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
+	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -41,27 +42,21 @@ func Conformance(t *testing.T, open func(t testing.TB) storage.Store) {
 func mustCreate(t testing.TB, store storage.Store, key, data string) string {
 	t.Helper()
 	etag, err := store.Create(t.Context(), key, []byte(data))
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return etag
 }
 
 func mustReplace(t testing.TB, store storage.Store, key, data, etag string) string {
 	t.Helper()
 	etag, err := store.Replace(t.Context(), key, []byte(data), etag)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return etag
 }
 
 func mustGet(t testing.TB, store storage.Store, key string) storage.Object {
 	t.Helper()
 	object, err := store.Get(t.Context(), key)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	return object
 }
 
@@ -102,9 +97,7 @@ func testRoundTrip(t *testing.T, open func(t testing.TB) storage.Store) {
 	for key, data := range contents {
 		before := time.Now()
 		etag, err := writer.Create(t.Context(), key, data)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		object := mustGet(t, reader, key)
 		if !bytes.Equal(object.Data, data) {
 			t.Errorf("%s: read %d bytes that are not the %d written", key, len(object.Data), len(data))
@@ -134,9 +127,7 @@ func testETag(t *testing.T, store storage.Store) {
 		wantObject(t, store, key, string(mustGet(t, store, key).Data), etag)
 		mustCreate(t, store, "etag/other"+etag[len(etag)-8:], data)
 		infos, err := store.List(t.Context(), key)
-		if err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, err)
 		if diff := cmp.Diff([]storage.Info{{Key: key, ETag: etag}}, infos); diff != "" {
 			t.Errorf("List and the write return different etags (-written +listed):\n%s", diff)
 		}
@@ -174,9 +165,7 @@ func testConflict(t *testing.T, store storage.Store) {
 	}
 	wantObject(t, store, key, "second", second)
 
-	if err := store.Delete(t.Context(), key); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, store.Delete(t.Context(), key))
 	_, err = store.Replace(t.Context(), key, []byte("lost"), second)
 	wantError(t, err, storage.ErrConflict, key)
 	for _, notFound := range []string{key, missing} {

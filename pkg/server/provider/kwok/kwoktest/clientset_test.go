@@ -10,6 +10,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/require"
 )
 
 // TestAWatchMissesNothingSinceItsList changes objects between list and watch.
@@ -25,22 +27,18 @@ func TestAWatchMissesNothingSinceItsList(t *testing.T) {
 	}
 	remove := func(name string) {
 		t.Helper()
-		if err := nodes.Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		require.NoError(t, nodes.Delete(t.Context(), name, metav1.DeleteOptions{}))
 	}
 	create := func(name, shard string) {
 		t.Helper()
-		if _, err := nodes.Create(t.Context(), node(name, shard), metav1.CreateOptions{}); err != nil {
-			t.Fatal(err)
-		}
+		_, err := nodes.Create(t.Context(), node(name, shard), metav1.CreateOptions{})
+		require.NoError(t, err)
 	}
 	remove("leaves")
 	remove("leaves-elsewhere")
 	// A later list of the same version has fewer objects.
-	if _, err := nodes.List(t.Context(), metav1.ListOptions{}); err != nil {
-		t.Fatal(err)
-	}
+	_, err = nodes.List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
 	create("comes", "a")
 	create("comes-elsewhere", "b")
 	create("comes-and-leaves", "a")
@@ -48,9 +46,7 @@ func TestAWatchMissesNothingSinceItsList(t *testing.T) {
 
 	ours.ResourceVersion = list.ResourceVersion
 	watch, err := nodes.Watch(t.Context(), ours)
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	defer watch.Stop()
 	remove("stays")
 	var got []string
