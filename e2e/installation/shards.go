@@ -39,6 +39,15 @@ type Shard struct {
 	DrainTimeout time.Duration
 }
 
+// Shards returns shards with these ids, with all else as it is by default.
+func Shards(ids ...string) []Shard {
+	shards := make([]Shard, len(ids))
+	for i, id := range ids {
+		shards[i].ID = id
+	}
+	return shards
+}
+
 // URL is where the shard's server serves health and metrics.
 func (s Shard) URL() string { return "http://" + address(s.HealthPort) }
 

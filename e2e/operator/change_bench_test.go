@@ -12,12 +12,12 @@ import (
 // the target.
 func BenchmarkChange(b *testing.B) {
 	const name = "writes"
-	createPool(b, name, 3)
-	untilRunning(b, name, 3)
+	env.CreatePoolForTest(b, name, 3)
+	env.UntilRunning(b, name, 3)
 	for b.Loop() {
 		from, calls := env.AuditEnd(b), upserts(b)
 		env.Scale(b, name, 12)
-		untilRunning(b, name, 12)
+		env.UntilRunning(b, name, 12)
 		count := countWrites(b, from, name)
 		specs, statuses := float64(count.shardGroupSpecs)/3, float64(count.shardGroupStatuses)/3
 		if specs > 1 || statuses > 2 || count.pool > 3 {

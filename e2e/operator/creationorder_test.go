@@ -46,11 +46,11 @@ func TestCreationOrder(t *testing.T) {
 	}
 	testcluster.Stop(t, env.OperatorProcess())
 	groups := make([]string, len(orders))
-	losses := make([]*lossChecker, len(orders))
+	losses := make([]*testcluster.LossChecker, len(orders))
 	for i := range orders {
 		groups[i] = fmt.Sprintf("order-%d", i)
 		createUneven(t, groups[i])
-		losses[i] = newLossChecker(t, groups[i])
+		losses[i] = env.NewLossChecker(t, groups[i])
 	}
 
 	// All orders at once: they differ in what is before and after the operator.
@@ -72,9 +72,9 @@ func TestCreationOrder(t *testing.T) {
 	for i, order := range orders {
 		t.Run(strings.Join(order, ", "), func(t *testing.T) {
 			testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
-				return errors.Join(keptUneven(ctx, groups[i]), running(ctx, groups[i], 5))
+				return errors.Join(keptUneven(ctx, groups[i]), env.Running(ctx, groups[i], 5))
 			})
-			losses[i].expectNone(t)
+			losses[i].ExpectNone(t)
 		})
 	}
 }
@@ -83,16 +83,16 @@ func TestCreationOrder(t *testing.T) {
 func TestCreationAtOnce(t *testing.T) {
 	const group = "at-once"
 	createUneven(t, group)
-	losses := newLossChecker(t, group)
+	losses := env.NewLossChecker(t, group)
 	var users errgroup.Group
 	for _, who := range []string{userPool, userMachinePool} {
 		users.Go(func() error { return tryApplyAs(t.Context(), who, group) })
 	}
 	require.NoError(t, users.Wait())
 	testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
-		return errors.Join(keptUneven(ctx, group), running(ctx, group, 5))
+		return errors.Join(keptUneven(ctx, group), env.Running(ctx, group, 5))
 	})
-	losses.expectNone(t)
+	losses.ExpectNone(t)
 }
 
 // Replicas that Cluster API defaulted are not a user's when the MachinePool is edited in
@@ -101,15 +101,15 @@ func TestEditingOtherFieldsKeepsReplicas(t *testing.T) {
 	const group = "edited"
 	testcluster.Stop(t, env.OperatorProcess())
 	createUneven(t, group)
-	losses := newLossChecker(t, group)
+	losses := env.NewLossChecker(t, group)
 	applyAs(t, userMachinePool, group)
 	env.PatchMachinePool(t, group, `{"spec":{"template":{"metadata":{"labels":{"edited":"yes"}}}}}`)
 	applyAs(t, userPool, group)
 	testcluster.Start(t, env.OperatorProcess())
 	testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
-		return errors.Join(keptUneven(ctx, group), running(ctx, group, 5))
+		return errors.Join(keptUneven(ctx, group), env.Running(ctx, group, 5))
 	})
-	losses.expectNone(t)
+	losses.ExpectNone(t)
 }
 
 // Replicas that a user sets are used, also when they are fewer.
@@ -121,7 +121,7 @@ func TestExplicitReplicasCount(t *testing.T) {
 	applyAs(t, userPool, group)
 	testcluster.Start(t, env.OperatorProcess())
 	testcluster.Eventually(t, 2*time.Minute, "the pool has the user's replicas", func(ctx context.Context) error {
-		return errors.Join(imported(ctx, group, 2, "us-west-2a", "us-west-2b"), sizesAre(ctx, group, 1, 1), running(ctx, group, 2))
+		return errors.Join(imported(ctx, group, 2, "us-west-2a", "us-west-2b"), env.SizesAre(ctx, group, 1, 1), env.Running(ctx, group, 2))
 	})
 }
 
@@ -135,7 +135,7 @@ func createUneven(t *testing.T, group string) {
 
 // keptUneven succeeds when the group has a pool and a MachinePool, and unchanged sizes.
 func keptUneven(ctx context.Context, group string) error {
-	return errors.Join(imported(ctx, group, 5, "us-west-2a", "us-west-2b"), sizesAre(ctx, group, 1, 4))
+	return errors.Join(imported(ctx, group, 5, "us-west-2a", "us-west-2b"), env.SizesAre(ctx, group, 1, 4))
 }
 
 func applyAs(t *testing.T, who, group string) {

@@ -137,7 +137,7 @@ func TestRemoveShardFromPool(t *testing.T) {
 				end()
 			}
 			testcluster.Eventually(t, 2*time.Minute, "the shard's instances are deleted", func(ctx context.Context) error {
-				return errors.Join(sizesAre(ctx, name, 3, 3), running(ctx, name, 6), withoutGroup(ctx, t, leaving, name))
+				return errors.Join(env.SizesAre(ctx, name, 3, 3), env.Running(ctx, name, 6), withoutGroup(ctx, t, leaving, name))
 			})
 		})
 	}
@@ -167,7 +167,7 @@ func TestDeleteShardGroup(t *testing.T) {
 				if err == nil && after.UID == before.UID {
 					err = errors.New("it is the same")
 				}
-				return errors.Join(err, running(ctx, name, 3))
+				return errors.Join(err, env.Running(ctx, name, 3))
 			})
 		})
 	}
@@ -207,8 +207,8 @@ func TestDeleteCluster(t *testing.T) {
 // runPool creates a pool and waits until it runs.
 func runPool(t *testing.T, name string, replicas int32, shards ...string) {
 	t.Helper()
-	require.NoError(t, tryCreatePoolOn(t.Context(), name, replicas, shards...))
-	untilRunning(t, name, replicas)
+	require.NoError(t, env.CreatePoolOn(t.Context(), name, replicas, shards...))
+	env.UntilRunning(t, name, replicas)
 }
 
 // untilWaiting waits until all that is left of a pool is one shard group, and both

@@ -23,8 +23,8 @@ func TestFailover(t *testing.T) {
 	if leads(t, standby) {
 		t.Fatal("the operator that started second leads")
 	}
-	createPool(t, name, 3)
-	untilRunning(t, name, 3)
+	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
 	if writes := writesOf(t, standby); writes > 0 {
 		t.Errorf("the standby has written %v times", writes)
 	}
@@ -39,11 +39,11 @@ func TestFailover(t *testing.T) {
 		return nil
 	})
 	testcluster.Kill(t, env.OperatorProcess())
-	if err := running(t.Context(), name, 30); err == nil {
+	if err := env.Running(t.Context(), name, 30); err == nil {
 		t.Fatal("the scaling was over before the leader was killed")
 	}
 	testcluster.Eventually(t, 2*time.Minute, "the standby completes the scaling", func(ctx context.Context) error {
-		return errors.Join(sizesAre(ctx, name, 10, 10, 10), running(ctx, name, 30))
+		return errors.Join(env.SizesAre(ctx, name, 10, 10, 10), env.Running(ctx, name, 30))
 	})
 	if !leads(t, standby) {
 		t.Error("the standby does not report that it leads")

@@ -23,12 +23,12 @@ func TestQuietWhenIdle(t *testing.T) {
 	group.SetLimit(8)
 	for i := range names {
 		names[i] = fmt.Sprintf("quiet-%d", i)
-		group.Go(func() error { return tryCreatePool(t.Context(), names[i], 1) })
+		group.Go(func() error { return env.CreatePoolOnAllShards(t.Context(), names[i], 1) })
 	}
 	require.NoError(t, group.Wait())
-	t.Cleanup(func() { deletePools(t, names...) })
+	t.Cleanup(func() { env.DeletePools(t, names...) })
 	for _, name := range names {
-		testcluster.Eventually(t, 5*time.Minute, name+" runs", func(ctx context.Context) error { return running(ctx, name, 1) })
+		testcluster.Eventually(t, 5*time.Minute, name+" runs", func(ctx context.Context) error { return env.Running(ctx, name, 1) })
 	}
 	// The syncs that the operator's own writes trigger come first.
 	env.UntilQueued(t, 10*time.Minute, "shardgroup", pools*3)

@@ -32,7 +32,7 @@ func TestImportOfAGroupIsFiveWrites(t *testing.T) {
 		}
 		untilNothingIsLeft(t, name)
 	})
-	testcluster.Eventually(t, time.Minute, "Cluster API runs the MachinePool", func(ctx context.Context) error { return running(ctx, name, 0) })
+	testcluster.Eventually(t, time.Minute, "Cluster API runs the MachinePool", func(ctx context.Context) error { return env.Running(ctx, name, 0) })
 	writes := env.OperatorWrites(t, from, func(w controlplane.Write) bool { return strings.HasPrefix(w.Name, name) })
 	if len(writes) != 5 {
 		t.Errorf("%d writes, want 5:%s", len(writes), testcluster.Describe(writes))

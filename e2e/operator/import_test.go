@@ -37,7 +37,7 @@ func TestImport(t *testing.T) {
 		"main":   {"us-west-2a": 3, "us-west-2b": 2},
 		"uneven": {"us-west-2a": 1, "us-west-2b": 4},
 	}))
-	losses := []*lossChecker{newLossChecker(t, "main"), newLossChecker(t, "uneven")}
+	losses := []*testcluster.LossChecker{env.NewLossChecker(t, "main"), env.NewLossChecker(t, "uneven")}
 	shard := env.ShardServer(missing)
 	testcluster.Kill(t, shard)
 	from := env.AuditEnd(t)
@@ -45,7 +45,7 @@ func TestImport(t *testing.T) {
 
 	env.Scale(t, existing, 4)
 	testcluster.Eventually(t, 2*time.Minute, "the pool is scaled while a shard is down", func(ctx context.Context) error {
-		return errors.Join(sizesAre(ctx, existing, 2, 2), running(ctx, existing, 4))
+		return errors.Join(env.SizesAre(ctx, existing, 2, 2), env.Running(ctx, existing, 4))
 	})
 	if created := creations(t, from); len(created) > 0 {
 		t.Errorf("with a shard down objects were created:%s", testcluster.Describe(created))
@@ -57,19 +57,19 @@ func TestImport(t *testing.T) {
 			return imported(ctx, name, 5, "us-west-2a", "us-west-2b")
 		})
 		testcluster.Eventually(t, 2*time.Minute, name+" runs", func(ctx context.Context) error {
-			return errors.Join(sizesAre(ctx, name, sizes...), running(ctx, name, 5))
+			return errors.Join(env.SizesAre(ctx, name, sizes...), env.Running(ctx, name, 5))
 		})
 	}
 	for _, l := range losses {
-		if calls := l.expectNone(t); calls > 0 {
-			t.Errorf("the servers received %d calls for %s, want none", calls, l.group)
+		if calls := l.ExpectNone(t); calls > 0 {
+			t.Errorf("the servers received %d calls for %s, want none", calls, l.Group)
 		}
 	}
 
 	// Uneven sizes that were imported stay until the replicas are changed.
 	env.Scale(t, "uneven", 6)
 	testcluster.Eventually(t, 2*time.Minute, "uneven is scaled by a user", func(ctx context.Context) error {
-		return errors.Join(sizesAre(ctx, "uneven", 3, 3), running(ctx, "uneven", 6))
+		return errors.Join(env.SizesAre(ctx, "uneven", 3, 3), env.Running(ctx, "uneven", 6))
 	})
 }
 
@@ -81,14 +81,14 @@ func TestImportFromAddedShard(t *testing.T) {
 	added := servertest.Options{Shard: "us-west-2d", Authority: env.Installation.Authority()}
 	added.DataDir, added.Kubernetes, added.Addr = serverWithGroup(t, added, name, 2)
 
-	defer saveConfigMap(t, "nstance-shards")()
-	editShards(t, func(data map[string]string) { data[added.Shard] = added.Addr })
+	defer env.SaveConfigMap(t, "nstance-shards")()
+	env.EditShards(t, func(data map[string]string) { data[added.Shard] = added.Addr })
 	from := env.AuditEnd(t)
 	defer configureGroups(t, map[string]map[string]int32{name: {"us-west-2a": 1}})()
 	// When the operator reports a size that its server reported after the new group,
 	// it has received the group, too.
 	env.Scale(t, existing, 2)
-	untilRunning(t, existing, 2)
+	env.UntilRunning(t, existing, 2)
 	if created := creations(t, from); len(created) > 0 {
 		t.Errorf("before the added shard was up objects were created:%s", testcluster.Describe(created))
 	}
@@ -97,7 +97,7 @@ func TestImportFromAddedShard(t *testing.T) {
 	testcluster.Eventually(t, 2*time.Minute, "the group is imported from both shards", func(ctx context.Context) error {
 		return imported(ctx, name, 3, "us-west-2a", "us-west-2d")
 	})
-	testcluster.Eventually(t, 2*time.Minute, "nothing is rebalanced", func(ctx context.Context) error { return sizesAre(ctx, name, 1, 2) })
+	testcluster.Eventually(t, 2*time.Minute, "nothing is rebalanced", func(ctx context.Context) error { return env.SizesAre(ctx, name, 1, 2) })
 }
 
 // serverWithGroup starts a server that has a group, stops it again, and returns what
@@ -194,7 +194,7 @@ func reconfigure(t *testing.T, shard string, change func(map[string]installation
 
 // staticSize succeeds when a server has a static group of that size.
 func staticSize(ctx context.Context, t *testing.T, shard, name string, size int32) error {
-	list, err := shardClient(t, shard).ListGroups(ctx, &emptypb.Empty{})
+	list, err := env.ShardClient(t, shard).ListGroups(ctx, &emptypb.Empty{})
 	if err != nil {
 		return err
 	}

@@ -16,22 +16,19 @@ import (
 )
 
 // resync is short, so that resyncs happen while a test expects no writes.
-const resync = 20 * time.Second
+const resync = 5 * time.Second
 
 var (
 	// shardIDs are the shards of the cluster, in the order in which pools list them.
 	shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 	// shards are those of the installation, with their ports.
-	shards []installation.Shard
+	shards = installation.Shards(shardIDs...)
 	// env is the cluster that all tests of this package share.
 	env *testcluster.Cluster
 )
 
 func TestMain(m *testing.M) {
-	for _, id := range shardIDs {
-		shards = append(shards, installation.Shard{ID: id})
-	}
-	options := testcluster.Options{AuditReads: []string{capiUser}, Shards: shards}
+	options := testcluster.Options{Shards: shards}
 	testcluster.Main(m, options, func(ctx context.Context, cluster *testcluster.Cluster) error {
 		env = cluster
 		return env.StartOperator(ctx, "--resync-period", resync.String())

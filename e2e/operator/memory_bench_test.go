@@ -35,7 +35,7 @@ func BenchmarkMemory(b *testing.B) {
 		var group errgroup.Group
 		group.SetLimit(8)
 		for i := range pools {
-			group.Go(func() error { return tryCreatePool(b.Context(), fmt.Sprintf("many-%d", i), 0) })
+			group.Go(func() error { return env.CreatePoolOnAllShards(b.Context(), fmt.Sprintf("many-%d", i), 0) })
 		}
 		require.NoError(b, group.Wait())
 		testcluster.Eventually(b, 15*time.Minute, "all pools are ready", func(ctx context.Context) error {

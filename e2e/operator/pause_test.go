@@ -38,8 +38,8 @@ func TestPause(t *testing.T) {
 		"Cluster":     {resource: clusterv1.GroupVersion.WithResource("clusters"), name: installation.ClusterName, on: `{"spec":{"paused":true}}`, off: `{"spec":{"paused":null}}`},
 	} {
 		t.Run(what, func(t *testing.T) {
-			createPool(t, name, 3)
-			untilRunning(t, name, 3)
+			env.CreatePoolForTest(t, name, 3)
+			env.UntilRunning(t, name, 3)
 			patch := func(patch string) {
 				t.Helper()
 				_, err := env.Dynamic.Resource(pause.resource).Namespace(installation.Namespace).
@@ -82,7 +82,7 @@ func TestPause(t *testing.T) {
 
 			patch(pause.off)
 			unpaused = true
-			untilRunning(t, name, 9)
+			env.UntilRunning(t, name, 9)
 			if err := conditionIs(t.Context(), name, v1beta1.ConditionPaused, metav1.ConditionFalse); err != nil {
 				t.Error(err)
 			}
@@ -107,7 +107,7 @@ func callsFor(t testing.TB, group string) int {
 	t.Helper()
 	count := 0
 	for _, shard := range shardIDs {
-		for _, call := range callsOf(t, shard) {
+		for _, call := range env.Calls(t, shard) {
 			if call.Group == group {
 				count++
 			}

@@ -41,7 +41,7 @@ func untilNothingIsLeft(t *testing.T, name string) {
 	t.Helper()
 	testcluster.Eventually(t, 3*time.Minute, "nothing of "+name+" is left", func(ctx context.Context) error {
 		_, err := env.NstanceMachinePool(ctx, name)
-		errs := []error{testcluster.NotFound("the pool", err), deleted(ctx, name)}
+		errs := []error{testcluster.NotFound("the pool", err), env.PoolDeleted(ctx, name)}
 		nodes, err := env.Nodes(ctx, name)
 		if err == nil && len(nodes) > 0 {
 			err = fmt.Errorf("%d Nodes are left", len(nodes))

@@ -15,9 +15,9 @@ import (
 // instances without a request by the user.
 func TestReplicasAreRequired(t *testing.T) {
 	const name = "left-out"
-	createPool(t, name, 5)
-	untilRunning(t, name, 5)
-	losses := newLossChecker(t, name)
+	env.CreatePoolForTest(t, name, 5)
+	env.UntilRunning(t, name, 5)
+	losses := env.NewLossChecker(t, name)
 
 	removeReplicas := func() error {
 		_, err := env.ClusterAPI("machinepools").
@@ -32,12 +32,12 @@ func TestReplicasAreRequired(t *testing.T) {
 	if err := removeReplicas(); !apierrors.IsInvalid(err) {
 		t.Errorf("after scaling: got %v, want the replicas to be required", err)
 	}
-	untilRunning(t, name, 6)
-	losses.expectNone(t)
+	env.UntilRunning(t, name, 6)
+	losses.ExpectNone(t)
 
 	// Replicas can be changed by scaling and by editing.
 	env.PatchMachinePool(t, name, `{"spec":{"replicas":2}}`)
-	untilRunning(t, name, 2)
+	env.UntilRunning(t, name, 2)
 	env.Scale(t, name, 1)
-	untilRunning(t, name, 1)
+	env.UntilRunning(t, name, 1)
 }

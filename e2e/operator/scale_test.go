@@ -21,7 +21,7 @@ import (
 
 // A pool is scaled up, down and to zero.
 func TestScale(t *testing.T) {
-	createPool(t, "workers", 3)
+	env.CreatePoolForTest(t, "workers", 3)
 	testcluster.Eventually(t, 2*time.Minute, "the cluster is provisioned and available", func(ctx context.Context) error {
 		cluster, err := env.Clusters().Get(ctx, installation.ClusterName, metav1.GetOptions{})
 		if err != nil {
@@ -45,9 +45,9 @@ func TestScale(t *testing.T) {
 	} {
 		env.Scale(t, "workers", step.replicas)
 		testcluster.Eventually(t, time.Minute, fmt.Sprintf("%d replicas are spread", step.replicas), func(ctx context.Context) error {
-			return sizesAre(ctx, "workers", step.sizes...)
+			return env.SizesAre(ctx, "workers", step.sizes...)
 		})
-		untilRunning(t, "workers", step.replicas)
+		env.UntilRunning(t, "workers", step.replicas)
 	}
 }
 
@@ -59,7 +59,7 @@ func TestMachinePoolIsCreated(t *testing.T) {
 	_, err := env.NstanceMachinePools().
 		Create(t.Context(), testcluster.NewNstanceMachinePool(name, shardIDs...), metav1.CreateOptions{})
 	require.NoError(t, err)
-	t.Cleanup(func() { deletePools(t, name) })
+	t.Cleanup(func() { env.DeletePools(t, name) })
 	testcluster.Eventually(t, time.Minute, "the MachinePool has the sum of the sizes", func(ctx context.Context) error {
 		machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})
 		if err != nil {
@@ -70,7 +70,7 @@ func TestMachinePoolIsCreated(t *testing.T) {
 		}
 		return nil
 	})
-	untilRunning(t, name, 3)
+	env.UntilRunning(t, name, 3)
 }
 
 // One change of a pool costs few writes, however many instances are created or deleted.
@@ -78,13 +78,13 @@ func TestMachinePoolIsCreated(t *testing.T) {
 // measured where nothing else runs.
 func TestWritesPerChange(t *testing.T) {
 	const name = "counted"
-	createPool(t, name, 3)
-	untilRunning(t, name, 3)
+	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
 
 	for _, replicas := range []int32{15, 6} {
 		from := env.AuditEnd(t)
 		env.Scale(t, name, replicas)
-		untilRunning(t, name, replicas)
+		env.UntilRunning(t, name, replicas)
 		count := countWrites(t, from, name)
 		t.Logf("scaling to %d: %s", replicas, count)
 		if count.shardGroupSpecs > 3 || count.shardGroupStatuses > 9 || count.pool > 5 || count.other > 0 {

@@ -85,7 +85,7 @@ func TestShardProblemsAreReported(t *testing.T) {
 			objects := []string{name, v1beta1.ShardGroupName(name, shard)}
 			testcluster.Eventually(t, time.Minute, "each has an event", func(ctx context.Context) error {
 				for _, object := range objects {
-					if count, err := eventsOn(ctx, object, problem.reason); err != nil || count == 0 {
+					if count, err := env.CountEvents(ctx, object, problem.reason); err != nil || count == 0 {
 						return fmt.Errorf("%d events on %s: %w", count, object, err)
 					}
 				}
@@ -93,10 +93,10 @@ func TestShardProblemsAreReported(t *testing.T) {
 			})
 			end()
 			if problem.end != nil {
-				untilRunning(t, name, 6)
+				env.UntilRunning(t, name, 6)
 			}
 			for _, object := range objects {
-				if count, err := eventsOn(t.Context(), object, problem.reason); err != nil || count != 1 {
+				if count, err := env.CountEvents(t.Context(), object, problem.reason); err != nil || count != 1 {
 					t.Errorf("%d events on %s, error %v, want 1", count, object, err)
 				}
 			}
@@ -108,7 +108,7 @@ func setQuota(t *testing.T, shard string, quota map[string]int) {
 	t.Helper()
 	require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.Quota = quota }))
 	// The server reads its configuration only now and then.
-	_, err := shardClient(t, shard).RefreshConfig(t.Context(), &emptypb.Empty{})
+	_, err := env.ShardClient(t, shard).RefreshConfig(t.Context(), &emptypb.Empty{})
 	require.NoError(t, err)
 }
 
@@ -116,5 +116,5 @@ func setQuota(t *testing.T, shard string, quota map[string]int) {
 func createWith(t *testing.T, pool *v1beta1.NstanceMachinePool, replicas int32) {
 	t.Helper()
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(pool.Name, replicas), pool))
-	t.Cleanup(func() { deletePools(t, pool.Name) })
+	t.Cleanup(func() { env.DeletePools(t, pool.Name) })
 }

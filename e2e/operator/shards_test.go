@@ -20,19 +20,10 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// shardClient returns a client of a shard's server, without the operator.
-func shardClient(t testing.TB, shard string) nstancev1.OperatorServiceClient {
-	t.Helper()
-	connection, err := env.Installation.Dial(shard)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = connection.Close() })
-	return nstancev1.NewOperatorServiceClient(connection)
-}
-
 // upsertDirectly changes a group on a shard's server without the operator.
 func upsertDirectly(t testing.TB, shard, group string, size int32) {
 	t.Helper()
-	_, err := shardClient(t, shard).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+	_, err := env.ShardClient(t, shard).UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
 		Key: group, Config: &nstancev1.GroupConfig{Template: "worker", Size: size},
 	})
 	require.NoError(t, err)
@@ -55,10 +46,10 @@ func sizeOnShard(ctx context.Context, client nstancev1.OperatorServiceClient, gr
 // Changes of a group on a server are reverted.
 func TestDriftIsCorrected(t *testing.T) {
 	const name, shard = "drift", "us-west-2b"
-	createPool(t, name, 3)
-	untilRunning(t, name, 3)
+	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
 
-	client := shardClient(t, shard)
+	client := env.ShardClient(t, shard)
 	for _, size := range []int32{5, 0} {
 		upsertDirectly(t, shard, name, size)
 		testcluster.Eventually(t, time.Minute, fmt.Sprintf("size %d is reverted", size), func(ctx context.Context) error {
@@ -69,15 +60,15 @@ func TestDriftIsCorrected(t *testing.T) {
 			return err
 		})
 	}
-	untilRunning(t, name, 3)
+	env.UntilRunning(t, name, 3)
 }
 
 // A shard that is down does not block the others, loses nothing, and gets the latest
 // size once when it is up again.
 func TestShardOutage(t *testing.T) {
 	const name, down = "outage", "us-west-2b"
-	createPool(t, name, 6)
-	untilRunning(t, name, 6)
+	env.CreatePoolForTest(t, name, 6)
+	env.UntilRunning(t, name, 6)
 	before, err := env.ShardGroup(t.Context(), name, down)
 	require.NoError(t, err)
 
@@ -86,7 +77,7 @@ func TestShardOutage(t *testing.T) {
 	for _, replicas := range []int32{9, 15, 12} {
 		env.Scale(t, name, replicas)
 		for _, up := range []string{"us-west-2a", "us-west-2c"} {
-			client := shardClient(t, up)
+			client := env.ShardClient(t, up)
 			testcluster.Eventually(t, time.Minute, fmt.Sprintf("%s gets its share of %d", up, replicas), func(ctx context.Context) error {
 				size, err := sizeOnShard(ctx, client, name)
 				if err == nil && size != replicas/3 {
@@ -129,7 +120,7 @@ func TestShardOutage(t *testing.T) {
 	})
 
 	testcluster.Start(t, server)
-	untilRunning(t, name, 12)
+	env.UntilRunning(t, name, 12)
 	// The server counts since it started: it received one call, and not the sizes in
 	// between.
 	if got := upsertsOf(t, down); got != 1 {

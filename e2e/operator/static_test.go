@@ -32,14 +32,14 @@ func TestStaticPoolIsProtected(t *testing.T) {
 	const name = "fixed"
 	configureGroups(t, map[string]map[string]int32{name: {"us-west-2a": 1}})
 	testcluster.Eventually(t, 2*time.Minute, "the pool is static and runs", func(ctx context.Context) error {
-		return errors.Join(isStatic(ctx, name, true), running(ctx, name, 1))
+		return errors.Join(isStatic(ctx, name, true), env.Running(ctx, name, 1))
 	})
 
 	t.Run("with the operator running", func(t *testing.T) {
 		expectEditsRejected(t, name)
 		expectEditsAccepted(t, name, "running")
 		env.Scale(t, name, 2)
-		untilRunning(t, name, 2)
+		env.UntilRunning(t, name, 2)
 		for what, remove := range map[string]func(context.Context) error{
 			"NstanceMachinePool": func(ctx context.Context) error { return deletePoolDry(ctx, name) },
 			"MachinePool":        func(ctx context.Context) error { return deleteMachinePoolDry(ctx, name) },

@@ -155,7 +155,7 @@ func TestUnknownShard(t *testing.T) {
 		return nil
 	})
 	testcluster.Eventually(t, time.Minute, "there is an event", func(ctx context.Context) error {
-		count, err := eventsOn(ctx, name, v1beta1.ReasonUnknownShard)
+		count, err := env.CountEvents(ctx, name, v1beta1.ReasonUnknownShard)
 		if err == nil && count == 0 {
 			err = errors.New("no event")
 		}
@@ -171,29 +171,11 @@ func TestUnknownShard(t *testing.T) {
 	if len(writes) != 1 {
 		t.Errorf("%d writes, want the status alone:%s", len(writes), testcluster.Describe(writes))
 	}
-	count, err := eventsOn(t.Context(), name, v1beta1.ReasonUnknownShard)
+	count, err := env.CountEvents(t.Context(), name, v1beta1.ReasonUnknownShard)
 	if err != nil || count != 1 {
 		t.Errorf("%d events, error %v, want 1 event", count, err)
 	}
 	if depth, err := installation.Metric(t.Context(), env.Operator.URL(), "workqueue_depth", map[string]string{"name": "machinepool"}); err != nil || depth > 0 {
 		t.Errorf("the queue has %v keys, error %v, want none", depth, err)
 	}
-}
-
-// eventsOn counts the events for an object, repetitions included.
-func eventsOn(ctx context.Context, name, reason string) (int, error) {
-	list, err := env.Kube.EventsV1().Events(installation.Namespace).List(ctx, metav1.ListOptions{
-		FieldSelector: "regarding.name=" + name + ",reason=" + reason,
-	})
-	if err != nil {
-		return 0, err
-	}
-	count := 0
-	for _, event := range list.Items {
-		count++
-		if event.Series != nil {
-			count += int(event.Series.Count)
-		}
-	}
-	return count, nil
 }

@@ -65,8 +65,8 @@ func webhookWorks(ctx context.Context) error {
 // The webhook rejects groups that are in use, and shards that are not configured.
 func TestWebhookRejectsGroupsAndShards(t *testing.T) {
 	const name = "validated"
-	createPool(t, name, 1)
-	untilRunning(t, name, 1)
+	env.CreatePoolForTest(t, name, 1)
+	env.UntilRunning(t, name, 1)
 	testcluster.Eventually(t, time.Minute, "a shard that is not configured is rejected", webhookWorks)
 	testcluster.Eventually(t, time.Minute, "a group that is in use is rejected", func(ctx context.Context) error {
 		double := testcluster.NewNstanceMachinePool("double", shardIDs...)

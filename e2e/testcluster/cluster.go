@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/pkg/require"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // Options of a cluster.
@@ -38,6 +39,8 @@ type Cluster struct {
 	*controlplane.ControlPlane
 	Clients
 	Installation *installation.Installation
+	// ShardIDs are the shards, in the order in which pools list them.
+	ShardIDs []string
 	// Operator is the operator that StartOperator has started.
 	Operator installation.Operator
 	kubectl  []string
@@ -96,6 +99,9 @@ func run(ctx context.Context, m *testing.M, o Options, ready func(context.Contex
 	}
 	if cluster.Clients, err = newClients(cp.AdminConfig()); err != nil {
 		return 1, err
+	}
+	for _, shard := range o.Shards {
+		cluster.ShardIDs = append(cluster.ShardIDs, shard.ID)
 	}
 	cluster.Installation, err = installation.Install(ctx, cp, installation.Options{
 		Manifests: filepath.Join(root, "manifests"),
@@ -193,4 +199,13 @@ func NotFound(object string, err error) error {
 		return nil
 	}
 	return errors.Join(errors.New(object+" exists"), err)
+}
+
+// ShardClient returns a client of a shard's server, without the operator.
+func (c *Cluster) ShardClient(t testing.TB, shard string) nstancev1.OperatorServiceClient {
+	t.Helper()
+	connection, err := c.Installation.Dial(shard)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = connection.Close() })
+	return nstancev1.NewOperatorServiceClient(connection)
 }

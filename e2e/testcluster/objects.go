@@ -183,3 +183,21 @@ func HasCondition(conditions []metav1.Condition, kind string, status metav1.Cond
 	}
 	return nil
 }
+
+// CountEvents counts the events for an object, repetitions included.
+func (c Clients) CountEvents(ctx context.Context, name, reason string) (int, error) {
+	list, err := c.Kube.EventsV1().Events(installation.Namespace).List(ctx, metav1.ListOptions{
+		FieldSelector: "regarding.name=" + name + ",reason=" + reason,
+	})
+	if err != nil {
+		return 0, err
+	}
+	count := 0
+	for _, event := range list.Items {
+		count++
+		if event.Series != nil {
+			count += int(event.Series.Count)
+		}
+	}
+	return count, nil
+}

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package capi
 
 import (
 	"context"
@@ -41,10 +41,10 @@ func TestCAPIWorkloadRights(t *testing.T) {
 	// When the API server streams the first objects of a watch, Cluster API does not
 	// list what it watches. It lists with other API servers.
 	restartCAPI(t, "KUBE_FEATURE_WatchListClient=false")
-	createPool(t, name, 3)
-	await("the pool runs", func(ctx context.Context) error { return running(ctx, name, 3) })
+	env.CreatePoolForTest(t, name, 3)
+	await("the pool runs", func(ctx context.Context) error { return env.Running(ctx, name, 3) })
 	env.Scale(t, name, 2)
-	await("the pool is scaled down", func(ctx context.Context) error { return running(ctx, name, 2) })
+	await("the pool is scaled down", func(ctx context.Context) error { return env.Running(ctx, name, 2) })
 
 	machine := createMachine(t, "drained", name)
 	await("the Machine has its Node", machine.hasNode)

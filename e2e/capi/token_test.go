@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package capi
 
 import (
 	"context"
@@ -33,8 +33,8 @@ import (
 // meanwhile.
 func TestCAPIStaysConnectedWhenTheTokenIsReplaced(t *testing.T) {
 	const name = "token"
-	createPool(t, name, 1)
-	untilRunning(t, name, 1)
+	env.CreatePoolForTest(t, name, 1)
+	env.UntilRunning(t, name, 1)
 
 	// The operator would replace a token of so short a lifetime before Cluster API
 	// has read it.
@@ -74,7 +74,7 @@ func TestCAPIStaysConnectedWhenTheTokenIsReplaced(t *testing.T) {
 	expired := env.AuditEnd(t)
 	testcluster.Eventually(t, time.Minute, "Cluster API uses the new token", usedBy(tokenIn(t, secret), from))
 	env.Scale(t, name, 4)
-	untilRunning(t, name, 4)
+	env.UntilRunning(t, name, 4)
 	writes := capiRequests(t, expired, func(r controlplane.Request) bool {
 		return r.Credential == "JTI="+tokenID(t, tokenIn(t, secret)) && r.Verb == "patch" && r.Resource == "nodes" && r.Code == http.StatusOK
 	})

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package capi
 
 import (
 	"context"
@@ -30,8 +30,8 @@ var (
 // kubectl prints the columns in the golden file. UPDATE_GOLDEN=1 rewrites the file.
 func TestColumns(t *testing.T) {
 	const name, golden = "columns", "columns.golden"
-	createPool(t, name, 4)
-	untilRunning(t, name, 4)
+	env.CreatePoolForTest(t, name, 4)
+	env.UntilRunning(t, name, 4)
 
 	arguments := []string{"get", "nsmp/" + name}
 	for _, shard := range shardIDs {
@@ -53,9 +53,9 @@ func TestColumns(t *testing.T) {
 // Every column of every kind shows something on a live object.
 func TestColumnsResolve(t *testing.T) {
 	const name = "columns-resolve"
-	createPool(t, name, 3)
+	env.CreatePoolForTest(t, name, 3)
 	createTemplate(t, name)
-	untilRunning(t, name, 3)
+	env.UntilRunning(t, name, 3)
 	single := createMachine(t, name, name)
 	testcluster.Eventually(t, 2*time.Minute, "the machine runs", single.hasNode)
 	for resource, object := range map[string]string{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package testcluster
 
 import (
 	"testing"
@@ -12,23 +12,25 @@ import (
 	"nstance.dev/operator/pkg/require"
 )
 
-// lossChecker checks whether operators have scaled a group down since it was created,
+// LossChecker checks whether operators have scaled a group down since it was created,
 // by every call that the shards' servers have received.
-type lossChecker struct {
-	group string
+type LossChecker struct {
+	c *Cluster
+	// Group is the group.
+	Group string
 	// sizes and calls are the size of the group on each shard, and the number of calls
 	// that the shard had received, at the beginning.
 	sizes map[string]int32
 	calls map[string]int
 }
 
-// newLossChecker returns a lossChecker that begins now. Every shard must be up.
-func newLossChecker(t testing.TB, group string) *lossChecker {
+// NewLossChecker returns a LossChecker that begins now. Every shard must be up.
+func (c *Cluster) NewLossChecker(t testing.TB, group string) *LossChecker {
 	t.Helper()
-	l := &lossChecker{group: group, sizes: map[string]int32{}, calls: map[string]int{}}
-	for _, shard := range shardIDs {
-		l.calls[shard] = len(callsOf(t, shard))
-		groups, err := shardClient(t, shard).ListGroups(t.Context(), &emptypb.Empty{})
+	l := &LossChecker{c: c, Group: group, sizes: map[string]int32{}, calls: map[string]int{}}
+	for _, shard := range c.ShardIDs {
+		l.calls[shard] = len(c.Calls(t, shard))
+		groups, err := c.ShardClient(t, shard).ListGroups(t.Context(), &emptypb.Empty{})
 		require.NoError(t, err)
 		for _, g := range groups.GetGroups() {
 			if g.GetKey() == group {
@@ -39,19 +41,19 @@ func newLossChecker(t testing.TB, group string) *lossChecker {
 	return l
 }
 
-// expectNone fails the test for every call since then that requested a smaller size than
+// ExpectNone fails the test for every call since then that requested a smaller size than
 // before, or the deletion of any group. It returns how many calls there were for the
 // group.
-func (l *lossChecker) expectNone(t testing.TB) int {
+func (l *LossChecker) ExpectNone(t testing.TB) int {
 	t.Helper()
 	seen := 0
-	for _, shard := range shardIDs {
+	for _, shard := range l.c.ShardIDs {
 		size := l.sizes[shard]
-		for _, call := range callsOf(t, shard)[l.calls[shard]:] {
+		for _, call := range l.c.Calls(t, shard)[l.calls[shard]:] {
 			switch {
 			case call.Delete:
 				t.Errorf("shard %s received DeleteGroup of %s", shard, call.Group)
-			case call.Group != l.group:
+			case call.Group != l.Group:
 			case call.Size < size:
 				t.Errorf("shard %s received UpsertGroup of %s with size %d, it had %d", shard, call.Group, call.Size, size)
 				fallthrough
@@ -64,9 +66,10 @@ func (l *lossChecker) expectNone(t testing.TB) int {
 	return seen
 }
 
-func callsOf(t testing.TB, shard string) []installation.Call {
+// Calls returns the calls that the server of a shard has received.
+func (c *Cluster) Calls(t testing.TB, shard string) []installation.Call {
 	t.Helper()
-	calls, err := env.Installation.Calls(shard)
+	calls, err := c.Installation.Calls(shard)
 	require.NoError(t, err)
 	return calls
 }

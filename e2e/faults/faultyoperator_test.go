@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package faults
 
 import (
 	"bytes"
@@ -11,6 +11,8 @@ import (
 	"os"
 	"testing"
 	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
@@ -91,4 +93,23 @@ func (o *faultyOperator) untilLogged(t *testing.T, from int, text string) {
 		}
 		return err
 	})
+}
+
+// saveSecret returns a function that creates a Secret again.
+func saveSecret(t *testing.T, name string) (restore func()) {
+	t.Helper()
+	client := env.Kube.CoreV1().Secrets(installation.Namespace)
+	saved, err := client.Get(t.Context(), name, metav1.GetOptions{})
+	require.NoError(t, err)
+	return func() {
+		t.Helper()
+		saved.ObjectMeta = metav1.ObjectMeta{Name: saved.Name, Namespace: saved.Namespace, Labels: saved.Labels}
+		_, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+}
+
+func deleteConfigMap(t *testing.T, name string) {
+	t.Helper()
+	require.NoError(t, env.Kube.CoreV1().ConfigMaps(installation.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package capi
 
 import (
 	"context"
@@ -22,8 +22,8 @@ import (
 func TestClusterIsRecreatedAfterDeletion(t *testing.T) {
 	const name = "deleted"
 	eventuallyConnected(t)
-	require.NoError(t, tryCreatePool(t.Context(), name, 3))
-	untilRunning(t, name, 3)
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, 3))
+	env.UntilRunning(t, name, 3)
 	clusters, nstanceClusters := env.Clusters(), env.NstanceClusters()
 	before, err := clusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
 	require.NoError(t, err)
@@ -42,11 +42,11 @@ func TestClusterIsRecreatedAfterDeletion(t *testing.T) {
 	if now, err := nstanceClusters.Get(t.Context(), installation.ClusterName, metav1.GetOptions{}); err != nil || now.UID == nstanceCluster.UID {
 		t.Errorf("the NstanceCluster is the same, error %v", err)
 	}
-	if err := deleted(t.Context(), name); err != nil {
+	if err := env.PoolDeleted(t.Context(), name); err != nil {
 		t.Error(err)
 	}
 	testcluster.Eventually(t, time.Minute, "no Node is left", func(ctx context.Context) error {
-		nodes, err := readyNodeIDs(ctx, name)
+		nodes, err := env.ReadyNodeIDs(ctx, name)
 		if err == nil && len(nodes) > 0 {
 			err = fmt.Errorf("%d are left", len(nodes))
 		}

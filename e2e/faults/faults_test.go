@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package faults
 
 import (
 	"context"
@@ -31,21 +31,21 @@ const faultyPool = "precious"
 func TestFaults(t *testing.T) {
 	o := runFaultyOperator(t)
 	replicas := int32(9)
-	createPool(t, faultyPool, replicas)
-	untilRunning(t, faultyPool, replicas)
-	losses := newLossChecker(t, faultyPool)
+	env.CreatePoolForTest(t, faultyPool, replicas)
+	env.UntilRunning(t, faultyPool, replicas)
+	losses := env.NewLossChecker(t, faultyPool)
 
 	for _, fault := range faults {
 		t.Run(fault.name, func(t *testing.T) {
-			before := losses.expectNone(t)
+			before := losses.ExpectNone(t)
 			fault.happen(t, o)
 			o.ensureRunning(t)
-			losses.expectNone(t)
+			losses.ExpectNone(t)
 
 			replicas += 3
 			env.Scale(t, faultyPool, replicas)
-			untilRunning(t, faultyPool, replicas)
-			if seen := losses.expectNone(t) - before; seen < len(shardIDs) {
+			env.UntilRunning(t, faultyPool, replicas)
+			if seen := losses.ExpectNone(t) - before; seen < len(shardIDs) {
 				t.Errorf("%d calls were checked, the scaling alone is one for each of %d shards", seen, len(shardIDs))
 			}
 		})
@@ -90,7 +90,7 @@ var faults = []struct {
 	}},
 
 	{"the shards' ConfigMap is deleted", func(t *testing.T, o *faultyOperator) {
-		defer saveConfigMap(t, "nstance-shards")()
+		defer env.SaveConfigMap(t, "nstance-shards")()
 		from := o.logSize(t)
 		deleteConfigMap(t, "nstance-shards")
 		o.untilLogged(t, from, "ConfigMap with the shards")
@@ -98,27 +98,27 @@ var faults = []struct {
 		untilUnreachable(t, v1beta1.ReasonUnknownShard)
 	}},
 	{"the shards' ConfigMap is emptied", func(t *testing.T, _ *faultyOperator) {
-		defer saveConfigMap(t, "nstance-shards")()
-		editShards(t, func(data map[string]string) { clear(data) })
+		defer env.SaveConfigMap(t, "nstance-shards")()
+		env.EditShards(t, func(data map[string]string) { clear(data) })
 		untilUnreachable(t, v1beta1.ReasonUnknownShard)
 	}},
 	{"a shard is removed from the configuration", func(t *testing.T, o *faultyOperator) {
-		defer saveConfigMap(t, "nstance-shards")()
-		editShards(t, func(data map[string]string) { delete(data, shardIDs[1]) })
+		defer env.SaveConfigMap(t, "nstance-shards")()
+		env.EditShards(t, func(data map[string]string) { delete(data, shardIDs[1]) })
 		untilUnreachable(t, v1beta1.ReasonUnknownShard)
 		o.restart(t)
 		o.untilWorking(t)
 		untilUnreachable(t, v1beta1.ReasonUnknownShard)
 	}},
 	{"the endpoints are malformed", func(t *testing.T, o *faultyOperator) {
-		defer saveConfigMap(t, "nstance-shards")()
-		editShards(t, func(data map[string]string) {
+		defer env.SaveConfigMap(t, "nstance-shards")()
+		env.EditShards(t, func(data map[string]string) {
 			for shard := range data {
 				data[shard] = "::"
 			}
 		})
 		testcluster.Eventually(t, time.Minute, "an event reports it", func(ctx context.Context) error {
-			count, err := eventsOn(ctx, "nstance-shards", "InvalidEndpoint")
+			count, err := env.CountEvents(ctx, "nstance-shards", "InvalidEndpoint")
 			if err == nil && count == 0 {
 				err = errors.New("no event")
 			}
@@ -129,7 +129,7 @@ var faults = []struct {
 	}},
 
 	{"the CA is missing at the start", func(t *testing.T, o *faultyOperator) {
-		defer saveConfigMap(t, "nstance-cluster-ca")()
+		defer env.SaveConfigMap(t, "nstance-cluster-ca")()
 		deleteConfigMap(t, "nstance-cluster-ca")
 		o.restart(t)
 		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
@@ -156,11 +156,11 @@ var faults = []struct {
 		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 	}},
 	{"a shard accepts connections and never reads", func(t *testing.T, o *faultyOperator) {
-		defer saveConfigMap(t, "nstance-shards")()
+		defer env.SaveConfigMap(t, "nstance-shards")()
 		silent, err := net.Listen("tcp", "127.0.0.1:0")
 		require.NoError(t, err)
 		defer silent.Close()
-		editShards(t, func(data map[string]string) { data[shardIDs[1]] = silent.Addr().String() })
+		env.EditShards(t, func(data map[string]string) { data[shardIDs[1]] = silent.Addr().String() })
 		o.restart(t)
 		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 	}},

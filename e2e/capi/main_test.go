@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package capi shows what Cluster API, the cluster autoscaler and kubectl see of the
+// operator and may do, on a cluster like that of package operator.
+package capi
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// resync is short, so that resyncs happen while a test expects no writes.
+const resync = 5 * time.Second
+
+var (
+	// shardIDs are the shards of the cluster, in the order in which pools list them.
+	shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
+	// env is the cluster that all tests of this package share.
+	env *testcluster.Cluster
+)
+
+func TestMain(m *testing.M) {
+	options := testcluster.Options{AuditReads: []string{capiUser}, Shards: installation.Shards(shardIDs...)}
+	testcluster.Main(m, options, func(ctx context.Context, cluster *testcluster.Cluster) error {
+		env = cluster
+		return env.StartOperator(ctx, "--resync-period", resync.String())
+	})
+}

@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package testcluster
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/require"
+)
+
+// CreatePoolForTest creates a MachinePool and its pool over all shards, and deletes both at the
+// end of the test.
+func (c *Cluster) CreatePoolForTest(t testing.TB, name string, replicas int32) {
+	t.Helper()
+	require.NoError(t, c.CreatePoolOnAllShards(t.Context(), name, replicas))
+	t.Cleanup(func() { c.DeletePools(t, name) })
+}
+
+func (c *Cluster) CreatePoolOnAllShards(ctx context.Context, name string, replicas int32) error {
+	return c.CreatePoolOn(ctx, name, replicas, c.ShardIDs...)
+}
+
+func (c *Cluster) CreatePoolOn(ctx context.Context, name string, replicas int32, shards ...string) error {
+	return c.CreatePool(ctx, NewMachinePool(name, replicas), NewNstanceMachinePool(name, shards...))
+}
+
+// DeletePools scales pools to zero before it deletes them, so that the next test finds
+// none of their Nodes.
+func (c *Cluster) DeletePools(t testing.TB, names ...string) {
+	ctx := context.WithoutCancel(t.Context())
+	for _, name := range names {
+		c.Scale(t, name, 0)
+	}
+	for _, name := range names {
+		Eventually(t, time.Minute, name+" has no instances", func(ctx context.Context) error {
+			return c.SizesAre(ctx, name, 0, 0, 0)
+		})
+		err := c.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+		if err != nil && !apierrors.IsNotFound(err) {
+			t.Error(err)
+		}
+	}
+	for _, name := range names {
+		Eventually(t, time.Minute, name+" is deleted", func(ctx context.Context) error { return c.PoolDeleted(ctx, name) })
+	}
+}
+
+// PoolDeleted succeeds when a pool has neither shard groups nor a MachinePool any more.
+func (c *Cluster) PoolDeleted(ctx context.Context, name string) error {
+	groups, err := c.ShardGroups(ctx, name)
+	if err != nil {
+		return err
+	}
+	if len(groups) > 0 {
+		return fmt.Errorf("%d shard groups are left", len(groups))
+	}
+	_, err = c.MachinePools().Get(ctx, name, metav1.GetOptions{})
+	return NotFound("the MachinePool", err)
+}
+
+// SizesAre succeeds when the shard groups of a pool have these sizes, and run
+// that many instances.
+func (c *Cluster) SizesAre(ctx context.Context, group string, sizes ...int32) error {
+	groups, err := c.ShardGroups(ctx, group)
+	if err != nil {
+		return err
+	}
+	var want, actual []int32
+	for _, g := range groups {
+		want = append(want, g.Spec.Size)
+		actual = append(actual, ptr.Deref(g.Status.Replicas, -1))
+	}
+	if !slices.Equal(want, sizes) || !slices.Equal(actual, sizes) {
+		return fmt.Errorf("sizes %v, running %v, want %v", want, actual, sizes)
+	}
+	return nil
+}
+
+// UntilRunning waits until a pool runs with so many instances.
+func (c *Cluster) UntilRunning(t testing.TB, name string, replicas int32) {
+	t.Helper()
+	Eventually(t, 3*time.Minute, fmt.Sprintf("%s runs with %d replicas", name, replicas), func(ctx context.Context) error {
+		return c.Running(ctx, name, replicas)
+	})
+}
+
+// Running succeeds when the pool, its MachinePool and the Nodes agree on the pool's
+// size.
+func (c *Cluster) Running(ctx context.Context, name string, replicas int32) error {
+	pool, err := c.NstanceMachinePool(ctx, name)
+	if err != nil {
+		return err
+	}
+	if !meta.IsStatusConditionTrue(pool.Status.Conditions, v1beta1.ConditionReady) || !ptr.Deref(pool.Status.Ready, false) {
+		return fmt.Errorf("pool is not ready: %+v", pool.Status.Conditions)
+	}
+	if len(pool.Spec.ProviderIDList) != int(replicas) || ptr.Deref(pool.Status.Replicas, -1) != replicas {
+		return fmt.Errorf("pool lists %d instances and counts %d, want %d",
+			len(pool.Spec.ProviderIDList), ptr.Deref(pool.Status.Replicas, -1), replicas)
+	}
+	machinePool, err := c.MachinePools().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return err
+	}
+	if machinePool.Status.Phase != string(clusterv1.MachinePoolPhaseRunning) || ptr.Deref(machinePool.Status.ReadyReplicas, -1) != replicas {
+		return fmt.Errorf("MachinePool is %s with %d ready, want Running with %d",
+			machinePool.Status.Phase, ptr.Deref(machinePool.Status.ReadyReplicas, -1), replicas)
+	}
+	ready, err := c.ReadyNodeIDs(ctx, name)
+	if err != nil {
+		return err
+	}
+	slices.Sort(ready)
+	if !slices.Equal(ready, pool.Spec.ProviderIDList) {
+		return fmt.Errorf("ready Nodes %v, pool lists %v", ready, pool.Spec.ProviderIDList)
+	}
+	return nil
+}
+
+// ReadyNodeIDs returns the provider ids of the ready Nodes of a group.
+func (c *Cluster) ReadyNodeIDs(ctx context.Context, group string) ([]string, error) {
+	nodes, err := c.Nodes(ctx, group)
+	if err != nil {
+		return nil, err
+	}
+	ids := []string{}
+	for _, node := range nodes {
+		if IsReady(node) {
+			ids = append(ids, node.Spec.ProviderID)
+		}
+	}
+	return ids, nil
+}
