@@ -26,7 +26,7 @@ never() {
 }
 
 # Only tests end tests.
-never ./cmd/... "^$module/pkg/require$"
+never ./cmd/... '^github\.com/stretchr/testify(/|$)'
 # The operator is written with plain client-go.
 never ./cmd/nstance-operator '^sigs\.k8s\.io/controller-runtime(/|$)'
 never ./cmd/nstance-operator "^$module/pkg/server(/|\$)"

@@ -9,7 +9,7 @@ import (
 	"slices"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestAuditLogLeavesOutAHalfWrittenLine(t *testing.T) {

@@ -9,7 +9,7 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestProcessIDIsNotFooledByReuse(t *testing.T) {

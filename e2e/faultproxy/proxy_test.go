@@ -11,10 +11,9 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // behind returns a proxy and a client of it. The API server behind it answers

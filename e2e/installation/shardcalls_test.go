@@ -7,7 +7,7 @@ import (
 	"slices"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestCallsInLog(t *testing.T) {

@@ -7,11 +7,10 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // BenchmarkMemoryWithManyPods measures the memory of an operator that is started in

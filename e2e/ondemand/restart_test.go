@@ -8,7 +8,7 @@ import (
 	"slices"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 // restartOperator runs the operator with more flags until the end of the test. The

@@ -6,8 +6,9 @@ package operator
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/e2e/installation"
-	"nstance.dev/operator/pkg/require"
 )
 
 // upserts returns how many UpsertGroup calls all shard servers have received since each

@@ -7,9 +7,10 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
-	"nstance.dev/operator/pkg/require"
 )
 
 // outage is a reason why a shard does not answer, until end is called or the test is

@@ -12,10 +12,10 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/sets"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/pkg/require"
 )
 
 // moment is what the storage contains, and the end of the audit log, at one time.

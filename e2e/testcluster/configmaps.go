@@ -7,10 +7,10 @@ import (
 	"context"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/installation"
-	"nstance.dev/operator/pkg/require"
 )
 
 // SaveConfigMap returns a function that restores a ConfigMap.

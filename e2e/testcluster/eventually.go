@@ -11,9 +11,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // Eventually repeats check until it succeeds, and fails the test with check's

@@ -6,10 +6,10 @@ package testcluster
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/e2e/installation"
-	"nstance.dev/operator/pkg/require"
 )
 
 // LossChecker checks whether operators have scaled a group down since it was created,

@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 // The output of two runs becomes results, and those become a document.

@@ -14,7 +14,7 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 const root = "../.."

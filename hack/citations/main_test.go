@@ -10,7 +10,7 @@ import (
 	"slices"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestCheck(t *testing.T) {

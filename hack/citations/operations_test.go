@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 // flag matches the flags of the operator.

@@ -7,12 +7,11 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // Since Kubernetes 1.32 the API server sends the first objects in the watch; older ones

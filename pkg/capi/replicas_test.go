@@ -6,10 +6,9 @@ package capi
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 func TestReplicasOwned(t *testing.T) {

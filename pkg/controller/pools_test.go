@@ -6,10 +6,10 @@ package controller
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/require"
 )
 
 func TestPoolsAreFoundByGroup(t *testing.T) {

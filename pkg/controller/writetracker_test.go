@@ -6,11 +6,10 @@ package controller
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 func version(name, resourceVersion string) *corev1.ConfigMap {

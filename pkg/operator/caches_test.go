@@ -12,10 +12,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/client-go/tools/cache"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // kinds are the kinds that there may be thousands of, by resource.

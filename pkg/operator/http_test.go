@@ -11,7 +11,7 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func ask(t *testing.T, h *health, path string) (int, string) {

@@ -9,8 +9,9 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/pkg/require"
 )
 
 func TestSecondUpIsRejected(t *testing.T) {

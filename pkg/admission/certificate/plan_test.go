@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 func TestPlan(t *testing.T) {

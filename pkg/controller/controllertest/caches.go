@@ -8,12 +8,12 @@ import (
 	"errors"
 	"strconv"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/require"
 )
 
 // NewInformers returns informers of our kinds that are never started: their caches contain

@@ -15,6 +15,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -25,7 +26,6 @@ import (
 	"k8s.io/client-go/rest"
 
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/require"
 )
 
 // CAPI takes the objects that are created with its Client.

@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -18,7 +19,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/generated/clientset/versioned/scheme"
-	"nstance.dev/operator/pkg/require"
 )
 
 // NewShardGroup returns the part of a pool on a shard.

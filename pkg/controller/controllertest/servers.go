@@ -9,11 +9,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
@@ -95,7 +95,7 @@ func (s *Servers) AwaitReachable(ids ...string) {
 	if len(ids) == 0 {
 		ids = s.Shards()
 	}
-	require.Eventually(s.t, "the shards are reachable", func() bool {
+	Eventually(s.t, "the shards are reachable", func() bool {
 		for _, id := range ids {
 			if up, _ := s.Groups.Reachable(id); !up {
 				return false

@@ -8,12 +8,11 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // newVolume returns a volume of a claim of the same name, and its attachment to a Node.

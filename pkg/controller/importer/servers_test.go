@@ -10,13 +10,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -35,7 +35,7 @@ func TestGroupsOfServersAreImported(t *testing.T) {
 	a.Kill()
 
 	pools := watchPools(t, servers)
-	require.Eventually(t, "shard a is unreachable and shard b is reachable", func() bool {
+	controllertest.Eventually(t, "shard a is unreachable and shard b is reachable", func() bool {
 		_, lost := servers.Groups.Reachable("a")
 		up, _ := servers.Groups.Reachable("b")
 		return up && shard.IsUnreachable(lost)
@@ -107,7 +107,7 @@ func (w *poolWatch) expect(want string) {
 		if got != want {
 			w.T.Fatalf("got %q, want %q", got, want)
 		}
-	case <-time.After(require.Timeout):
-		w.T.Fatalf("after %s no change, want %q", require.Timeout, want)
+	case <-time.After(controllertest.Timeout):
+		w.T.Fatalf("after %s no change, want %q", controllertest.Timeout, want)
 	}
 }

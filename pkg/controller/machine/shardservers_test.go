@@ -11,13 +11,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
@@ -81,7 +81,7 @@ func (h *serverHarness) delete(name string) {
 // eventually syncs all NstanceMachines until condition returns true.
 func (h *serverHarness) eventually(what string, condition func() bool) {
 	h.T.Helper()
-	require.Eventually(h.T, what, func() bool {
+	controllertest.Eventually(h.T, what, func() bool {
 		h.Show()
 		h.syncAll()
 		return condition()
@@ -190,7 +190,7 @@ func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 		running.Wait()
 	})
 
-	require.Eventually(h.T, "all are ready", func() bool {
+	controllertest.Eventually(h.T, "all are ready", func() bool {
 		for i := range 3 {
 			if conditionOf(h.nstanceMachine(fmt.Sprintf("m-%d", i)), v1beta1.ConditionReady) != "True Ready: " {
 				return false
@@ -206,7 +206,7 @@ func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 	for i := range 3 {
 		h.delete(fmt.Sprintf("m-%d", i))
 	}
-	require.Eventually(h.T, "all are deleted", func() bool {
+	controllertest.Eventually(h.T, "all are deleted", func() bool {
 		return h.nstanceMachine("m-0") == nil && h.nstanceMachine("m-1") == nil && h.nstanceMachine("m-2") == nil
 	})
 	if nodes, err = client.List(t.Context(), metav1.ListOptions{}); err != nil || len(nodes.Items) != 0 || h.records() != 0 {

@@ -10,6 +10,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/clock"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -17,7 +18,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -29,11 +29,11 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	s.resize("a", 2)
 	s.resize("b", 1)
 	s.resize("c", 1)
-	require.Eventually(s.harness.T, "each instance has its NstanceMachine", func() bool { return s.sameAsServers(4) })
+	controllertest.Eventually(s.harness.T, "each instance has its NstanceMachine", func() bool { return s.sameAsServers(4) })
 	before := s.list()
 
 	s.resize("b", 3)
-	require.Eventually(s.harness.T, "each new instance has one too", func() bool { return s.sameAsServers(6) })
+	controllertest.Eventually(s.harness.T, "each new instance has one too", func() bool { return s.sameAsServers(6) })
 	for _, nstanceMachine := range before {
 		if after, err := s.controller.nstanceMachines.Get(t.Context(), nstanceMachine.Name, metav1.GetOptions{}); err != nil || after.UID != nstanceMachine.UID {
 			t.Errorf("NstanceMachine %s was created again, error %v", nstanceMachine.Name, err)
@@ -43,7 +43,7 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	// The server terminates the instance; other controllers delete its NstanceMachine.
 	selected := s.instances("b")[1]
 	s.resize("b", 2, selected)
-	require.Eventually(s.harness.T, "the selected instance is terminated", func() bool { return !slices.Contains(s.instances("b"), selected) })
+	controllertest.Eventually(s.harness.T, "the selected instance is terminated", func() bool { return !slices.Contains(s.instances("b"), selected) })
 	all := s.list()
 	if !slices.ContainsFunc(all, func(nstanceMachine v1beta1.NstanceMachine) bool { return nstanceMachine.Name == selected }) || len(all) != 6 {
 		t.Errorf("there are %d NstanceMachines", len(all))

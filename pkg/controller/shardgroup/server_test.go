@@ -10,12 +10,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/settingstest"
 	"nstance.dev/operator/pkg/shard"
@@ -65,7 +65,7 @@ func (s *served) signal() {
 // condition.
 func (s *served) until(what string, condition func(shard.Group) bool) shard.Group {
 	s.T.Helper()
-	deadline := time.After(require.Timeout)
+	deadline := time.After(controllertest.Timeout)
 	for {
 		_, _, err := s.sync()
 		require.NoError(s.T, err)
@@ -75,7 +75,7 @@ func (s *served) until(what string, condition func(shard.Group) bool) shard.Grou
 		select {
 		case <-s.changes:
 		case <-deadline:
-			s.T.Fatalf("after %v it is not true that %s", require.Timeout, what)
+			s.T.Fatalf("after %v it is not true that %s", controllertest.Timeout, what)
 		}
 	}
 }

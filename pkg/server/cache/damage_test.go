@@ -13,8 +13,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestDamagedRowIsIgnored(t *testing.T) {

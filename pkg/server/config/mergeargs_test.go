@@ -8,8 +8,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestMergeArgs(t *testing.T) {

@@ -12,8 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func inBase64(data []byte) []byte {

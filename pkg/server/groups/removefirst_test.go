@@ -11,8 +11,8 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/config"
 )
 

@@ -14,7 +14,7 @@ import (
 	"testing"
 	"time"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func newAuthority(t *testing.T) *Authority {

@@ -11,8 +11,7 @@ import (
 	"time"
 
 	"github.com/google/uuid"
-
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 // vectors are the published samples.

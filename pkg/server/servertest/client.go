@@ -9,10 +9,10 @@ import (
 	"crypto/x509"
 	"net"
 
+	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )

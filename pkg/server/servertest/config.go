@@ -10,7 +10,8 @@ import (
 	"path/filepath"
 	"time"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/storage"
 )

@@ -9,7 +9,8 @@ import (
 	"os"
 	"path/filepath"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage/file"

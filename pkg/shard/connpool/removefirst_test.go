@@ -7,7 +7,8 @@ import (
 	"slices"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/shard"
 )
 

@@ -12,7 +12,8 @@ import (
 	"testing"
 	"time"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/server/pki"
 )
 

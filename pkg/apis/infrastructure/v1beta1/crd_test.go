@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/utils/ptr"
@@ -18,7 +19,6 @@ import (
 
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/identifier/identifiertest"
-	"nstance.dev/operator/pkg/require"
 )
 
 // crds returns the definitions in manifests/crd, by kind.

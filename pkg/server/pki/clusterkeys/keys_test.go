@@ -11,7 +11,8 @@ import (
 	"sync"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"

@@ -8,7 +8,7 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 func TestEveryProviderIsDocumented(t *testing.T) {

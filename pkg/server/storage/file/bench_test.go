@@ -10,7 +10,7 @@ import (
 	"testing"
 	"time"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
 )
 
 // BenchmarkReplace replaces an object as large as the record of an instance. The

@@ -8,7 +8,8 @@ import (
 	"strings"
 	"testing"
 
-	"nstance.dev/operator/pkg/require"
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 	"nstance.dev/operator/pkg/server/storage/storagetest"

@@ -11,9 +11,9 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 )
 

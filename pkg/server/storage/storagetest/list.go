@@ -10,9 +10,9 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
-	"nstance.dev/operator/pkg/require"
 	"nstance.dev/operator/pkg/server/storage"
 )
 

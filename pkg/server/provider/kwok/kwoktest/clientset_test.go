@@ -8,10 +8,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	"nstance.dev/operator/pkg/require"
 )
 
 // TestAWatchMissesNothingSinceItsList changes objects between list and watch.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package require ends a test that cannot go on. Only tests import it.
-package require
+package controllertest
 
 import (
 	"context"
@@ -14,14 +13,6 @@ import (
 
 // Timeout bounds what a test waits for. It is long because machines may be busy.
 const Timeout = 3 * time.Minute
-
-// NoError ends the test if err is not nil.
-func NoError(t testing.TB, err error) {
-	t.Helper()
-	if err != nil {
-		t.Fatal(err)
-	}
-}
 
 // Eventually waits until condition returns true, and ends the test when it does not
 // within Timeout.
