@@ -35,10 +35,8 @@ test-unit: ## Run the tests that need no cluster.
 
 .PHONY: test-e2e
 test-e2e: ## Run the tests against a real control plane.
-	@# Two clusters at a time, the longest test first, but each of these alone: they
-	@# keep the whole machine busy.
-	cd e2e && all=$$(go list ./...) && $(GOTEST) -p 2 -parallel 8 -timeout 40m ./operator $$(grep -vE '/(ondemand|scale)$$' <<<"$$all")
-	cd e2e && $(GOTEST) -p 1 -timeout 40m ./ondemand ./scale
+	@# Three clusters at a time, because their tests mostly wait. The longest come first.
+	cd e2e && $(GOTEST) -p 3 -parallel 8 -timeout 40m ./operator ./ondemand ./autoscaler ./...
 
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
