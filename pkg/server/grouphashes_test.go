@@ -28,85 +28,49 @@ func (m groupMap) Get(key instance.GroupKey) (*groups.Group, bool) {
 
 func (m groupMap) Keys() []instance.GroupKey { return slices.Collect(maps.Keys(m)) }
 
-// TestGroupHashes checks that the cache has the hashes of the groups after they
-// were written, also after writes that failed.
+// The cache has the hashes of all groups after each change, and is not written when a
+// change affects none of them. A write that failed is repeated with the next change.
 func TestGroupHashes(t *testing.T) {
-	keyOf := func(name string) instance.GroupKey { return instance.GroupKey{Tenant: "default", Group: name} }
 	db, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache.sqlite"))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = db.Close() })
-	all := groupMap{keyOf("a"): {RuntimeConfigHash: "1", InfraConfigHash: "2"}, keyOf("b"): {}}
+	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "default", Group: "b"}
+	all := groupMap{a: {RuntimeConfigHash: "1", InfraConfigHash: "2"}, b: {}}
 	h := newGroupHashes(nil, db)
 	h.groups = all
-	h.writeAll(t.Context())
+	canceled, cancel := context.WithCancel(t.Context())
+	cancel()
+	other := map[instance.GroupKey]cache.Hashes{{Tenant: "other"}: {}}
 
-	wantCached := func(what string) {
-		t.Helper()
-		want := map[instance.GroupKey]cache.Hashes{}
-		for key, group := range all {
-			want[key] = cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
+	for _, step := range []struct {
+		what    string
+		change  func()
+		ctx     context.Context
+		written bool
+	}{
+		{"the first time", func() {}, t.Context(), true},
+		{"no change", func() {}, t.Context(), false},
+		{"a size", func() { all[a] = &groups.Group{RuntimeConfigHash: "1", InfraConfigHash: "2", Size: 5} }, t.Context(), false},
+		{"a hash", func() { all[a] = &groups.Group{RuntimeConfigHash: "3", InfraConfigHash: "2"} }, t.Context(), true},
+		{"a deleted group", func() { delete(all, b) }, t.Context(), true},
+		{"a failed write", func() { all[b] = &groups.Group{} }, canceled, false},
+		{"the change after it", func() {}, t.Context(), true},
+	} {
+		// What a write replaces tells whether there was one.
+		require.NoError(t, db.PutGroups(t.Context(), other))
+		step.change()
+		h.write(step.ctx)
+		want := other
+		if step.written {
+			want = map[instance.GroupKey]cache.Hashes{}
+			for key, group := range all {
+				want[key] = cache.Hashes{RuntimeConfig: group.RuntimeConfigHash, InfraConfig: group.InfraConfigHash}
+			}
 		}
 		found, err := db.Groups(t.Context())
 		require.NoError(t, err)
 		if diff := cmp.Diff(want, found); diff != "" {
-			t.Errorf("%s (-groups +cache):\n%s", what, diff)
+			t.Errorf("%s (-want +cache):\n%s", step.what, diff)
 		}
-		if diff := cmp.Diff(want, h.written); diff != "" {
-			t.Errorf("%s (-groups +written):\n%s", what, diff)
-		}
-	}
-	wantCached("all groups")
-	steps := []struct {
-		what   string
-		change func()
-		keys   []string
-	}{
-		{"a changed group", func() { all[keyOf("a")] = &groups.Group{RuntimeConfigHash: "3", InfraConfigHash: "2"} }, []string{"a"}},
-		{"several groups", func() {
-			all[keyOf("c")] = &groups.Group{RuntimeConfigHash: "4"}
-			delete(all, keyOf("b"))
-		}, []string{"a", "b", "c"}},
-		{"a group that never existed", func() {}, []string{"d"}},
-		{"a group that exists again", func() { all[keyOf("b")] = &groups.Group{} }, []string{"b"}},
-	}
-	for _, step := range steps {
-		step.change()
-		for _, name := range step.keys {
-			h.enqueue(keyOf(name))
-		}
-		<-h.wake
-		h.writeChanged(t.Context())
-		wantCached(step.what)
-	}
-}
-
-// TestGroupHashesRetriesFailedWrites checks that hashes that the cache rejected
-// are written with the next change of the group, and that equal ones are not.
-func TestGroupHashesRetriesFailedWrites(t *testing.T) {
-	db, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache.sqlite"))
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = db.Close() })
-	key := instance.GroupKey{Tenant: "default", Group: "a"}
-	h := newGroupHashes(nil, db)
-	h.groups = groupMap{key: {InfraConfigHash: "1"}}
-	h.writeAll(t.Context())
-	canceled, cancel := context.WithCancel(t.Context())
-	cancel()
-
-	// No hash covers the size.
-	h.groups = groupMap{key: {InfraConfigHash: "1", Size: 5}}
-	h.enqueue(key)
-	if n := len(h.updates(h.takeChanged())); n != 0 {
-		t.Errorf("a change of the size updates %d groups", n)
-	}
-	h.groups = groupMap{key: {InfraConfigHash: "2"}}
-	for _, ctx := range []context.Context{canceled, t.Context()} {
-		h.enqueue(key)
-		h.writeChanged(ctx)
-	}
-	found, err := db.Groups(t.Context())
-	require.NoError(t, err)
-	if want := (cache.Hashes{InfraConfig: "2"}); found[key] != want {
-		t.Errorf("the cache has %+v, want %+v", found[key], want)
 	}
 }

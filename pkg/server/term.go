@@ -197,7 +197,6 @@ func (t *term) start(ctx context.Context) (err error) {
 		Metrics:     t.shared.reconcilerMetrics,
 	})
 	t.hashes = newGroupHashes(t.groups, t.cache)
-	t.hashes.writeAll(ctx)
 	close(t.started)
 	return nil
 }
@@ -233,7 +232,7 @@ func (t *term) serve(ctx context.Context) error {
 		errors:    t.failures,
 		changed: func() {
 			t.shared.inForce.Store(t.groups.Config())
-			t.hashes.writeAll(ctx)
+			t.hashes.enqueue()
 			t.changed(t.allKeys()...)
 		},
 	}
@@ -252,7 +251,7 @@ func (t *term) serve(ctx context.Context) error {
 		InstanceEvents: t.events,
 		Configuration:  reloader,
 		Changed: func(key instance.GroupKey) {
-			t.hashes.enqueue(key)
+			t.hashes.enqueue()
 			t.changed(key)
 		},
 	})

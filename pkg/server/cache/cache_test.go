@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -147,9 +146,6 @@ func TestChangesAreAtomic(t *testing.T) {
 	if err := db.PutGroups(t.Context(), map[instance.GroupKey]Hashes{{Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
 		t.Errorf("PutGroups returns %v, want an error that names the group", err)
 	}
-	if err := db.UpdateGroups(t.Context(), map[instance.GroupKey]*Hashes{{Tenant: "default", Group: "a"}: nil, {Tenant: "default", Group: "b"}: {}}); err == nil || !strings.Contains(err.Error(), "default/b") {
-		t.Errorf("UpdateGroups returns %v, want an error that names the group", err)
-	}
 	if diff := cmp.Diff(want, rows(t, db)); diff != "" {
 		t.Errorf("instances (-before +after):\n%s", diff)
 	}
@@ -266,27 +262,6 @@ func BenchmarkOpen(b *testing.B) {
 		}
 		require.NoError(b, db.Close())
 	}
-}
-
-func TestUpdateGroups(t *testing.T) {
-	db := open(t.Context(), t, filepath.Join(t.TempDir(), "cache.db"))
-	a, b := instance.GroupKey{Tenant: "default", Group: "a"}, instance.GroupKey{Tenant: "other", Group: "a"}
-	want := map[instance.GroupKey]Hashes{a: {RuntimeConfig: "1", InfraConfig: "2"}, b: {RuntimeConfig: "3", InfraConfig: "4"}}
-	require.NoError(t, db.PutGroups(t.Context(), want))
-	put := func(groups map[instance.GroupKey]*Hashes) {
-		t.Helper()
-		require.NoError(t, db.UpdateGroups(t.Context(), groups))
-		if found, err := db.Groups(t.Context()); err != nil || !maps.Equal(found, want) {
-			t.Errorf("there are %v, %v, want %v", found, err, want)
-		}
-	}
-	c := instance.GroupKey{Tenant: "other", Group: "c"}
-	want[a], want[c] = Hashes{RuntimeConfig: "5", InfraConfig: "6"}, Hashes{RuntimeConfig: "7"}
-	delete(want, b)
-	for range 2 {
-		put(map[instance.GroupKey]*Hashes{a: {RuntimeConfig: "5", InfraConfig: "6"}, b: nil, c: {RuntimeConfig: "7"}})
-	}
-	put(nil)
 }
 
 func TestLeadershipID(t *testing.T) {

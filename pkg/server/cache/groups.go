@@ -60,30 +60,3 @@ func (db *DB) PutGroups(ctx context.Context, groups map[instance.GroupKey]Hashes
 	}
 	return nil
 }
-
-// UpdateGroups stores the hashes of some groups, or changes nothing. The hashes
-// of a group are deleted if they are nil.
-func (db *DB) UpdateGroups(ctx context.Context, groups map[instance.GroupKey]*Hashes) error {
-	err := db.transaction(ctx, func(tx *sql.Tx) error {
-		for key, hashes := range groups {
-			if err := updateGroup(ctx, tx, key, hashes); err != nil {
-				return fmt.Errorf("group %s: %w", key, err)
-			}
-		}
-		return nil
-	})
-	if err != nil {
-		return fmt.Errorf("write groups to the cache: %w", err)
-	}
-	return nil
-}
-
-func updateGroup(ctx context.Context, tx *sql.Tx, key instance.GroupKey, hashes *Hashes) error {
-	if hashes == nil {
-		_, err := tx.ExecContext(ctx, `DELETE FROM groups WHERE tenant = ? AND group_key = ?`, key.Tenant, key.Group)
-		return err
-	}
-	_, err := tx.ExecContext(ctx, `INSERT OR REPLACE INTO groups VALUES (?, ?, ?, ?)`,
-		key.Tenant, key.Group, hashes.RuntimeConfig, hashes.InfraConfig)
-	return err
-}
