@@ -6,9 +6,9 @@ SHELL := /bin/bash -o pipefail
 # that the next process leaves to the kernel anyway.
 COMPILE := GOGC=400
 TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod
-# The tests themselves run with the collector as it is by default, and without go vet,
-# which lint runs.
-GOTEST := $(COMPILE) go test -vet=off -exec 'env -u GOGC'
+# The tests themselves run with the collector as it is by default, without go vet, which
+# lint runs, and without what only debuggers need.
+GOTEST := $(COMPILE) go test -vet=off -ldflags=-w -exec 'env -u GOGC'
 # The packages whose tests share a cluster.
 CLUSTERS := $(patsubst e2e/%/main_test.go,./%,$(wildcard e2e/*/main_test.go))
 
