@@ -3214,13 +3214,11 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceClusterStatus(ref common.Refe
 								"x-kubernetes-list-map-keys": []interface{}{
 									"type",
 								},
-								"x-kubernetes-list-type":       "map",
-								"x-kubernetes-patch-merge-key": "type",
-								"x-kubernetes-patch-strategy":  "merge",
+								"x-kubernetes-list-type": "map",
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, Available, KubeconfigAvailable, Paused.",
+							Description: "conditions are the current conditions: Ready, Available, Paused, KubeconfigAvailable.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{
@@ -3724,9 +3722,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 								"x-kubernetes-list-map-keys": []interface{}{
 									"type",
 								},
-								"x-kubernetes-list-type":       "map",
-								"x-kubernetes-patch-merge-key": "type",
-								"x-kubernetes-patch-strategy":  "merge",
+								"x-kubernetes-list-type": "map",
 							},
 						},
 						SchemaProps: spec.SchemaProps{
@@ -3891,9 +3887,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachineStatus(ref common.Refe
 								"x-kubernetes-list-map-keys": []interface{}{
 									"type",
 								},
-								"x-kubernetes-list-type":       "map",
-								"x-kubernetes-patch-merge-key": "type",
-								"x-kubernetes-patch-strategy":  "merge",
+								"x-kubernetes-list-type": "map",
 							},
 						},
 						SchemaProps: spec.SchemaProps{
@@ -4280,13 +4274,6 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 							Format:      "",
 						},
 					},
-					"replicas": {
-						SchemaProps: spec.SchemaProps{
-							Description: "replicas is the number of running instances.",
-							Type:        []string{"integer"},
-							Format:      "int32",
-						},
-					},
 					"draining": {
 						SchemaProps: spec.SchemaProps{
 							Description: "draining is the number of instances that are being drained.",
@@ -4297,6 +4284,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 					"drainsBlocked": {
 						SchemaProps: spec.SchemaProps{
 							Description: "drainsBlocked is the number of blocked drains; the condition DrainsProgressing has the reason.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"replicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replicas is the number of running instances.",
 							Type:        []string{"integer"},
 							Format:      "int32",
 						},
@@ -4339,9 +4333,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 								"x-kubernetes-list-map-keys": []interface{}{
 									"type",
 								},
-								"x-kubernetes-list-type":       "map",
-								"x-kubernetes-patch-merge-key": "type",
-								"x-kubernetes-patch-strategy":  "merge",
+								"x-kubernetes-list-type": "map",
 							},
 						},
 						SchemaProps: spec.SchemaProps{

@@ -62,14 +62,12 @@ type NstanceClusterStatus struct {
 	// Nodes.
 	// +optional
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions are the current conditions: Ready, Available, KubeconfigAvailable,
-	// Paused.
+	// conditions are the current conditions: Ready, Available, Paused,
+	// KubeconfigAvailable.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
-	// +patchStrategy=merge
-	// +patchMergeKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // NstanceClusterInitialization contains the fields that Cluster API waits for once.

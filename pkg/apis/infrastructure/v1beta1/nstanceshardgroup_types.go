@@ -72,9 +72,6 @@ type NstanceShardGroupStatus struct {
 	// isStatic is true if the group is in the server configuration of the shard.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
-	// replicas is the number of running instances.
-	// +optional
-	Replicas *int32 `json:"replicas,omitempty"`
 	// draining is the number of instances that are being drained.
 	// +optional
 	Draining *int32 `json:"draining,omitempty"`
@@ -82,6 +79,9 @@ type NstanceShardGroupStatus struct {
 	// the reason.
 	// +optional
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	// replicas is the number of running instances.
+	// +optional
+	Replicas *int32 `json:"replicas,omitempty"`
 	// providerIDs are the provider ids of the running instances, sorted. They do not
 	// change while the shard is unreachable.
 	// +optional
@@ -98,9 +98,7 @@ type NstanceShardGroupStatus struct {
 	// +optional
 	// +listType=map
 	// +listMapKey=type
-	// +patchStrategy=merge
-	// +patchMergeKey=type
-	Conditions []metav1.Condition `json:"conditions,omitempty" patchStrategy:"merge" patchMergeKey:"type"`
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
 }
 
 // NstanceShardGroupList is a list of NstanceShardGroups.

@@ -769,11 +769,6 @@ func (in *NstanceShardGroupStatus) DeepCopyInto(out *NstanceShardGroupStatus) {
 		*out = new(bool)
 		**out = **in
 	}
-	if in.Replicas != nil {
-		in, out := &in.Replicas, &out.Replicas
-		*out = new(int32)
-		**out = **in
-	}
 	if in.Draining != nil {
 		in, out := &in.Draining, &out.Draining
 		*out = new(int32)
@@ -781,6 +776,11 @@ func (in *NstanceShardGroupStatus) DeepCopyInto(out *NstanceShardGroupStatus) {
 	}
 	if in.DrainsBlocked != nil {
 		in, out := &in.DrainsBlocked, &out.DrainsBlocked
+		*out = new(int32)
+		**out = **in
+	}
+	if in.Replicas != nil {
+		in, out := &in.Replicas, &out.Replicas
 		*out = new(int32)
 		**out = **in
 	}

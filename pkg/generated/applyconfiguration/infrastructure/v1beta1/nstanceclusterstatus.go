@@ -21,8 +21,8 @@ type NstanceClusterStatusApplyConfiguration struct {
 	// Cluster API Machines. Without this field Cluster API neither drains nor deletes
 	// Nodes.
 	ExternalManagedControlPlane *bool `json:"externalManagedControlPlane,omitempty"`
-	// conditions are the current conditions: Ready, Available, KubeconfigAvailable,
-	// Paused.
+	// conditions are the current conditions: Ready, Available, Paused,
+	// KubeconfigAvailable.
 	Conditions []v1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 

@@ -19,13 +19,13 @@ type NstanceShardGroupStatusApplyConfiguration struct {
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// isStatic is true if the group is in the server configuration of the shard.
 	IsStatic *bool `json:"isStatic,omitempty"`
-	// replicas is the number of running instances.
-	Replicas *int32 `json:"replicas,omitempty"`
 	// draining is the number of instances that are being drained.
 	Draining *int32 `json:"draining,omitempty"`
 	// drainsBlocked is the number of blocked drains; the condition DrainsProgressing has
 	// the reason.
 	DrainsBlocked *int32 `json:"drainsBlocked,omitempty"`
+	// replicas is the number of running instances.
+	Replicas *int32 `json:"replicas,omitempty"`
 	// providerIDs are the provider ids of the running instances, sorted. They do not
 	// change while the shard is unreachable.
 	ProviderIDs []string `json:"providerIDs,omitempty"`
@@ -60,14 +60,6 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithIsStatic(value bool) *Ns
 	return b
 }
 
-// WithReplicas sets the Replicas field in the declarative configuration to the given value
-// and returns the receiver, so that objects can be built by chaining "With" function invocations.
-// If called multiple times, the Replicas field is set to the value of the last call.
-func (b *NstanceShardGroupStatusApplyConfiguration) WithReplicas(value int32) *NstanceShardGroupStatusApplyConfiguration {
-	b.Replicas = &value
-	return b
-}
-
 // WithDraining sets the Draining field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the Draining field is set to the value of the last call.
@@ -81,6 +73,14 @@ func (b *NstanceShardGroupStatusApplyConfiguration) WithDraining(value int32) *N
 // If called multiple times, the DrainsBlocked field is set to the value of the last call.
 func (b *NstanceShardGroupStatusApplyConfiguration) WithDrainsBlocked(value int32) *NstanceShardGroupStatusApplyConfiguration {
 	b.DrainsBlocked = &value
+	return b
+}
+
+// WithReplicas sets the Replicas field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the Replicas field is set to the value of the last call.
+func (b *NstanceShardGroupStatusApplyConfiguration) WithReplicas(value int32) *NstanceShardGroupStatusApplyConfiguration {
+	b.Replicas = &value
 	return b
 }
 
