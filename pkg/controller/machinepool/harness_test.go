@@ -18,8 +18,6 @@ import (
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
-var shardGroupResource = v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups")
-
 // withSizes returns shards whose servers have the group "workers" with these sizes,
 // or none if the size is 0.
 func withSizes(sizes map[string]int32) *shardtest.Shards {

@@ -107,7 +107,7 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 		}
 		return next, after, validate(s.config, change, before, after)
 	}}
-	s.do(r)
+	s.do(r) //nolint:contextcheck // the request has ctx
 	return r.group, r.changed, r.err
 }
 
@@ -125,6 +125,6 @@ func (s *Store) Delete(ctx context.Context, key instance.GroupKey) (changed bool
 		after, err := merge(s.config, key, nil)
 		return nil, after, err
 	}}
-	s.do(r)
+	s.do(r) //nolint:contextcheck // the request has ctx
 	return r.changed, r.err
 }

@@ -40,11 +40,11 @@ func (p *probe) count() map[string]int {
 // call makes a call unless before or after return an error.
 func (p *probe) call(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
 	p.mu.Lock()
-	p.calls[call.Method]++
+	p.calls[call.Operation]++
 	before, after := p.before, p.after
 	p.mu.Unlock()
 	if before != nil {
-		if err := before(call.Method, call.Key); err != nil {
+		if err := before(call.Operation, call.Key); err != nil {
 			return err
 		}
 	}
@@ -52,7 +52,7 @@ func (p *probe) call(ctx context.Context, call storagetest.Call, do func(context
 		return err
 	}
 	if after != nil {
-		return after(call.Method, call.Key)
+		return after(call.Operation, call.Key)
 	}
 	return nil
 }

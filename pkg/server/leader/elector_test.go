@@ -61,7 +61,7 @@ func testOneOfManyServersLeads(t *testing.T, lock string) {
 			// All servers read the lock before the first one can acquire it.
 			waiting := storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
 				err := do(ctx)
-				if call.Method == "Get" {
+				if call.Operation == "Get" {
 					select {
 					case <-began:
 					case <-ctx.Done():
@@ -101,7 +101,7 @@ func testOneOfManyServersLeads(t *testing.T, lock string) {
 func TestConflictsAreRetriedSlowly(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		conflicting := storagetest.Intercepted{Store: openStorage(t), Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
-			if call.Method == "Create" {
+			if call.Operation == "Create" {
 				return storage.ErrConflict
 			}
 			return do(ctx)

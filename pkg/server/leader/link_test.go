@@ -143,7 +143,7 @@ func (l *link) count() (calls, writes int) {
 // their context is done.
 func slowWrites(store storage.Store, release <-chan struct{}) storage.Store {
 	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
-		if call.Method != "Replace" {
+		if call.Operation != "Replace" {
 			return do(ctx)
 		}
 		<-release

@@ -42,12 +42,12 @@ type countingStorage struct {
 }
 
 func (c *countingStorage) count(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
-	operation := strings.ToLower(call.Method)
+	operation := strings.ToLower(call.Operation)
 	switch {
-	case call.Method == "Delete":
+	case call.Operation == "Delete":
 		object, _ := c.Store.Get(ctx, call.Key)
 		call.Data = object.Data
-	case call.Method == "Replace" && strings.HasPrefix(call.Key, "groups/"):
+	case call.Operation == "Replace" && strings.HasPrefix(call.Key, "groups/"):
 		operation, call.Data = "replace groups", nil
 	}
 	var record instance.Record

@@ -246,7 +246,7 @@ func TestOnlyClusterLeaderRegisters(t *testing.T) {
 // faulty is a storage that fails to create objects below a prefix.
 func faulty(store storage.Store, prefix string) storage.Store {
 	return storagetest.Intercepted{Store: store, Intercept: func(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
-		if call.Method == "Create" && strings.HasPrefix(call.Key, prefix) {
+		if call.Operation == "Create" && strings.HasPrefix(call.Key, prefix) {
 			return errFaulty
 		}
 		return do(ctx)

@@ -14,9 +14,9 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/klog/v2"
 
-	"k8s.io/apimachinery/pkg/util/sets"
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )

@@ -11,8 +11,8 @@ import (
 
 // Call is a call to a storage.
 type Call struct {
-	// Method is the name of the method, such as Create.
-	Method string
+	// Operation is the name of the method, such as Create.
+	Operation string
 	// Key is the key, or the prefix of List.
 	Key string
 	// Data is what Create and Replace write.
@@ -20,7 +20,7 @@ type Call struct {
 }
 
 // IsWrite reports whether the call may change an object.
-func (c Call) IsWrite() bool { return c.Method != "Get" && c.Method != "List" }
+func (c Call) IsWrite() bool { return c.Operation != "Get" && c.Operation != "List" }
 
 // Intercepted is a storage whose calls a test counts, delays or fails.
 type Intercepted struct {
@@ -32,7 +32,7 @@ type Intercepted struct {
 
 // Get implements storage.Store.
 func (i Intercepted) Get(ctx context.Context, key string) (storage.Object, error) {
-	return intercept(ctx, i, Call{Method: "Get", Key: key}, func(ctx context.Context) (storage.Object, error) {
+	return intercept(ctx, i, Call{Operation: "Get", Key: key}, func(ctx context.Context) (storage.Object, error) {
 		return i.Store.Get(ctx, key)
 	})
 }
@@ -53,12 +53,12 @@ func (i Intercepted) Replace(ctx context.Context, key string, data []byte, etag 
 
 // Delete implements storage.Store.
 func (i Intercepted) Delete(ctx context.Context, key string) error {
-	return i.Intercept(ctx, Call{Method: "Delete", Key: key}, func(ctx context.Context) error { return i.Store.Delete(ctx, key) })
+	return i.Intercept(ctx, Call{Operation: "Delete", Key: key}, func(ctx context.Context) error { return i.Store.Delete(ctx, key) })
 }
 
 // List implements storage.Store.
 func (i Intercepted) List(ctx context.Context, prefix string) ([]storage.Info, error) {
-	return intercept(ctx, i, Call{Method: "List", Key: prefix}, func(ctx context.Context) ([]storage.Info, error) {
+	return intercept(ctx, i, Call{Operation: "List", Key: prefix}, func(ctx context.Context) ([]storage.Info, error) {
 		return i.Store.List(ctx, prefix)
 	})
 }
