@@ -28,10 +28,13 @@ func (c *Cluster) CreatePoolForTest(t testing.TB, name string, replicas int32) {
 	t.Cleanup(func() { c.DeletePools(t, name) })
 }
 
+// CreatePoolOnAllShards creates a MachinePool and its pool over all shards, which the
+// caller deletes.
 func (c *Cluster) CreatePoolOnAllShards(ctx context.Context, name string, replicas int32) error {
 	return c.CreatePoolOn(ctx, name, replicas, c.ShardIDs...)
 }
 
+// CreatePoolOn is CreatePoolOnAllShards for some shards.
 func (c *Cluster) CreatePoolOn(ctx context.Context, name string, replicas int32, shards ...string) error {
 	return c.CreatePool(ctx, NewMachinePool(name, replicas), NewNstanceMachinePool(name, shards...))
 }
