@@ -133,7 +133,7 @@ func (p *Proxy) serve(w http.ResponseWriter, r *http.Request) {
 	defer p.add(&watching{info.Resource, cut})()
 	p.forward.ServeHTTP(w, r.WithContext(ctx))
 	if ctx.Err() != nil {
-		// The API server may have ended the response in the moment it was cut, which
+		// The API server may have completed the response in the moment it was cut, which
 		// the client must not see as a regular end.
 		panic(http.ErrAbortHandler)
 	}
