@@ -56,7 +56,7 @@ func TestGroupHashes(t *testing.T) {
 		{"a failed write", func() { all[b] = &groups.Group{} }, canceled, false},
 		{"the change after it", func() {}, t.Context(), true},
 	} {
-		// What a write replaces tells whether there was one.
+		// A write replaces these hashes.
 		require.NoError(t, db.PutGroups(t.Context(), other))
 		step.change()
 		h.write(step.ctx)
