@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
@@ -93,7 +94,5 @@ func read(t *testing.T, elements ...string) string {
 
 func expect(t *testing.T, golden, got string) {
 	t.Helper()
-	if want := read(t, "testdata", golden); got != want {
-		t.Errorf("%s: got\n%s\nwant\n%s", golden, got, want)
-	}
+	assert.Equal(t, read(t, "testdata", golden), got, golden)
 }

@@ -7,12 +7,14 @@ import (
 	"bytes"
 	"crypto/ed25519"
 	"encoding/base64"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -126,9 +128,7 @@ func wantPrivate(t *testing.T, path string) {
 	t.Helper()
 	info, err := os.Stat(path)
 	require.NoError(t, err)
-	if got := info.Mode().Perm(); got != 0o600 {
-		t.Errorf("the mode of %s is %o, want 600", path, got)
-	}
+	assert.Equal(t, fs.FileMode(0o600), info.Mode().Perm(), "the mode of %s", path)
 }
 
 func TestNonceNeedsTheKeysOfTheCluster(t *testing.T) {

@@ -9,6 +9,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/admin"
 	"nstance.dev/operator/pkg/server/servertest"
 )
@@ -28,9 +30,7 @@ func run(t *testing.T, args ...string) (string, error) {
 func mustRun(t *testing.T, args ...string) string {
 	t.Helper()
 	output, err := run(t, args...)
-	if err != nil {
-		t.Fatalf("nstance-admin %s: %v", strings.Join(args, " "), err)
-	}
+	require.NoError(t, err, "nstance-admin %s", strings.Join(args, " "))
 	return output
 }
 

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -46,9 +47,7 @@ func (s stream) until(matches func(*nstancev1.GroupEvent) bool) *nstancev1.Group
 	s.t.Helper()
 	for {
 		event, err := s.Recv()
-		if err != nil {
-			s.t.Fatalf("waiting for an event: %v", err)
-		}
+		require.NoError(s.t, err, "waiting for an event")
 		if matches(event) {
 			return event
 		}
@@ -133,9 +132,7 @@ func within(t *testing.T, limit time.Duration, what string, do func()) {
 
 func wantCode(t *testing.T, what string, err error, want codes.Code) {
 	t.Helper()
-	if got := status.Code(err); got != want {
-		t.Errorf("%s: got %v, want %v: %v", what, got, want, err)
-	}
+	assert.Equal(t, want, status.Code(err), "%s: %v", what, err)
 }
 
 // occupied returns an address that is in use.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/utils/ptr"
 )
@@ -68,9 +69,7 @@ func text(err error) string {
 func checkPaths(t *testing.T, err error) {
 	t.Helper()
 	invalid, ok := errors.AsType[*InvalidError](err)
-	if !ok {
-		t.Fatalf("got %T %v, want an InvalidError", err, err)
-	}
+	require.True(t, ok, "got %T %v, want an InvalidError", err, err)
 	mistakes, several := invalid.Mistakes.(interface{ Unwrap() []error })
 	if !several {
 		return

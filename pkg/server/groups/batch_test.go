@@ -12,34 +12,30 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/pkg/server/instance"
-	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // gatedStore is a storage whose writes wait: each one sends its context to
 // begun, and receives its error from results.
 type gatedStore struct {
-	storage.Store
+	storagetest.Intercepted
 	begun   chan context.Context
 	results chan error
 }
 
-func (s *gatedStore) Create(ctx context.Context, key string, data []byte) (string, error) {
-	s.begun <- ctx
-	if err := <-s.results; err != nil {
-		return "", err
+func (s *gatedStore) call(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+	if call.IsWrite() {
+		s.begun <- ctx
+		if err := <-s.results; err != nil {
+			return err
+		}
 	}
-	return s.Store.Create(ctx, key, data)
-}
-
-func (s *gatedStore) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	s.begun <- ctx
-	if err := <-s.results; err != nil {
-		return "", err
-	}
-	return s.Store.Replace(ctx, key, data, etag)
+	return do(ctx)
 }
 
 // batchTest has a Store with a write in progress, so that the changes of call
@@ -54,7 +50,8 @@ type batchTest struct {
 
 func newBatchTest(t *testing.T) *batchTest {
 	t.Helper()
-	store := &gatedStore{Store: newStorage(t), begun: make(chan context.Context), results: make(chan error)}
+	store := &gatedStore{begun: make(chan context.Context), results: make(chan error)}
+	store.Intercepted = storagetest.Intercepted{Store: newStorage(t), Intercept: store.call}
 	b := &batchTest{t: t, store: store, Store: open(t, store)}
 	b.calls.Go(func() {
 		if _, _, err := b.Upsert(t.Context(), plain, Change{Size: 1}); err != nil {
@@ -76,9 +73,7 @@ func (b *batchTest) call(change func()) {
 		defer b.batchMu.Unlock()
 		return b.batch != nil && len(b.batch.requests) == b.queued, nil
 	})
-	if err != nil {
-		b.t.Fatalf("waiting for request %d: %v", b.queued, err)
-	}
+	require.NoError(b.t, err, "waiting for request %d", b.queued)
 }
 
 // next ends the write in progress, and returns the context of the next one.
@@ -96,9 +91,7 @@ func (b *batchTest) finish(err error) {
 // wantStored checks that memory and storage agree.
 func (b *batchTest) wantStored() {
 	b.t.Helper()
-	if diff := cmp.Diff(snapshot(b.t, b.Store), snapshot(b.t, open(b.t, b.store.Store))); diff != "" {
-		b.t.Errorf("(-memory +storage):\n%s", diff)
-	}
+	assert.Empty(b.t, cmp.Diff(snapshot(b.t, b.Store), snapshot(b.t, open(b.t, b.store.Store))), "(-memory +storage)")
 }
 
 func keyOf(n int) instance.GroupKey {

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -64,9 +65,7 @@ func wantConflict(t *testing.T, store storage.Store, change func(context.Context
 		}
 	}
 	wantNothingChanged(t, old, inForce, store, object)
-	if diff := cmp.Diff(before, snapshot(t, old)); diff != "" {
-		t.Errorf("memory has changed (-before +after):\n%s", diff)
-	}
+	assert.Empty(t, cmp.Diff(before, snapshot(t, old)), "memory has changed (-before +after)")
 	// The last writer continues.
 	upsert(t, next, dynamic, Change{Size: 8})
 }
@@ -115,7 +114,7 @@ func TestUnconfirmedWrite(t *testing.T) {
 			"done":     func(s *faultyStore) { s.after = []error{errLost, errLost} },
 		} {
 			t.Run(tc.name+", "+when, func(t *testing.T) {
-				store := &faultyStore{Store: newStorage(t)}
+				store := newFaultyStore(t)
 				s := open(t, store)
 				upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 				before := snapshot(t, s)
@@ -153,12 +152,13 @@ func TestUnconfirmedWrite(t *testing.T) {
 // TestUnconfirmedFirstWrite is TestUnconfirmedWrite for the creation of the
 // object.
 func TestUnconfirmedFirstWrite(t *testing.T) {
-	for when, store := range map[string]*faultyStore{
+	for when, lost := range map[string]struct{ before, after []error }{
 		"not done": {before: []error{errLost}},
 		"done":     {after: []error{errLost}},
 	} {
 		t.Run(when, func(t *testing.T) {
-			store.Store = newStorage(t)
+			store := newFaultyStore(t)
+			store.before, store.after = lost.before, lost.after
 			s := open(t, store)
 			if _, _, err := s.Upsert(t.Context(), dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1}); !errors.Is(err, errLost) {
 				t.Fatalf("got error %v, want the storage's", err)
@@ -174,7 +174,8 @@ func TestUnconfirmedFirstWrite(t *testing.T) {
 // TestReconfigureAfterALostWrite checks that the active settings are the stored
 // ones.
 func TestReconfigureAfterALostWrite(t *testing.T) {
-	store := &faultyStore{Store: newStorage(t), after: []error{nil, errLost}}
+	store := newFaultyStore(t)
+	store.after = []error{nil, errLost}
 	s := open(t, store)
 	upsert(t, s, main, Change{Size: 4})
 	if err := s.Reconfigure(t.Context(), newConfigWith(nil)); !errors.Is(err, errLost) {
@@ -199,7 +200,7 @@ func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			store := &faultyStore{Store: newStorage(t)}
+			store := newFaultyStore(t)
 			s := open(t, store)
 			upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 			store.after = []error{errLost}
@@ -227,7 +228,7 @@ func TestAnotherServerWritesAfterALostWrite(t *testing.T) {
 // TestUnreadableStorage checks that nothing is written until the result of a
 // failed write is known.
 func TestUnreadableStorage(t *testing.T) {
-	store := &faultyStore{Store: newStorage(t)}
+	store := newFaultyStore(t)
 	s := open(t, store)
 	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 	store.before, store.reading = []error{errLost}, errors.New("no route")

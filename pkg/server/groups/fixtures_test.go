@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
 )
 
 // The groups of the tests: main and plain are static, the others are dynamic.
@@ -116,9 +117,7 @@ func upsert(t testing.TB, s *Store, key instance.GroupKey, change Change) *Group
 func get(t testing.TB, s *Store, key instance.GroupKey) *Group {
 	t.Helper()
 	group, found := s.Get(key)
-	if !found {
-		t.Fatalf("there is no group %s", key)
-	}
+	require.True(t, found, "there is no group %s", key)
 	return group
 }
 
@@ -152,7 +151,7 @@ func createObject(t testing.TB, store storage.Store, content string) {
 
 // faultyStore is a storage that fails on demand and counts writes.
 type faultyStore struct {
-	storage.Store
+	storagetest.Intercepted
 	writes int
 	// before and after are the errors of the next writes, one each: before the
 	// write is carried out or after it. A nil error stands for a successful
@@ -162,31 +161,28 @@ type faultyStore struct {
 	reading error
 }
 
-func (s *faultyStore) Get(ctx context.Context, key string) (storage.Object, error) {
-	if s.reading != nil {
-		return storage.Object{}, s.reading
+func newFaultyStore(t testing.TB) *faultyStore {
+	t.Helper()
+	s := &faultyStore{}
+	s.Intercepted = storagetest.Intercepted{Store: newStorage(t), Intercept: s.call}
+	return s
+}
+
+func (s *faultyStore) call(ctx context.Context, call storagetest.Call, do func(context.Context) error) error {
+	if !call.IsWrite() {
+		if s.reading != nil {
+			return s.reading
+		}
+		return do(ctx)
 	}
-	return s.Store.Get(ctx, key)
-}
-
-func (s *faultyStore) Create(ctx context.Context, key string, data []byte) (string, error) {
-	return s.write(func() (string, error) { return s.Store.Create(ctx, key, data) })
-}
-
-func (s *faultyStore) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	return s.write(func() (string, error) { return s.Store.Replace(ctx, key, data, etag) })
-}
-
-func (s *faultyStore) write(do func() (string, error)) (string, error) {
 	s.writes++
 	if err := pop(&s.before); err != nil {
-		return "", err
+		return err
 	}
-	etag, err := do()
-	if err == nil {
-		err = pop(&s.after)
+	if err := do(ctx); err != nil {
+		return err
 	}
-	return etag, err
+	return pop(&s.after)
 }
 
 // pop removes and returns the first error of list, nil if it is empty.

@@ -12,6 +12,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/google/go-cmp/cmp/cmpopts"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -22,17 +23,13 @@ import (
 func wantDynamic(t *testing.T, s *Store, before Group) {
 	t.Helper()
 	before.Static = false
-	if diff := cmp.Diff(&before, get(t, s, before.Key), cmpopts.IgnoreFields(Group{}, "ETag")); diff != "" {
-		t.Errorf("%s (-before +after):\n%s", before.Key, diff)
-	}
+	assert.Empty(t, cmp.Diff(&before, get(t, s, before.Key), cmpopts.IgnoreFields(Group{}, "ETag")), "%s (-before +after)", before.Key)
 }
 
 func reconfigure(t *testing.T, s *Store, next *config.Config) {
 	t.Helper()
 	require.NoError(t, s.Reconfigure(t.Context(), next))
-	if s.Config() != next {
-		t.Error("another configuration is active")
-	}
+	assert.Same(t, next, s.Config(), "another configuration is active")
 }
 
 // wantSame expects that a start with the current configuration finds the groups
@@ -41,9 +38,7 @@ func wantSame(t *testing.T, s *Store, store storage.Store) {
 	t.Helper()
 	after, err := Open(t.Context(), s.Config(), store)
 	require.NoError(t, err)
-	if diff := cmp.Diff(snapshot(t, s), snapshot(t, after)); diff != "" {
-		t.Errorf("(-before +after a restart):\n%s", diff)
-	}
+	assert.Empty(t, cmp.Diff(snapshot(t, s), snapshot(t, after)), "(-before +after a restart)")
 }
 
 func TestReconfigure(t *testing.T) {
@@ -131,7 +126,7 @@ func TestReconfigure(t *testing.T) {
 		}
 	})
 	t.Run("nothing is written when nothing differs", func(t *testing.T) {
-		store := &faultyStore{Store: newStorage(t)}
+		store := newFaultyStore(t)
 		s := open(t, store)
 		upsert(t, s, main, Change{Size: 8})
 		upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}})
@@ -201,17 +196,13 @@ func TestReconfigureRejects(t *testing.T) {
 
 func wantNothingChanged(t *testing.T, s *Store, inForce *config.Config, store storage.Store, object storage.Object) {
 	t.Helper()
-	if s.Config() != inForce {
-		t.Error("another configuration is active")
-	}
-	if diff := cmp.Diff(object, readObject(t, store)); diff != "" {
-		t.Errorf("the object has changed (-before +after):\n%s", diff)
-	}
+	assert.Same(t, inForce, s.Config(), "another configuration is active")
+	assert.Empty(t, cmp.Diff(object, readObject(t, store)), "the object has changed (-before +after)")
 }
 
 func TestReconfigureWithAFailedWrite(t *testing.T) {
 	full := errors.New("disk full")
-	store := &faultyStore{Store: newStorage(t)}
+	store := newFaultyStore(t)
 	s := open(t, store)
 	upsert(t, s, main, Change{Size: 5})
 	inForce, before, object := s.Config(), snapshot(t, s), readObject(t, store)

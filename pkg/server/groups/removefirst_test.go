@@ -27,7 +27,7 @@ func wantFirst(t *testing.T, group *Group, size int32, ids ...string) {
 // TestRemoveFirstBelongsToTheSize checks that every change of the size replaces
 // remove_first, even by nothing, in the same write.
 func TestRemoveFirstBelongsToTheSize(t *testing.T) {
-	store := &faultyStore{Store: newStorage(t)}
+	store := newFaultyStore(t)
 	s := open(t, store)
 	steps := []struct {
 		name    string

@@ -50,7 +50,7 @@ func TestOpenAcceptsComments(t *testing.T) {
 }
 
 func TestWritesOnlyWhatDiffers(t *testing.T) {
-	store := &faultyStore{Store: newStorage(t)}
+	store := newFaultyStore(t)
 	s := open(t, store)
 	if store.writes > 0 {
 		t.Error("Open has written")
@@ -84,7 +84,7 @@ func TestWritesOnlyWhatDiffers(t *testing.T) {
 
 func TestFailedWriteChangesNothing(t *testing.T) {
 	full := errors.New("disk full")
-	store := &faultyStore{Store: newStorage(t)}
+	store := newFaultyStore(t)
 	s := open(t, store)
 	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
 	before, object := snapshot(t, s), readObject(t, store)

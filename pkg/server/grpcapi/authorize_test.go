@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -129,7 +130,5 @@ func TestAgentMayCallNothing(t *testing.T) {
 
 func wantCode(t *testing.T, what string, err error, want codes.Code) {
 	t.Helper()
-	if got := status.Code(err); got != want {
-		t.Errorf("%s: got %v, want %v: %v", what, got, want, err)
-	}
+	assert.Equal(t, want, status.Code(err), "%s: %v", what, err)
 }

@@ -174,7 +174,7 @@ func TestRepeatedCreateRequestReturnsSameInstance(t *testing.T) {
 				}
 			}
 			again("at once", "pending")
-			s.provider.show(record.ID, instance.Running)
+			s.show(record.ID, instance.Running)
 			require.NoError(s.t, s.Instances.SetProviderID(t.Context(), record.ID, "id-"+record.ID))
 			again("when it runs", "running")
 			require.NoError(s.t, s.cache.Close())
@@ -182,7 +182,7 @@ func TestRepeatedCreateRequestReturnsSameInstance(t *testing.T) {
 			again("after a restart without the cache", "running")
 			require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonRequested))
 			again("while it is being deleted", "terminating")
-			s.provider.hide(record.ID)
+			s.provider.Remove(record.ID)
 			cachePath := filepath.Join(t.TempDir(), "cache")
 			require.NoError(s.t, s.cache.Close())
 			s.start(cachePath)

@@ -15,7 +15,6 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
-	corev1 "k8s.io/api/core/v1"
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"nstance.dev/operator/pkg/server/cache"
@@ -25,46 +24,13 @@ import (
 	"nstance.dev/operator/pkg/server/instancestore"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
 var epoch = time.Date(2026, 6, 1, 12, 0, 0, 0, time.UTC)
-
-// fakeProvider is a provider whose instances the test sets. Nothing is created
-// through it, since there is no reconciler here.
-type fakeProvider struct {
-	provider.Provider
-	synced chan struct{}
-
-	mu  sync.Mutex
-	vms map[string]instance.VM
-}
-
-func (c *fakeProvider) Synced() <-chan struct{} { return c.synced }
-
-func (c *fakeProvider) Get(id string) (instance.VM, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	vm, known := c.vms[id]
-	return vm, known
-}
-
-func (c *fakeProvider) ExpectedNode(provider.Spec) *corev1.Node { return nil }
-
-// show sets the state of an instance.
-func (c *fakeProvider) show(id string, state instance.State) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.vms[id] = instance.VM{ID: id, ProviderID: "id-" + id, State: state}
-}
-
-func (c *fakeProvider) hide(id string) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	delete(c.vms, id)
-}
 
 // flakyStorage can lose the response of the next write.
 type flakyStorage struct {
@@ -86,7 +52,7 @@ type service struct {
 	*OperatorService
 	t        testing.TB
 	dir      string
-	provider *fakeProvider
+	provider *providertest.Instances
 	storage  *flakyStorage
 	cache    *cache.DB
 
@@ -99,8 +65,7 @@ type service struct {
 // groups main, in a pool that dynamic groups may not use, and plain.
 func newService(t testing.TB) *service {
 	t.Helper()
-	s := &service{t: t, dir: t.TempDir(), provider: &fakeProvider{synced: make(chan struct{}), vms: map[string]instance.VM{}}}
-	close(s.provider.synced)
+	s := &service{t: t, dir: t.TempDir(), provider: providertest.NewInstances()}
 	store, err := file.Open(s.dir)
 	require.NoError(t, err)
 	s.storage = &flakyStorage{Store: store}
@@ -171,8 +136,13 @@ func (s *service) add() instance.Record {
 	record := instance.Record{ID: newID(s.t, "knd"), Tenant: "default", Group: "plain", CreatedAt: epoch}
 	require.NoError(s.t, s.Instances.Add(s.t.Context(), record))
 	require.NoError(s.t, s.Instances.SetProviderID(s.t.Context(), record.ID, "id-"+record.ID))
-	s.provider.show(record.ID, instance.Running)
+	s.show(record.ID, instance.Running)
 	return record
+}
+
+// show makes the provider know an instance.
+func (s *service) show(id string, state instance.State) {
+	s.provider.Put(instance.VM{ID: id, ProviderID: "id-" + id, State: state})
 }
 
 func newID(t testing.TB, kind string) string {

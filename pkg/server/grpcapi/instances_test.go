@@ -69,12 +69,12 @@ func TestInstanceStatus(t *testing.T) {
 		{instance.Pending, "pending"}, {instance.Running, "running"}, {instance.Impaired, "running"},
 		{instance.Stopped, "stopped"}, {instance.Failed, "failed"}, {instance.Terminating, "terminating"},
 	} {
-		s.provider.show(record.ID, tc.state)
+		s.show(record.ID, tc.state)
 		expect(tc.want)
 	}
-	s.provider.hide(record.ID)
+	s.provider.Remove(record.ID)
 	expect("terminating")
-	s.provider.show(record.ID, instance.Running)
+	s.show(record.ID, instance.Running)
 	require.NoError(s.t, s.Instances.StartDrain(t.Context(), record.ID, instance.Drain{
 		Reason: instance.ReasonExpired, StartedAt: epoch, DeleteAt: epoch.Add(time.Hour),
 	}))
@@ -83,7 +83,7 @@ func TestInstanceStatus(t *testing.T) {
 	expect("running")
 	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, instance.ReasonExpired))
 	expect("terminating")
-	s.provider.hide(record.ID)
+	s.provider.Remove(record.ID)
 	expect("terminating")
 	require.NoError(s.t, s.Instances.Remove(t.Context(), record.ID))
 	expect("terminated")
@@ -91,7 +91,7 @@ func TestInstanceStatus(t *testing.T) {
 	// Without a recorded provider id it cannot be found.
 	created, err := s.CreateInstance(s.ctx(), createRequest("plain"))
 	require.NoError(s.t, err)
-	s.provider.show(created.InstanceId, instance.Running)
+	s.show(created.InstanceId, instance.Running)
 	got, err := s.GetInstanceStatus(s.ctx(), &nstancev1.GetInstanceStatusRequest{InstanceId: created.InstanceId})
 	if err != nil || got.Status != "pending" {
 		t.Errorf("got %v, %v", got, err)
@@ -124,7 +124,7 @@ func TestDeleteInstance(t *testing.T) {
 		if changed := s.takeChanged(); len(changed) != 0 {
 			t.Errorf("changed again are %v", changed)
 		}
-		s.provider.hide(id)
+		s.provider.Remove(id)
 		require.NoError(s.t, s.Instances.Remove(t.Context(), id))
 		expect(id, "deleted")
 	}
@@ -170,7 +170,7 @@ func TestAcknowledgeDrained(t *testing.T) {
 	}
 	require.NoError(s.t, s.Instances.SetDeleting(t.Context(), record.ID, drain.Reason))
 	acknowledge(record.ID)
-	s.provider.hide(record.ID)
+	s.provider.Remove(record.ID)
 	require.NoError(s.t, s.Instances.Remove(t.Context(), record.ID))
 	s.takeChanged()
 	acknowledge(record.ID)

@@ -37,9 +37,7 @@ func until(t *testing.T, w grpc.ServerStreamingClient[nstancev1.InstanceEvent], 
 	t.Helper()
 	for {
 		event, err := w.Recv()
-		if err != nil {
-			t.Fatalf("waiting for %s: %v", status, err)
-		}
+		require.NoError(t, err, "waiting for %s", status)
 		if event.Status == status {
 			return event
 		}
@@ -55,9 +53,7 @@ func untilStatus(t *testing.T, operator nstancev1.OperatorServiceClient, id, sta
 		last, err = operator.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id})
 		return last.GetStatus() == status, err
 	})
-	if err != nil {
-		t.Fatalf("waiting for %s, it is %v: %v", status, last, err)
-	}
+	require.NoError(t, err, "waiting for %s, it is %v", status, last)
 	return last
 }
 

@@ -9,6 +9,7 @@ import (
 	"net"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials/insecure"
@@ -40,9 +41,7 @@ func dial(t testing.TB, server nstancev1.OperatorServiceServer, options ...grpc.
 	t.Cleanup(func() {
 		closeErr := conn.Close()
 		grpcServer.Stop()
-		if err := errors.Join(closeErr, <-served); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, errors.Join(closeErr, <-served))
 	})
 	return nstancev1.NewOperatorServiceClient(conn)
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/stretchr/testify/assert"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
@@ -80,9 +81,7 @@ func taken[E any](w interface{ take() *E }, describe func(*E) string) []string {
 
 func expectEvents(t *testing.T, got []string, want ...string) {
 	t.Helper()
-	if !slices.Equal(got, want) {
-		t.Errorf("events are %q, want %q", got, want)
-	}
+	assert.Equal(t, want, got, "events")
 }
 
 // TestSlowWatcherGetsLatestStatuses with a watcher that reads after many changes.

@@ -39,9 +39,7 @@ func next(t *testing.T, w grpc.ServerStreamingClient[nstancev1.GroupEvent]) stri
 func expect(t *testing.T, w grpc.ServerStreamingClient[nstancev1.GroupEvent], want ...string) {
 	t.Helper()
 	for _, want := range want {
-		if got := next(t, w); got != want {
-			t.Fatalf("got event %s, want %s", got, want)
-		}
+		require.Equal(t, want, next(t, w), "event")
 	}
 }
 
@@ -54,8 +52,6 @@ func reach(t *testing.T, w grpc.ServerStreamingClient[nstancev1.GroupEvent], wan
 		if got == want {
 			return
 		}
-		if strings.Fields(got)[1] != group {
-			t.Fatalf("got event %s while waiting for %s", got, want)
-		}
+		require.Equal(t, group, strings.Fields(got)[1], "got event %s while waiting for %s", got, want)
 	}
 }

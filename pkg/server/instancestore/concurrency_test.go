@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -42,14 +43,10 @@ func expectReadsDuring(t *testing.T, s *shard, method string, change func() erro
 	})
 	var changing sync.WaitGroup
 	changing.Go(func() {
-		if err := change(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, change())
 	})
 	<-reached
-	if diff := cmp.Diff(before, s.List(group)); diff != "" {
-		t.Errorf("%s: is visible before it is stored (-before +during):\n%s", method, diff)
-	}
+	assert.Empty(t, cmp.Diff(before, s.List(group)), "%s: is visible before it is stored (-before +during)", method)
 	for _, i := range before {
 		s.want(i.ID)
 	}

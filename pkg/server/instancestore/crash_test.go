@@ -9,11 +9,11 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"syscall"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -219,9 +219,7 @@ func finish(t *testing.T, s *shard) {
 			if stored := s.stored(testRecord); stored.ProviderID != want.ProviderID || stored.InfraConfigHash != want.InfraConfigHash || !stored.CreatedAt.Equal(want.CreatedAt) {
 				t.Errorf("stored is %+v, want %+v", stored, want)
 			}
-			if ids := s.cloud.ids(); !slices.Equal(ids, []string{testRecord.ID}) {
-				t.Errorf("the cloud has %v", ids)
-			}
+			assert.Equal(t, []string{testRecord.ID}, s.cloud.ids(), "instances of the cloud")
 		}
 		require.NoError(s.t, s.SetDeleting(ctx, testRecord.ID, instance.ReasonExpired))
 		s.cloud.remove(t, testRecord.ID)

@@ -108,9 +108,7 @@ func (s *shard) add(edit ...func(*instance.Record)) instance.Record {
 func (s *shard) want(id string) instance.Instance {
 	s.t.Helper()
 	i, found := s.Get(id)
-	if !found {
-		s.t.Fatalf("there is no instance %s", id)
-	}
+	require.True(s.t, found, "there is no instance %s", id)
 	return i
 }
 

@@ -44,7 +44,7 @@ func newLargeShard(t testing.TB) *shard {
 		require.NoError(s.t, os.WriteFile(path, data, 0o600))
 		vms[record.ID] = vmOf(record, instance.Running)
 	}
-	s.cloud.vms = vms
+	s.cloud.VMs = vms
 	return s
 }
 
@@ -74,12 +74,12 @@ func TestLargeShard(t *testing.T) {
 	if keys := s.Keys(); len(keys) != manyGroups {
 		t.Errorf("there are %d groups, want %d", len(keys), manyGroups)
 	}
-	s.cloud.getCalls()
+	s.cloud.Gets = 0
 	key := instance.GroupKey{Tenant: group.Tenant, Group: "group-7"}
 	if n := len(s.List(key)); n != manyInstances/manyGroups {
 		t.Errorf("the group has %d instances, want %d", n, manyInstances/manyGroups)
 	}
-	if calls := s.cloud.getCalls(); calls != manyInstances/manyGroups {
+	if calls := s.cloud.Gets; calls != manyInstances/manyGroups {
 		t.Errorf("listing one group made %d calls of Get, want %d", calls, manyInstances/manyGroups)
 	}
 	runtime.KeepAlive(s)

@@ -50,11 +50,11 @@ func TestNotMissingBeforeTheProviderIsSynced(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := s.add()
 	require.NoError(s.t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
-	s.cloud.synced = make(chan struct{})
+	s.cloud.SyncedCh = make(chan struct{})
 	if state := s.want(record.ID).State; state != instance.Pending {
 		t.Errorf("before: is in state %v", state)
 	}
-	close(s.cloud.synced)
+	close(s.cloud.SyncedCh)
 	if state := s.want(record.ID).State; state != instance.Missing {
 		t.Errorf("after: is in state %v", state)
 	}

@@ -207,9 +207,7 @@ func compare(t *testing.T, s *shard, want model, when string) {
 			}
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Fatalf("%s (-want +found):\n%s", when, diff)
-	}
+	require.Empty(t, cmp.Diff(want, got), "%s (-want +found)", when)
 	var listed []string
 	for _, key := range s.Keys() {
 		list := s.List(key)
@@ -219,7 +217,5 @@ func compare(t *testing.T, s *shard, want model, when string) {
 		listed = append(listed, ids(list)...)
 	}
 	slices.Sort(listed)
-	if diff := cmp.Diff(want.existing(), listed); diff != "" {
-		t.Fatalf("%s (-want +listed):\n%s", when, diff)
-	}
+	require.Empty(t, cmp.Diff(want.existing(), listed), "%s (-want +listed)", when)
 }

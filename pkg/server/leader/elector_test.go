@@ -12,6 +12,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/storage"
@@ -84,9 +86,7 @@ func testOneOfManyServersLeads(t *testing.T, lock string) {
 				t.Errorf("takes %v for the leader, want %v", seen, lock)
 			}
 		}
-		if leads != 1 {
-			t.Errorf("%d servers lead", leads)
-		}
+		assert.Equal(t, 1, leads, "servers that lead")
 		pass(100 * interval)
 		for _, s := range servers {
 			if s.terms > 1 || s.Leading() != (s.terms == 1) {

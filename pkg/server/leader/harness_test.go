@@ -121,9 +121,7 @@ func readLock(t *testing.T, store storage.Store) (leader.Lock, storage.Object) {
 	object, err := store.Get(t.Context(), key)
 	require.NoError(t, err)
 	var lock leader.Lock
-	if err := json.Unmarshal(object.Data, &lock); err != nil {
-		t.Fatalf("the lock is %q: %v", object.Data, err)
-	}
+	require.NoError(t, json.Unmarshal(object.Data, &lock), "the lock is %q", object.Data)
 	return lock, object
 }
 

@@ -11,6 +11,8 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/pkg/server/leader"
 )
 
@@ -21,9 +23,7 @@ func expectResponse(t *testing.T, s *server, status int, want leader.Lock) {
 		w := httptest.NewRecorder()
 		s.Handler().ServeHTTP(w, httptest.NewRequest(http.MethodGet, path, nil))
 		var lock leader.Lock
-		if err := json.Unmarshal(w.Body.Bytes(), &lock); err != nil {
-			t.Fatalf("%s answers %q: %v", path, w.Body, err)
-		}
+		require.NoError(t, json.Unmarshal(w.Body.Bytes(), &lock), "%s answers %q", path, w.Body)
 		if w.Code != status || lock != want || w.Header().Get("Content-Type") != "application/json" {
 			t.Errorf("%s answers %d, %v %v, want %d, %v", path, w.Code, w.Header(), lock, status, want)
 		}

@@ -18,6 +18,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
@@ -28,19 +29,6 @@ const (
 	// pausedRounds is how often a leader is paused and resumed.
 	pausedRounds = 20
 )
-
-// eventually waits until condition returns true.
-func eventually(t *testing.T, what string, condition func() bool) {
-	t.Helper()
-	timeout := time.After(waitTimeout)
-	for !condition() {
-		select {
-		case <-timeout:
-			t.Fatalf("timed out waiting for %s", what)
-		case <-time.After(5 * time.Millisecond):
-		}
-	}
-}
 
 // process is a server that runs in its own process.
 type process struct {
@@ -124,7 +112,7 @@ func (o observer) journal(t *testing.T) (terms []string, last journalLine) {
 // whose server is named in the lock.
 func (o observer) waitLeader(t *testing.T, before ...string) (term, id string) {
 	t.Helper()
-	eventually(t, "another leader", func() bool {
+	runtest.Eventually(t, "another server leads", func() bool {
 		terms, last := o.journal(t)
 		lock, _ := readLock(t, o)
 		term, id = last.term, lock.LeaderID
@@ -174,7 +162,7 @@ func TestProcesses(t *testing.T) {
 	for _, id := range []string{"a", "b"} {
 		processes[id] = startProcess(t, dir, id)
 	}
-	eventually(t, "the first leader", func() bool {
+	runtest.Eventually(t, "the first leader", func() bool {
 		_, err := o.Get(t.Context(), key)
 		return err == nil
 	})

@@ -60,9 +60,7 @@ func newGroup(t *testing.T, c *config.Config, name string) *groups.Group {
 	opened, err := groups.Open(t.Context(), c, store)
 	require.NoError(t, err)
 	group, found := opened.Get(instance.GroupKey{Tenant: "default", Group: name})
-	if !found {
-		t.Fatalf("there is no group %s", name)
-	}
+	require.True(t, found, "there is no group %s", name)
 	return group
 }
 

@@ -9,13 +9,11 @@ import (
 	"fmt"
 	"maps"
 	"slices"
-	"sync"
 	"time"
-
-	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 var errBusy = errors.New("the cloud is busy")
@@ -23,8 +21,8 @@ var errBusy = errors.New("the cloud is busy")
 // cloud is a provider that the test controls: instances stay pending or
 // terminating until settle. It outlives the servers that use it.
 type cloud struct {
-	mu  sync.Mutex
-	vms map[string]instance.VM
+	*providertest.Instances
+
 	// capacity is the number of instances per subnet, 1000 if it is not set.
 	capacity map[string]int
 	subnets  map[string]string
@@ -32,7 +30,7 @@ type cloud struct {
 	groups map[string]instance.GroupKey
 	// reject returns an error for calls that are to fail.
 	reject func(call call) error
-	// watch is called with mu locked after every change.
+	// watch is called with Mu locked after every change.
 	watch   func()
 	calls   []call
 	changed func(instance.GroupKey)
@@ -51,57 +49,20 @@ func (c call) String() string { return c.operation + " " + c.group.String() }
 var _ provider.Provider = (*cloud)(nil)
 
 func newCloud() *cloud {
-	return &cloud{vms: map[string]instance.VM{}, subnets: map[string]string{}, groups: map[string]instance.GroupKey{}, capacity: map[string]int{}}
+	return &cloud{Instances: providertest.NewInstances(), subnets: map[string]string{}, groups: map[string]instance.GroupKey{}, capacity: map[string]int{}}
 }
 
 func (c *cloud) Run(ctx context.Context, changed func(instance.GroupKey), _ provider.FailureFunc) error {
-	c.mu.Lock()
+	c.Mu.Lock()
 	c.changed = changed
-	c.mu.Unlock()
+	c.Mu.Unlock()
 	<-ctx.Done()
 	return nil
 }
 
-func (c *cloud) Synced() <-chan struct{} {
-	synced := make(chan struct{})
-	close(synced)
-	return synced
-}
-
-func (c *cloud) Get(id string) (instance.VM, bool) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	vm, known := c.vms[id]
-	return vm, known
-}
-
-func (c *cloud) List(group instance.GroupKey) []instance.VM {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	var list []instance.VM
-	for _, vm := range c.vms {
-		if vm.Group == group {
-			list = append(list, vm)
-		}
-	}
-	return list
-}
-
-func (c *cloud) Groups() []instance.GroupKey {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	groups := map[instance.GroupKey]struct{}{}
-	for _, vm := range c.vms {
-		groups[vm.Group] = struct{}{}
-	}
-	return slices.Collect(maps.Keys(groups))
-}
-
-func (c *cloud) ExpectedNode(provider.Spec) *corev1.Node { return nil }
-
 func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	room, limited := c.capacity[subnet]
 	if !limited {
 		room = 1000
@@ -116,8 +77,8 @@ func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 
 func (c *cloud) Create(ctx context.Context, spec provider.Spec) error {
 	return c.call(ctx, call{"create", spec.Group, spec.ID, time.Now()}, func() {
-		if _, known := c.vms[spec.ID]; !known {
-			c.vms[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group}
+		if _, known := c.VMs[spec.ID]; !known {
+			c.VMs[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group}
 			c.subnets[spec.ID] = spec.Subnet
 			c.groups[spec.ID] = spec.Group
 		}
@@ -125,21 +86,21 @@ func (c *cloud) Create(ctx context.Context, spec provider.Spec) error {
 }
 
 func (c *cloud) Delete(ctx context.Context, id string) error {
-	c.mu.Lock()
-	vm, known := c.vms[id]
+	c.Mu.Lock()
+	vm, known := c.VMs[id]
 	group := c.groups[id]
-	c.mu.Unlock()
+	c.Mu.Unlock()
 	return c.call(ctx, call{"delete", group, id, time.Now()}, func() {
 		if known {
 			vm.State = instance.Terminating
-			c.vms[id] = vm
+			c.VMs[id] = vm
 		}
 	})
 }
 
 func (c *cloud) call(ctx context.Context, call call, do func()) error {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	if ctx.Err() != nil {
 		return ctx.Err()
 	}
@@ -160,16 +121,16 @@ func (c *cloud) call(ctx context.Context, call call, do func()) error {
 // reconciler. do returns false to delete the instance.
 func (c *cloud) change(id string, do func(*instance.VM) bool) {
 	groups := map[instance.GroupKey]struct{}{}
-	c.mu.Lock()
-	for _, vm := range slices.Collect(maps.Values(c.vms)) {
+	c.Mu.Lock()
+	for _, vm := range slices.Collect(maps.Values(c.VMs)) {
 		if id != "" && id != vm.ID {
 			continue
 		}
 		groups[vm.Group] = struct{}{}
 		if do(&vm) {
-			c.vms[vm.ID] = vm
+			c.VMs[vm.ID] = vm
 		} else {
-			delete(c.vms, vm.ID)
+			delete(c.VMs, vm.ID)
 			delete(c.subnets, vm.ID)
 		}
 	}
@@ -177,7 +138,7 @@ func (c *cloud) change(id string, do func(*instance.VM) bool) {
 		c.watch()
 	}
 	changed := c.changed
-	c.mu.Unlock()
+	c.Mu.Unlock()
 	for group := range groups {
 		changed(group)
 	}
@@ -211,8 +172,8 @@ func (c *cloud) vanish(id string) {
 
 // rejectNext makes the next calls of an operation fail.
 func (c *cloud) rejectNext(operation string, times int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	c.reject = func(call call) error {
 		if call.operation == operation && times > 0 {
 			times--
@@ -223,10 +184,10 @@ func (c *cloud) rejectNext(operation string, times int) {
 }
 
 // rejectCalls makes the calls fail for which reject returns an error. It is
-// called with mu locked.
+// called with Mu locked.
 func (c *cloud) rejectCalls(reject func(call) error) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	c.reject = reject
 }
 
@@ -240,29 +201,29 @@ func noCreates(c call) error {
 
 // limit sets the capacity of subnets.
 func (c *cloud) limit(capacity map[string]int) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	c.capacity = capacity
 }
 
 func (c *cloud) subnetOf(id string) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	return c.subnets[id]
 }
 
 // put creates an instance that no server has requested.
 func (c *cloud) put(vm instance.VM) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	c.vms[vm.ID] = vm
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
+	c.VMs[vm.ID] = vm
 	c.groups[vm.ID] = vm.Group
 }
 
 // takeCalls returns the calls since its last call.
 func (c *cloud) takeCalls() []call {
-	c.mu.Lock()
-	defer c.mu.Unlock()
+	c.Mu.Lock()
+	defer c.Mu.Unlock()
 	calls := c.calls
 	c.calls = nil
 	return calls

@@ -41,10 +41,10 @@ func runWithCrashAt(t *testing.T, step int, cached bool) (crashed bool) {
 	s := start(t, newConfig())
 	const size = 3
 	ids := s.run(workersKey, size)
-	s.cloud.mu.Lock()
+	s.cloud.Mu.Lock()
 	s.cloud.watch = func() {
 		there := 0
-		for _, vm := range s.cloud.vms {
+		for _, vm := range s.cloud.VMs {
 			if vm.State != instance.Terminating {
 				there++
 			}
@@ -54,11 +54,11 @@ func runWithCrashAt(t *testing.T, step int, cached bool) (crashed bool) {
 		}
 	}
 	s.cloud.reject = func(c call) error {
-		if c.operation != "delete" || s.cloud.vms[c.id].State != instance.Running {
+		if c.operation != "delete" || s.cloud.VMs[c.id].State != instance.Running {
 			return nil
 		}
 		others := 0
-		for _, vm := range s.cloud.vms {
+		for _, vm := range s.cloud.VMs {
 			if vm.ID != c.id && (vm.State == instance.Running || vm.State == instance.Pending) {
 				others++
 			}
@@ -68,7 +68,7 @@ func runWithCrashAt(t *testing.T, step int, cached bool) (crashed bool) {
 		}
 		return nil
 	}
-	s.cloud.mu.Unlock()
+	s.cloud.Mu.Unlock()
 	crash := s.crashBeforeCall(step, cached)
 
 	s.cloud.vanish(ids[0])

@@ -4,8 +4,9 @@
 package reconciler
 
 import (
-	"slices"
 	"time"
+
+	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -74,15 +75,11 @@ func (s *server) takeFailures() []failure {
 // want compares the events since the last call.
 func (s *server) want(events ...string) {
 	s.t.Helper()
-	if got := s.takeEvents(); !slices.Equal(got, events) {
-		s.t.Errorf("reported %q, want %q", got, events)
-	}
+	assert.Equal(s.t, events, s.takeEvents(), "reported")
 }
 
 // wantCalls compares the calls to the cloud since the last call.
 func (s *server) wantCalls(calls ...string) {
 	s.t.Helper()
-	if got := describeCalls(s.cloud.takeCalls()); !slices.Equal(got, calls) {
-		s.t.Errorf("called %q, want %q", got, calls)
-	}
+	assert.Equal(s.t, calls, describeCalls(s.cloud.takeCalls()), "called")
 }

@@ -14,6 +14,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/clock"
 
@@ -147,9 +148,7 @@ func (s *server) lead() {
 func (s *server) stop() {
 	s.cancel()
 	s.running.Wait()
-	if err := s.cache.Close(); err != nil {
-		s.t.Error(err)
-	}
+	assert.NoError(s.t, s.cache.Close())
 }
 
 // loseCache deletes the cache of a server that does not lead.
@@ -208,9 +207,7 @@ func (s *server) run(key instance.GroupKey, size int) []string {
 	s.scale(key, size)
 	s.settle()
 	ids := s.cloud.ids(key)
-	if len(ids) != size {
-		s.t.Fatalf("group %s has %d instances, want %d", key, len(ids), size)
-	}
+	require.Len(s.t, ids, size, "instances of group %s", key)
 	s.cloud.takeCalls()
 	s.takeEvents()
 	return ids

@@ -13,6 +13,7 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -38,9 +39,7 @@ func wantMetrics(t *testing.T, registry prometheus.Gatherer, prefixes []string, 
 			got = append(got, fmt.Sprintf("%s{%s} %v", strings.TrimPrefix(family.GetName(), "nstance_server_"), strings.Join(labels, ","), value))
 		}
 	}
-	if diff := cmp.Diff(want, got); diff != "" {
-		t.Errorf("metrics (-want +got):\n%s", diff)
-	}
+	assert.Empty(t, cmp.Diff(want, got), "metrics (-want +got)")
 }
 
 func TestMetrics(t *testing.T) {

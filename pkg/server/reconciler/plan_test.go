@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
@@ -120,9 +121,7 @@ func testPlans(t *testing.T, tests []planCase) {
 			for _, a := range actions {
 				got = append(got, a.String())
 			}
-			if diff := cmp.Diff(tc.want, got); diff != "" {
-				t.Errorf("plan (-want +got):\n%s", diff)
-			}
+			assert.Empty(t, cmp.Diff(tc.want, got), "plan (-want +got)")
 			var wantNext time.Time
 			if tc.next > 0 {
 				wantNext = planTime.Add(time.Duration(tc.next) * time.Minute)
@@ -130,9 +129,7 @@ func testPlans(t *testing.T, tests []planCase) {
 			if !next.Equal(wantNext) {
 				t.Errorf("next at %v, want %v", next, wantNext)
 			}
-			if diff := cmp.Diff(before, tc.state.instances); diff != "" {
-				t.Errorf("plan changed its input:\n%s", diff)
-			}
+			assert.Empty(t, cmp.Diff(before, tc.state.instances), "plan changed its input")
 		})
 	}
 }

@@ -103,21 +103,21 @@ func TestRandomChanges(t *testing.T) {
 // left.
 func (s *server) finish() {
 	for {
-		s.cloud.mu.Lock()
+		s.cloud.Mu.Lock()
 		before := len(s.cloud.calls)
-		s.cloud.mu.Unlock()
+		s.cloud.Mu.Unlock()
 		s.cloud.settle()
 		synctest.Wait()
 		draining := s.instances.Draining("default")
 		for _, i := range draining {
 			s.acknowledge(i.Key(), i.ID)
 		}
-		s.cloud.mu.Lock()
+		s.cloud.Mu.Lock()
 		after := len(s.cloud.calls)
-		moving := slices.ContainsFunc(slices.Collect(maps.Values(s.cloud.vms)), func(vm instance.VM) bool {
+		moving := slices.ContainsFunc(slices.Collect(maps.Values(s.cloud.VMs)), func(vm instance.VM) bool {
 			return vm.State != instance.Running
 		})
-		s.cloud.mu.Unlock()
+		s.cloud.Mu.Unlock()
 		if before == after && len(draining) == 0 && !moving {
 			return
 		}

@@ -5,11 +5,11 @@ package reconciler
 
 import (
 	"fmt"
-	"slices"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -29,9 +29,7 @@ func (s *server) shrink(key instance.GroupKey, size int, first ...string) {
 // wantLeft compares the instances of a group that are not terminating.
 func (s *server) wantLeft(key instance.GroupKey, ids ...string) {
 	s.t.Helper()
-	if left := s.cloud.ids(key); !slices.Equal(left, ids) {
-		s.t.Errorf("%s has %q left, want %q", key, left, ids)
-	}
+	assert.Equal(s.t, ids, s.cloud.ids(key), "instances of group %s", key)
 }
 
 func TestOnlyRemoveFirstInstancesAreDeleted(t *testing.T) {

@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -23,11 +24,13 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/secrets"
@@ -85,22 +88,15 @@ func (c *cluster) lead(id string) (elector *leader.Elector, resign func()) {
 		// Long, so that no lease is lost on a loaded machine.
 		Election: config.Election{Enabled: true, Interval: 20 * time.Second, Timeout: time.Minute},
 	})
-	logger := ktesting.NewLogger(c.t, ktesting.NewConfig())
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	leading, stopped := make(chan struct{}), make(chan struct{})
-	go func() {
+	resign = runtest.Start(c.t, func(ctx context.Context) {
 		defer close(stopped)
 		_ = elector.Run(ctx, func(ctx context.Context) error {
 			close(leading)
 			<-ctx.Done()
 			return nil
 		})
-	}()
-	resign = func() {
-		cancel()
-		<-stopped
-	}
-	c.t.Cleanup(resign)
+	})
 	select {
 	case <-leading:
 	case <-stopped:
@@ -171,11 +167,9 @@ func (c *cluster) listen(s *grpc.Server) string {
 // has the given certificate, if any.
 func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.ClientConn {
 	s.t.Helper()
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(s.keys.Authority.CertificatePEM())
 	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 		MinVersion:   tls.VersionTLS13,
-		RootCAs:      roots,
+		RootCAs:      pkitest.Roots(s.keys.Authority),
 		Certificates: certificates,
 	})))
 	require.NoError(s.t, err)
@@ -239,11 +233,10 @@ func parseCertificate(t *testing.T, certPEM []byte) *x509.Certificate {
 func (s *server) wantCertificate(certPEM []byte, tenant string, key ed25519.PrivateKey) *x509.Certificate {
 	s.t.Helper()
 	certificate := parseCertificate(s.t, certPEM)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(s.keys.Authority.CertificatePEM())
-	if _, err := certificate.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}}); err != nil {
-		s.t.Error(err)
-	}
+	_, err := certificate.Verify(x509.VerifyOptions{
+		Roots: pkitest.Roots(s.keys.Authority), KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth},
+	})
+	assert.NoError(s.t, err)
 	want := pki.Client{ID: clusterID, Tenant: tenant, Role: pki.RoleOperator}
 	if got, err := pki.PeerClient(certificate); err != nil || got != want {
 		s.t.Errorf("the certificate has %+v, %v, want %+v", got, err, want)
@@ -256,7 +249,5 @@ func (s *server) wantCertificate(certPEM []byte, tenant string, key ed25519.Priv
 
 func wantCode(t *testing.T, err error, want codes.Code) {
 	t.Helper()
-	if got := status.Code(err); got != want {
-		t.Errorf("got %v, want %v: %v", got, want, err)
-	}
+	assert.Equal(t, want, status.Code(err), "%v", err)
 }

@@ -6,7 +6,6 @@ package servertest
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 
 	"github.com/stretchr/testify/require"
@@ -14,6 +13,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -46,15 +46,13 @@ func (s *Server) certificate(c pki.Client) tls.Certificate {
 
 func (s *Server) connect(address string, certificates ...tls.Certificate) *grpc.ClientConn {
 	s.t.Helper()
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(s.Authority.CertificatePEM())
 	conn, err := grpc.NewClient("passthrough:///"+address,
 		grpc.WithContextDialer(func(ctx context.Context, address string) (net.Conn, error) {
 			return s.network.dial(ctx, "tcp", address)
 		}),
 		grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
 			MinVersion: tls.VersionTLS13,
-			RootCAs:    roots,
+			RootCAs:    pkitest.Roots(s.Authority),
 			// Also in memory, where addresses have names.
 			ServerName:   "localhost",
 			Certificates: certificates,

@@ -206,9 +206,7 @@ func (s *Server) UntilHealthy() {
 		code, _ := s.get(ctx, "/health")
 		return code == http.StatusOK, nil
 	})
-	if err != nil {
-		s.t.Fatalf("waiting for the server: %v", err)
-	}
+	require.NoError(s.t, err, "waiting for the server")
 }
 
 // Get returns status code and body of a response of the health address, and 0 if

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/pki"
@@ -48,9 +49,7 @@ func load(t *testing.T, store storage.Store) (*Keys, error) {
 
 func wantSame(t *testing.T, got, want *Keys) {
 	t.Helper()
-	if !bytes.Equal(got.Authority.CertificatePEM(), want.Authority.CertificatePEM()) {
-		t.Error("the certificates of the authority differ")
-	}
+	assert.Equal(t, want.Authority.CertificatePEM(), got.Authority.CertificatePEM(), "the certificates of the authority differ")
 	if !got.Nonce.Equal(want.Nonce) {
 		t.Error("the keys of the nonces differ")
 	}

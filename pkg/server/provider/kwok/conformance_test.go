@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -75,9 +76,7 @@ func (b *backend) create(action clienttesting.Action) (handled bool, _ runtime.O
 		return false, nil, nil
 	}
 	b.loseResponses--
-	if err := b.client.Tracker().Create(action.GetResource(), action.(clienttesting.CreateAction).GetObject(), ""); err != nil {
-		b.t.Error(err)
-	}
+	assert.NoError(b.t, b.client.Tracker().Create(action.GetResource(), action.(clienttesting.CreateAction).GetObject(), ""))
 	return true, nil, errors.New("the connection was lost")
 }
 

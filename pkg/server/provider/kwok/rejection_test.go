@@ -7,6 +7,7 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -33,9 +34,7 @@ func rejectSubnet(client *fake.Clientset, subnet string, err error) {
 func expectFailure(t *testing.T, p *providertest.Harness, id, text string) {
 	t.Helper()
 	for _, err := range p.ExpectFailures(1, group, id) {
-		if err.Error() != text {
-			t.Errorf("got %v, want %s", err, text)
-		}
+		assert.EqualError(t, err, text)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -65,9 +66,7 @@ func Start(t *testing.T, newProvider func(provider.CallContextFunc) provider.Pro
 	running.Go(func() {
 		changed := func(key instance.GroupKey) { h.Changes <- key }
 		failed := func(key instance.GroupKey, id string, err error) { h.Failures <- Failure{key, id, err} }
-		if err := p.Run(ctx, changed, failed); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, p.Run(ctx, changed, failed))
 	})
 	h.Stop = func() {
 		cancel()
@@ -157,9 +156,7 @@ func (h *Harness) DrainChanges() {
 // instance, and discards them. It returns their errors.
 func (h *Harness) ExpectFailures(times int, group instance.GroupKey, id string) []error {
 	h.t.Helper()
-	if len(h.Failures) != times {
-		h.t.Errorf("%d failures were reported, want %d", len(h.Failures), times)
-	}
+	assert.Len(h.t, h.Failures, times, "failures")
 	var errs []error
 	for len(h.Failures) > 0 {
 		f := <-h.Failures

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/utils/ptr"
@@ -135,19 +136,13 @@ func (s *suite) expectVM(h *Harness, want instance.VM) {
 	if !known || got != want {
 		s.t.Errorf("Get returns %v, %t, want %v", got, known, want)
 	}
-	if diff := cmp.Diff([]instance.VM{want}, h.List(want.Group)); diff != "" {
-		s.t.Errorf("List (-want +got):\n%s", diff)
-	}
-	if groups := h.Groups(); !slices.Equal(groups, []instance.GroupKey{want.Group}) {
-		s.t.Errorf("Groups returns %v", groups)
-	}
+	assert.Empty(s.t, cmp.Diff([]instance.VM{want}, h.List(want.Group)), "List (-want +got)")
+	assert.Equal(s.t, []instance.GroupKey{want.Group}, h.Groups(), "Groups")
 }
 
 func (s *suite) testCreate() {
 	h := s.start()
-	if groups := h.Groups(); len(groups) != 0 {
-		s.t.Errorf("before the first instance the groups are %v", groups)
-	}
+	assert.Empty(s.t, h.Groups(), "before the first instance the groups")
 	id := h.MustCreate(s.spec(workers))
 	if vm, known := h.Get(id); !known || vm.State != instance.Pending && vm.State != instance.Running {
 		s.t.Errorf("after Create, Get returns %v, %t", vm, known)
@@ -157,9 +152,7 @@ func (s *suite) testCreate() {
 	if vm, _ := h.Get(id); vm.ProviderID == "" {
 		s.t.Error("a running instance has no provider id")
 	}
-	if vms := h.List(otherWorkers); len(vms) != 0 {
-		s.t.Errorf("the group of the same name of another tenant has %v", vms)
-	}
+	assert.Empty(s.t, h.List(otherWorkers), "the group of the same name of another tenant")
 	if vm, known := h.Get("unknown"); known {
 		s.t.Errorf("an unknown instance is %v", vm)
 	}
@@ -230,9 +223,7 @@ func (s *suite) testDeletedByOther() {
 	id := h.MustRun(s.spec(workers))
 	s.Delete(id)
 	h.Await(workers, map[string]instance.State{id: Deleted})
-	if groups := h.Groups(); len(groups) != 0 {
-		s.t.Errorf("the groups are %v", groups)
-	}
+	assert.Empty(s.t, h.Groups(), "the groups")
 }
 
 func (s *suite) testRestart() {
@@ -288,9 +279,7 @@ func (s *suite) testShards() {
 	}
 	s.expectCalls(2, 0)
 	for _, other := range others {
-		if vms := other.List(workers); len(vms) != 1 {
-			s.t.Errorf("the other shard has instances %v", vms)
-		}
+		assert.Len(s.t, other.List(workers), 1, "the other shard's instances")
 	}
 }
 

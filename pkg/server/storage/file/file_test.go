@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 
@@ -221,9 +222,7 @@ func lockFolder(t testing.TB, folder string) (unlock func()) {
 	require.NoError(t, err)
 	require.NoError(t, lock(t.Context(), file))
 	return func() {
-		if err := file.Close(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, file.Close())
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"sync/atomic"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -53,9 +54,7 @@ func testConcurrentCreates(t *testing.T, open func(t testing.TB) storage.Store) 
 		if n := winners.Load(); n != 1 {
 			t.Fatalf("%d clients have created %s, want one", n, key)
 		}
-		if got := string(mustGet(t, stores[0], key).Data); got != winner.Load() {
-			t.Errorf("%s has data %q, but the write of %q succeeded", key, got, winner.Load())
-		}
+		assert.Equal(t, winner.Load(), string(mustGet(t, stores[0], key).Data), "the data of %s", key)
 	}
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -32,17 +33,11 @@ func testUnusualKeys(t *testing.T, open func(t testing.TB) storage.Store) {
 		wantObject(t, reader, below+key, "changed", mustReplace(t, reader, below+key, "changed", etag))
 	}
 	slices.Sort(keys)
-	if diff := cmp.Diff(keys, list(t, reader, below, "")); diff != "" {
-		t.Errorf("(-written +listed):\n%s", diff)
-	}
+	assert.Empty(t, cmp.Diff(keys, list(t, reader, below, "")), "(-written +listed)")
 	for _, key := range keys {
-		if err := writer.Delete(t.Context(), below+key); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, writer.Delete(t.Context(), below+key))
 	}
-	if got := list(t, reader, below, ""); len(got) > 0 {
-		t.Errorf("still listed after the deletion: %q", got)
-	}
+	assert.Empty(t, list(t, reader, below, ""), "still listed after the deletion")
 }
 
 func testBadKeys(t *testing.T, store storage.Store) {
@@ -66,9 +61,7 @@ func testBadKeys(t *testing.T, store storage.Store) {
 		_, err := store.List(t.Context(), prefix)
 		wantKeyError(t, "List", prefix, err)
 	}
-	if diff := cmp.Diff(before, list(t, store, "", "")); diff != "" {
-		t.Errorf("bad keys have changed the storage (-before +after):\n%s", diff)
-	}
+	assert.Empty(t, cmp.Diff(before, list(t, store, "", "")), "bad keys have changed the storage (-before +after)")
 }
 
 // wantKeyError checks that err names the key and is none of the errors that

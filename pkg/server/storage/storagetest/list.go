@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 
@@ -53,16 +54,12 @@ func testList(t *testing.T, store storage.Store) {
 		{"B", []string{}},
 	}
 	for _, tc := range tests {
-		if diff := cmp.Diff(tc.want, list(t, store, below, tc.prefix)); diff != "" {
-			t.Errorf("keys that begin with %q (-want +got):\n%s", tc.prefix, diff)
-		}
+		assert.Empty(t, cmp.Diff(tc.want, list(t, store, below, tc.prefix)), "keys that begin with %q (-want +got)", tc.prefix)
 	}
 	infos, err := store.List(t.Context(), below)
 	require.NoError(t, err)
 	for _, info := range infos {
-		if want := etags[strings.TrimPrefix(info.Key, below)]; info.ETag != want {
-			t.Errorf("%s is listed with etag %q, want %q", info.Key, info.ETag, want)
-		}
+		assert.Equal(t, etags[strings.TrimPrefix(info.Key, below)], info.ETag, "the etag of %s", info.Key)
 	}
 	// All objects, also those of other tests.
 	infos, err = store.List(t.Context(), "")
@@ -89,9 +86,7 @@ func testListMany(t *testing.T, open func(t testing.TB) storage.Store) {
 		})
 	}
 	require.NoError(t, group.Wait())
-	if diff := cmp.Diff(want, list(t, open(t), below, "")); diff != "" {
-		t.Errorf("(-written +listed):\n%s", diff)
-	}
+	assert.Empty(t, cmp.Diff(want, list(t, open(t), below, "")), "(-written +listed)")
 }
 
 // testListWhileWriting lists objects while they are replaced. Every list must have

@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/storage"
@@ -67,9 +68,7 @@ func wantObject(t testing.TB, store storage.Store, key, data, etag string) {
 	if string(object.Data) != data {
 		t.Errorf("%s has data %.40q, want %.40q", key, object.Data, data)
 	}
-	if object.ETag != etag {
-		t.Errorf("%s has etag %q, want that of the write, %q", key, object.ETag, etag)
-	}
+	assert.Equal(t, etag, object.ETag, "the etag of %s, want that of the write", key)
 }
 
 // wantError checks that err wraps want and names the key.
@@ -179,9 +178,7 @@ func testDelete(t *testing.T, store storage.Store) {
 	mustCreate(t, store, key, "data")
 	etag := mustCreate(t, store, other, "data")
 	for _, deleted := range []string{key, key, "delete/nothing", "delete/no/folder", "delete/object2/below"} {
-		if err := store.Delete(t.Context(), deleted); err != nil {
-			t.Errorf("deleting %s: %v", deleted, err)
-		}
+		assert.NoError(t, store.Delete(t.Context(), deleted), "deleting %s", deleted)
 	}
 	_, err := store.Get(t.Context(), key)
 	wantError(t, err, storage.ErrNotFound, key)

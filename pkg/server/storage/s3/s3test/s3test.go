@@ -21,6 +21,8 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 )
 
@@ -39,13 +41,9 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 	t.Helper()
 	// The path of a socket must be shorter than that of t.TempDir may be.
 	dir, err := os.MkdirTemp("", "s3")
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := os.RemoveAll(dir); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, os.RemoveAll(dir))
 	})
 	socket := filepath.Join(dir, "socket")
 	startGateway(t, socket, dir)
@@ -75,9 +73,7 @@ func Start(t testing.TB, middleware func(service http.Handler) http.Handler) {
 func CreateBucket(t testing.TB, name string) {
 	t.Helper()
 	c, err := config.LoadDefaultConfig(t.Context())
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	client := s3.NewFromConfig(c, func(o *s3.Options) { o.UsePathStyle = true })
 	if _, err := client.CreateBucket(t.Context(), &s3.CreateBucketInput{Bucket: &name}); err != nil {
 		t.Fatal(err)
@@ -89,25 +85,17 @@ func CreateBucket(t testing.TB, name string) {
 func startGateway(t testing.TB, socket, dir string) {
 	t.Helper()
 	program, err := build()
-	if err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, err)
 	data := filepath.Join(dir, "data")
-	if err := os.Mkdir(data, 0o700); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, os.Mkdir(data, 0o700))
 	var output bytes.Buffer
 	cmd := exec.Command(program, "--quiet", "--port", socket, "posix", data)
 	cmd.Env = append(os.Environ(), "ROOT_ACCESS_KEY="+accessKey, "ROOT_SECRET_KEY="+secretKey)
 	cmd.Stdout, cmd.Stderr = &output, &output
 	cmd.Dir = dir
-	if err := cmd.Start(); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, cmd.Start())
 	t.Cleanup(func() {
-		if err := cmd.Process.Kill(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, cmd.Process.Kill())
 		_ = cmd.Wait() // the error is that it was killed
 		if t.Failed() {
 			t.Logf("output of the S3 service:\n%s", output.Bytes())
@@ -120,9 +108,7 @@ func startGateway(t testing.TB, socket, dir string) {
 		}
 		return true, conn.Close()
 	})
-	if err != nil {
-		t.Fatalf("waiting for the S3 service to listen: %v", err)
-	}
+	require.NoError(t, err, "waiting for the S3 service to listen")
 }
 
 // newProxy forwards requests to the socket unchanged, because the host is part of
