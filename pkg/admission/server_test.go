@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"io"
 	"net"
@@ -20,22 +19,18 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 )
 
 // newCertificate returns a certificate for a host, and a client that trusts it.
 func newCertificate(t *testing.T, host string) (*tls.Certificate, *http.Client) {
 	t.Helper()
-	authority, err := pki.NewAuthority("test")
+	authority := pkitest.NewAuthority(t)
+	certificate, err := pki.NewServing(authority, []string{host}).Config().GetCertificate(nil)
 	require.NoError(t, err)
-	certPEM, keyPEM, err := authority.IssueServer([]string{host}, time.Hour)
-	require.NoError(t, err)
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	require.NoError(t, err)
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(authority.CertificatePEM())
-	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: roots}, ForceAttemptHTTP2: true}
+	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pkitest.Roots(authority)}, ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)
-	return &pair, &http.Client{Transport: transport}
+	return certificate, &http.Client{Transport: transport}
 }
 
 func listen(t *testing.T) net.Listener {

@@ -11,6 +11,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,9 +54,7 @@ func sendHeader(w http.ResponseWriter, code int) {
 // send sends a body or an event of a watch.
 func send(t *testing.T, w http.ResponseWriter, body any) {
 	t.Helper()
-	if err := json.NewEncoder(w).Encode(body); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, json.NewEncoder(w).Encode(body))
 	if flusher, ok := w.(http.Flusher); ok {
 		flusher.Flush()
 	}

@@ -12,6 +12,8 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+
+	"github.com/stretchr/testify/require"
 )
 
 // shardsOf returns shards "0", "1" and so on with these sizes. A server was not sent
@@ -153,9 +155,7 @@ func expectCandidatesFirst(t *testing.T, sizes []int32, replicas int32, candidat
 			}
 		}
 	}
-	if !reflect.DeepEqual(selected, want) {
-		t.Fatalf("Scale(%v, %d, %v) selected %q, want %q", sizes, replicas, candidates, selected, want)
-	}
+	require.Equal(t, want, selected, "Scale(%v, %d, %v) selected", sizes, replicas, candidates)
 	return left
 }
 

@@ -9,12 +9,14 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
@@ -37,24 +39,9 @@ func shardsOf(entries ...string) *corev1.ConfigMap {
 	return object
 }
 
-// recorded are the events so far.
-func recorded(recorder *events.FakeRecorder) []string {
-	var all []string
-	for {
-		select {
-		case event := <-recorder.Events:
-			all = append(all, event)
-		default:
-			return all
-		}
-	}
-}
-
 func expectShards(t *testing.T, c *configuration, want ...string) {
 	t.Helper()
-	if got := c.connections.Shards(); !slices.Equal(got, want) {
-		t.Errorf("the shards are %q, want %q", got, want)
-	}
+	assert.Equal(t, want, c.connections.Shards(), "the shards")
 }
 
 func TestShardsFollowTheConfigMap(t *testing.T) {
@@ -70,7 +57,7 @@ func TestShardsFollowTheConfigMap(t *testing.T) {
 	if want := []string{"a", "b", "a", "c"}; !slices.Equal(changed, want) {
 		t.Errorf("told of %q, want %q", changed, want)
 	}
-	if got := recorded(recorder); len(got) > 0 {
+	if got := controllertest.Recorded(recorder); len(got) > 0 {
 		t.Errorf("recorded %q", got)
 	}
 }
@@ -90,7 +77,7 @@ func TestBadEntryKeepsTheLastEndpointAndTellsOnce(t *testing.T) {
 	touched := bad.DeepCopy()
 	touched.Labels = map[string]string{"touched": "yes"}
 	c.setEndpoints(ctx, touched)
-	got := recorded(recorder)
+	got := controllertest.Recorded(recorder)
 	if len(got) != 1 || !strings.Contains(got[0], `Warning InvalidEndpoint entry "a" with value "nowhere"`) {
 		t.Errorf("recorded %q, want one event about shard a", got)
 	}
@@ -109,11 +96,11 @@ func TestEntryThatWasNeverGoodIsNoShard(t *testing.T) {
 func TestStandbyRecordsWhatIsWrongWhenItLeads(t *testing.T) {
 	c, recorder, ctx := startConfiguration(t)
 	c.setEndpoints(ctx, shardsOf("a=nowhere"))
-	if got := recorded(recorder); len(got) > 0 {
+	if got := controllertest.Recorded(recorder); len(got) > 0 {
 		t.Errorf("a standby recorded %q", got)
 	}
 	c.lead()
-	if got := recorded(recorder); len(got) != 1 {
+	if got := controllertest.Recorded(recorder); len(got) != 1 {
 		t.Errorf("recorded %q, want one event", got)
 	}
 }
@@ -123,7 +110,7 @@ func TestStandbyRecordsNothingThatWasPutRight(t *testing.T) {
 	c.setEndpoints(ctx, shardsOf("a=nowhere"))
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
 	c.lead()
-	if got := recorded(recorder); len(got) > 0 {
+	if got := controllertest.Recorded(recorder); len(got) > 0 {
 		t.Errorf("recorded %q", got)
 	}
 }
@@ -177,7 +164,7 @@ func TestTroubleOfAShardIsToldOnTheConfigMapThatNamesIt(t *testing.T) {
 	c.setEndpoints(ctx, shardsOf("a=host-a:8993"))
 	c.errorReported("a", shard.ErrorEvent{Message: "configuration a.jsonc: unknown key"})
 	want := []string{"Warning ShardError a: configuration a.jsonc: unknown key"}
-	if got := recorded(recorder); !slices.Equal(got, want) {
+	if got := controllertest.Recorded(recorder); !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -60,9 +61,7 @@ func (c *candidate) end(t *testing.T) {
 	t.Helper()
 	c.stop()
 	close(c.release)
-	if err := <-c.done; err != nil {
-		t.Errorf("lead returned %v", err)
-	}
+	assert.NoError(t, <-c.done, "lead returned")
 }
 
 func closed(c <-chan struct{}) bool {

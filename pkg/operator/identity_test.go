@@ -7,12 +7,12 @@ import (
 	"crypto/tls"
 	"net"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 )
 
 // issuer makes the objects that hold the operator's identity.
@@ -23,9 +23,7 @@ type issuer struct {
 
 func newIssuer(t *testing.T) issuer {
 	t.Helper()
-	authority, err := pki.NewAuthority("test")
-	require.NoError(t, err)
-	return issuer{t, authority}
+	return issuer{t, pkitest.NewAuthority(t)}
 }
 
 func (i issuer) ca() *corev1.ConfigMap {
@@ -35,8 +33,7 @@ func (i issuer) ca() *corev1.ConfigMap {
 // cert is a client certificate that names id.
 func (i issuer) cert(id string) *corev1.Secret {
 	i.t.Helper()
-	cert, key, err := i.authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	require.NoError(i.t, err)
+	cert, key := pkitest.Operator(i.t, i.authority, id, "default")
 	return &corev1.Secret{Data: map[string][]byte{corev1.TLSCertKey: cert, corev1.TLSPrivateKeyKey: key}}
 }
 
@@ -44,36 +41,16 @@ func (i issuer) cert(id string) *corev1.Secret {
 // is shown, "" when the handshake fails.
 func (i issuer) clientOf(c *configuration) string {
 	i.t.Helper()
-	cert, key, err := i.authority.IssueServer([]string{"127.0.0.1"}, time.Hour)
-	require.NoError(i.t, err)
-	certificate, err := tls.X509KeyPair(cert, key)
-	require.NoError(i.t, err)
-	listener, err := net.Listen("tcp", "127.0.0.1:0")
-	require.NoError(i.t, err)
-	defer func() { _ = listener.Close() }()
-	name := make(chan string, 1)
-	go func() {
-		defer close(name)
-		accepted, err := listener.Accept()
-		if err != nil {
-			return
-		}
-		defer func() { _ = accepted.Close() }()
-		conn := tls.Server(accepted, &tls.Config{
-			Certificates: []tls.Certificate{certificate}, ClientAuth: tls.RequireAnyClientCert,
-			MinVersion: tls.VersionTLS13, NextProtos: []string{"h2"},
-		})
-		if conn.HandshakeContext(i.t.Context()) == nil {
-			name <- conn.ConnectionState().PeerCertificates[0].Subject.CommonName
-		}
-	}()
-	conn, err := net.Dial("tcp", listener.Addr().String())
+	config := pki.NewServing(i.authority, []string{"127.0.0.1"}).Config()
+	config.ClientAuth = tls.RequireAnyClientCert
+	address, clients := pkitest.Listen(i.t, config)
+	conn, err := net.Dial("tcp", address)
 	require.NoError(i.t, err)
 	defer func() { _ = conn.Close() }()
-	if _, _, err := c.identity.TransportCredentials().ClientHandshake(i.t.Context(), listener.Addr().String(), conn); err != nil {
-		_ = conn.Close()
+	if _, _, err := c.identity.TransportCredentials().ClientHandshake(i.t.Context(), address, conn); err != nil {
+		return ""
 	}
-	return <-name
+	return <-clients
 }
 
 func TestIdentityFollowsTheCertificate(t *testing.T) {

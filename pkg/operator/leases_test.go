@@ -4,10 +4,8 @@
 package operator
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
-	"io"
 	"net/http"
 	"path"
 	"strconv"
@@ -23,6 +21,8 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // leases is an API server for one Lease. Unlike a clientset in memory it knows
@@ -99,25 +99,14 @@ func (l *leases) RoundTrip(request *http.Request) (*http.Response, error) {
 	if err != nil {
 		return nil, err
 	}
-	code := http.StatusOK
-	if status, ok := answer.(*metav1.Status); ok {
-		code = int(status.Code)
-	}
-	body, err := json.Marshal(answer)
-	if err != nil {
-		return nil, err
-	}
-	return &http.Response{
-		StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}},
-		Body: io.NopCloser(bytes.NewReader(body)), Request: request,
-	}, nil
+	return controllertest.Respond(request, answer)
 }
 
 func (l *leases) serve(request *http.Request) (any, error) {
 	resource := coordinationv1.Resource("leases")
 	if request.Method == http.MethodGet {
 		if l.lease == nil {
-			return status(apierrors.NewNotFound(resource, path.Base(request.URL.Path))), nil
+			return apierrors.NewNotFound(resource, path.Base(request.URL.Path)), nil
 		}
 		return l.lease, nil
 	}
@@ -128,7 +117,7 @@ func (l *leases) serve(request *http.Request) (any, error) {
 	version := 0
 	if l.lease != nil {
 		if lease.ResourceVersion != l.lease.ResourceVersion {
-			return status(apierrors.NewConflict(resource, lease.Name, errors.New("there is a later version"))), nil
+			return apierrors.NewConflict(resource, lease.Name, errors.New("there is a later version")), nil
 		}
 		version, _ = strconv.Atoi(l.lease.ResourceVersion)
 	}
@@ -136,10 +125,4 @@ func (l *leases) serve(request *http.Request) (any, error) {
 	lease.ResourceVersion = strconv.Itoa(version + 1)
 	l.lease, l.renewed = lease, time.Now()
 	return lease, nil
-}
-
-func status(err *apierrors.StatusError) *metav1.Status {
-	status := err.Status()
-	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-	return &status
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -49,15 +50,9 @@ func TestErrorKinds(t *testing.T) {
 
 func check(t *testing.T, err error, unreachable, rejected bool, message string) {
 	t.Helper()
-	if got := shard.IsUnreachable(err); got != unreachable {
-		t.Errorf("IsUnreachable(%v) = %t, want %t", err, got, unreachable)
-	}
-	if got := shard.IsRejected(err); got != rejected {
-		t.Errorf("IsRejected(%v) = %t, want %t", err, got, rejected)
-	}
-	if got := shard.Message(err); got != message {
-		t.Errorf("Message(%v) = %q, want %q", err, got, message)
-	}
+	assert.Equal(t, unreachable, shard.IsUnreachable(err), "IsUnreachable(%v)", err)
+	assert.Equal(t, rejected, shard.IsRejected(err), "IsRejected(%v)", err)
+	assert.Equal(t, message, shard.Message(err), "Message(%v)", err)
 }
 
 // A connection that breaks during a call is Internal, as some rejections are.

@@ -6,10 +6,10 @@ package certificate
 import (
 	"crypto/tls"
 	"crypto/x509"
-	"slices"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/test/bufconn"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	kubeinformers "k8s.io/client-go/informers"
 	kubefake "k8s.io/client-go/kubernetes/fake"
-	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
@@ -48,7 +47,6 @@ type harness struct {
 	secrets        cache.SharedIndexInformer
 	configurations cache.SharedIndexInformer
 	clock          *clocktesting.FakePassiveClock
-	wrote          []string
 }
 
 func newHarness(t *testing.T, objects ...runtime.Object) *harness {
@@ -60,12 +58,6 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	factory := kubeinformers.NewSharedInformerFactory(h, 0)
 	h.secrets = factory.Core().V1().Secrets().Informer()
 	h.configurations = factory.Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
-	h.PrependReactor("*", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
-		if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
-			h.wrote = append(h.wrote, controllertest.Describe(action))
-		}
-		return false, nil, nil
-	})
 	h.restart()
 	return h
 }
@@ -81,11 +73,9 @@ func (h *harness) restart() {
 // sync syncs once, without an error, and compares the writes.
 func (h *harness) sync(want ...string) time.Duration {
 	h.t.Helper()
-	h.wrote = nil
+	h.ClearActions()
 	requeue := h.step()
-	if !slices.Equal(h.wrote, want) {
-		h.t.Errorf("wrote %q, want %q", h.wrote, want)
-	}
+	assert.Equal(h.t, want, controllertest.Writes(&h.Fake), "wrote")
 	return requeue
 }
 
@@ -170,9 +160,7 @@ func (h *harness) call(host string) error {
 
 func (h *harness) expectCalled(host string) {
 	h.t.Helper()
-	if err := h.call(host); err != nil {
-		h.t.Errorf("the webhook cannot be called at %s: %v", host, err)
-	}
+	assert.NoError(h.t, h.call(host), "the webhook cannot be called at %s", host)
 }
 
 // handshake connects a client that trusts only bundle with a server.

@@ -10,6 +10,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionregistrationv1 "k8s.io/api/admissionregistration/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -52,9 +53,7 @@ func (r *replica) serves(t *testing.T, h *harness) {
 	if !got.Leaf.Equal(h.pair().Leaf) {
 		t.Error("serves another certificate than the Secret has")
 	}
-	if err := handshake(time.Now(), h.configuration().Webhooks[0].ClientConfig.CABundle, got, host); err != nil {
-		t.Errorf("the webhook cannot be called: %v", err)
-	}
+	assert.NoError(t, handshake(time.Now(), h.configuration().Webhooks[0].ClientConfig.CABundle, got, host), "the webhook cannot be called")
 }
 
 // TestEveryReplicaServesTheLeadersCertificate: the leader issues the certificate and

@@ -6,11 +6,11 @@ package cluster
 import (
 	"context"
 	"fmt"
-	"slices"
 	"strconv"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -64,6 +64,7 @@ func source() *KubeconfigSource {
 func newHarness(t *testing.T, kubeconfig *KubeconfigSource) *harness {
 	t.Helper()
 	h := &harness{Harness: controllertest.NewHarness(t, shardtest.New()), tokenLifetime: time.Hour, secretVersion: 1}
+	h.SyncKey = func() (time.Duration, error) { return h.controller.sync(h.Ctx, controllertest.Key(name)) }
 	h.KubeClient.PrependReactor("create", "serviceaccounts", h.createToken)
 	h.KubeClient.PrependReactor("patch", "secrets", h.applySecret)
 	for _, fake := range []*clienttesting.Fake{&h.API.Fake, &h.KubeClient.Fake} {
@@ -127,7 +128,7 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 // syncStale is sync without an update of the caches.
 func (h *harness) syncStale() (writes []string, requeue time.Duration, err error) {
 	h.T.Helper()
-	_, requeue, err = controllertest.Sync(h.Harness, h.controller.sync, controllertest.Key(name))
+	_, requeue, err = h.SyncStale()
 	writes, h.writes = h.writes, nil
 	for _, object := range h.CAPI.Created[h.created:] {
 		writes = append(writes, "create clusters "+object.GetName())
@@ -141,9 +142,7 @@ func (h *harness) expect(want ...string) time.Duration {
 	h.T.Helper()
 	writes, requeue, err := h.sync()
 	require.NoError(h.T, err)
-	if !slices.Equal(writes, want) {
-		h.T.Errorf("wrote %q, want %q", writes, want)
-	}
+	assert.Equal(h.T, want, writes, "wrote")
 	return requeue
 }
 

@@ -60,18 +60,20 @@ func NewAPI(t testing.TB, objects ...runtime.Object) *API {
 // A nil err removes it.
 func (a *API) Fail(action string, err error) { a.errors[action] = err }
 
-// Writes returns the requested changes since the last call, each as verb,
-// resource and name: "apply nstancemachinepools/status workers".
+// Writes returns the writes since the last call, each as Describe has it.
 func (a *API) Writes() []string {
+	defer a.ClearActions()
+	return Writes(&a.Fake)
+}
+
+// Writes returns the writes among the actions of an API server, each as Describe has it.
+func Writes(server *clienttesting.Fake) []string {
 	var writes []string
-	for _, action := range a.Actions() {
-		switch action.GetVerb() {
-		case "get", "list", "watch":
-		default:
+	for _, action := range server.Actions() {
+		if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
 			writes = append(writes, Describe(action))
 		}
 	}
-	a.ClearActions()
 	return writes
 }
 
@@ -87,6 +89,9 @@ func Describe(action clienttesting.Action) string {
 	switch action := action.(type) {
 	case clienttesting.CreateActionImpl:
 		name = action.Name
+		if object, err := meta.Accessor(action.Object); err == nil && name == "" {
+			name = object.GetName()
+		}
 	case interface{ GetName() string }:
 		name = action.GetName()
 	}

@@ -4,8 +4,6 @@
 package controllertest
 
 import (
-	"bytes"
-	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
@@ -17,7 +15,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -73,7 +70,7 @@ func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 		return c.get(request)
 	case http.MethodPost:
 	default:
-		return respond(request, apierrors.NewMethodNotSupported(group, request.Method))
+		return Respond(request, apierrors.NewMethodNotSupported(group, request.Method))
 	}
 	body, err := io.ReadAll(request.Body)
 	if err != nil {
@@ -85,13 +82,13 @@ func (c *CAPI) RoundTrip(request *http.Request) (*http.Response, error) {
 	}
 	name := resource + "/" + object.GetName()
 	if slices.Contains(c.Taken, name) {
-		return respond(request, apierrors.NewAlreadyExists(group, object.GetName()))
+		return Respond(request, apierrors.NewAlreadyExists(group, object.GetName()))
 	}
 	c.Taken = append(c.Taken, name)
 	object.SetUID(types.UID("uid-of-" + object.GetName()))
 	object.SetResourceVersion(strconv.Itoa(1000 + len(c.Taken)))
 	c.Created = append(c.Created, object)
-	return respond(request, object)
+	return Respond(request, object)
 }
 
 func (c *CAPI) get(request *http.Request) (*http.Response, error) {
@@ -101,10 +98,10 @@ func (c *CAPI) get(request *http.Request) (*http.Response, error) {
 	}
 	for _, object := range c.Created {
 		if object.GetName() == name {
-			return respond(request, object)
+			return Respond(request, object)
 		}
 	}
-	return respond(request, apierrors.NewNotFound(schema.GroupResource{Group: "cluster.x-k8s.io"}, name))
+	return Respond(request, apierrors.NewNotFound(schema.GroupResource{Group: "cluster.x-k8s.io"}, name))
 }
 
 // kinds are those that can be listed, by resource.
@@ -123,7 +120,7 @@ func (c *CAPI) list(request *http.Request, kind string) (*http.Response, error) 
 			list.Items = append(list.Items, *object)
 		}
 	}
-	return respond(request, list)
+	return Respond(request, list)
 }
 
 func (c *CAPI) change(request *http.Request) (*http.Response, error) {
@@ -134,26 +131,7 @@ func (c *CAPI) change(request *http.Request) (*http.Response, error) {
 	_, below, _ := strings.Cut(strings.TrimPrefix(request.URL.Path, "/apis/cluster.x-k8s.io/v1beta2/namespaces/"), "/")
 	c.Changed = append(c.Changed, strings.TrimSpace(fmt.Sprintf("%s %s %s", request.Method, below, body)))
 	if c.Refused != nil {
-		return respond(request, c.Refused)
+		return Respond(request, c.Refused)
 	}
-	return respond(request, &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess})
-}
-
-func respond(request *http.Request, answer any) (*http.Response, error) {
-	code := http.StatusCreated
-	if failed, ok := answer.(*apierrors.StatusError); ok {
-		status := failed.Status()
-		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-		code, answer = int(status.Code), status
-	}
-	body, err := json.Marshal(answer)
-	if err != nil {
-		return nil, err
-	}
-	return &http.Response{
-		StatusCode: code,
-		Header:     http.Header{"Content-Type": {"application/json"}},
-		Body:       io.NopCloser(bytes.NewReader(body)),
-		Request:    request,
-	}, nil
+	return Respond(request, nil)
 }

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
 	kubeinformers "k8s.io/client-go/informers"
@@ -53,6 +54,9 @@ type Harness struct {
 	Fake *shardtest.Shards
 	// FakeClock stands at the start of 2026.
 	FakeClock *clocktesting.FakePassiveClock
+
+	// SyncKey syncs the object of the test once.
+	SyncKey func() (time.Duration, error)
 
 	recorder *events.FakeRecorder
 }
@@ -105,6 +109,12 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 	return h
 }
 
+// UseServers has the controller work with real shard servers.
+func (h *Harness) UseServers(s *shardtest.Servers) {
+	h.Shards, h.NamedShards, h.ShardClient = s.Pool, s.Pool, s.Pool
+	h.Groups, h.Notices = s.Groups, s.Notices
+}
+
 // Show makes the caches of our kinds equal to the API server.
 func (h *Harness) Show() {
 	h.T.Helper()
@@ -130,12 +140,15 @@ func (h *Harness) Remove(informer cache.SharedIndexInformer, objects ...any) {
 // Advance moves FakeClock forward.
 func (h *Harness) Advance(d time.Duration) { h.FakeClock.SetTime(h.FakeClock.Now().Add(d)) }
 
-// Events returns the events that were recorded since it was called last.
-func (h *Harness) Events() []string {
+// Events returns the events that were recorded since the last call.
+func (h *Harness) Events() []string { return Recorded(h.recorder) }
+
+// Recorded returns the events that were recorded since the last call.
+func Recorded(recorder *events.FakeRecorder) []string {
 	var recorded []string
 	for {
 		select {
-		case event := <-h.recorder.Events:
+		case event := <-recorder.Events:
 			recorded = append(recorded, event)
 		default:
 			return recorded
@@ -146,29 +159,32 @@ func (h *Harness) Events() []string {
 // ExpectEvents compares the events since the last call.
 func (h *Harness) ExpectEvents(want ...string) {
 	h.T.Helper()
-	if got := h.Events(); !slices.Equal(got, want) {
-		h.T.Errorf("recorded %q, want %q", got, want)
-	}
+	assert.Equal(h.T, want, h.Events(), "recorded")
 }
 
-// Sync syncs key once and returns what it did: the calls to shards, the writes of
-// our kinds, and those of Cluster API's.
-func Sync[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key) (did []string, requeue time.Duration, err error) {
+// Sync is SyncStale with caches that show what there is.
+func (h *Harness) Sync() (did []string, requeue time.Duration, err error) {
 	h.T.Helper()
-	requeue, err = sync(h.Ctx, key)
+	h.Show()
+	return h.SyncStale()
+}
+
+// SyncStale calls SyncKey and returns what it did: the calls to shards, the writes of our
+// kinds, and those of Cluster API's.
+func (h *Harness) SyncStale() (did []string, requeue time.Duration, err error) {
+	h.T.Helper()
+	requeue, err = h.SyncKey()
 	did = slices.Concat(h.Fake.Calls(), h.Writes(), h.CAPI.Changed)
 	h.CAPI.Changed = nil
 	return did, requeue, err
 }
 
-// Expect syncs key once, without an error, and compares what it did.
-func Expect[Key comparable](h *Harness, sync controller.SyncFunc[Key], key Key, want ...string) (requeue time.Duration) {
+// Expect calls Sync, which must not fail, and compares what it did.
+func (h *Harness) Expect(want ...string) (requeue time.Duration) {
 	h.T.Helper()
-	did, requeue, err := Sync(h, sync, key)
+	did, requeue, err := h.Sync()
 	require.NoError(h.T, err)
-	if !slices.Equal(did, want) {
-		h.T.Errorf("did %q, want %q", did, want)
-	}
+	assert.Equal(h.T, want, did, "did")
 	return requeue
 }
 

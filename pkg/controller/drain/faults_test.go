@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	storagev1 "k8s.io/api/storage/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 )
@@ -30,9 +31,7 @@ func newFullHarness(t *testing.T) *harness {
 		return nil
 	}
 	time.AfterFunc(10*time.Second, func() {
-		if err := h.Tracker().Delete(storagev1.SchemeGroupVersion.WithResource("volumeattachments"), "", "data"); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, h.Tracker().Delete(storagev1.SchemeGroupVersion.WithResource("volumeattachments"), "", "data"))
 	})
 	return h
 }

@@ -6,14 +6,13 @@ package drain
 import (
 	"context"
 	"os"
-	"slices"
 	"strings"
-	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,12 +20,11 @@ import (
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/tools/cache"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -66,13 +64,11 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 	h.fakes.Kube, h.fakes.Clock = h.Clientset, clock.RealClock{}
 	h.shards.OnCall = h.shardCalled
 	h.start()
-	t.Cleanup(func() { h.stop() })
 	return h
 }
 
 // start starts a controller without the state of a previous one.
 func (h *harness) start() {
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(h.t, ktesting.NewConfig(ktesting.Verbosity(0)))))
 	factory := kubeinformers.NewSharedInformerFactory(h.Clientset, 0)
 	h.registry = prometheus.NewRegistry()
 	h.fakes.Metrics = h.registry
@@ -81,20 +77,15 @@ func (h *harness) start() {
 	c, err := New(h.fakes.Dependencies)
 	require.NoError(h.t, err)
 	h.controller = c
-	factory.StartWithContext(ctx)
-	if !cache.WaitFor(ctx, "caches", c.HasSynced()...) {
-		h.t.Fatal("the caches did not sync")
-	}
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
+	synced := make(chan struct{})
+	h.stop = runtest.Start(h.t, func(ctx context.Context) {
+		factory.StartWithContext(ctx)
+		defer factory.Shutdown()
+		cache.WaitFor(ctx, "caches", c.HasSynced()...)
+		close(synced)
 		c.Run(ctx)
-	}()
-	h.stop = sync.OnceFunc(func() {
-		cancel()
-		<-done
-		factory.Shutdown()
 	})
+	<-synced
 	// A watch of notices starts with all of them.
 	for id := range h.shards.ByID {
 		for _, notice := range h.shards.Notices().List(id) {
@@ -164,9 +155,7 @@ func (h *harness) setShardError(err error) {
 // expectAcknowledged compares the acknowledged instances, in order.
 func (h *harness) expectAcknowledged(instances ...string) {
 	h.t.Helper()
-	if got := h.shards.Acknowledged(); !slices.Equal(got, instances) {
-		h.t.Errorf("acknowledged %q, want %q", got, instances)
-	}
+	assert.Equal(h.t, instances, h.shards.Acknowledged(), "acknowledged")
 }
 
 // expectCordonedBy compares who has cordoned a Node: "operator", "user" or "none".
@@ -183,9 +172,7 @@ func (h *harness) expectCordonedBy(name, want string) {
 	case node.Spec.Unschedulable:
 		got = "user"
 	}
-	if got != want {
-		h.t.Errorf("Node %s is cordoned by %s, want %s", name, got, want)
-	}
+	assert.Equal(h.t, want, got, "Node %s is cordoned by", name)
 }
 
 // addNode creates a Node.

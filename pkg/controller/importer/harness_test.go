@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/runtime"
 	clienttesting "k8s.io/client-go/testing"
@@ -38,6 +39,7 @@ func newHarness(t *testing.T, shards map[string]*shardtest.Shard, objects ...run
 	fake := shardtest.New()
 	fake.ByID = shards
 	h := &harness{Harness: controllertest.NewHarness(t, fake, objects...)}
+	h.SyncKey = func() (time.Duration, error) { return h.controller.sync(h.Ctx, controllertest.Key("main")) }
 	h.PrependReactor("create", "nstancemachinepools", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		if h.rejection != nil {
 			return true, nil, h.rejection
@@ -50,9 +52,7 @@ func newHarness(t *testing.T, shards map[string]*shardtest.Shard, objects ...run
 	var err error
 	h.controller, err = New(h.Dependencies)
 	require.NoError(t, err)
-	if got := len(h.controller.HasSynced()); got != 4 {
-		t.Errorf("%d handlers to wait for, want one per informer", got)
-	}
+	assert.Len(t, h.controller.HasSynced(), 4, "one handler per informer")
 	h.show(firstVersion)
 	return h
 }
@@ -65,15 +65,10 @@ func (h *harness) show(version string) {
 	require.NoError(h.T, pools.Replace(pools.List(), version))
 }
 
-// sync syncs the group "main" once.
-func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
-	return controllertest.Sync(h.Harness, h.controller.sync, controllertest.Key("main"))
-}
-
 // expect syncs the group "main" once, without an error, and compares the writes.
 func (h *harness) expect(want ...string) {
 	h.T.Helper()
-	got, requeue, err := h.sync()
+	got, requeue, err := h.SyncStale()
 	require.NoError(h.T, err)
 	if !slices.Equal(got, want) || requeue != 0 {
 		h.T.Errorf("wrote %q and requeued after %s, want %q", got, requeue, want)

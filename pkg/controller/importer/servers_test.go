@@ -4,9 +4,7 @@
 package importer
 
 import (
-	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -17,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -30,12 +29,12 @@ func TestGroupsOfServersAreImported(t *testing.T) {
 			Groups: fmt.Sprintf(`{"default": {"main": {"template": "worker", "size": %d}}}`, size),
 		}
 	}
-	servers := controllertest.StartServers(t, options("a", 3), options("b", 2))
+	servers := shardtest.StartServers(t, options("a", 3), options("b", 2))
 	a := servers.ByID["a"]
 	a.Kill()
 
 	pools := watchPools(t, servers)
-	controllertest.Eventually(t, "shard a is unreachable and shard b is reachable", func() bool {
+	runtest.Eventually(t, "shard a is unreachable and shard b is reachable", func() bool {
 		_, lost := servers.Groups.Reachable("a")
 		up, _ := servers.Groups.Reachable("b")
 		return up && shard.IsUnreachable(lost)
@@ -68,24 +67,16 @@ type poolWatch struct {
 	changes chan string
 }
 
-func watchPools(t *testing.T, servers *controllertest.Servers) *poolWatch {
+func watchPools(t *testing.T, servers *shardtest.Servers) *poolWatch {
 	t.Helper()
 	w := &poolWatch{Harness: controllertest.NewHarness(t, shardtest.New()), changes: make(chan string, 10)}
-	servers.Use(&w.Dependencies)
+	w.UseServers(servers)
 	c, err := New(w.Dependencies)
 	require.NoError(t, err)
 	pools := w.Informers.Nstance.NstanceMachinePools().Informer()
 	_, err = pools.AddEventHandler(controller.OnChange(w.changed))
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(context.WithoutCancel(w.Ctx))
-	var running sync.WaitGroup
-	running.Go(func() { pools.RunWithContext(ctx) })
-	running.Go(func() { w.Informers.Nstance.NstanceShardGroups().Informer().RunWithContext(ctx) })
-	running.Go(func() { c.Run(ctx) })
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
+	runtest.Start(t, pools.RunWithContext, w.Informers.Nstance.NstanceShardGroups().Informer().RunWithContext, c.Run)
 	servers.Connect()
 	return w
 }
@@ -104,10 +95,8 @@ func (w *poolWatch) expect(want string) {
 	w.T.Helper()
 	select {
 	case got := <-w.changes:
-		if got != want {
-			w.T.Fatalf("got %q, want %q", got, want)
-		}
-	case <-time.After(controllertest.Timeout):
-		w.T.Fatalf("after %s no change, want %q", controllertest.Timeout, want)
+		require.Equal(w.T, want, got)
+	case <-time.After(runtest.Timeout):
+		w.T.Fatalf("after %s no change, want %q", runtest.Timeout, want)
 	}
 }

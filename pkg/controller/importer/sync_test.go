@@ -24,11 +24,11 @@ import (
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
-const create = "create nstancemachinepools"
+const create = "create nstancemachinepools main"
 
 func TestSyncCreatesThePoolOnce(t *testing.T) {
 	h := newHarness(t, map[string]*shardtest.Shard{"us-west-2b": up(static(2)), "us-west-2c": up(), "us-west-2a": up(static(3))})
-	writes, _, err := h.sync()
+	writes, _, err := h.SyncStale()
 	if err != nil || !slices.Equal(writes, []string{create}) {
 		t.Fatalf("wrote %q, error %v", writes, err)
 	}
@@ -40,7 +40,7 @@ func TestSyncCreatesThePoolOnce(t *testing.T) {
 		t.Errorf("made with the finalizers %q", pool.Finalizers)
 	}
 
-	writes, requeue, err := h.sync()
+	writes, requeue, err := h.SyncStale()
 	if err != nil || len(writes) > 0 || requeue != controller.StaleRetry {
 		t.Errorf("before the cache shows it: wrote %q, requeue %s, error %v", writes, requeue, err)
 	}
@@ -94,7 +94,7 @@ func TestSyncReturnsTheErrorOfACreation(t *testing.T) {
 	refusal := errors.New("refused")
 	h := newHarness(t, map[string]*shardtest.Shard{"a": up(static(1))})
 	h.rejection = refusal
-	if _, _, err := h.sync(); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "create pool default/main") {
+	if _, _, err := h.SyncStale(); !errors.Is(err, refusal) || !strings.Contains(err.Error(), "create pool default/main") {
 		t.Errorf("got error %v", err)
 	}
 	h.rejection = nil

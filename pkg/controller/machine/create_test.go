@@ -28,26 +28,26 @@ func TestAnNstanceMachineGetsARunningInstance(t *testing.T) {
 			t.Errorf("requested %q from shard %q, stored is %+v", requestID, id, stored.Status)
 		}
 	}
-	h.expect(applyM, applyStatusM)
+	h.Expect(applyM, applyStatusM)
 	h.expectReady(`False Provisioning: an instance is being requested from shard "a"`)
-	h.expect(createOnA, applyStatusM)
+	h.Expect(createOnA, applyStatusM)
 	h.expectReady("False Provisioning: instance i-1 was requested")
 	h.expectCondition(v1beta1.ConditionInstanceCreated, "True InstanceCreated: ")
 
-	if requeue := h.expect(getOnA, applyStatusM); requeue != time.Second {
+	if requeue := h.Expect(getOnA, applyStatusM); requeue != time.Second {
 		t.Errorf("queries again in %s", requeue)
 	}
 	h.expectReady("False Provisioning: instance i-1 is pending")
 	for _, delay := range []time.Duration{2, 4, 8, 16, 30, 30} {
-		h.expect()
+		h.Expect()
 		h.Advance(30 * time.Second)
-		if requeue := h.expect(getOnA); requeue != delay*time.Second {
+		if requeue := h.Expect(getOnA); requeue != delay*time.Second {
 			t.Errorf("queries again in %s, want %ds", requeue, delay)
 		}
 	}
 	h.Advance(30 * time.Second)
 	h.shardA().Instances["i-1"] = shard.Instance{ID: "i-1", State: shard.InstanceRunning}
-	h.expect(getOnA, applyStatusM)
+	h.Expect(getOnA, applyStatusM)
 	h.expectReady("False Provisioning: instance i-1 has no provider id")
 	if h.nstanceMachine("m").Status.Initialization.Provisioned != nil {
 		t.Error("an instance without a provider id is provisioned")
@@ -55,7 +55,7 @@ func TestAnNstanceMachineGetsARunningInstance(t *testing.T) {
 
 	h.Advance(30 * time.Second)
 	h.runInstance()
-	h.expect(getOnA, applyM, applyStatusM)
+	h.Expect(getOnA, applyM, applyStatusM)
 	h.expectReady("True Ready: ")
 	got := h.nstanceMachine("m")
 	if got.Spec.ProviderID != "provider-i-1" || got.Status.ProviderID != "provider-i-1" ||
@@ -65,7 +65,7 @@ func TestAnNstanceMachineGetsARunningInstance(t *testing.T) {
 	}
 	for range 3 {
 		h.Advance(time.Hour)
-		if requeue := h.expect(); requeue != 0 {
+		if requeue := h.Expect(); requeue != 0 {
 			t.Errorf("a ready one is synced again in %s", requeue)
 		}
 	}
@@ -111,12 +111,12 @@ func TestWhatACreateRequestWaitsFor(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, newShards("a"), newNstanceMachine("m"))
 			test.prepare(h)
-			if requeue := h.expect(applyStatusM); requeue != 0 {
+			if requeue := h.Expect(applyStatusM); requeue != 0 {
 				t.Errorf("syncs again in %s, want no delay", requeue)
 			}
 			h.expectReady(test.want)
 			h.expectCondition(v1beta1.ConditionInstanceCreated, test.want)
-			h.expect()
+			h.Expect()
 		})
 	}
 }
@@ -139,7 +139,7 @@ func TestTheShardThatIsRequested(t *testing.T) {
 			owner := newMachine("m")
 			owner.Spec.FailureDomain = test.failure
 			h.Put(h.Informers.Machines, owner)
-			h.expect(applyM, applyStatusM)
+			h.Expect(applyM, applyStatusM)
 			if got := h.nstanceMachine("m").Status.Shard; got != test.want {
 				t.Errorf("chose %q, want %q", got, test.want)
 			}
@@ -150,25 +150,25 @@ func TestTheShardThatIsRequested(t *testing.T) {
 func TestARejectedRequestIsRepeatedLaterOrWhenTheGroupChanges(t *testing.T) {
 	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
 	h.Fake.Fail["create"] = declined
-	if requeue := h.expect(createOnA, applyStatusM); requeue != 5*time.Minute {
+	if requeue := h.Expect(createOnA, applyStatusM); requeue != 5*time.Minute {
 		t.Errorf("repeats it in %s", requeue)
 	}
 	h.expectCondition(v1beta1.ConditionInstanceCreated, "False InstanceRefused: group does not exist")
 	h.expectReady("False InstanceRefused: group does not exist")
 	h.Advance(time.Minute)
-	if requeue := h.expect(); requeue != 4*time.Minute {
+	if requeue := h.Expect(); requeue != 4*time.Minute {
 		t.Errorf("repeats it in %s", requeue)
 	}
 	h.Advance(4 * time.Minute)
-	h.expect(createOnA)
+	h.Expect(createOnA)
 	h.changeGroup(func(g *shard.Group) { g.ETag = "2" })
-	h.expect(createOnA)
+	h.Expect(createOnA)
 	if got := h.Events(); len(got) != 1 || got[0] != "Warning InstanceRefused group does not exist" {
 		t.Errorf("recorded %q", got)
 	}
 	h.Fake.Fail["create"] = nil
 	h.changeGroup(func(g *shard.Group) { g.ETag = "3" })
-	h.expect(createOnA, applyStatusM)
+	h.Expect(createOnA, applyStatusM)
 	if len(h.shardA().Instances) != 1 {
 		t.Errorf("there are %d instances", len(h.shardA().Instances))
 	}
@@ -178,24 +178,24 @@ func TestACreateRequestToAShardThatIsNotConnected(t *testing.T) {
 	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
 	// Not connected yet, then disconnected, then disconnected during the call.
 	h.shardA().Reachable = false
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False NotSynced: the shard is being connected")
 	h.shardA().Lost = shardtest.Unavailable
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False ShardUnreachable: connection refused")
 	h.shardA().Reachable = true
 	h.Fake.Fail["create"] = status.Error(codes.DeadlineExceeded, "no reply")
-	if _, _, err := h.sync(); !shard.IsUnreachable(err) {
+	if _, _, err := h.Sync(); !shard.IsUnreachable(err) {
 		t.Errorf("got error %v, want backoff", err)
 	}
 	h.expectReady("False ShardUnreachable: no reply")
 	h.Fake.Fail["create"] = status.Error(codes.PermissionDenied, "not yours")
-	if _, _, err := h.sync(); err == nil {
+	if _, _, err := h.Sync(); err == nil {
 		t.Error("got no error, want backoff")
 	}
 	h.expectReady("False InstanceRefused: not yours")
 	delete(h.Fake.ByID, "a")
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady(`False UnknownShard: shard "a" is not configured`)
 }
 
@@ -210,7 +210,7 @@ func TestTheFinalizerIsAddedAgain(t *testing.T) {
 			h.runInstance()
 			h.change(func(m *v1beta1.NstanceMachine) { m.Finalizers = nil })
 			for range 3 {
-				_, _, err := h.sync()
+				_, _, err := h.Sync()
 				require.NoError(t, err)
 			}
 			if !hasFinalizer(h.nstanceMachine("m")) {
@@ -236,7 +236,7 @@ func TestAStaleCacheErasesNothing(t *testing.T) {
 					withInstance(m, "i-1")
 					m.ResourceVersion = "99"
 				})
-				if _, _, err := h.syncStale(); !apierrors.IsConflict(err) {
+				if _, _, err := h.SyncStale(); !apierrors.IsConflict(err) {
 					t.Errorf("got error %v, want a conflict", err)
 				}
 				if got := h.nstanceMachine("m").Status; got.Shard != "a" || got.RequestID == "" || got.InstanceID != "i-1" || h.requests() != 0 {

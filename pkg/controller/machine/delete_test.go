@@ -20,26 +20,26 @@ import (
 
 func TestDeletionDeletesTheInstance(t *testing.T) {
 	h := newHarness(t, newShards("a"), deleting(running(newNstanceMachine("m"), "i-1")))
-	if requeue := h.expect(deleteOnA, applyStatusM); requeue != time.Second {
+	if requeue := h.Expect(deleteOnA, applyStatusM); requeue != time.Second {
 		t.Errorf("repeats it in %s", requeue)
 	}
 	h.expectReady("False Deleting: the shard is deleting the instance")
 	for _, delay := range []time.Duration{2, 4, 8, 10, 10} {
-		if requeue := h.expect(); requeue <= 0 || requeue > 10*time.Second {
+		if requeue := h.Expect(); requeue <= 0 || requeue > 10*time.Second {
 			t.Errorf("syncs again in %s", requeue)
 		}
 		h.Advance(10 * time.Second)
-		if requeue := h.expect(deleteOnA); requeue != delay*time.Second {
+		if requeue := h.Expect(deleteOnA); requeue != delay*time.Second {
 			t.Errorf("repeats it in %s, want %ds", requeue, delay)
 		}
 	}
 	h.Advance(10 * time.Second)
 	h.shardA().Deleted = true
-	h.expect(deleteOnA, patchM)
+	h.Expect(deleteOnA, patchM)
 	if h.nstanceMachine("m") != nil {
 		t.Error("it is still there")
 	}
-	h.expect()
+	h.Expect()
 	if len(h.controller.syncStates) != 0 {
 		t.Error("its state was not dropped")
 	}
@@ -47,31 +47,31 @@ func TestDeletionDeletesTheInstance(t *testing.T) {
 
 func TestDeletionIsConfirmedByANotice(t *testing.T) {
 	h := newHarness(t, newShards("a"), deleting(running(newNstanceMachine("m"), "i-1")))
-	h.expect(deleteOnA, applyStatusM)
+	h.Expect(deleteOnA, applyStatusM)
 	h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleting}
-	h.expect()
+	h.Expect()
 	h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleted}
-	h.expect(patchM)
+	h.Expect(patchM)
 }
 
 func TestDeletionBeforeTheCreateRequest(t *testing.T) {
 	h := newHarness(t, newShards(), deleting(withFinalizer(newNstanceMachine("m"))))
-	h.expect(patchM)
+	h.Expect(patchM)
 
 	// The finalizer of another controller stays.
 	machine := deleting(newNstanceMachine("m"))
 	machine.Finalizers = []string{"example.com/other"}
 	h = newHarness(t, newShards("a"), machine)
-	h.expect()
+	h.Expect()
 
 	machine = deleting(withFinalizer(newNstanceMachine("m")))
 	machine.Finalizers = []string{"example.com/other", v1beta1.FinalizerMachine}
 	h = newHarness(t, newShards("a"), machine)
-	h.expect(patchM)
+	h.Expect(patchM)
 	if got := h.nstanceMachine("m").Finalizers; !slices.Equal(got, []string{"example.com/other"}) {
 		t.Errorf("the finalizers are %q", got)
 	}
-	h.expect()
+	h.Expect()
 }
 
 // The process that sent the request may have crashed before the reply.
@@ -83,10 +83,10 @@ func TestDeletionAfterACreateRequestWithoutAReply(t *testing.T) {
 		h.shardA().Requests["uid-of-m"] = "i-7"
 	}
 	h.change(func(m *v1beta1.NstanceMachine) { deleting(m) })
-	h.expect(createOnA, applyStatusM)
+	h.Expect(createOnA, applyStatusM)
 	h.expectReady("False Deleting: the shard is deleting the instance")
 	h.shardA().Deleted = true
-	h.expect("delete i-7 on a", patchM)
+	h.Expect("delete i-7 on a", patchM)
 	if h.nstanceMachine("m") != nil {
 		t.Error("it is still there")
 	}
@@ -95,7 +95,7 @@ func TestDeletionAfterACreateRequestWithoutAReply(t *testing.T) {
 func TestDeletionAfterARejectedCreateRequest(t *testing.T) {
 	h := newHarness(t, newShards("a"), deleting(withShard(newNstanceMachine("m"))))
 	h.Fake.Fail["create"] = declined
-	h.expect(createOnA, patchM)
+	h.Expect(createOnA, patchM)
 	if h.nstanceMachine("m") != nil {
 		t.Error("it is still there")
 	}
@@ -120,22 +120,22 @@ func TestDeletionWithoutAReply(t *testing.T) {
 			for _, failure := range failures {
 				h.Fake.Fail["create"], h.Fake.Fail["delete"] = failure, failure
 				for range 2 {
-					if _, _, err := h.sync(); err == nil {
+					if _, _, err := h.Sync(); err == nil {
 						t.Fatalf("%v: got no error, want backoff", failure)
 					}
 				}
 				h.expectReady(notDeleted + shard.Message(failure))
 			}
 			h.shardA().Reachable, h.shardA().Lost = false, shardtest.Unavailable
-			h.expect(applyStatusM)
+			h.Expect(applyStatusM)
 			h.expectReady(notDeleted + "connection refused")
 			h.shardA().Lost = nil
-			h.expect(applyStatusM)
+			h.Expect(applyStatusM)
 			h.expectReady(notDeleted + "the shard is being connected")
 			delete(h.Fake.ByID, "a")
-			h.expect(applyStatusM)
+			h.Expect(applyStatusM)
 			h.expectReady(notDeleted + `shard "a" is not configured`)
-			if requeue := h.expect(); requeue != 0 {
+			if requeue := h.Expect(); requeue != 0 {
 				t.Errorf("syncs again in %s, want no delay", requeue)
 			}
 			if !hasFinalizer(h.nstanceMachine("m")) {
@@ -154,7 +154,7 @@ func TestDeletionFromAStaleCache(t *testing.T) {
 		withShard(m)
 		m.ResourceVersion = "99"
 	})
-	if did, _, err := h.syncStale(); !apierrors.IsConflict(err) {
+	if did, _, err := h.SyncStale(); !apierrors.IsConflict(err) {
 		t.Errorf("did %q, error %v, want a conflict", did, err)
 	}
 	if !hasFinalizer(h.nstanceMachine("m")) {
@@ -166,8 +166,8 @@ func TestAnNstanceMachineWhoseMachineWasDeleted(t *testing.T) {
 	t.Run("is deleted", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 		h.hideMachine()
-		h.expect(deleteM)
-		h.expect(deleteOnA, applyStatusM)
+		h.Expect(deleteM)
+		h.Expect(deleteOnA, applyStatusM)
 	})
 	t.Run("is deleted when another Machine has the name", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
@@ -175,13 +175,13 @@ func TestAnNstanceMachineWhoseMachineWasDeleted(t *testing.T) {
 		another.UID = types.UID("another")
 		h.Put(h.Informers.Machines, another)
 		h.CAPI.Has(h.T, another)
-		h.expect(deleteM)
+		h.Expect(deleteM)
 	})
 	t.Run("stays when only the cache does not have the Machine", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), newNstanceMachine("m"))
 		h.hideMachine()
 		h.CAPI.Has(h.T, newMachine("m"))
-		h.expect(applyM, applyStatusM)
-		h.expect(createOnA, applyStatusM)
+		h.Expect(applyM, applyStatusM)
+		h.Expect(createOnA, applyStatusM)
 	})
 }

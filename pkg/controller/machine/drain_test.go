@@ -25,24 +25,24 @@ func TestAPoolMemberWithoutAMachineIsDrainedByItsShard(t *testing.T) {
 	pool.Finalizers = []string{"example.com/wait"}
 	require.NoError(t, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools"), pool, controllertest.Namespace))
 	h.shardA().Notices["m"] = shard.DeletionNotice{InstanceID: "m", State: shard.Draining, Reason: "group-deleted", DeleteAt: h.FakeClock.Now().Add(time.Hour)}
-	if requeue := h.expect(applyStatusM); requeue != 0 {
+	if requeue := h.Expect(applyStatusM); requeue != 0 {
 		t.Errorf("syncs again in %s, want no delay", requeue)
 	}
 	h.expectReady(notDeleted + "no Machine owns it, and the shard is draining it")
 	h.shardA().Notices["m"] = shard.DeletionNotice{InstanceID: "m", State: shard.Deleting}
-	h.expect(deleteMOnA, applyStatusM)
+	h.Expect(deleteMOnA, applyStatusM)
 
 	// The shard has cancelled its drain, and the NstanceMachine is still being deleted.
 	t.Run("until the drain is cancelled", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), deleting(runningPoolMember("m")))
 		h.shardA().Notices["m"] = shard.DeletionNotice{InstanceID: "m", State: shard.Draining}
-		h.expect(applyStatusM)
+		h.Expect(applyStatusM)
 		delete(h.shardA().Notices, "m")
-		h.expect(deleteMOnA, applyStatusM)
+		h.Expect(deleteMOnA, applyStatusM)
 	})
 	t.Run("but not with a Machine", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), deleting(owned(runningPoolMember("m"))))
 		h.shardA().Notices["m"] = shard.DeletionNotice{InstanceID: "m", State: shard.Draining}
-		h.expect(deleteMOnA, applyStatusM)
+		h.Expect(deleteMOnA, applyStatusM)
 	})
 }

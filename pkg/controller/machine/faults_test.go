@@ -128,7 +128,7 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 			h.Show()
 		}
 		before := calls
-		_, _, err := h.syncStale()
+		_, _, err := h.SyncStale()
 		left = max(left-1, 0)
 		if err != nil && before <= at && calls > at {
 			left = stale
@@ -159,12 +159,12 @@ func TestACreateRequestThatWasAnsweredIsNotRepeated(t *testing.T) {
 	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
 	h.Fail(applyStatusM, apierrors.NewConflict(nstanceMachines.GroupResource(), "m", errFailed))
 	for _, want := range [][]string{{createOnA, applyStatusM}, {applyStatusM}, {applyStatusM}} {
-		if did, _, err := h.sync(); !slices.Equal(did, want) || !apierrors.IsConflict(err) {
+		if did, _, err := h.Sync(); !slices.Equal(did, want) || !apierrors.IsConflict(err) {
 			t.Errorf("did %q, error %v, want %q", did, err, want)
 		}
 	}
 	h.Fail(applyStatusM, nil)
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	if got := h.nstanceMachine("m").Status.InstanceID; got != "i-1" {
 		t.Errorf("the instance is %q", got)
 	}

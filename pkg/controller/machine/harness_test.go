@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -72,6 +73,7 @@ func newHarness(t testing.TB, shards *shardtest.Shards, all ...*v1beta1.NstanceM
 		objects[i] = nstanceMachine
 	}
 	h := &harness{Harness: controllertest.NewHarness(t, shards, objects...), drains: &fakeDrains{}}
+	h.SyncKey = func() (time.Duration, error) { return h.controller.sync(h.Ctx, controllertest.Key("m")) }
 	h.Put(h.Informers.Clusters, newCluster())
 	for _, nstanceMachine := range all {
 		h.Put(h.Informers.Machines, newMachine(nstanceMachine.Name))
@@ -161,27 +163,6 @@ func (h *harness) hideMachine() {
 
 func (h *harness) addNode(node *corev1.Node) { h.Put(h.Informers.Nodes, node) }
 
-// sync syncs the NstanceMachine "m" once, with caches that are up to date, and
-// returns the calls to shards and the writes to the API server.
-func (h *harness) sync() (did []string, requeue time.Duration, err error) {
-	h.T.Helper()
-	h.Show()
-	return h.syncStale()
-}
-
-// syncStale is sync with the caches as they are.
-func (h *harness) syncStale() (did []string, requeue time.Duration, err error) {
-	h.T.Helper()
-	return controllertest.Sync(h.Harness, h.controller.sync, controllertest.Key("m"))
-}
-
-// expect syncs once, without an error, and compares what was done.
-func (h *harness) expect(want ...string) time.Duration {
-	h.T.Helper()
-	h.Show()
-	return controllertest.Expect(h.Harness, h.controller.sync, controllertest.Key("m"), want...)
-}
-
 // expectReady compares the condition Ready.
 func (h *harness) expectReady(want string) {
 	h.T.Helper()
@@ -190,9 +171,7 @@ func (h *harness) expectReady(want string) {
 
 func (h *harness) expectCondition(kind, want string) {
 	h.T.Helper()
-	if got := conditionOf(h.nstanceMachine("m"), kind); got != want {
-		h.T.Errorf("%s is %q, want %q", kind, got, want)
-	}
+	assert.Equal(h.T, want, conditionOf(h.nstanceMachine("m"), kind), kind)
 }
 
 // change changes the NstanceMachine "m" on the API server.

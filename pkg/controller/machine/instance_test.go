@@ -24,7 +24,7 @@ func TestAFailedInstance(t *testing.T) {
 		h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 		h.shardA().Session = 1
 		h.shardA().Instances["i-1"] = shard.Instance{ID: "i-1", State: state, ProviderID: "provider-i-1"}
-		if requeue := h.expect(getOnA, applyStatusM); requeue != time.Second {
+		if requeue := h.Expect(getOnA, applyStatusM); requeue != time.Second {
 			t.Errorf("queries again in %s", requeue)
 		}
 		h.expectReady("False InstanceFailed: instance i-1 is " + string(state))
@@ -33,13 +33,13 @@ func TestAFailedInstance(t *testing.T) {
 			t.Errorf("the status is %+v", got)
 		}
 		h.Advance(time.Minute)
-		h.expect(getOnA)
+		h.Expect(getOnA)
 		if got, want := h.Events(), []string{"Warning InstanceFailed instance i-1 is " + string(state)}; !slices.Equal(got, want) {
 			t.Errorf("recorded %q, want %q", got, want)
 		}
 		h.Advance(time.Minute)
 		h.runInstance()
-		h.expect(getOnA, applyStatusM)
+		h.Expect(getOnA, applyStatusM)
 		h.expectReady("True Ready: ")
 	}
 }
@@ -48,26 +48,26 @@ func TestAFailedInstance(t *testing.T) {
 func TestInstancesAreVerifiedOncePerSession(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.runInstance()
-	h.expect()
+	h.Expect()
 	for session := range int64(3) {
 		h.shardA().Session = session + 1
-		h.expect(getOnA)
-		h.expect()
+		h.Expect(getOnA)
+		h.Expect()
 	}
 	// Without a reply it is not verified.
 	h.shardA().Session++
 	h.Fake.Fail["get"] = shardtest.Unavailable
 	for range 2 {
-		if did, _, err := h.sync(); !slices.Equal(did, []string{getOnA}) || !shard.IsUnreachable(err) {
+		if did, _, err := h.Sync(); !slices.Equal(did, []string{getOnA}) || !shard.IsUnreachable(err) {
 			t.Errorf("did %q, error %v", did, err)
 		}
 	}
 	h.expectReady("True Ready: ")
 	h.Fake.Fail["get"] = nil
-	h.expect(getOnA)
+	h.Expect(getOnA)
 	h.restart()
-	h.expect(getOnA)
-	h.expect()
+	h.Expect(getOnA)
+	h.Expect()
 }
 
 func TestAnInstanceThatTheShardHasDeleted(t *testing.T) {
@@ -100,20 +100,20 @@ func TestAnInstanceThatTheShardHasDeleted(t *testing.T) {
 				h := newHarness(t, newShards("a"), nstanceMachine())
 				h.runInstance()
 				test.change(h)
-				h.expect(slices.Concat(test.calls, []string{applyStatusM})...)
+				h.Expect(slices.Concat(test.calls, []string{applyStatusM})...)
 				h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: "+test.message)
 				h.expectReady("False ServerDeleted: " + test.message)
 				if ptr.Deref(h.nstanceMachine("m").Status.Ready, true) {
 					t.Error("it is ready")
 				}
 				// The Machine is deleted, and Cluster API deletes the NstanceMachine.
-				h.expect(deleteMachine)
+				h.Expect(deleteMachine)
 				owner := newMachine("m")
 				owner.DeletionTimestamp = ptr.To(metav1.NewTime(h.FakeClock.Now()))
 				h.Put(h.Informers.Machines, owner)
-				h.expect()
+				h.Expect()
 				h.change(func(m *v1beta1.NstanceMachine) { deleting(m) })
-				h.expect(patchM)
+				h.Expect(patchM)
 				if h.nstanceMachine("m") != nil {
 					t.Error("it is still there")
 				}
@@ -129,22 +129,22 @@ func TestTheMachineOfADeletedInstanceMayBeMissing(t *testing.T) {
 	t.Run("on the API server only", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), withServerDeleted(running(newNstanceMachine("m"), "i-1")))
 		h.CAPI.Refused = apierrors.NewNotFound(schema.GroupResource{}, "m")
-		if did, _, err := h.sync(); err != nil || !strings.HasPrefix(did[len(did)-1], "DELETE machines/m ") {
+		if did, _, err := h.Sync(); err != nil || !strings.HasPrefix(did[len(did)-1], "DELETE machines/m ") {
 			t.Errorf("did %q, error %v", did, err)
 		}
 	})
 	t.Run("and another Machine has its name", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), withServerDeleted(running(newNstanceMachine("m"), "i-1")))
 		h.CAPI.Refused = apierrors.NewConflict(schema.GroupResource{}, "m", nil)
-		if _, _, err := h.sync(); !apierrors.IsConflict(err) {
+		if _, _, err := h.Sync(); !apierrors.IsConflict(err) {
 			t.Errorf("got error %v, want a retry with a newer cache", err)
 		}
 	})
 	t.Run("in the cache too", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), withServerDeleted(running(newNstanceMachine("m"), "i-1")))
 		h.hideMachine()
-		h.expect(deleteM)
-		h.expect(patchM)
+		h.Expect(deleteM)
+		h.Expect(patchM)
 		if h.nstanceMachine("m") != nil {
 			t.Error("it is still there")
 		}
@@ -153,8 +153,8 @@ func TestTheMachineOfADeletedInstanceMayBeMissing(t *testing.T) {
 		machine := withServerDeleted(running(newNstanceMachine("m"), "i-1"))
 		machine.OwnerReferences = nil
 		h := newHarness(t, newShards("a"), machine)
-		h.expect(deleteM)
-		h.expect(patchM)
+		h.Expect(deleteM)
+		h.Expect(patchM)
 	})
 }
 
@@ -162,23 +162,23 @@ func TestTheMachineOfADeletedInstanceMayBeMissing(t *testing.T) {
 func TestOnlyADeletedInstanceCountsAsDeleted(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Draining, Reason: "spot"}
-	h.expect()
+	h.Expect()
 	h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleting, Reason: "spot"}
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False ServerDeleted: the shard is deleting the instance: spot")
 	h.expectCondition(v1beta1.ConditionServerDeleted, "")
 
 	h = newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.shardA().Session = 1
 	h.shardA().Reachable, h.shardA().Lost = false, shardtest.Unavailable
-	h.expect()
+	h.Expect()
 	delete(h.Fake.ByID, "a")
-	h.expect()
+	h.Expect()
 }
 
 func TestTheConditionOfDrainsAppearsWithTheFirstDrain(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
-	h.expect()
+	h.Expect()
 	h.expectCondition(v1beta1.ConditionDrainsProgressing, "")
 	for _, test := range []struct {
 		drain drain
@@ -190,7 +190,7 @@ func TestTheConditionOfDrainsAppearsWithTheFirstDrain(t *testing.T) {
 		{drain{}, "True NoDrains: "},
 	} {
 		h.drains.drain = test.drain
-		h.expect(applyStatusM)
+		h.Expect(applyStatusM)
 		h.expectCondition(v1beta1.ConditionDrainsProgressing, test.want)
 		h.expectReady("True Ready: ")
 	}

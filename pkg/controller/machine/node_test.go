@@ -23,10 +23,10 @@ const linkM = `PATCH machines/m/status {"metadata":{"resourceVersion":"7","uid":
 func TestTheNodeOfAnInstance(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.addNode(newNode("other", "aws:///us-west-2a/provider-i-2"))
-	h.expect()
+	h.Expect()
 	// With one Node the provider id is written as the Node has it.
 	h.addNode(newNode("n", "aws:///us-west-2a/provider-i-1"))
-	if requeue := h.expect(applyM, applyStatusM); requeue != 30*time.Second {
+	if requeue := h.Expect(applyM, applyStatusM); requeue != 30*time.Second {
 		t.Errorf("syncs again in %s", requeue)
 	}
 	got := h.nstanceMachine("m")
@@ -39,13 +39,13 @@ func TestTheNodeOfAnInstance(t *testing.T) {
 	}
 	// With two Nodes or with none nothing changes.
 	h.addNode(newNode("n2", "aws:///us-west-2b/provider-i-1"))
-	h.expect()
-	h.expect()
+	h.Expect()
+	h.Expect()
 	if got, want := h.Events(), []string{`Warning AmbiguousProviderID provider id "provider-i-1" matches 2 Nodes`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 	require.NoError(t, h.Informers.Nodes.GetIndexer().Replace(nil, "9"))
-	h.expect()
+	h.Expect()
 }
 
 func TestWantedProviderID(t *testing.T) {
@@ -76,26 +76,26 @@ func TestWantedProviderID(t *testing.T) {
 func TestTheNodeIsSetWhenClusterAPIDoesNotFindIt(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.addNode(newNode("n", "provider-i-1"))
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.Advance(29 * time.Second)
-	if requeue := h.expect(); requeue != time.Second {
+	if requeue := h.Expect(); requeue != time.Second {
 		t.Errorf("syncs again in %s", requeue)
 	}
 	h.Advance(time.Second)
-	h.expect(linkM)
+	h.Expect(linkM)
 
 	t.Run("Cluster API has found it", func(*testing.T) {
 		owner := newMachine("m")
 		owner.Status.NodeRef = clusterv1.MachineNodeReference{Name: "another"}
 		h.Put(h.Informers.Machines, owner)
-		h.expect()
+		h.Expect()
 	})
 	t.Run("Cluster API writes at the same time", func(t *testing.T) {
 		h.Put(h.Informers.Machines, newMachine("m"))
-		h.expect()
+		h.Expect()
 		h.Advance(30 * time.Second)
 		h.CAPI.Refused = apierrors.NewConflict(schema.GroupResource{}, "m", nil)
-		if _, requeue, err := h.sync(); err != nil || requeue != 30*time.Second {
+		if _, requeue, err := h.Sync(); err != nil || requeue != 30*time.Second {
 			t.Errorf("syncs again in %s, error %v; want the same time again", requeue, err)
 		}
 		h.CAPI.Refused = nil
@@ -104,16 +104,16 @@ func TestTheNodeIsSetWhenClusterAPIDoesNotFindIt(t *testing.T) {
 		owner := newMachine("m")
 		owner.DeletionTimestamp = &metav1.Time{Time: h.FakeClock.Now()}
 		h.Put(h.Informers.Machines, owner)
-		h.expect()
+		h.Expect()
 	})
 	t.Run("the time begins again with another Node", func(t *testing.T) {
 		h.Put(h.Informers.Machines, newMachine("m"))
-		h.expect()
+		h.Expect()
 		h.Advance(20 * time.Second)
 		again := newNode("n", "provider-i-1")
 		again.UID = "another"
 		h.addNode(again)
-		if requeue := h.expect(); requeue != 30*time.Second {
+		if requeue := h.Expect(); requeue != 30*time.Second {
 			t.Errorf("syncs again in %s", requeue)
 		}
 	})

@@ -52,11 +52,11 @@ func TestAPausedNstanceMachineOnlyReports(t *testing.T) {
 				h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleted}
 				h.addNode(newNode("n", "aws:///zone/provider-i-1"))
 				test.pause(h)
-				h.expect(applyStatusM)
+				h.Expect(applyStatusM)
 				h.expectCondition(v1beta1.ConditionPaused, "True Paused: "+test.message)
 				for range 2 {
 					h.Advance(time.Hour)
-					if requeue := h.expect(); requeue != 0 {
+					if requeue := h.Expect(); requeue != 0 {
 						t.Errorf("syncs again in %s, want no delay", requeue)
 					}
 				}
@@ -69,10 +69,10 @@ func TestSyncContinuesAfterAPause(t *testing.T) {
 	machine := newNstanceMachine("m")
 	machine.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 	h := newHarness(t, newShards("a"), machine)
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False Paused: m has the annotation cluster.x-k8s.io/paused")
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
-	h.expect(applyM, applyStatusM)
+	h.Expect(applyM, applyStatusM)
 	h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
 }
 
@@ -92,16 +92,16 @@ func TestADeletionNoticeDuringAPause(t *testing.T) {
 			h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 			h.runInstance()
 			h.shardA().Session = 1
-			h.expect(getOnA)
-			h.expect()
+			h.Expect(getOnA)
+			h.Expect()
 
 			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
-			h.expect(applyStatusM)
+			h.Expect(applyStatusM)
 			test.report(h)
-			h.expect()
+			h.Expect()
 			delete(h.shardA().Notices, "i-1")
 			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
-			h.expect(test.want...)
+			h.Expect(test.want...)
 			h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
 			_, exists := h.shardA().Instances["i-1"]
 			if got := serverDeleted(h.nstanceMachine("m")); got == exists {
@@ -116,19 +116,19 @@ func TestADeletionNoticeThatCannotBeWritten(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.runInstance()
 	h.shardA().Session = 1
-	h.expect(getOnA)
+	h.Expect(getOnA)
 	h.shardA().Notices["i-1"] = shard.DeletionNotice{State: shard.Deleted}
 	delete(h.shardA().Instances, "i-1")
 	failing := true
 	h.PrependReactor("patch", nstanceMachines.Resource, func(clienttesting.Action) (bool, runtime.Object, error) {
 		return failing, nil, apierrors.NewServiceUnavailable("later")
 	})
-	if _, _, err := h.sync(); err == nil {
+	if _, _, err := h.Sync(); err == nil {
 		t.Fatal("got no error")
 	}
 	failing = false
 	delete(h.shardA().Notices, "i-1")
-	h.expect(getOnA, applyStatusM)
+	h.Expect(getOnA, applyStatusM)
 	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
 }
 
@@ -137,12 +137,12 @@ func TestAnInstanceIsVerifiedAfterAPause(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
 	h.shardA().Session = 1
 	h.runInstance()
-	h.expect(getOnA)
+	h.Expect(getOnA)
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	delete(h.shardA().Instances, "i-1")
-	h.expect()
+	h.Expect()
 	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
-	h.expect(getOnA, applyStatusM)
+	h.Expect(getOnA, applyStatusM)
 	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
 }

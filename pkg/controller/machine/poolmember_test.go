@@ -31,39 +31,39 @@ func listed(state shard.InstanceState) shard.Instance {
 func TestAPoolMemberFollowsTheListOfItsShard(t *testing.T) {
 	h := newHarness(t, newShards("a"), newPoolMember("m"))
 	h.list(shard.Instance{ID: "m", State: shard.InstancePending})
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False Provisioning: instance m is pending")
 	h.expectCondition(v1beta1.ConditionInstanceCreated, "True InstanceCreated: ")
 	if got := h.nstanceMachine("m").Status; got.Shard != "a" || got.InstanceID != "m" || got.RequestID != "" || got.Initialization.Provisioned != nil {
 		t.Errorf("the status is %+v", got)
 	}
-	if requeue := h.expect(); requeue != 0 {
+	if requeue := h.Expect(); requeue != 0 {
 		t.Errorf("syncs again in %s, want no delay", requeue)
 	}
 
 	h.list(shard.Instance{ID: "m", State: shard.InstanceRunning})
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False Provisioning: instance m has no provider id")
 	h.list(listed(shard.InstanceRunning))
-	h.expect(applyM, applyStatusM)
+	h.Expect(applyM, applyStatusM)
 	h.expectReady("True Ready: ")
 	got := h.nstanceMachine("m")
 	if got.Spec.ProviderID != "provider-m" || !ptr.Deref(got.Status.Initialization.Provisioned, false) || !ptr.Deref(got.Status.Ready, false) {
 		t.Errorf("it has provider id %q and status %+v", got.Spec.ProviderID, got.Status)
 	}
-	h.expect()
+	h.Expect()
 
 	h.addNode(newNode("n", "aws:///zone/provider-m"))
-	h.expect(applyM, applyStatusM)
+	h.Expect(applyM, applyStatusM)
 	if got := h.nstanceMachine("m"); got.Spec.ProviderID != "aws:///zone/provider-m" || len(got.Status.Addresses) != 2 {
 		t.Errorf("it has provider id %q and addresses %v", got.Spec.ProviderID, got.Status.Addresses)
 	}
 
 	h.list(listed(shard.InstanceFailed))
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False InstanceFailed: instance m is failed")
 	h.list(listed(shard.InstanceTerminating))
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady("False ServerDeleted: instance m is terminating")
 	if got, want := h.Events(), []string{"Warning InstanceFailed instance m is failed", "Warning ServerDeleted instance m is terminating"}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
@@ -90,18 +90,18 @@ func TestAPoolMemberThatIsNotListedIsQueried(t *testing.T) {
 			h.list()
 			h.shardA().Instances["m"] = listed(shard.InstanceTerminating)
 			// The query is repeated until the instance is deleted.
-			if requeue := h.expect(getM, applyStatusM); requeue != queryBackoff.Duration {
+			if requeue := h.Expect(getM, applyStatusM); requeue != queryBackoff.Duration {
 				t.Errorf("queries again in %s", requeue)
 			}
 			h.expectReady("False ServerDeleted: instance m is terminating")
-			h.expect()
+			h.Expect()
 			h.Advance(time.Minute)
-			h.expect(getM)
+			h.Expect(getM)
 			delete(h.shardA().Instances, "m")
 			h.Advance(time.Minute)
-			h.expect(getM, applyStatusM)
+			h.Expect(getM, applyStatusM)
 			h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
-			h.expect(test.then)
+			h.Expect(test.then)
 		})
 	}
 }
@@ -112,24 +112,24 @@ func TestARunningPoolMemberThatIsNotListedStays(t *testing.T) {
 	h.list()
 	h.shardA().Instances["m"] = listed(shard.InstanceRunning)
 	for _, delay := range []time.Duration{1, 2, 4} {
-		if requeue := h.expect(getM); requeue != delay*time.Second {
+		if requeue := h.Expect(getM); requeue != delay*time.Second {
 			t.Errorf("queries again in %s, want %ds", requeue, delay)
 		}
 		h.Advance(time.Minute)
 	}
 	h.expectReady("True Ready: ")
 	h.list(listed(shard.InstanceRunning))
-	h.expect()
+	h.Expect()
 
 	// Neither is a disconnected shard, or one whose groups are not known.
 	h.list()
 	h.shardA().Reachable = false
-	h.expect()
+	h.Expect()
 	delete(h.shardA().Groups, "workers")
 	h.shardA().Synced = false
-	h.expect()
+	h.Expect()
 	h.shardA().Reachable = true
-	h.expect()
+	h.Expect()
 	h.expectReady("True Ready: ")
 }
 
@@ -137,7 +137,7 @@ func TestARunningPoolMemberThatIsNotListedStays(t *testing.T) {
 func TestAPoolMemberOfADeletedGroup(t *testing.T) {
 	h := newHarness(t, newShards("a"), runningPoolMember("m"))
 	delete(h.shardA().Groups, "workers")
-	h.expect(getM, applyStatusM)
+	h.Expect(getM, applyStatusM)
 	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
 }
 
@@ -146,7 +146,7 @@ func TestAPoolMemberSurvivesItsMachine(t *testing.T) {
 	h := newHarness(t, newShards("a"), owned(runningPoolMember("m")))
 	h.list(listed(shard.InstanceRunning))
 	h.hideMachine()
-	h.expect()
+	h.Expect()
 }
 
 func TestListedPoolMembersCostNoCalls(t *testing.T) {
@@ -225,7 +225,7 @@ func TestTheFinalizerOfAPoolMemberIsAddedAgain(t *testing.T) {
 	nstanceMachine.Finalizers = nil
 	h := newHarness(t, newShards("a"), nstanceMachine)
 	h.list(shard.Instance{ID: "m", State: shard.InstancePending})
-	h.expect(applyM, applyStatusM)
+	h.Expect(applyM, applyStatusM)
 	if !hasFinalizer(h.nstanceMachine("m")) {
 		t.Error("it has no finalizer")
 	}
@@ -234,6 +234,6 @@ func TestTheFinalizerOfAPoolMemberIsAddedAgain(t *testing.T) {
 	nstanceMachine = withoutShard(newPoolMember("m"))
 	nstanceMachine.Finalizers = nil
 	h = newHarness(t, newShards("a"), nstanceMachine)
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady(`False UnknownShard: shard "" is not configured`)
 }

@@ -25,7 +25,7 @@ func newPoolHarness(t *testing.T, size int32) (h *serverHarness, ids []string) {
 	h.Notices, h.Clock = h.servers.Notices, clock.RealClock{}
 	h.restart()
 	h.addPool(size, size, 0)
-	h.upsert(size)
+	h.servers.Resize("a", size)
 	h.eventually("the instances are listed", func() bool { ids = h.listed(); return len(ids) == int(size) })
 	for _, id := range ids {
 		h.add(owned(newPoolMember(id)))
@@ -36,13 +36,6 @@ func newPoolHarness(t *testing.T, size int32) (h *serverHarness, ids []string) {
 		})
 	})
 	return h, ids
-}
-
-// upsert sends to the shard what the pool wants.
-func (h *serverHarness) upsert(size int32, removeFirst ...string) {
-	h.T.Helper()
-	_, err := h.servers.UpsertGroup(h.T.Context(), "a", "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst})
-	require.NoError(h.T, err)
 }
 
 // listed returns the ids of the instances that the shard lists and is not deleting.
@@ -104,7 +97,7 @@ func TestADeletionCandidateIsNotReplaced(t *testing.T) {
 	if calls := h.servers.ByID["a"].Calls("DeleteInstance"); len(calls) != 0 {
 		t.Errorf("there were %d deletions", len(calls))
 	}
-	h.upsert(2, candidate)
+	h.servers.Resize("a", 2, candidate)
 	h.eventually("it is deleted", func() bool { return h.nstanceMachine(candidate) == nil })
 	left := []string{ids[0], ids[2]}
 	h.eventually("the others stay", func() bool { return slices.Equal(h.listed(), left) })

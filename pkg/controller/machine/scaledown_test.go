@@ -87,13 +87,13 @@ func newScaleDown(t *testing.T, replicas int32) *harness {
 
 func TestAPoolMemberThatIsReplacedIsDeletedAtOnce(t *testing.T) {
 	h := newScaleDown(t, 5)
-	if requeue := h.expect(deleteMOnA, applyStatusM); requeue != queryBackoff.Duration {
+	if requeue := h.Expect(deleteMOnA, applyStatusM); requeue != queryBackoff.Duration {
 		t.Errorf("repeats it in %s", requeue)
 	}
 	h.expectReady("False Deleting: the shard is deleting the instance")
 	h.shardA().Deleted = true
 	h.Advance(time.Minute)
-	h.expect(deleteMOnA, patchM)
+	h.Expect(deleteMOnA, patchM)
 	if h.nstanceMachine("m") != nil {
 		t.Error("it is still there")
 	}
@@ -101,32 +101,32 @@ func TestAPoolMemberThatIsReplacedIsDeletedAtOnce(t *testing.T) {
 
 func TestAPoolMemberIsDeletedWhenItsShardHasConfirmedTheScaleDown(t *testing.T) {
 	h := newScaleDown(t, 4)
-	if requeue := h.expect(applyStatusM); requeue != poolRetry {
+	if requeue := h.Expect(applyStatusM); requeue != poolRetry {
 		t.Errorf("syncs again in %s", requeue)
 	}
 	h.expectReady(notDeleted + selecting)
 	h.Advance(poolRetry)
-	h.expect()
+	h.Expect()
 	h.resize(2, "m")
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady(notDeleted + notConfirmed)
 	h.changeGroup(func(g *shard.Group) { g.RemoveFirst = []string{"m"} })
-	h.expect(deleteMOnA, applyStatusM)
+	h.Expect(deleteMOnA, applyStatusM)
 
 	// The deletion is repeated without another check of the pool.
 	h.scale(3)
 	h.Put(h.Informers.MachinePools, newMachinePool(3))
 	h.Advance(time.Minute)
-	h.expect(deleteMOnA)
+	h.Expect(deleteMOnA)
 }
 
 func TestTheLastReadOfTheReplicasIsLive(t *testing.T) {
 	h := newScaleDown(t, 5)
 	h.scale(4)
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.expectReady(notDeleted + selecting)
 	h.scale(5)
-	h.expect(deleteMOnA, applyStatusM)
+	h.Expect(deleteMOnA, applyStatusM)
 
 	t.Run("and must succeed", func(t *testing.T) {
 		h := newScaleDown(t, 5)
@@ -135,40 +135,40 @@ func TestTheLastReadOfTheReplicasIsLive(t *testing.T) {
 		}}}
 		for _, later := range []time.Duration{0, poolGrace, poolGrace} {
 			h.Advance(later)
-			if did, _, err := h.sync(); err == nil || slices.Contains(did, deleteMOnA) {
+			if did, _, err := h.Sync(); err == nil || slices.Contains(did, deleteMOnA) {
 				t.Errorf("did %q, error %v", did, err)
 			}
 		}
 		// Fewer were wanted all the time, and now the read succeeds.
 		h.CAPI.Created = nil
 		h.scale(4)
-		h.expect(applyStatusM)
+		h.Expect(applyStatusM)
 		h.expectReady(notDeleted + selecting)
 	})
 	t.Run("and may find no MachinePool", func(t *testing.T) {
 		h := newScaleDown(t, 4)
 		h.Put(h.Informers.MachinePools, newMachinePool(5))
 		h.CAPI.Created = nil
-		h.expect(deleteMOnA, applyStatusM)
+		h.Expect(deleteMOnA, applyStatusM)
 	})
 }
 
 func TestTheDeletionOfAPoolMemberDoesNotWaitForEver(t *testing.T) {
 	h := newScaleDown(t, 4)
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.Advance(poolGrace - time.Second)
-	h.expect()
+	h.Expect()
 
 	// The time does not count while the shard is disconnected.
 	h.shardA().Reachable = false
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.Advance(time.Hour)
 	h.shardA().Reachable = true
-	h.expect(applyStatusM)
+	h.Expect(applyStatusM)
 	h.Advance(poolGrace - time.Second)
-	h.expect()
+	h.Expect()
 	h.Advance(time.Second)
-	h.expect(deleteMOnA, applyStatusM)
+	h.Expect(deleteMOnA, applyStatusM)
 }
 
 func TestWhenTheDeletionOfAPoolMemberDoesNotWait(t *testing.T) {
@@ -194,19 +194,19 @@ func TestWhenTheDeletionOfAPoolMemberDoesNotWait(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newScaleDown(t, 4)
 			change(h)
-			h.expect(deleteMOnA, applyStatusM)
+			h.Expect(deleteMOnA, applyStatusM)
 		})
 	}
 	t.Run("but does while the shard drains it", func(t *testing.T) {
 		h := newScaleDown(t, 4)
 		h.shardA().Notices["m"] = shard.DeletionNotice{State: shard.Draining, Reason: "unhealthy"}
-		h.expect(applyStatusM)
+		h.Expect(applyStatusM)
 		h.expectReady(notDeleted + selecting)
 	})
 	t.Run("without a pool", func(t *testing.T) {
 		h := newHarness(t, newShards("a"), deleting(running(newNstanceMachine("m"), "i-1")))
 		h.addPool(4, 3, 2)
-		h.expect(deleteOnA, applyStatusM)
+		h.Expect(deleteOnA, applyStatusM)
 	})
 }
 

@@ -4,10 +4,8 @@
 package machine
 
 import (
-	"context"
 	"fmt"
 	"math/rand/v2"
-	"sync"
 	"testing"
 	"time"
 
@@ -18,16 +16,18 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 // serverHarness is a harness with real shard servers that have the group "workers".
 type serverHarness struct {
 	*harness
 
-	servers *controllertest.Servers
+	servers *shardtest.Servers
 }
 
 // newServerHarness starts the servers and connects to them. The controller gets no
@@ -42,8 +42,8 @@ func newServerHarness(t testing.TB, ids ...string) *serverHarness {
 			Groups:    `{"default": {"workers": {"template": "worker", "size": 0}}}`,
 		})
 	}
-	h := &serverHarness{newHarness(t, newShards()), controllertest.StartServers(t, options...)}
-	h.servers.Use(&h.Dependencies)
+	h := &serverHarness{newHarness(t, newShards()), shardtest.StartServers(t, options...)}
+	h.UseServers(h.servers)
 	h.Notices = h.Fake.Notices()
 	// The events are not read.
 	h.Recorder = &events.FakeRecorder{}
@@ -81,7 +81,7 @@ func (h *serverHarness) delete(name string) {
 // eventually syncs all NstanceMachines until condition returns true.
 func (h *serverHarness) eventually(what string, condition func() bool) {
 	h.T.Helper()
-	controllertest.Eventually(h.T, what, func() bool {
+	runtest.Eventually(h.T, what, func() bool {
 		h.Show()
 		h.syncAll()
 		return condition()
@@ -181,16 +181,9 @@ func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 	}
 	h.Clock = clock.RealClock{}
 	h.restart()
-	ctx, cancel := context.WithCancel(h.Ctx)
-	var running sync.WaitGroup
-	running.Go(func() { h.Informers.Nstance.NstanceMachines().Informer().RunWithContext(ctx) })
-	running.Go(func() { h.controller.Run(ctx) })
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
+	runtest.Start(t, h.Informers.Nstance.NstanceMachines().Informer().RunWithContext, h.controller.Run)
 
-	controllertest.Eventually(h.T, "all are ready", func() bool {
+	runtest.Eventually(h.T, "all are ready", func() bool {
 		for i := range 3 {
 			if conditionOf(h.nstanceMachine(fmt.Sprintf("m-%d", i)), v1beta1.ConditionReady) != "True Ready: " {
 				return false
@@ -206,7 +199,7 @@ func TestTheLifeOfNstanceMachinesOnARealServer(t *testing.T) {
 	for i := range 3 {
 		h.delete(fmt.Sprintf("m-%d", i))
 	}
-	controllertest.Eventually(h.T, "all are deleted", func() bool {
+	runtest.Eventually(h.T, "all are deleted", func() bool {
 		return h.nstanceMachine("m-0") == nil && h.nstanceMachine("m-1") == nil && h.nstanceMachine("m-2") == nil
 	})
 	if nodes, err = client.List(t.Context(), metav1.ListOptions{}); err != nil || len(nodes.Items) != 0 || h.records() != 0 {

@@ -4,7 +4,6 @@
 package machinepool
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +12,7 @@ import (
 	"net/http"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -106,25 +106,12 @@ func (a *annotated) RoundTrip(request *http.Request) (*http.Response, error) {
 		query.Get("fieldManager") != controller.FieldManager || query.Get("force") != "false" {
 		return nil, fmt.Errorf("unexpected request %s %s", request.Method, request.URL)
 	}
-	code, answer := http.StatusOK, any(nil)
-	var rejected *apierrors.StatusError
-	switch err := a.apply(applied); {
-	case errors.As(err, &rejected):
-		status := rejected.Status()
-		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-		code, answer = int(status.Code), status
-	case err != nil:
-		return nil, err
-	default:
-		written := a.live().DeepCopy()
-		written.ResourceVersion = "2"
-		answer = written
+	if err := a.apply(applied); err != nil {
+		return controllertest.Respond(request, err)
 	}
-	if body, err = json.Marshal(answer); err != nil {
-		return nil, err
-	}
-	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}},
-		Body: io.NopCloser(bytes.NewReader(body)), Request: request}, nil
+	written := a.live().DeepCopy()
+	written.ResourceVersion = "2"
+	return controllertest.Respond(request, written)
 }
 
 func (a *annotated) apply(applied *unstructured.Unstructured) error {
@@ -139,16 +126,10 @@ func (a *annotated) apply(applied *unstructured.Unstructured) error {
 func (a *annotated) expect(shape *shard.NodeShape, requests int, want map[string]string) {
 	a.t.Helper()
 	a.requests = 0
-	if err := a.annotate(shape); err != nil {
-		a.t.Error(err)
-	}
-	if a.requests != requests {
-		a.t.Errorf("made %d requests, want %d", a.requests, requests)
-	}
+	assert.NoError(a.t, a.annotate(shape))
+	assert.Equal(a.t, requests, a.requests, "requests")
 	got := maps.Clone(a.live().Annotations)
-	if got["example.com/team"] != "shop" {
-		a.t.Error("removed the user's own annotation")
-	}
+	assert.Equal(a.t, "shop", got["example.com/team"], "removed the user's own annotation")
 	delete(got, "example.com/team")
 	if !maps.Equal(got, want) {
 		a.t.Errorf("the annotations are %q, want %q", got, want)

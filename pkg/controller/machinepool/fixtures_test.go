@@ -28,15 +28,10 @@ func newPool(shards ...v1beta1.Identifier) *v1beta1.NstanceMachinePool {
 
 // newShardGroup is the part of pool that shard has, as the controller makes it.
 func newShardGroup(pool *v1beta1.NstanceMachinePool, shard string, size int32) *v1beta1.NstanceShardGroup {
-	spec := wantedSpec(pool, shard, size)
-	return &v1beta1.NstanceShardGroup{
-		ObjectMeta: metav1.ObjectMeta{
-			Namespace: controllertest.Namespace, Name: v1beta1.ShardGroupName(string(spec.Group), shard), UID: types.UID("uid-" + shard), Generation: 1,
-			Labels: shardGroupLabels(&spec), Finalizers: []string{v1beta1.FinalizerShardGroup},
-			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(pool, v1beta1.SchemeGroupVersion.WithKind(v1beta1.PoolKind))},
-		},
-		Spec: spec,
-	}
+	group := controllertest.NewShardGroup(pool, v1beta1.Identifier(shard))
+	group.Spec = wantedSpec(pool, shard, size)
+	group.Labels, group.Finalizers = shardGroupLabels(&group.Spec), []string{v1beta1.FinalizerShardGroup}
+	return group
 }
 
 // ready makes group report that its size runs, under these provider ids.

@@ -8,8 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -21,14 +21,14 @@ import (
 // withSizes returns shards whose servers have the group "workers" with these sizes,
 // or none if the size is 0.
 func withSizes(sizes map[string]int32) *shardtest.Shards {
-	shards := shardtest.New()
+	groups := map[string]*shard.Group{}
 	for id, size := range sizes {
-		shards.ByID[id] = shardtest.NewShard()
+		groups[id] = nil
 		if size > 0 {
-			shards.SetGroup(id, shard.Group{Key: "workers", Size: size})
+			groups[id] = &shard.Group{Key: "workers", Size: size}
 		}
 	}
-	return shards
+	return withGroups(groups)
 }
 
 // withGroups returns shards whose servers report these groups, nil for none.
@@ -66,13 +66,6 @@ func (h *harness) scale(replicas int32) {
 	h.Put(h.Informers.MachinePools, machinePool("workers", &replicas))
 }
 
-func (h *harness) addNodes(nodes ...*corev1.Node) {
-	h.T.Helper()
-	for _, node := range nodes {
-		h.Put(h.Informers.Nodes, node)
-	}
-}
-
 // sync syncs the pool once and returns the writes of our kinds, sorted.
 func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 	requeue, err = h.controller.sync(h.Ctx, controllertest.Key("workers"))
@@ -86,9 +79,7 @@ func (h *harness) expect(want ...string) {
 	h.T.Helper()
 	got, _, err := h.sync()
 	require.NoError(h.T, err)
-	if !slices.Equal(got, want) {
-		h.T.Errorf("wrote %q, want %q", got, want)
-	}
+	assert.Equal(h.T, want, got, "wrote")
 }
 
 // report changes the status of a shard group as its own controller does.

@@ -81,7 +81,9 @@ func TestProviderIDs(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, shardtest.New())
-			h.addNodes(test.nodes...)
+			for _, node := range test.nodes {
+				h.Put(h.Informers.Nodes, node)
+			}
 			got, ambiguous := h.controller.providerIDs(test.before, test.groups)
 			if !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)

@@ -11,7 +11,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -23,13 +22,8 @@ import (
 
 // newInstance returns the NstanceMachine of an instance, and its Machine.
 func newInstance(id, shard string, change func(*clusterv1.Machine)) (*v1beta1.NstanceMachine, *clusterv1.Machine) {
-	machine := &clusterv1.Machine{
-		TypeMeta: metav1.TypeMeta{APIVersion: clusterv1.GroupVersion.String(), Kind: "Machine"},
-		ObjectMeta: metav1.ObjectMeta{Namespace: controllertest.Namespace, Name: id, UID: types.UID("uid-" + id), Labels: map[string]string{
-			clusterv1.ClusterNameLabel: "cluster", clusterv1.MachinePoolNameLabel: "workers",
-		}},
-	}
-	machine.Spec.InfrastructureRef = clusterv1.ContractVersionedObjectReference{APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: id}
+	machine := controllertest.NewMachine(id)
+	machine.Labels = map[string]string{clusterv1.ClusterNameLabel: "cluster", clusterv1.MachinePoolNameLabel: "workers"}
 	if change != nil {
 		change(machine)
 	}

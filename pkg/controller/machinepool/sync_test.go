@@ -120,14 +120,14 @@ func TestSyncWritesProviderIDsAsOnTheNodes(t *testing.T) {
 	pool := newPool("a")
 	h := newHarness(t, withSizes(map[string]int32{"a": 1}), pool, ready(newShardGroup(pool, "a", 1), "i-1"))
 	h.scale(1)
-	h.addNodes(node("one", "aws:///us-west-2a/i-1"))
+	h.Put(h.Informers.Nodes, node("one", "aws:///us-west-2a/i-1"))
 	h.expect(poolSpec, poolStatus)
 	if got := h.pool().Spec.ProviderIDList; !slices.Equal(got, []string{"aws:///us-west-2a/i-1"}) {
 		t.Errorf("provider ids are %q", got)
 	}
 
 	h.Show()
-	h.addNodes(node("two", "aws:///us-west-2b/i-1"))
+	h.Put(h.Informers.Nodes, node("two", "aws:///us-west-2b/i-1"))
 	h.expect(poolStatus)
 	if got := h.pool().Spec.ProviderIDList; !slices.Equal(got, []string{"aws:///us-west-2a/i-1"}) {
 		t.Errorf("with a second Node the provider ids are %q", got)
@@ -147,7 +147,7 @@ func TestSyncWithTwoAmbiguousIDsWritesNothing(t *testing.T) {
 		ready(newShardGroup(pool, "c", 1), "i-3"), ready(newShardGroup(pool, "d", 1), "i-4"))
 	h.scale(4)
 	for _, id := range []string{"i-1", "i-2", "i-3", "i-4"} {
-		h.addNodes(node("one-"+id, "aws:///a/"+id), node("two-"+id, "aws:///b/"+id))
+		h.Put(h.Informers.Nodes, node("one-"+id, "aws:///a/"+id), node("two-"+id, "aws:///b/"+id))
 	}
 	h.expect(poolSpec, poolStatus)
 	h.Show()

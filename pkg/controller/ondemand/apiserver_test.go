@@ -4,7 +4,6 @@
 package ondemand
 
 import (
-	"bytes"
 	"encoding/json"
 	"io"
 	"net/http"
@@ -19,6 +18,8 @@ import (
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // apiServer is an API server in memory, reached by config. It has creations,
@@ -106,11 +107,11 @@ func (s *apiServer) RoundTrip(r *http.Request) (*http.Response, error) {
 		return s.write(req, "delete", s.delete)
 	case http.MethodGet:
 		if object, ok := s.objects[req.key()]; ok && req.name != "" {
-			return respond(r, object), nil
+			return controllertest.Respond(r, object)
 		}
-		return respond(r, apierrors.NewNotFound(req.group, req.name)), nil
+		return controllertest.Respond(r, apierrors.NewNotFound(req.group, req.name))
 	default:
-		return respond(r, apierrors.NewMethodNotSupported(req.group, r.Method)), nil
+		return controllertest.Respond(r, apierrors.NewMethodNotSupported(req.group, r.Method))
 	}
 }
 
@@ -129,13 +130,13 @@ func (s *apiServer) write(req *apiRequest, verb string, do func(*apiRequest, []b
 	described := strings.Join([]string{verb, req.resource, req.name}, " ")
 	s.writes = append(s.writes, described)
 	if refused := s.refused[described]; refused != nil {
-		return respond(req.Request, refused), nil
+		return controllertest.Respond(req.Request, refused)
 	}
 	answer := do(req, body)
 	if lost := s.lost[described]; lost != nil {
 		answer = lost
 	}
-	return respond(req.Request, answer), nil
+	return controllertest.Respond(req.Request, answer)
 }
 
 func (s *apiServer) create(req *apiRequest, body []byte) any {
@@ -164,7 +165,7 @@ func (s *apiServer) delete(req *apiRequest, body []byte) any {
 	}
 	if len(object.GetFinalizers()) == 0 {
 		s.drop(req.key())
-		return success()
+		return nil
 	}
 	object = object.DeepCopy()
 	now := metav1.Now()
@@ -208,26 +209,4 @@ func (s *apiServer) names(resource string) []string {
 	}
 	slices.Sort(names)
 	return names
-}
-
-func success() *metav1.Status {
-	return &metav1.Status{TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}, Status: metav1.StatusSuccess}
-}
-
-func respond(r *http.Request, answer any) *http.Response {
-	code := http.StatusOK
-	if failed, ok := answer.(*apierrors.StatusError); ok {
-		status := failed.Status()
-		status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
-		code, answer = int(status.Code), status
-	}
-	body, err := json.Marshal(answer)
-	if err != nil {
-		panic(err)
-	}
-	return answered(r, code, io.NopCloser(bytes.NewReader(body)))
-}
-
-func answered(r *http.Request, code int, body io.ReadCloser) *http.Response {
-	return &http.Response{StatusCode: code, Header: http.Header{"Content-Type": {"application/json"}}, Body: body, Request: r}
 }

@@ -13,12 +13,6 @@ import (
 	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
-// enqueued returns which keys a change enqueues, and when, sorted.
-func (h *harness) enqueued(t *testing.T, change func()) []string {
-	t.Helper()
-	return controllertest.Enqueued(t, &h.controller.queue, change)
-}
-
 func TestWhichPodsAChangeEnqueues(t *testing.T) {
 	served, waiting, other := newPod("served", "gpu"), newPod("waiting", "gpu"), newPod("other", "cpu")
 	elsewhere := newPod("elsewhere", "gpu")
@@ -92,7 +86,7 @@ func TestWhichPodsAChangeEnqueues(t *testing.T) {
 	}
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
-			keys := h.enqueued(t, func() { test.change(h.controller) })
+			keys := controllertest.Enqueued(t, &h.controller.queue, func() { test.change(h.controller) })
 			if !slices.Equal(keys, test.want) {
 				t.Errorf("enqueued %q, want %q", keys, test.want)
 			}

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -62,9 +63,7 @@ func (h *harness) start(limit int, shards *shardtest.Shards) {
 	h.Informers.Pods = NewPodInformer(podClient, 0)
 	h.controller, err = New(h.Dependencies, Options{Limit: limit})
 	require.NoError(h.T, err)
-	if got := len(h.controller.HasSynced()); got != 4 {
-		h.t.Errorf("%d handlers to wait for, want one per informer", got)
-	}
+	assert.Len(h.t, h.controller.HasSynced(), 4, "one handler per informer")
 	h.controller.podsSynced = func() bool { return true }
 	h.Put(h.Informers.Clusters, controllertest.NewCluster())
 	h.show()
@@ -142,9 +141,7 @@ func stored[T any](h *harness, resource string, pod *corev1.Pod) *T {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	object, ok := h.objects[resource+"/"+namespace+"/"+machineName(pod.UID)]
-	if !ok {
-		h.t.Fatalf("there is no object of %s for Pod %s", resource, pod.Name)
-	}
+	require.True(h.t, ok, "there is no object of %s for Pod %s", resource, pod.Name)
 	return typed[T](object)
 }
 

@@ -102,7 +102,7 @@ func TestAClaimIsDroppedWithThePod(t *testing.T) {
 	h.expect(second)
 	h.ExpectEvents(limitEvent)
 	h.dropPod(first)
-	keys := h.enqueued(t, func() { h.expect(first) })
+	keys := controllertest.Enqueued(t, &h.controller.queue, func() { h.expect(first) })
 	if want := []string{"pod-second at 0s"}; !slices.Equal(keys, want) {
 		t.Errorf("enqueued %q, want %q", keys, want)
 	}
@@ -117,7 +117,7 @@ func TestAClaimIsKeptUntilTheCacheShowsTheMachine(t *testing.T) {
 	h.lost[lost] = apierrors.NewInternalError(http.ErrHandlerTimeout)
 	h.refused[refused] = h.lost[lost]
 	for range 2 {
-		keys := h.enqueued(t, func() {
+		keys := controllertest.Enqueued(t, &h.controller.queue, func() {
 			if _, _, err := h.sync(first.UID); !apierrors.IsInternalError(err) {
 				t.Errorf("got error %v", err)
 			}

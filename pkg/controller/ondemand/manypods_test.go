@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -74,9 +75,7 @@ func show[T any](h *harness, indexer cache.Indexer, object *T, deleted bool, cha
 		err = indexer.Update(object)
 		changed(before, object)
 	}
-	if err != nil {
-		h.t.Error(err)
-	}
+	assert.NoError(h.t, err)
 }
 
 // runFor runs the controller in a bubble of its own, in which every object that

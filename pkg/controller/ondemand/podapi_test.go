@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/watch"
+
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 // pods answers lists and watches of the metadata of Pods.
@@ -28,13 +30,13 @@ func (s *apiServer) pods(req *apiRequest) (*http.Response, error) {
 	selector, err := fields.ParseSelector(query.Get("fieldSelector"))
 	switch {
 	case err != nil:
-		return respond(req.Request, apierrors.NewBadRequest(err.Error())), nil
+		return controllertest.Respond(req.Request, apierrors.NewBadRequest(err.Error()))
 	case req.Method != http.MethodGet || req.name != "":
 		return nil, errors.New("Pods are to be listed and watched only")
 	case query.Get("watch") == "":
-		return respond(req.Request, s.listPods(req, selector)), nil
+		return controllertest.Respond(req.Request, s.listPods(req, selector))
 	case query.Get("sendInitialEvents") != "" && s.oldWatches:
-		return respond(req.Request, apierrors.NewBadRequest("sendInitialEvents is forbidden")), nil
+		return controllertest.Respond(req.Request, apierrors.NewBadRequest("sendInitialEvents is forbidden"))
 	}
 	w := newWatcher(selector)
 	if query.Get("sendInitialEvents") == "true" {
@@ -44,7 +46,7 @@ func (s *apiServer) pods(req *apiRequest) (*http.Response, error) {
 		w.send(watch.Bookmark, bookmark(s.version, true))
 	}
 	s.watchers[w] = struct{}{}
-	return answered(req.Request, http.StatusOK, w), nil
+	return &http.Response{StatusCode: http.StatusOK, Header: http.Header{"Content-Type": {"application/json"}}, Body: w, Request: req.Request}, nil
 }
 
 func (s *apiServer) listPods(req *apiRequest, selector fields.Selector) any {

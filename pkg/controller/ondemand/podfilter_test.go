@@ -4,7 +4,6 @@
 package ondemand
 
 import (
-	"context"
 	"maps"
 	"net/url"
 	"slices"
@@ -13,6 +12,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -23,6 +23,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/runtest"
 )
 
 // follow runs an informer of Pods, and returns what it has changes since the last
@@ -44,16 +45,7 @@ func follow(t *testing.T, api *apiServer) (cache.SharedIndexInformer, func() []s
 		}
 	}))
 	require.NoError(t, err)
-	ctx, cancel := context.WithCancel(t.Context())
-	done := make(chan struct{})
-	go func() {
-		defer close(done)
-		informer.RunWithContext(ctx)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	runtest.Start(t, informer.RunWithContext)
 	return informer, func() []string {
 		synctest.Wait()
 		got := changes
@@ -78,9 +70,7 @@ func eachWay(t *testing.T, test func(*testing.T, *apiServer)) {
 
 func expectChanges(t *testing.T, changes func() []string, want ...string) {
 	t.Helper()
-	if got := changes(); !slices.Equal(got, want) {
-		t.Errorf("got changes %q, want %q", got, want)
-	}
+	assert.Equal(t, want, changes(), "got changes")
 }
 
 func TestInformerHasOnlyPodsThatRequestAMachineAndHaveNotFinished(t *testing.T) {

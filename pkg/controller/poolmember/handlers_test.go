@@ -21,12 +21,6 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// enqueues returns which pools change enqueues, and when, sorted.
-func (h *harness) enqueues(t *testing.T, change func()) []string {
-	t.Helper()
-	return controllertest.Enqueued(t, &h.controller.queue, change)
-}
-
 // newer is another state of object.
 func newer[T interface {
 	metav1.Object
@@ -137,7 +131,7 @@ func TestChangesEnqueueThePool(t *testing.T) {
 	for name, test := range tests {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, byShard{"a": running("i-1"), "b": inState("i-2", shard.InstanceTerminating)}, newPool("a", "b"))
-			if got := h.enqueues(t, func() { test.do(h.controller) }); !slices.Equal(got, test.want) {
+			if got := controllertest.Enqueued(t, &h.controller.queue, func() { test.do(h.controller) }); !slices.Equal(got, test.want) {
 				t.Errorf("enqueued %q, want %q", got, test.want)
 			}
 		})
@@ -159,7 +153,7 @@ func TestKnownInstancesEnqueueNothing(t *testing.T) {
 	for name, h := range map[string]*harness{
 		"with an NstanceMachine": known, "without Machines": newHarness(t, byShard{"a": running("i-1")}, without),
 	} {
-		if got := h.enqueues(t, func() { h.controller.groupChanged("a", "workers") }); len(got) > 0 {
+		if got := controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.groupChanged("a", "workers") }); len(got) > 0 {
 			t.Errorf("%s: enqueued %q", name, got)
 		}
 	}
@@ -169,7 +163,7 @@ func TestKnownInstancesEnqueueNothing(t *testing.T) {
 func TestBurstIsOneSync(t *testing.T) {
 	groups := byShard{"a": running()}
 	h := newHarness(t, groups, newPool("a"))
-	got := h.enqueues(t, func() {
+	got := controllertest.Enqueued(t, &h.controller.queue, func() {
 		var ids []string
 		for i := range 500 {
 			ids = append(ids, fmt.Sprintf("i-%03d", i))
@@ -188,7 +182,7 @@ func TestBurstIsOneSync(t *testing.T) {
 func TestMachineEnqueuesThePoolOfItsNstanceMachine(t *testing.T) {
 	h := newHarness(t, byShard{}, newPool("a"), stored("i-1"))
 	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace(nil, "1"))
-	if got := h.enqueues(t, func() { h.controller.machineChanged(newMachine("i-1"), nil) }); len(got) != 1 {
+	if got := controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.machineChanged(newMachine("i-1"), nil) }); len(got) != 1 {
 		t.Errorf("enqueued %q", got)
 	}
 }
@@ -200,7 +194,7 @@ func TestMachineEnqueuesThePoolOfItsMachinePool(t *testing.T) {
 	machinePool.Name = strings.Repeat("long-", 20) + "name"
 	machine.Labels[clusterv1.MachinePoolNameLabel] = capi.LabelValue(machinePool.Name)
 	require.NoError(h.T, h.Informers.MachinePools.GetIndexer().Replace([]any{machinePool}, "1"))
-	if got := h.enqueues(t, func() { h.controller.machineChanged(nil, machine) }); len(got) != 1 {
+	if got := controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.machineChanged(nil, machine) }); len(got) != 1 {
 		t.Errorf("enqueued %q", got)
 	}
 }

@@ -12,8 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -37,9 +37,7 @@ type harness struct {
 	version int
 	// machines are those on the API server, by name.
 	machines map[string]*clusterv1.Machine
-	// created are the names of the nstanceMachines that were requested since the last
-	// sync, and rejected are the errors for them.
-	created  []string
+	// rejected are the errors for nstanceMachines that are created, by name.
 	rejected map[string]error
 	crash    crash
 	// unreadable makes every read of a Machine fail.
@@ -50,14 +48,8 @@ type harness struct {
 // objects of our kinds.
 func newHarness(t testing.TB, groups byShard, objects ...runtime.Object) *harness {
 	t.Helper()
-	shards := shardtest.New("a", "b", "c")
-	for id := range shards.ByID {
-		if _, ok := groups[id]; !ok {
-			delete(shards.ByID, id)
-		}
-	}
 	h := &harness{
-		Harness: controllertest.NewHarness(t, shards, objects...),
+		Harness: controllertest.NewHarness(t, shardtest.New(), objects...),
 		version: 1000, machines: map[string]*clusterv1.Machine{}, rejected: map[string]error{},
 	}
 	for id, group := range groups {
@@ -66,7 +58,6 @@ func newHarness(t testing.TB, groups byShard, objects ...runtime.Object) *harnes
 	h.FakeClock.SetTime(start)
 	h.PrependReactor("create", "nstancemachines", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		created := action.(clienttesting.CreateActionImpl).Object.(*v1beta1.NstanceMachine).DeepCopy()
-		h.created = append(h.created, created.Name)
 		if err := h.rejected[created.Name]; err != nil {
 			return true, nil, err
 		}
@@ -127,9 +118,7 @@ func (h *harness) restart() {
 	require.NoError(h.T, h.Informers.Clusters.GetIndexer().Replace(before.Clusters.GetIndexer().List(), "1"))
 	c, err := New(h.Dependencies)
 	require.NoError(h.T, err)
-	if registered := c.HasSynced(); len(registered) != 6 {
-		h.T.Errorf("%d registrations, want one per informer", len(registered))
-	}
+	assert.Len(h.T, c.HasSynced(), 6, "one handler per informer")
 	h.controller = c
 	h.show()
 }
@@ -167,9 +156,7 @@ func (h *harness) addMachines(machines ...*clusterv1.Machine) {
 	h.T.Helper()
 	for _, machine := range machines {
 		h.machines[machine.Name] = machine
-		content, err := runtime.DefaultUnstructuredConverter.ToUnstructured(machine)
-		require.NoError(h.T, err)
-		h.CAPI.Created = append(h.CAPI.Created, &unstructured.Unstructured{Object: content})
+		h.CAPI.Has(h.T, machine)
 	}
 }
 
@@ -204,16 +191,8 @@ func (h *harness) sync() (writes []string, requeue time.Duration, err error) {
 			h.machines[name] = controllertest.Deleting(machine.DeepCopy())
 		}
 	}
-	for _, name := range h.created {
-		writes = append(writes, "create nstancemachines "+name)
-	}
-	h.CAPI.Changed, h.created = nil, nil
-	for _, write := range h.Writes() {
-		// The fake does not know what it creates by name.
-		if write != "create nstancemachines" {
-			writes = append(writes, write)
-		}
-	}
+	h.CAPI.Changed = nil
+	writes = append(writes, h.Writes()...)
 	slices.Sort(writes)
 	return writes, requeue, err
 }
@@ -225,9 +204,7 @@ func (h *harness) expect(want ...string) {
 	h.show()
 	got, _, err := h.sync()
 	require.NoError(h.T, err)
-	if !slices.Equal(got, want) {
-		h.T.Errorf("wrote %q, want %q", got, want)
-	}
+	assert.Equal(h.T, want, got, "wrote")
 }
 
 // nstanceMachine returns one from the API server, nil if there is none.

@@ -4,10 +4,8 @@
 package poolmember
 
 import (
-	"context"
 	"slices"
 	"strings"
-	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -18,22 +16,22 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
-	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 // Real servers, their connections, and informers that run.
 func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 	s := startServers(t, "a", "b", "c")
-	s.resize("a", 2)
-	s.resize("b", 1)
-	s.resize("c", 1)
-	controllertest.Eventually(s.harness.T, "each instance has its NstanceMachine", func() bool { return s.sameAsServers(4) })
+	s.Resize("a", 2)
+	s.Resize("b", 1)
+	s.Resize("c", 1)
+	runtest.Eventually(s.harness.T, "each instance has its NstanceMachine", func() bool { return s.sameAsServers(4) })
 	before := s.list()
 
-	s.resize("b", 3)
-	controllertest.Eventually(s.harness.T, "each new instance has one too", func() bool { return s.sameAsServers(6) })
+	s.Resize("b", 3)
+	runtest.Eventually(s.harness.T, "each new instance has one too", func() bool { return s.sameAsServers(6) })
 	for _, nstanceMachine := range before {
 		if after, err := s.controller.nstanceMachines.Get(t.Context(), nstanceMachine.Name, metav1.GetOptions{}); err != nil || after.UID != nstanceMachine.UID {
 			t.Errorf("NstanceMachine %s was created again, error %v", nstanceMachine.Name, err)
@@ -42,8 +40,8 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 
 	// The server terminates the instance; other controllers delete its NstanceMachine.
 	selected := s.instances("b")[1]
-	s.resize("b", 2, selected)
-	controllertest.Eventually(s.harness.T, "the selected instance is terminated", func() bool { return !slices.Contains(s.instances("b"), selected) })
+	s.Resize("b", 2, selected)
+	runtest.Eventually(s.harness.T, "the selected instance is terminated", func() bool { return !slices.Contains(s.instances("b"), selected) })
 	all := s.list()
 	if !slices.ContainsFunc(all, func(nstanceMachine v1beta1.NstanceMachine) bool { return nstanceMachine.Name == selected }) || len(all) != 6 {
 		t.Errorf("there are %d NstanceMachines", len(all))
@@ -54,7 +52,7 @@ func TestInstancesOfServersGetNstanceMachines(t *testing.T) {
 // servers are real servers, each with the group "workers", and a controller that
 // works with them.
 type servers struct {
-	*controllertest.Servers
+	*shardtest.Servers
 	harness    *controllertest.Harness
 	controller *Controller
 }
@@ -71,38 +69,22 @@ func startServers(t *testing.T, ids ...string) *servers {
 	for _, id := range pool.Spec.Shards {
 		require.NoError(t, h.Tracker().Add(newShardGroup(pool, id)))
 	}
-	s := &servers{Servers: controllertest.StartServers(t, options...), harness: h}
-	s.Use(&h.Dependencies)
+	s := &servers{Servers: shardtest.StartServers(t, options...), harness: h}
+	h.UseServers(s.Servers)
 	h.Clock = clock.RealClock{}
 	var err error
 	s.controller, err = New(h.Dependencies)
 	require.NoError(t, err)
 	h.Put(h.Informers.MachinePools, newMachinePool())
 
-	ctx, cancel := context.WithCancel(h.Ctx)
-	var running sync.WaitGroup
-	for _, run := range []func(context.Context){
+	runtest.Start(t,
 		h.Informers.Nstance.NstanceMachinePools().Informer().RunWithContext,
 		h.Informers.Nstance.NstanceShardGroups().Informer().RunWithContext,
 		h.Informers.Nstance.NstanceMachines().Informer().RunWithContext,
-		s.controller.Run,
-	} {
-		running.Go(func() { run(ctx) })
-	}
-	t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
+		s.controller.Run)
 	s.Connect()
 	s.AwaitReachable()
 	return s
-}
-
-// resize changes the size of the group on a shard.
-func (s *servers) resize(id string, size int32, removeFirst ...string) {
-	s.harness.T.Helper()
-	_, err := s.UpsertGroup(s.harness.T.Context(), id, "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst})
-	require.NoError(s.harness.T, err)
 }
 
 // instances returns the ids of the instances of a shard, sorted.

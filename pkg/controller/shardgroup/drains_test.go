@@ -94,11 +94,11 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 	object.Status = newStatus(object, connected(reported()), outcome{now: then}, nil)
 	h := newHarness(t, object)
 	h.setGroup(reported())
-	h.expect()
+	h.Expect()
 
 	h.drains = drains{2, 1, blocked}
-	h.expect(writeStatus)
-	h.expect()
+	h.Expect(writeStatus)
+	h.Expect()
 	got := h.object().Status
 	if *got.Draining != 2 || *got.DrainsBlocked != 1 || !slices.Contains(h.conditions(), "DrainsProgressing=False DrainBlocked: "+blocked) {
 		t.Errorf("got %+v", got)
@@ -109,8 +109,8 @@ func TestDrainsAreWrittenOncePerChange(t *testing.T) {
 	}
 
 	h.drains = drains{}
-	h.expect(writeStatus)
-	h.expect()
+	h.Expect(writeStatus)
+	h.Expect()
 }
 
 // Instances of a group that is being deleted are drained like any other.

@@ -13,10 +13,10 @@ import (
 func TestProviderErrorsAreVisibleUntilTheGroupHasItsSize(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.ActualSize, g.ProviderIDs = 2, []string{"i-1", "i-2"} }))
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", Message: "out of capacity"})
 	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "unknown", Message: "out of capacity"})
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	if got, want := h.conditions(), "Ready=False ProviderError: out of capacity"; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}
@@ -25,16 +25,16 @@ func TestProviderErrorsAreVisibleUntilTheGroupHasItsSize(t *testing.T) {
 	}
 	// The same words again change nothing.
 	h.Fake.NotifyError("a", shard.ErrorEvent{Group: "workers", Message: "out of capacity"})
-	h.expect()
+	h.Expect()
 
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	if got := h.conditions(); !slices.Contains(got, "Ready=True Ready: ") {
 		t.Errorf("the conditions are %q", got)
 	}
 	// It is over, and not said again when the group scales next.
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.ActualSize, g.ProviderIDs = 2, []string{"i-1", "i-2"} }))
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	if got, want := h.conditions(), "Ready=False Scaling: 2 of 3 instances are running"; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}

@@ -35,6 +35,7 @@ func newHarness(t testing.TB, objects ...runtime.Object) *harness {
 func newHarnessOf(t testing.TB, setup func(*harness), objects ...runtime.Object) *harness {
 	t.Helper()
 	h := &harness{Harness: controllertest.NewHarness(t, shardtest.New("a"), objects...)}
+	h.SyncKey = func() (time.Duration, error) { return h.controller.sync(h.Ctx, controllertest.Key("workers--a")) }
 	h.FakeClock.SetTime(then.Time)
 	setup(h)
 	var err error
@@ -77,27 +78,6 @@ func (h *harness) group() *shard.Group {
 // accept returns the group that a server makes of config.
 func accept(config shard.GroupConfig) (shard.Group, error) {
 	return shardtest.Accept("workers", config), nil
-}
-
-// sync syncs the shard group once, with an up to date cache, and returns the calls
-// to the shard and the writes to the API server.
-func (h *harness) sync() (did []string, requeue time.Duration, err error) {
-	h.T.Helper()
-	h.Show()
-	return h.syncStale()
-}
-
-// syncStale syncs with the cache as it was.
-func (h *harness) syncStale() (did []string, requeue time.Duration, err error) {
-	h.T.Helper()
-	return controllertest.Sync(h.Harness, h.controller.sync, controllertest.Key("workers--a"))
-}
-
-// expect syncs once, without an error, and compares what was done.
-func (h *harness) expect(want ...string) time.Duration {
-	h.T.Helper()
-	h.Show()
-	return controllertest.Expect(h.Harness, h.controller.sync, controllertest.Key("workers--a"), want...)
 }
 
 // change changes the object on the API server as a new spec.

@@ -15,26 +15,26 @@ import (
 func TestPausedCallsNothingAndStillReports(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.paused = "workers has the annotation cluster.x-k8s.io/paused"
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	if got, want := h.conditions(), "Ready=False Paused: "+h.paused; !slices.Contains(got, want) {
 		t.Errorf("the conditions are %q, want %q", got, want)
 	}
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	if got := h.object().Status; *got.Replicas != 3 || !slices.Contains(h.conditions(), "Ready=True Ready: ") {
 		t.Errorf("while paused %d replicas are reported, and the conditions are %q", *got.Replicas, h.conditions())
 	}
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 1 })
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.paused = ""
-	h.expect("upsert workers on a with size 1", writeStatus)
+	h.Expect("upsert workers on a with size 1", writeStatus)
 }
 
 func TestPausedByItsOwnAnnotation(t *testing.T) {
 	object := newObject()
 	object.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
 	h := newHarness(t, object)
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Annotations = nil })
-	h.expect("upsert workers on a with size 3", writeStatus)
+	h.Expect("upsert workers on a with size 3", writeStatus)
 }

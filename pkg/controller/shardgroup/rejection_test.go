@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -23,9 +24,7 @@ func rejectedHarness(t *testing.T, code codes.Code) *harness {
 	h := newHarness(t, newObject())
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
 	h.Fake.Fail["upsert"] = status.Error(code, "no such template")
-	if requeue := h.expect(upsert3, writeStatus); requeue != rejectedRetry {
-		t.Errorf("the next try is in %s, want %s", requeue, rejectedRetry)
-	}
+	assert.Equal(t, rejectedRetry, h.Expect(upsert3, writeStatus), "the delay of the next try")
 	return h
 }
 
@@ -38,14 +37,14 @@ func TestARefusalIsToldOnceAndNotAskedForAgain(t *testing.T) {
 		}
 		for range 4 {
 			h.Advance(time.Minute)
-			if requeue := h.expect(); requeue <= 0 || requeue > rejectedRetry {
+			if requeue := h.Expect(); requeue <= 0 || requeue > rejectedRetry {
 				t.Errorf("%s: the next try is in %s", code, requeue)
 			}
 		}
 		h.Advance(59 * time.Second)
-		h.expect()
+		h.Expect()
 		h.Advance(time.Second)
-		if requeue := h.expect(upsert3); requeue != rejectedRetry {
+		if requeue := h.Expect(upsert3); requeue != rejectedRetry {
 			t.Errorf("%s: after the second rejection the next try is in %s", code, requeue)
 		}
 		if got, want := h.Events(), []string{"Warning ConfigRejected no such template"}; !slices.Equal(got, want) {
@@ -57,20 +56,20 @@ func TestARefusalIsToldOnceAndNotAskedForAgain(t *testing.T) {
 func TestARefusalOfInstancesAsTheyComeAndGo(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
 	h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 2 }))
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.setGroup(changed(h.group(), func(g *shard.Group) { g.ActualSize = 3 }))
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 }
 
 func TestANewSpecIsTriedAtOnce(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
 	delete(h.Fake.Fail, "upsert")
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Template = "another" })
-	h.expect(upsert3, writeStatus)
+	h.Expect(upsert3, writeStatus)
 	if got := h.conditions(); !slices.Contains(got, "ConfigValid=True ConfigAccepted: ") {
 		t.Errorf("the conditions are %q", got)
 	}
-	if requeue := h.expect(); requeue != 0 {
+	if requeue := h.Expect(); requeue != 0 {
 		t.Errorf("requeued after %s", requeue)
 	}
 }
@@ -78,7 +77,7 @@ func TestANewSpecIsTriedAtOnce(t *testing.T) {
 func TestAChangedServerIsTriedAtOnce(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 1, "etag-2" }))
-	h.expect(upsert3)
+	h.Expect(upsert3)
 }
 
 // Another writer has given the server the configuration that it rejected from us.
@@ -86,7 +85,7 @@ func TestARefusalEndsWhenTheServerHasWhatIsWanted(t *testing.T) {
 	for name, etag := range map[string]string{"another etag": "etag-2", "the same etag": "etag-1"} {
 		h := rejectedHarness(t, codes.Internal)
 		h.setGroup(changed(reported(), func(g *shard.Group) { g.ETag = etag }))
-		if requeue := h.expect(writeStatus); requeue != 0 {
+		if requeue := h.Expect(writeStatus); requeue != 0 {
 			t.Errorf("%s: requeued after %s", name, requeue)
 		}
 		want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}
@@ -101,14 +100,14 @@ func TestARefusalDoesNotHideErrors(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
 	h.Fake.Fail["upsert"] = lost
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 4 })
-	if _, requeue, err := h.sync(); !shard.IsUnreachable(err) {
+	if _, requeue, err := h.Sync(); !shard.IsUnreachable(err) {
 		t.Errorf("a lost connection gives error %v and a requeue after %s", err, requeue)
 	}
 
 	h = rejectedHarness(t, codes.Internal)
 	h.Fake.Fail["delete"] = lost
 	h.change(func(g *v1beta1.NstanceShardGroup) { controllertest.Deleting(g) })
-	if _, requeue, err := h.sync(); !shard.IsUnreachable(err) {
+	if _, requeue, err := h.Sync(); !shard.IsUnreachable(err) {
 		t.Errorf("a deletion that failed gives error %v and a requeue after %s", err, requeue)
 	}
 }
@@ -116,7 +115,7 @@ func TestARefusalDoesNotHideErrors(t *testing.T) {
 func TestARefusalIsForgottenWithItsObject(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
 	require.NoError(t, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), namespace, "workers--a"))
-	h.expect()
+	h.Expect()
 	if got := len(h.controller.rejections); got != 0 {
 		t.Errorf("%d rejections are stored", got)
 	}

@@ -26,7 +26,7 @@ func lists(group *shard.Group) *shard.Group {
 func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(lists(reported()))
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 
 	var sent []shard.GroupConfig
 	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) {
@@ -34,17 +34,17 @@ func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 		return accept(config)
 	}
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = 2, []string{"knd2"} })
-	h.expect("upsert workers on a with size 2", writeStatus)
+	h.Expect("upsert workers on a with size 2", writeStatus)
 	if len(sent) != 1 || sent[0].Size != 2 || !slices.Equal(sent[0].RemoveFirst, []string{"knd2"}) {
 		t.Errorf("sent %+v", sent)
 	}
-	h.expect()
+	h.Expect()
 
 	// The candidates are sent again to a server that lost them, and removed from one that still has them.
 	h.setGroup(changed(h.group(), func(g *shard.Group) { g.RemoveFirst = nil }))
-	h.expect("upsert workers on a with size 2")
+	h.Expect("upsert workers on a with size 2")
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.RemoveFirst = nil })
-	h.expect("upsert workers on a with size 2", writeStatus)
+	h.Expect("upsert workers on a with size 2", writeStatus)
 	if got := sent[len(sent)-1].RemoveFirst; len(got) > 0 {
 		t.Errorf("still sends %q", got)
 	}
@@ -54,17 +54,17 @@ func TestSyncSendsVictimsWithTheSize(t *testing.T) {
 func TestSyncWithAServerThatKnowsNoVictims(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) {
 		group, err := accept(config)
 		group.RemoveFirst = nil
 		return group, err
 	}
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size, g.Spec.RemoveFirst = 2, []string{"knd2"} })
-	h.expect("upsert workers on a with size 2", writeStatus)
-	h.expect()
+	h.Expect("upsert workers on a with size 2", writeStatus)
+	h.Expect()
 	h.Advance(time.Hour)
-	h.expect()
+	h.Expect()
 }
 
 // What only the Machines of a pool need is not worth a word here.
@@ -84,10 +84,10 @@ func TestSyncIsQuietAboutInstances(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			h := newHarness(t, newObject())
 			h.setGroup(lists(reported()))
-			h.expect(writeStatus)
+			h.Expect(writeStatus)
 			h.Advance(time.Minute)
 			h.setGroup(changed(lists(reported()), change))
-			h.expect()
+			h.Expect()
 		})
 	}
 }

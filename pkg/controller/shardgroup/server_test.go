@@ -15,11 +15,12 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/settingstest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/shard/shardtest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -38,11 +39,11 @@ func newServed(t *testing.T, size int32, extensions bool) *served {
 	t.Helper()
 	object := newObject()
 	object.Spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: size, GroupSettings: v1beta1.GroupSettings{Template: "worker"}}
-	servers := controllertest.StartServers(t, servertest.Options{Shard: "a"})
+	servers := shardtest.StartServers(t, servertest.Options{Shard: "a"})
 	s := &served{server: servers.ByID["a"], groups: servers.Groups, changes: make(chan struct{}, 1)}
 	s.groups.AddHandler(shard.GroupHandler{OnGroup: func(string, string) { s.signal() }, OnShard: func(string) { s.signal() }})
 	s.harness = newHarnessOf(t, func(h *harness) {
-		servers.Use(&h.Dependencies)
+		h.UseServers(servers)
 		if !extensions {
 			h.ShardClient = plainShards{servers.Pool}
 			servers.Wrap = func(client nstancev1.OperatorServiceClient) nstancev1.OperatorServiceClient {
@@ -65,9 +66,9 @@ func (s *served) signal() {
 // condition.
 func (s *served) until(what string, condition func(shard.Group) bool) shard.Group {
 	s.T.Helper()
-	deadline := time.After(controllertest.Timeout)
+	deadline := time.After(runtest.Timeout)
 	for {
-		_, _, err := s.sync()
+		_, _, err := s.Sync()
 		require.NoError(s.T, err)
 		if group, ok := s.groups.Get("a", "workers"); ok && condition(group) {
 			return group
@@ -75,7 +76,7 @@ func (s *served) until(what string, condition func(shard.Group) bool) shard.Grou
 		select {
 		case <-s.changes:
 		case <-deadline:
-			s.T.Fatalf("after %v it is not true that %s", controllertest.Timeout, what)
+			s.T.Fatalf("after %v it is not true that %s", runtest.Timeout, what)
 		}
 	}
 }
@@ -152,7 +153,7 @@ func TestServerWithoutTheExtensionScalesAsBefore(t *testing.T) {
 	})
 	for range 3 {
 		s.Advance(10 * time.Minute)
-		s.expect()
+		s.Expect()
 	}
 	if got := len(s.server.Upserts("workers")); got != 2 {
 		t.Errorf("the server got %d upserts, want one for each of 2 specs", got)
@@ -197,7 +198,7 @@ func TestEverySettingReachesTheServerAndIsRemoved(t *testing.T) {
 		t.Errorf("in effect is %+v, want %+v", group.GroupSettings, *group.Declared)
 	}
 	// The status follows the cache by one sync.
-	_, _, err := s.sync()
+	_, _, err := s.Sync()
 	require.NoError(t, err)
 	want, err := json.Marshal(all)
 	require.NoError(t, err)
@@ -226,7 +227,7 @@ func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Vars = nil })
 	for range 3 {
 		s.Advance(10 * time.Minute)
-		_, _, err := s.sync()
+		_, _, err := s.Sync()
 		require.NoError(t, err)
 	}
 	if got := len(s.server.Upserts("workers")); got > 2 {

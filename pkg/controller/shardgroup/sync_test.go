@@ -26,13 +26,13 @@ const (
 
 func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.expect(upsert3, writeStatus)
-	h.expect()
+	h.Expect(upsert3, writeStatus)
+	h.Expect()
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	for range 3 {
 		h.Advance(10 * time.Minute)
-		h.expect()
+		h.Expect()
 	}
 	if want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}; !slices.Equal(h.conditions(), want) {
 		t.Errorf("the conditions are %q", h.conditions())
@@ -45,9 +45,9 @@ func TestSyncUpsertsOnceAndThenIsQuiet(t *testing.T) {
 func TestSyncPutsDriftRight(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size, g.ETag = 9, "etag-2" }))
-	did, _, err := h.sync()
+	did, _, err := h.Sync()
 	if err != nil || len(did) == 0 || did[0] != upsert3 {
 		t.Errorf("did %q, error %v", did, err)
 	}
@@ -57,9 +57,9 @@ func TestSyncPutsDriftRight(t *testing.T) {
 func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
-	h.expect("upsert workers on a with size 5", writeStatus)
+	h.Expect("upsert workers on a with size 5", writeStatus)
 	got := h.object().Status
 	if want := []string{"i-1", "i-2", "i-3"}; !slices.Equal(got.ProviderIDs, want) || *got.Replicas != 3 {
 		t.Errorf("after an answer without instances the status has %q and %d replicas", got.ProviderIDs, *got.Replicas)
@@ -68,8 +68,8 @@ func TestSyncKeepsInstancesThatTheAnswerLeavesOut(t *testing.T) {
 
 func TestSyncOfAStaleCacheWaits(t *testing.T) {
 	h := newHarness(t, newObject())
-	h.expect(upsert3, writeStatus)
-	did, requeue, err := h.syncStale()
+	h.Expect(upsert3, writeStatus)
+	did, requeue, err := h.SyncStale()
 	if err != nil || len(did) > 0 || requeue != controller.StaleRetry {
 		t.Errorf("did %q, requeue %s, error %v", did, requeue, err)
 	}
@@ -84,8 +84,8 @@ func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
 		for _, object := range []*v1beta1.NstanceShardGroup{newObject(), controllertest.Deleting(newObject())} {
 			h := newHarness(t, object)
 			change(h)
-			h.expect(writeStatus)
-			h.expect()
+			h.Expect(writeStatus)
+			h.Expect()
 			if got := h.object(); got == nil || len(got.Finalizers) != 1 {
 				t.Errorf("%s: the finalizer is gone", name)
 			}
@@ -96,10 +96,10 @@ func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
 func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 	h.a().Reachable, h.a().Lost = false, lost
-	h.expect(writeStatus)
-	h.expect()
+	h.Expect(writeStatus)
+	h.Expect()
 	if got, want := h.Events(), []string{"Warning ShardUnreachable connection rejected"}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
@@ -108,16 +108,16 @@ func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
 	}
 	for size := range int32(5) {
 		h.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 10 + size })
-		h.expect(writeStatus)
+		h.Expect(writeStatus)
 	}
 	h.a().Reachable, h.a().Lost = true, nil
-	h.expect("upsert workers on a with size 14", writeStatus)
+	h.Expect("upsert workers on a with size 14", writeStatus)
 }
 
 func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.Fake.Fail["upsert"] = status.Error(codes.DeadlineExceeded, "too late")
-	did, _, err := h.sync()
+	did, _, err := h.Sync()
 	if !slices.Equal(did, []string{upsert3, writeStatus}) || !shard.IsUnreachable(err) {
 		t.Errorf("did %q, error %v; want an error for the retry", did, err)
 	}
@@ -125,7 +125,7 @@ func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
 		t.Errorf("the conditions are %q", h.conditions())
 	}
 	// The same trouble again is neither written nor recorded.
-	if did, _, err := h.sync(); !slices.Equal(did, []string{upsert3}) || err == nil {
+	if did, _, err := h.Sync(); !slices.Equal(did, []string{upsert3}) || err == nil {
 		t.Errorf("did %q, error %v", did, err)
 	}
 	if got := h.Events(); len(got) != 1 {
@@ -136,7 +136,7 @@ func TestSyncWithoutAnAnswerIsRetried(t *testing.T) {
 func TestSyncOfAFailureIsRetried(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.Fake.Fail["upsert"] = status.Error(codes.Unimplemented, "no such call")
-	if _, _, err := h.sync(); err == nil {
+	if _, _, err := h.Sync(); err == nil {
 		t.Error("no error for the retry")
 	}
 	if got := h.conditions(); !slices.Contains(got, "Ready=False UpsertFailed: no such call") {
@@ -148,9 +148,9 @@ func TestSyncRetriesWhenTheStatusCannotBeWritten(t *testing.T) {
 	h := newHarness(t, newObject())
 	failed := errors.New("failed")
 	h.Fail(writeStatus, failed)
-	if _, _, err := h.sync(); !errors.Is(err, failed) {
+	if _, _, err := h.Sync(); !errors.Is(err, failed) {
 		t.Errorf("got error %v", err)
 	}
 	h.Fail(writeStatus, nil)
-	h.expect(writeStatus)
+	h.Expect(writeStatus)
 }

@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -47,16 +48,11 @@ func withSlowServer(t *testing.T, test func(t *testing.T, p *Pool)) {
 		p := New(Options{Credentials: insecure.NewCredentials()})
 		p.options = append(p.options, grpc.WithContextDialer(n.dial))
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1"), "down": endpoint("down:1")})
-		ctx, cancel := context.WithCancel(withLogger(t))
-		done := make(chan struct{})
-		go func() {
+		runtest.Start(t, func(ctx context.Context) {
 			p.Run(ctx, func(ctx context.Context, _ string, _ nstancev1.OperatorServiceClient) { <-ctx.Done() })
-			close(done)
-		}()
+		})
 		synctest.Wait()
 		test(t, p)
-		cancel()
-		<-done
 	})
 }
 

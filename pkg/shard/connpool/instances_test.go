@@ -16,10 +16,9 @@ import (
 	"google.golang.org/grpc/status"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
-	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/runtest"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
@@ -43,21 +42,14 @@ func startServer(t *testing.T) (server *servertest.Server, ours, theirs *connpoo
 
 func startPool(t *testing.T, server *servertest.Server, tenant string) *connpool.Pool {
 	t.Helper()
-	certPEM, keyPEM, err := server.Authority.IssueClient(pki.Client{ID: tenant, Tenant: tenant, Role: pki.RoleOperator}, time.Hour)
-	require.NoError(t, err)
+	certPEM, keyPEM := pkitest.Operator(t, server.Authority, tenant, tenant)
 	var id identity.Identity
 	require.NoError(t, id.Set(certPEM, keyPEM, server.Authority.CertificatePEM()))
 	p := connpool.New(connpool.Options{Credentials: id.TransportCredentials()})
 	p.Set(map[string]shard.Endpoint{"a": {Operator: server.Addr}, "down": {Operator: "127.0.0.1:1"}})
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
-	serving, done := make(chan struct{}, 2), make(chan struct{})
-	go func() {
-		p.Run(ctx, func(_ context.Context, _ string, _ nstancev1.OperatorServiceClient) { serving <- struct{}{} })
-		close(done)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
+	serving := make(chan struct{}, 2)
+	runtest.Start(t, func(ctx context.Context) {
+		p.Run(ctx, func(context.Context, string, nstancev1.OperatorServiceClient) { serving <- struct{}{} })
 	})
 	for range cap(serving) {
 		<-serving
@@ -68,9 +60,7 @@ func startPool(t *testing.T, server *servertest.Server, tenant string) *connpool
 // eventually polls condition until it is true.
 func eventually(t *testing.T, what string, condition func(ctx context.Context) (bool, error)) {
 	t.Helper()
-	if err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, timeout, true, condition); err != nil {
-		t.Fatalf("waiting until %s: %v", what, err)
-	}
+	require.NoError(t, wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, timeout, true, condition), "waiting until %s", what)
 }
 
 func create(t *testing.T, p *connpool.Pool, requestID string, spec shard.InstanceSpec) shard.Instance {

@@ -18,6 +18,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/informer"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -107,15 +108,8 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 			b.network.lose(id, true)
 		}
 		p.Set(endpoints)
-		ctx, cancel := context.WithCancel(withLogger(t))
-		done := make(chan struct{})
-		go func() {
-			p.Run(ctx, b.serve)
-			close(done)
-		}()
+		runtest.Start(t, func(ctx context.Context) { p.Run(ctx, b.serve) })
 		test(t, b)
-		cancel()
-		<-done
 	})
 }
 

@@ -11,21 +11,16 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/stretchr/testify/assert"
 	"google.golang.org/grpc/credentials/insecure"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 func endpoint(address string) shard.Endpoint {
 	return shard.Endpoint{Operator: address}
-}
-
-// withLogger returns the test's context with a logger that writes to the test.
-func withLogger(t *testing.T) context.Context {
-	return klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig()))
 }
 
 // recorder has a ServeFunc that records when it starts and returns.
@@ -64,9 +59,7 @@ func (r *recorder) expect(t *testing.T, what string, want ...string) {
 	defer r.mu.Unlock()
 	slices.Sort(r.lines)
 	slices.Sort(want)
-	if !slices.Equal(r.lines, want) {
-		t.Errorf("%s: got %q, want %q", what, r.lines, want)
-	}
+	assert.Equal(t, want, r.lines, what)
 	r.lines = nil
 }
 
@@ -74,13 +67,12 @@ func TestRunFollowsTheEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		p := New(Options{Credentials: insecure.NewCredentials()})
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1")})
-		ctx, cancel := context.WithCancel(withLogger(t))
 		r := &recorder{}
 		returned := false
-		go func() {
+		stop := runtest.Start(t, func(ctx context.Context) {
 			p.Run(ctx, r.serve)
 			returned = true
-		}()
+		})
 		r.expect(t, "set before Run", "start a")
 
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1"), "b": endpoint("b:1")})
@@ -109,7 +101,7 @@ func TestRunFollowsTheEndpoints(t *testing.T) {
 		r.expect(t, "the previous connection is done", "stop b removed", "start b")
 
 		r.block = make(chan struct{})
-		cancel()
+		go stop()
 		r.expect(t, "stopped, but a shard is still busy")
 		if returned {
 			t.Error("Run returned before serve did")

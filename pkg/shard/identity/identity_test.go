@@ -6,7 +6,6 @@ package identity
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
 	"net"
 	"strings"
 	"testing"
@@ -15,56 +14,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 )
-
-func newAuthority(t *testing.T) *pki.Authority {
-	t.Helper()
-	authority, err := pki.NewAuthority("test")
-	require.NoError(t, err)
-	return authority
-}
-
-func issueClient(t *testing.T, authority *pki.Authority, id string) (certPEM, keyPEM []byte) {
-	t.Helper()
-	certPEM, keyPEM, err := authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	require.NoError(t, err)
-	return certPEM, keyPEM
-}
 
 // listen serves TLS for hosts until the test is done, and returns the address and the
 // common names of the clients that connected.
 func listen(t *testing.T, authority *pki.Authority, version uint16, hosts ...string) (string, <-chan string) {
 	t.Helper()
-	certPEM, keyPEM, err := authority.IssueServer(hosts, time.Hour)
-	require.NoError(t, err)
-	certificate, err := tls.X509KeyPair(certPEM, keyPEM)
-	require.NoError(t, err)
-	trusted := x509.NewCertPool()
-	trusted.AppendCertsFromPEM(authority.CertificatePEM())
-	listener, err := tls.Listen("tcp", "127.0.0.1:0", &tls.Config{
-		Certificates: []tls.Certificate{certificate},
-		ClientCAs:    trusted,
-		ClientAuth:   tls.RequireAndVerifyClientCert,
-		MaxVersion:   version,
-		NextProtos:   []string{"h2"},
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = listener.Close() })
-	clients := make(chan string, 10)
-	go func() {
-		for {
-			accepted, err := listener.Accept()
-			if err != nil {
-				return
-			}
-			conn := accepted.(*tls.Conn)
-			if conn.HandshakeContext(t.Context()) == nil {
-				clients <- conn.ConnectionState().PeerCertificates[0].Subject.CommonName
-			}
-			_ = conn.Close()
-		}
-	}()
-	return listener.Addr().String(), clients
+	config := pki.NewServing(authority, hosts).MutualConfig()
+	config.MinVersion, config.MaxVersion = version, version
+	return pkitest.Listen(t, config)
 }
 
 func handshake(t *testing.T, i *Identity, address string) error {
@@ -79,14 +38,14 @@ func handshake(t *testing.T, i *Identity, address string) error {
 }
 
 func TestEachHandshakeUsesTheCurrentIdentity(t *testing.T) {
-	authority := newAuthority(t)
+	authority := pkitest.NewAuthority(t)
 	address, clients := listen(t, authority, tls.VersionTLS13, "127.0.0.1")
 	var i Identity
 	if err := handshake(t, &i, address); err == nil || !strings.Contains(err.Error(), "no client certificate") {
 		t.Errorf("without an identity: got error %v", err)
 	}
 	for _, id := range []string{"first", "second"} {
-		certPEM, keyPEM := issueClient(t, authority, id)
+		certPEM, keyPEM := pkitest.Operator(t, authority, id, "default")
 		require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
 		require.NoError(t, handshake(t, &i, address))
 		if got := <-clients; got != id {
@@ -96,10 +55,10 @@ func TestEachHandshakeUsesTheCurrentIdentity(t *testing.T) {
 }
 
 func TestNextHandshakeTrustsANewAuthority(t *testing.T) {
-	before, after := newAuthority(t), newAuthority(t)
+	before, after := pkitest.NewAuthority(t), pkitest.NewAuthority(t)
 	address, _ := listen(t, after, tls.VersionTLS13, "127.0.0.1")
 	var i Identity
-	certPEM, keyPEM := issueClient(t, after, "prod")
+	certPEM, keyPEM := pkitest.Operator(t, after, "prod", "default")
 	require.NoError(t, i.Set(certPEM, keyPEM, before.CertificatePEM()))
 	if err := handshake(t, &i, address); err == nil {
 		t.Error("a server of an authority that is not trusted was accepted")
@@ -113,8 +72,8 @@ func TestNextHandshakeTrustsANewAuthority(t *testing.T) {
 }
 
 func TestServerCertificateMustMatchTheEndpoint(t *testing.T) {
-	authority := newAuthority(t)
-	certPEM, keyPEM := issueClient(t, authority, "prod")
+	authority := pkitest.NewAuthority(t)
+	certPEM, keyPEM := pkitest.Operator(t, authority, "prod", "default")
 	var i Identity
 	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
 	other, _ := listen(t, authority, tls.VersionTLS13, "127.0.0.2")
@@ -128,10 +87,10 @@ func TestServerCertificateMustMatchTheEndpoint(t *testing.T) {
 }
 
 func TestSetRejectsInvalidInputAndKeepsTheIdentity(t *testing.T) {
-	authority := newAuthority(t)
+	authority := pkitest.NewAuthority(t)
 	address, clients := listen(t, authority, tls.VersionTLS13, "127.0.0.1")
-	certPEM, keyPEM := issueClient(t, authority, "good")
-	otherCertPEM, _ := issueClient(t, authority, "bad")
+	certPEM, keyPEM := pkitest.Operator(t, authority, "good", "default")
+	otherCertPEM, _ := pkitest.Operator(t, authority, "bad", "default")
 	var i Identity
 	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
 	for name, err := range map[string]error{

@@ -24,7 +24,7 @@ const drainTimeout = time.Hour
 func startDraining(t *testing.T, n int32) (*operator, *servertest.Server, shard.Group) {
 	t.Helper()
 	o := startOperator(t, nil)
-	server := servertest.Start(t, servertest.Options{Authority: o.authority, DrainTimeout: drainTimeout.String()})
+	server := servertest.Start(t, servertest.Options{Authority: o.Authority, DrainTimeout: drainTimeout.String()})
 	o.set(map[string]string{shardID: server.Addr})
 	o.expectReachable(t, true)
 	o.expectSettled(t, true)
@@ -63,7 +63,7 @@ func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 	}
 
 	for _, drain := range drains {
-		require.NoError(t, o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
+		require.NoError(t, o.Pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
 	}
 	for _, notice := range o.expectNotices(t, n, shard.Deleted) {
 		if notice.Group != "workers" || notice.ProviderID == "" || notice.Reason != "scale-down" {
@@ -77,18 +77,18 @@ func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 
 func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 	o, first, _ := startDraining(t, 2)
-	before, session := o.notices.List(shardID), o.notices.Session(shardID)
+	before, session := o.Notices.List(shardID), o.Notices.Session(shardID)
 
 	first.Kill()
 	o.expectSettled(t, false)
-	if got := o.notices.List(shardID); !slices.Equal(got, before) {
+	if got := o.Notices.List(shardID); !slices.Equal(got, before) {
 		t.Errorf("during the outage the cache has %+v, want %+v", got, before)
 	}
 	servertest.Start(t, servertest.Options{
-		Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr, DrainTimeout: drainTimeout.String(),
+		Authority: o.Authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr, DrainTimeout: drainTimeout.String(),
 	})
 	o.expectSettled(t, true)
-	if got := o.notices.Session(shardID); got <= session {
+	if got := o.Notices.Session(shardID); got <= session {
 		t.Errorf("the session is %d after %d", got, session)
 	}
 	for n, after := range o.expectNotices(t, 2, shard.Draining) {
@@ -100,7 +100,7 @@ func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 		t.Errorf("handlers received %d notices, want one for each drain and connection", got)
 	}
 	for _, drain := range before {
-		require.NoError(t, o.pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
+		require.NoError(t, o.Pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
 	}
 	o.expectNotices(t, 2, shard.Deleted)
 }
@@ -110,7 +110,7 @@ func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 func TestNewLeaderWithoutCacheWithdrawsDrains(t *testing.T) {
 	o := startOperator(t, nil)
 	options := servertest.Options{
-		Authority: o.authority, DrainTimeout: drainTimeout.String(),
+		Authority: o.Authority, DrainTimeout: drainTimeout.String(),
 		Groups: `{"default": {"workers": {"template": "worker", "size": 2}}}`,
 	}
 	first := servertest.Start(t, options)
@@ -126,7 +126,7 @@ func TestNewLeaderWithoutCacheWithdrawsDrains(t *testing.T) {
 	options.DataDir, options.Kubernetes, options.Addr = first.DataDir, first.Kubernetes, first.Addr
 	servertest.Start(t, options)
 	o.expectSettled(t, true)
-	if got := o.notices.List(shardID); len(got) != 0 {
+	if got := o.Notices.List(shardID); len(got) != 0 {
 		t.Errorf("after it has settled the cache has %+v", got)
 	}
 	if got := o.expectInstances(t, "workers", 2); got.Size != 2 {
@@ -137,9 +137,9 @@ func TestNewLeaderWithoutCacheWithdrawsDrains(t *testing.T) {
 func TestNoticesOfAShardThatIsRemovedAreDropped(t *testing.T) {
 	o, _, _ := startDraining(t, 2)
 	o.set(nil)
-	o.eventually(t, "the notices are dropped", func() bool { return len(o.notices.List(shardID)) == 0 })
-	o.eventually(t, "the groups are dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
-	if o.notices.Settled(shardID) || o.notices.Session(shardID) != 0 {
+	o.eventually(t, "the notices are dropped", func() bool { return len(o.Notices.List(shardID)) == 0 })
+	o.eventually(t, "the groups are dropped", func() bool { return len(o.Groups.List(shardID)) == 0 })
+	if o.Notices.Settled(shardID) || o.Notices.Session(shardID) != 0 {
 		t.Error("a removed shard has settled")
 	}
 }

@@ -6,12 +6,12 @@ package informer
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/klog/v2"
@@ -79,9 +79,7 @@ func (w *watcher) expect(when string, want ...string) {
 	synctest.Wait()
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !slices.Equal(w.lines, want) {
-		w.t.Errorf("%s: handled %q, want %q", when, w.lines, want)
-	}
+	assert.Equal(w.t, want, w.lines, "%s: handled", when)
 	w.lines = nil
 }
 

@@ -4,7 +4,6 @@
 package informer_test
 
 import (
-	"context"
 	"fmt"
 	"slices"
 	"sync"
@@ -12,16 +11,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
-	"nstance.dev/operator/pkg/server/pki"
-	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/connpool"
-	"nstance.dev/operator/pkg/shard/identity"
-	"nstance.dev/operator/pkg/shard/informer"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 // shardID is the main shard of a test.
@@ -33,11 +25,7 @@ const timeout = time.Minute
 // operator is the shard side of an operator: identity, pool and informers with
 // their real timing, over TCP and mutual TLS.
 type operator struct {
-	authority *pki.Authority
-	identity  *identity.Identity
-	pool      *connpool.Pool
-	groups    *informer.Groups
-	notices   *informer.Notices
+	*shardtest.Servers
 
 	mu sync.Mutex
 	// changed is closed and replaced whenever a handler was called.
@@ -50,10 +38,8 @@ type operator struct {
 
 func startOperator(t *testing.T, endpoints map[string]string) *operator {
 	t.Helper()
-	o := &operator{authority: newAuthority(t), identity: &identity.Identity{}, groups: informer.NewGroups(), notices: informer.NewNotices(), changed: make(chan struct{})}
-	o.issue(t, "first")
-	o.pool = connpool.New(connpool.Options{Credentials: o.identity.TransportCredentials()})
-	o.groups.AddHandler(shard.GroupHandler{
+	o := &operator{Servers: shardtest.StartServers(t), changed: make(chan struct{})}
+	o.Groups.AddHandler(shard.GroupHandler{
 		OnGroup: func(string, string) { o.signal() },
 		OnShard: func(string) { o.signal() },
 		OnError: func(_ string, event shard.ErrorEvent) {
@@ -63,9 +49,9 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 			o.signal()
 		},
 	})
-	o.notices.AddHandler(shard.NoticeHandler{
+	o.Notices.AddHandler(shard.NoticeHandler{
 		OnInstance: func(shard, id string) {
-			if notice, ok := o.notices.Get(shard, id); ok {
+			if notice, ok := o.Notices.Get(shard, id); ok {
 				o.mu.Lock()
 				o.received = append(o.received, notice)
 				o.mu.Unlock()
@@ -75,30 +61,8 @@ func startOperator(t *testing.T, endpoints map[string]string) *operator {
 		OnShard: func(string) { o.signal() },
 	})
 	o.set(endpoints)
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(t, ktesting.NewConfig())))
-	done := make(chan struct{})
-	go func() {
-		o.pool.Run(ctx, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
-			var serving sync.WaitGroup
-			serving.Go(func() { o.groups.Serve(ctx, shard, client) })
-			serving.Go(func() { o.notices.Serve(ctx, shard, client) })
-			serving.Wait()
-		})
-		close(done)
-	}()
-	t.Cleanup(func() {
-		cancel()
-		<-done
-	})
+	o.Connect()
 	return o
-}
-
-// issue replaces the operator's certificate.
-func (o *operator) issue(t *testing.T, id string) {
-	t.Helper()
-	certPEM, keyPEM, err := o.authority.IssueClient(pki.Client{ID: id, Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	require.NoError(t, err)
-	require.NoError(t, o.identity.Set(certPEM, keyPEM, o.authority.CertificatePEM()))
 }
 
 func (o *operator) set(endpoints map[string]string) {
@@ -106,7 +70,7 @@ func (o *operator) set(endpoints map[string]string) {
 	for id, address := range endpoints {
 		parsed[id] = shard.Endpoint{Operator: address}
 	}
-	o.pool.Set(parsed)
+	o.Pool.Set(parsed)
 }
 
 // signal makes eventually check its condition again.
@@ -157,14 +121,14 @@ func (o *operator) eventually(t *testing.T, what string, condition func() bool) 
 func (o *operator) expectReachable(t *testing.T, want bool) {
 	t.Helper()
 	o.eventually(t, fmt.Sprintf("reachable of %s is %t", shardID, want), func() bool {
-		got, _ := o.groups.Reachable(shardID)
+		got, _ := o.Groups.Reachable(shardID)
 		return got == want
 	})
 }
 
 func (o *operator) expectSettled(t *testing.T, want bool) {
 	t.Helper()
-	o.eventually(t, fmt.Sprintf("settled of %s is %t", shardID, want), func() bool { return o.notices.Settled(shardID) == want })
+	o.eventually(t, fmt.Sprintf("settled of %s is %t", shardID, want), func() bool { return o.Notices.Settled(shardID) == want })
 }
 
 // expectNotices waits until there are n notices of a state and none of another.
@@ -172,7 +136,7 @@ func (o *operator) expectNotices(t *testing.T, n int, state shard.NoticeState) [
 	t.Helper()
 	var list []shard.DeletionNotice
 	o.eventually(t, fmt.Sprintf("shard %s has %d notices of state %s", shardID, n, state), func() bool {
-		list = o.notices.List(shardID)
+		list = o.Notices.List(shardID)
 		return len(list) == n && !slices.ContainsFunc(list, func(notice shard.DeletionNotice) bool { return notice.State != state })
 	})
 	return list
@@ -183,7 +147,7 @@ func (o *operator) expectInstances(t *testing.T, key string, n int) shard.Group 
 	t.Helper()
 	var group shard.Group
 	o.eventually(t, fmt.Sprintf("group %s of shard %s has %d instances", key, shardID, n), func() bool {
-		group, _ = o.groups.Get(shardID, key)
+		group, _ = o.Groups.Get(shardID, key)
 		return int(group.ActualSize) == n && len(group.ProviderIDs) == n
 	})
 	return group
@@ -192,15 +156,8 @@ func (o *operator) expectInstances(t *testing.T, key string, n int) shard.Group 
 // scale writes the size of group workers, as a controller would.
 func (o *operator) scale(t *testing.T, size int32) shard.Group {
 	t.Helper()
-	group, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: size})
+	group, err := o.Pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: size})
 	require.NoError(t, err)
-	o.groups.Observe(shardID, group)
+	o.Groups.Observe(shardID, group)
 	return group
-}
-
-func newAuthority(t *testing.T) *pki.Authority {
-	t.Helper()
-	authority, err := pki.NewAuthority(servertest.ClusterID)
-	require.NoError(t, err)
-	return authority
 }

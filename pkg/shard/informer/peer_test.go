@@ -13,6 +13,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -20,9 +21,8 @@ import (
 	"google.golang.org/grpc/status"
 	"google.golang.org/grpc/test/bufconn"
 	"google.golang.org/protobuf/types/known/emptypb"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/shard"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -198,12 +198,7 @@ func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, handled 
 				record(fmt.Sprintf("%s reports %q of group %q", shard, event.Message, event.Group))
 			},
 		})
-		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
-		done := make(chan struct{})
-		go func() {
-			g.Serve(ctx, "a", client)
-			close(done)
-		}()
+		runtest.Start(t, func(ctx context.Context) { g.Serve(ctx, "a", client) })
 		synctest.Wait()
 		test(t, g, func() []string {
 			synctest.Wait()
@@ -213,8 +208,6 @@ func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, handled 
 			lines = nil
 			return out
 		})
-		cancel()
-		<-done
 	})
 }
 
@@ -225,9 +218,7 @@ func expectSizes(t *testing.T, g *Groups, want ...string) {
 	for _, group := range g.List("a") {
 		got = append(got, fmt.Sprintf("%s=%d", group.Key, group.Size))
 	}
-	if !slices.Equal(got, want) {
-		t.Errorf("got %v, want %v", got, want)
-	}
+	assert.Equal(t, want, got)
 }
 
 func TestListAddsWhatTheWatchMissed(t *testing.T) {

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
@@ -20,12 +21,12 @@ import (
 func TestSnapshotAndLiveChanges(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{
-		Authority: o.authority,
+		Authority: o.Authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 2}}, "other": {"hidden": {"template": "worker", "size": 1}}}`,
 	})
 	o.set(map[string]string{shardID: server.Addr})
 	o.expectReachable(t, true)
-	if !o.groups.HasSynced(shardID) {
+	if !o.Groups.HasSynced(shardID) {
 		t.Error("reachable but not synced")
 	}
 	static := o.expectInstances(t, "static", 2)
@@ -34,17 +35,17 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 	}
 
 	reply := o.scale(t, 3)
-	if got, ok := o.groups.Get(shardID, "workers"); !ok || got.Size != 3 || got.ETag != reply.ETag {
+	if got, ok := o.Groups.Get(shardID, "workers"); !ok || got.Size != 3 || got.ETag != reply.ETag {
 		t.Errorf("right after the write the cache has %+v", got)
 	}
 	o.expectInstances(t, "workers", 3)
-	if got := len(o.groups.List(shardID)); got != 2 {
+	if got := len(o.Groups.List(shardID)); got != 2 {
 		t.Errorf("%d groups, want the 2 of the tenant", got)
 	}
 
-	require.NoError(t, o.pool.DeleteGroup(t.Context(), shardID, "workers"))
+	require.NoError(t, o.Pool.DeleteGroup(t.Context(), shardID, "workers"))
 	o.eventually(t, "group workers is deleted", func() bool {
-		_, ok := o.groups.Get(shardID, "workers")
+		_, ok := o.Groups.Get(shardID, "workers")
 		return !ok
 	})
 	if got := len(server.Calls("WatchGroups")); got != 1 {
@@ -54,7 +55,7 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 
 func TestManagedInstancesAreListed(t *testing.T) {
 	o := startOperator(t, nil)
-	server := servertest.Start(t, servertest.Options{Authority: o.authority})
+	server := servertest.Start(t, servertest.Options{Authority: o.Authority})
 	o.set(map[string]string{shardID: server.Addr})
 	o.expectReachable(t, true)
 	if reply := o.scale(t, 2); !reply.ListsInstances || len(reply.RemoveFirst) > 0 || reply.Node == nil {
@@ -62,7 +63,7 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	}
 	var group shard.Group
 	o.eventually(t, "both instances are listed and run", func() bool {
-		group, _ = o.groups.Get(shardID, "workers")
+		group, _ = o.Groups.Get(shardID, "workers")
 		return group.ListsInstances && len(group.Instances) == 2 &&
 			group.Instances[0].State == shard.InstanceRunning && group.Instances[1].State == shard.InstanceRunning
 	})
@@ -75,15 +76,15 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	// The reply to a call has the new configuration, and removes no instances from the
 	// cache.
 	removeFirst := []string{group.Instances[1].ID}
-	reply, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: 1, RemoveFirst: removeFirst})
+	reply, err := o.Pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: 1, RemoveFirst: removeFirst})
 	require.NoError(t, err)
 	reply.Instances = nil
-	o.groups.Observe(shardID, reply)
-	if got, _ := o.groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, removeFirst) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
+	o.Groups.Observe(shardID, reply)
+	if got, _ := o.Groups.Get(shardID, "workers"); !slices.Equal(got.RemoveFirst, removeFirst) || !got.ListsInstances || len(got.Instances) == 0 || got.Node == nil {
 		t.Errorf("right after the call the cache has %+v", got)
 	}
 	o.eventually(t, "the other is the only one", func() bool {
-		got, _ := o.groups.Get(shardID, "workers")
+		got, _ := o.Groups.Get(shardID, "workers")
 		return len(got.Instances) == 1 && got.Instances[0].ID == group.Instances[0].ID && got.ActualSize == 1
 	})
 }
@@ -91,7 +92,7 @@ func TestManagedInstancesAreListed(t *testing.T) {
 func TestRejectionsKeepTheServersMessage(t *testing.T) {
 	o := startOperator(t, nil)
 	server := servertest.Start(t, servertest.Options{
-		Authority: o.authority,
+		Authority: o.Authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 0}}}`,
 	})
 	o.set(map[string]string{shardID: server.Addr})
@@ -104,7 +105,7 @@ func TestRejectionsKeepTheServersMessage(t *testing.T) {
 		{"unknown template", "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "unknown"}}},
 		{"subnets of a static group", "static", shard.GroupConfig{GroupSettings: shard.GroupSettings{Subnets: []string{"another"}}}},
 	} {
-		_, err := o.pool.UpsertGroup(t.Context(), shardID, test.key, test.config)
+		_, err := o.Pool.UpsertGroup(t.Context(), shardID, test.key, test.config)
 		if !shard.IsRejected(err) || shard.IsUnreachable(err) || shard.Message(err) == "" {
 			t.Errorf("%s: got error %v", test.name, err)
 		}
@@ -114,7 +115,7 @@ func TestRejectionsKeepTheServersMessage(t *testing.T) {
 
 func TestErrorsOfTheServerAreReceived(t *testing.T) {
 	o := startOperator(t, nil)
-	server := servertest.Start(t, servertest.Options{Authority: o.authority, Quota: `{"m7i.large": 1}`})
+	server := servertest.Start(t, servertest.Options{Authority: o.Authority, Quota: `{"m7i.large": 1}`})
 	o.set(map[string]string{shardID: server.Addr})
 	o.expectReachable(t, true)
 	start := time.Now()
@@ -124,7 +125,7 @@ func TestErrorsOfTheServerAreReceived(t *testing.T) {
 	if got.Group != "workers" || !strings.Contains(got.Message, "quota") || got.Time.Before(start) || got.Time.After(time.Now()) {
 		t.Errorf("got %+v", got)
 	}
-	if ok, err := o.groups.Reachable(shardID); !ok {
+	if ok, err := o.Groups.Reachable(shardID); !ok {
 		t.Errorf("not reachable: %v", err)
 	}
 	if group := o.expectInstances(t, "workers", 1); group.Size != 2 {
@@ -135,7 +136,7 @@ func TestErrorsOfTheServerAreReceived(t *testing.T) {
 func TestOutageKeepsTheCacheAndRecoveryUpdatesIt(t *testing.T) {
 	o := startOperator(t, nil)
 	first := servertest.Start(t, servertest.Options{
-		Authority: o.authority,
+		Authority: o.Authority,
 		Groups:    `{"default": {"static": {"template": "worker", "size": 1}}}`,
 	})
 	o.set(map[string]string{shardID: first.Addr})
@@ -146,26 +147,26 @@ func TestOutageKeepsTheCacheAndRecoveryUpdatesIt(t *testing.T) {
 
 	first.Kill()
 	o.expectReachable(t, false)
-	if _, err := o.groups.Reachable(shardID); !shard.IsUnreachable(err) {
+	if _, err := o.Groups.Reachable(shardID); !shard.IsUnreachable(err) {
 		t.Errorf("the reason is %v", err)
 	}
-	if got, ok := o.groups.Get(shardID, "workers"); !ok || !got.Equal(before) {
+	if got, ok := o.Groups.Get(shardID, "workers"); !ok || !got.Equal(before) {
 		t.Errorf("during the outage the cache has %+v, want what was last reported: %+v", got, before)
 	}
-	if !o.groups.HasSynced(shardID) {
+	if !o.Groups.HasSynced(shardID) {
 		t.Error("the outage makes the cache incomplete")
 	}
-	if _, err := o.pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
+	if _, err := o.Pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
 		t.Errorf("a call during the outage: got error %v", err)
 	}
 
 	// The next server has the same address, and does not have the static group.
 	second := servertest.Start(t, servertest.Options{
-		Authority: o.authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
+		Authority: o.Authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes, Addr: first.Addr,
 	})
 	o.expectReachable(t, true)
 	o.eventually(t, "the static group is removed", func() bool {
-		_, ok := o.groups.Get(shardID, "static")
+		_, ok := o.Groups.Get(shardID, "static")
 		return !ok
 	})
 	after := o.expectInstances(t, "workers", 2)
@@ -182,29 +183,29 @@ func TestOutageKeepsTheCacheAndRecoveryUpdatesIt(t *testing.T) {
 func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	o := startOperator(t, nil)
 	groups := `{"default": {"workers": {"template": "worker", "size": 1}}}`
-	first := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
-	second := servertest.Start(t, servertest.Options{Authority: o.authority, Groups: groups})
+	first := servertest.Start(t, servertest.Options{Authority: o.Authority, Groups: groups})
+	second := servertest.Start(t, servertest.Options{Authority: o.Authority, Groups: groups})
 	o.set(map[string]string{shardID: first.Addr})
 	o.expectInstances(t, "workers", 1)
 
 	o.set(map[string]string{shardID: second.Addr})
 	o.eventually(t, "the new address is watched", func() bool {
-		if _, ok := o.groups.Get(shardID, "workers"); !ok {
+		if _, ok := o.Groups.Get(shardID, "workers"); !ok {
 			t.Error("the move emptied the cache")
 		}
-		ok, _ := o.groups.Reachable(shardID)
+		ok, _ := o.Groups.Reachable(shardID)
 		return ok && len(second.Calls("WatchGroups")) == 1
 	})
-	if !o.groups.HasSynced(shardID) {
+	if !o.Groups.HasSynced(shardID) {
 		t.Error("not synced with the new address")
 	}
 
 	o.set(nil)
-	o.eventually(t, "the cache of the removed shard is dropped", func() bool { return len(o.groups.List(shardID)) == 0 })
-	if o.groups.HasSynced(shardID) {
+	o.eventually(t, "the cache of the removed shard is dropped", func() bool { return len(o.Groups.List(shardID)) == 0 })
+	if o.Groups.HasSynced(shardID) {
 		t.Error("a removed shard has synced")
 	}
-	if ok, err := o.groups.Reachable(shardID); ok || err != nil {
+	if ok, err := o.Groups.Reachable(shardID); ok || err != nil {
 		t.Errorf("a removed shard is reachable: %t, %v", ok, err)
 	}
 }
@@ -215,7 +216,7 @@ func TestSilentShardDelaysNoOther(t *testing.T) {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = silent.Close() })
 	o := startOperator(t, map[string]string{"silent": silent.Addr().String()})
-	server := servertest.Start(t, servertest.Options{Authority: o.authority})
+	server := servertest.Start(t, servertest.Options{Authority: o.Authority})
 	start := time.Now()
 	o.set(map[string]string{"silent": silent.Addr().String(), shardID: server.Addr})
 	o.expectReachable(t, true)
@@ -223,27 +224,27 @@ func TestSilentShardDelaysNoOther(t *testing.T) {
 	if got := time.Since(start); got > 5*time.Second {
 		t.Errorf("the other shard took %v", got)
 	}
-	if ok, _ := o.groups.Reachable("silent"); ok || o.groups.HasSynced("silent") || o.groups.Synced([]string{shardID, "silent"}) {
+	if ok, _ := o.Groups.Reachable("silent"); ok || o.Groups.HasSynced("silent") || o.Groups.Synced([]string{shardID, "silent"}) {
 		t.Error("a shard that does not respond is reachable or synced")
 	}
 	o.eventually(t, "there is a reason for the silent shard", func() bool {
-		_, err := o.groups.Reachable("silent")
+		_, err := o.Groups.Reachable("silent")
 		return shard.IsUnreachable(err)
 	})
 }
 
 func TestRotationNeedsNoRestart(t *testing.T) {
 	o := startOperator(t, nil)
-	former := servertest.Start(t, servertest.Options{Authority: o.authority})
+	former := servertest.Start(t, servertest.Options{Authority: o.Authority})
 	o.set(map[string]string{shardID: former.Addr})
 	o.expectReachable(t, true)
 	o.scale(t, 0)
 
 	// A new authority and a new certificate. Existing connections stay open.
-	o.authority = newAuthority(t)
-	o.issue(t, "second")
+	o.Authority = pkitest.NewAuthority(t)
+	o.SetIdentity("second")
 	o.scale(t, 1)
-	if ok, err := o.groups.Reachable(shardID); !ok {
+	if ok, err := o.Groups.Reachable(shardID); !ok {
 		t.Errorf("the rotation broke the connection: %v", err)
 	}
 
@@ -254,7 +255,7 @@ func TestRotationNeedsNoRestart(t *testing.T) {
 		require.NoError(t, former.Storage.Delete(t.Context(), key))
 	}
 	servertest.Start(t, servertest.Options{
-		Authority: o.authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
+		Authority: o.Authority, DataDir: former.DataDir, Kubernetes: former.Kubernetes, Addr: former.Addr,
 	})
 	o.expectReachable(t, true)
 	o.scale(t, 2)

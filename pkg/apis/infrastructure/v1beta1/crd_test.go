@@ -31,9 +31,7 @@ func crds(t *testing.T) map[string]*apiextensionsv1.CustomResourceDefinition {
 		text, err := os.ReadFile(file)
 		require.NoError(t, err)
 		definition := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.UnmarshalStrict(text, definition); err != nil {
-			t.Fatalf("%s: %v", file, err)
-		}
+		require.NoError(t, yaml.UnmarshalStrict(text, definition), file)
 		definitions[definition.Spec.Names.Kind] = definition
 	}
 	return definitions

@@ -1,20 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package controllertest
+package shardtest
 
 import (
 	"context"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/require"
-	"k8s.io/klog/v2"
-	"k8s.io/klog/v2/ktesting"
 
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
@@ -29,9 +27,10 @@ type Servers struct {
 	Groups  *informer.Groups
 	Notices *informer.Notices
 	// ByID are the servers that StartServers started, and Authority is the certificate
-	// authority of their cluster.
+	// authority of their cluster. Identity is the operator's.
 	ByID      map[string]*servertest.Server
 	Authority *pki.Authority
+	Identity  *identity.Identity
 	// Wrap replaces the clients that the caches read from; nil for no change.
 	Wrap func(nstancev1.OperatorServiceClient) nstancev1.OperatorServiceClient
 
@@ -42,18 +41,19 @@ type Servers struct {
 // connects to all of them once the caller calls Connect.
 func StartServers(t testing.TB, options ...servertest.Options) *Servers {
 	t.Helper()
-	authority, err := pki.NewAuthority(servertest.ClusterID)
-	require.NoError(t, err)
 	s := &Servers{
-		Pool:    connpool.New(connpool.Options{Credentials: newIdentity(t, authority).TransportCredentials()}),
-		Groups:  informer.NewGroups(),
-		Notices: informer.NewNotices(),
-		ByID:    map[string]*servertest.Server{}, Authority: authority,
-		t: t,
+		Groups:    informer.NewGroups(),
+		Notices:   informer.NewNotices(),
+		ByID:      map[string]*servertest.Server{},
+		Authority: pkitest.NewAuthority(t),
+		Identity:  &identity.Identity{},
+		t:         t,
 	}
+	s.SetIdentity("operator")
+	s.Pool = connpool.New(connpool.Options{Credentials: s.Identity.TransportCredentials()})
 	endpoints := map[string]shard.Endpoint{}
 	for _, o := range options {
-		o.Authority = authority
+		o.Authority = s.Authority
 		s.ByID[o.Shard] = servertest.Start(t, o)
 		endpoints[o.Shard] = shard.Endpoint{Operator: s.ByID[o.Shard].Addr}
 	}
@@ -61,18 +61,17 @@ func StartServers(t testing.TB, options ...servertest.Options) *Servers {
 	return s
 }
 
-// Use has a controller work with the servers.
-func (s *Servers) Use(d *controller.Dependencies) {
-	d.Shards, d.NamedShards, d.ShardClient = s.Pool, s.Pool, s.Pool
-	d.Groups, d.Notices = s.Groups, s.Notices
+// SetIdentity replaces the operator's certificate.
+func (s *Servers) SetIdentity(id string) {
+	s.t.Helper()
+	certPEM, keyPEM := pkitest.Operator(s.t, s.Authority, id, "default")
+	require.NoError(s.t, s.Identity.Set(certPEM, keyPEM, s.Authority.CertificatePEM()))
 }
 
 // Connect connects to the servers until the test is over. It is called after the
 // controllers have registered their handlers.
 func (s *Servers) Connect() {
-	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), ktesting.NewLogger(s.t, ktesting.NewConfig())))
-	var running sync.WaitGroup
-	running.Go(func() {
+	runtest.Start(s.t, func(ctx context.Context) {
 		s.Run(ctx, func(ctx context.Context, shard string, client nstancev1.OperatorServiceClient) {
 			if s.Wrap != nil {
 				client = s.Wrap(client)
@@ -83,10 +82,6 @@ func (s *Servers) Connect() {
 			caches.Wait()
 		})
 	})
-	s.t.Cleanup(func() {
-		cancel()
-		running.Wait()
-	})
 }
 
 // AwaitReachable waits until the shards are reachable, all of them without ids.
@@ -95,7 +90,7 @@ func (s *Servers) AwaitReachable(ids ...string) {
 	if len(ids) == 0 {
 		ids = s.Shards()
 	}
-	Eventually(s.t, "the shards are reachable", func() bool {
+	runtest.Eventually(s.t, "the shards are reachable", func() bool {
 		for _, id := range ids {
 			if up, _ := s.Groups.Reachable(id); !up {
 				return false
@@ -105,11 +100,9 @@ func (s *Servers) AwaitReachable(ids ...string) {
 	})
 }
 
-func newIdentity(t testing.TB, authority *pki.Authority) *identity.Identity {
-	t.Helper()
-	certPEM, keyPEM, err := authority.IssueClient(pki.Client{ID: "operator", Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	require.NoError(t, err)
-	id := &identity.Identity{}
-	require.NoError(t, id.Set(certPEM, keyPEM, authority.CertificatePEM()))
-	return id
+// Resize sets the size of group "workers" of a shard.
+func (s *Servers) Resize(id string, size int32, removeFirst ...string) {
+	s.t.Helper()
+	_, err := s.UpsertGroup(s.t.Context(), id, "workers", shard.GroupConfig{Size: size, RemoveFirst: removeFirst})
+	require.NoError(s.t, err)
 }
