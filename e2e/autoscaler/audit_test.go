@@ -8,6 +8,8 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
+
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 )
@@ -45,12 +47,8 @@ func expectNodeChanges(t testing.TB, from controlplane.Position, group string, c
 	t.Helper()
 	slices.Sort(deleted)
 	gotCreated, gotDeleted := nodeChanges(t, from, group)
-	if len(gotCreated) != created {
-		t.Errorf("%d Nodes were created, want %d: %v", len(gotCreated), created, gotCreated)
-	}
-	if !slices.Equal(gotDeleted, deleted) {
-		t.Errorf("Nodes %v were deleted, want %v", gotDeleted, deleted)
-	}
+	assert.Len(t, gotCreated, created, "created Nodes")
+	assert.Equal(t, deleted, gotDeleted, "deleted Nodes")
 }
 
 // expectMachinesDeleted fails the test unless exactly these Machines of a pool were

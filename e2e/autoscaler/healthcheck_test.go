@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -81,9 +82,7 @@ func createHealthCheck(t *testing.T, pool string) {
 	_, err = checks.Create(t.Context(), &unstructured.Unstructured{Object: content}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := checks.Delete(context.WithoutCancel(t.Context()), pool, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, checks.Delete(context.WithoutCancel(t.Context()), pool, metav1.DeleteOptions{}))
 	})
 }
 

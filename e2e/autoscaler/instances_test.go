@@ -10,38 +10,22 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/shard"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // instances are the instances of a group: the shard of each by its id.
 type instances map[string]string
 
-// groupOn returns the status that the server of a shard reports for a group, nil when
-// it has no such group.
-func groupOn(ctx context.Context, shardID, group string) (*nstancev1.GroupStatus, error) {
-	list, err := env.servers[shardID].ListGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		return nil, err
-	}
-	for _, g := range list.GetGroups() {
-		if g.GetKey() == group {
-			return g, nil
-		}
-	}
-	return nil, nil
-}
-
 // instancesOf returns the instances of a group that are not being deleted, as the
 // servers list them.
 func instancesOf(ctx context.Context, group string) (instances, error) {
 	found := instances{}
-	for shardID := range env.servers {
-		g, err := groupOn(ctx, shardID, group)
+	for _, shardID := range env.ShardIDs {
+		g, err := env.Group(ctx, shardID, group)
 		if err != nil {
 			return nil, err
 		}
@@ -122,9 +106,7 @@ func expectInstances(t testing.TB, group string, want instances) {
 	}
 	sizes, err := sizesOf(t.Context(), group)
 	require.NoError(t, err)
-	if !slices.Equal(sizes, want.sizes()) {
-		t.Errorf("the pool requests %v instances, want %v", sizes, want.sizes())
-	}
+	assert.Equal(t, want.sizes(), sizes, "requested sizes")
 	if pool, err := env.NstanceMachinePool(t.Context(), group); err != nil || ptr.Deref(pool.Status.DesiredReplicas, -1) != int32(len(want)) {
 		t.Errorf("the pool wants %d instances, want %d (error %v)", ptr.Deref(pool.Status.DesiredReplicas, -1), len(want), err)
 	}

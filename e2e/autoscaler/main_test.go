@@ -28,7 +28,6 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const (
@@ -66,41 +65,30 @@ var env struct {
 		dynamic dynamic.Interface
 	}
 	nodeLog *nodeLog
-	// servers are the clients of the shards' servers by shard id, without a relay.
-	servers map[string]nstancev1.OperatorServiceClient
 }
 
 func TestMain(m *testing.M) {
-	options := testcluster.Options{AuditReads: []string{installation.OperatorUser}}
+	options := testcluster.Options{
+		AuditReads: []string{installation.OperatorUser}, Prepare: prepare,
+		OperatorFlags: []string{"--resync-period", resync.String()},
+	}
 	for _, id := range append(shardIDs, oldShard) {
 		options.Shards = append(options.Shards, installation.Shard{ID: id, DrainTimeout: drainTimeout})
 	}
 	options.Shards[0].Quota = map[string]int{scarceType: 1}
-	testcluster.Main(m, options, prepare)
+	testcluster.Main(m, &env.Cluster, options)
 }
 
-// prepare creates the clients and starts an operator that reaches the old shard
-// through a relay.
-func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
-	env.Cluster = cluster
+// prepare creates the clients, and a relay through which the operator reaches the old
+// shard.
+func prepare(ctx context.Context) (err error) {
 	if env.nodeLog, err = watchNodes(ctx, env.Kube); err != nil {
 		return err
 	}
 	if err := createAutoscalerClients(ctx); err != nil {
 		return err
 	}
-	env.servers = map[string]nstancev1.OperatorServiceClient{}
-	for _, id := range append(shardIDs, oldShard) {
-		connection, err := cluster.Installation.Dial(id)
-		if err != nil {
-			return err
-		}
-		env.servers[id] = nstancev1.NewOperatorServiceClient(connection)
-	}
-	if err := startOldServer(ctx, oldShard); err != nil {
-		return err
-	}
-	return env.StartOperator(ctx, "--resync-period", resync.String())
+	return startOldServer(ctx, oldShard)
 }
 
 // createAutoscalerClients applies the shipped manifests of the cluster autoscaler but

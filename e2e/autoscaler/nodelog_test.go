@@ -5,14 +5,13 @@ package autoscaler
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
@@ -31,8 +30,7 @@ type nodeLog struct {
 // watchNodes records Nodes until ctx is done.
 func watchNodes(ctx context.Context, client kubernetes.Interface) (*nodeLog, error) {
 	l := &nodeLog{groups: map[string]string{}}
-	factory := informers.NewSharedInformerFactory(client, 0)
-	handler, err := factory.Core().V1().Nodes().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	return l, testcluster.Follow(ctx, coreinformers.NewNodeInformer(client, 0, nil), cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			if node, ok := obj.(*corev1.Node); ok {
 				l.mu.Lock()
@@ -41,14 +39,6 @@ func watchNodes(ctx context.Context, client kubernetes.Interface) (*nodeLog, err
 			}
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return nil, errors.New("list Nodes: not synced")
-	}
-	return l, nil
 }
 
 // groupOf waits until a Node that was created is recorded, and returns its group.

@@ -83,8 +83,8 @@ func deleted(ctx context.Context, name string) error {
 	left("NstanceMachines", len(nstanceMachines), err)
 	nodes, err := env.Nodes(ctx, name)
 	left("Nodes", len(nodes), err)
-	for shard := range env.servers {
-		group, err := groupOn(ctx, shard, name)
+	for _, shard := range env.ShardIDs {
+		group, err := env.Group(ctx, shard, name)
 		if err == nil && group != nil {
 			err = fmt.Errorf("shard %s lists the group: %v", shard, group)
 		}
@@ -102,9 +102,7 @@ func patchPool(t testing.TB, name, patch string) {
 // annotatePool sets an annotation of the MachinePool to a JSON value.
 func annotatePool(t testing.TB, name, annotation, value string) {
 	t.Helper()
-	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%s}}}`, annotation, value)
-	_, err := env.ClusterAPI("machinepools").Patch(t.Context(), name, mergePatch, patch, metav1.PatchOptions{})
-	require.NoError(t, err)
+	env.PatchMachinePool(t, name, fmt.Sprintf(`{"metadata":{"annotations":{%q:%s}}}`, annotation, value))
 }
 
 // inPool selects objects by Cluster API's label of their MachinePool.

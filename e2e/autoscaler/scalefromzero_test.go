@@ -9,6 +9,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -126,9 +127,7 @@ func expectUniqueProviderIDs(t *testing.T, group nodeGroup, found instances) {
 		}
 		left = left.without(lastSegment(id))
 	}
-	if len(left) > 0 {
-		t.Errorf("instances %v have no provider id", left.ids())
-	}
+	assert.Empty(t, left, "instances %v have no provider id", left.ids())
 	for _, shardID := range shardIDs {
 		if len(found.on(shardID)) == 0 {
 			t.Errorf("no instance is on shard %s", shardID)

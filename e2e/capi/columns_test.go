@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -93,8 +94,6 @@ func createTemplate(t *testing.T, name string) {
 	_, err := templates.Create(t.Context(), template, metav1.CreateOptions{})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := templates.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, templates.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}))
 	})
 }

@@ -6,7 +6,6 @@
 package capi
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -25,9 +24,8 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	options := testcluster.Options{AuditReads: []string{capiUser}, Shards: installation.Shards(shardIDs...)}
-	testcluster.Main(m, options, func(ctx context.Context, cluster *testcluster.Cluster) error {
-		env = cluster
-		return env.StartOperator(ctx, "--resync-period", resync.String())
+	testcluster.Main(m, &env, testcluster.Options{
+		AuditReads: []string{capiUser}, Shards: installation.Shards(shardIDs...),
+		OperatorFlags: []string{"--resync-period", resync.String()},
 	})
 }

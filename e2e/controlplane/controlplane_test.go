@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -56,9 +57,7 @@ func startWhole(t *testing.T) *ControlPlane {
 	require.NoError(t, err)
 	t.Logf("the control plane was ready after %s", time.Since(begin).Round(time.Second/10))
 	t.Cleanup(func() {
-		if err := cp.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, cp.Stop(context.Background()))
 	})
 	return cp
 }
@@ -77,9 +76,7 @@ func testAudit(t *testing.T, cp *ControlPlane, client kubernetes.Interface) {
 
 	writes, err := cp.AuditLog().Writes(from, func(w Write) bool { return w.User == "admin" })
 	require.NoError(t, err)
-	if len(writes) != 2 {
-		t.Fatalf("a create, a get and a delete count as %d writes, want 2: %+v", len(writes), writes)
-	}
+	require.Len(t, writes, 2, "the writes of a create, a get and a delete")
 	for i, verb := range []string{"create", "delete"} {
 		w := writes[i]
 		if w.Verb != verb || w.Resource != "configmaps" || w.Namespace != "default" || w.Name != "counted" {
@@ -177,9 +174,7 @@ func testServiceAccount(t *testing.T, cp *ControlPlane, client kubernetes.Interf
 func testRestart(t *testing.T, cp *ControlPlane) {
 	scheduler := cp.Component(Scheduler)
 	before, running := scheduler.PID()
-	if !running {
-		t.Fatal("the scheduler does not run")
-	}
+	require.True(t, running, "the scheduler does not run")
 	require.NoError(t, scheduler.Kill(t.Context()))
 	if pid, running := scheduler.PID(); running {
 		t.Fatalf("the killed scheduler still runs as process %d", pid)
@@ -204,31 +199,23 @@ func testStop(t *testing.T, cp *ControlPlane) {
 		}
 		ids[c.Name] = r.Process
 	}
-	if len(ids) != 6 {
-		t.Errorf("%d components are on record, want 6", len(ids))
-	}
+	assert.Len(t, ids, 6, "components on record")
 	begin := time.Now()
-	if err := cp.Stop(t.Context()); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, cp.Stop(t.Context()))
 	t.Logf("stopped in %s", time.Since(begin).Round(time.Second/10))
 	for name, id := range ids {
 		if id.running() {
 			t.Errorf("%s still runs as process %d", name, id.PID)
 		}
 	}
-	if err := CheckPorts(cp.ports.Uses()); err != nil {
-		t.Errorf("after the stop: %v", err)
-	}
+	assert.NoError(t, CheckPorts(cp.ports.Uses()), "after the stop")
 }
 
 // eventually waits for a condition for as long as a busy machine may need.
 func eventually(t *testing.T, what string, condition wait.ConditionWithContextFunc) {
 	t.Helper()
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, condition)
-	if err != nil {
-		t.Fatalf("waiting for %s: %v", what, err)
-	}
+	require.NoError(t, err, "waiting for %s", what)
 }
 
 func TestBusyPortIsRejected(t *testing.T) {

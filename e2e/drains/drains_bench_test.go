@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -101,9 +102,7 @@ func sortedDelays(b *testing.B, what string, drains []drain, times map[string]ti
 	delays := make([]time.Duration, 0, len(drains))
 	for _, d := range drains {
 		at, found := times[d.Instance]
-		if !found {
-			b.Fatalf("no %s of Node %s", what, d.Instance)
-		}
+		require.True(b, found, "no %s of Node %s", what, d.Instance)
 		delays = append(delays, at.Sub(d.Reported))
 	}
 	slices.Sort(delays)

@@ -5,16 +5,19 @@ package drains
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"sync"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/client-go/informers"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/testcluster"
 )
 
 // forcedDeletions are the Pods that ran and were deleted with grace period 0:
@@ -27,8 +30,7 @@ type forcedDeletions struct {
 // watchForcedDeletions watches every Pod until ctx is done.
 func watchForcedDeletions(ctx context.Context, client kubernetes.Interface) (*forcedDeletions, error) {
 	d := &forcedDeletions{}
-	factory := informers.NewSharedInformerFactory(client, 0)
-	handler, err := factory.Core().V1().Pods().Informer().AddEventHandler(cache.ResourceEventHandlerFuncs{
+	return d, testcluster.Follow(ctx, coreinformers.NewPodInformer(client, metav1.NamespaceAll, 0, nil), cache.ResourceEventHandlerFuncs{
 		// The first grace period counts: the last one is 0 for every Pod.
 		UpdateFunc: func(before, after any) {
 			was, ok := before.(*corev1.Pod)
@@ -44,14 +46,6 @@ func watchForcedDeletions(ctx context.Context, client kubernetes.Interface) (*fo
 			}
 		},
 	})
-	if err != nil {
-		return nil, err
-	}
-	factory.Start(ctx.Done())
-	if !cache.WaitForCacheSync(ctx.Done(), handler.HasSynced) {
-		return nil, errors.New("list Pods: not synced")
-	}
-	return d, nil
 }
 
 func (d *forcedDeletions) add(pod *corev1.Pod) {
@@ -74,7 +68,5 @@ func (d *forcedDeletions) expectNone(t testing.TB, nodes ...string) {
 			names = append(names, pod.Namespace+"/"+pod.Name)
 		}
 	}
-	if len(names) > 0 {
-		t.Errorf("Pods were deleted without being terminated: %v", names)
-	}
+	assert.Empty(t, names, "Pods were deleted without being terminated")
 }

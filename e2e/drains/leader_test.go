@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 
@@ -77,9 +78,7 @@ func expectNoPodDeletions(t *testing.T, from controlplane.Position) {
 	deletions := env.OperatorRequests(t, from, func(r controlplane.Request) bool {
 		return r.Verb == "delete" && r.Resource == "pods"
 	})
-	if len(deletions) > 0 {
-		t.Errorf("operators deleted Pods without evicting them:%s", testcluster.Describe(deletions))
-	}
+	assert.Empty(t, deletions, "operators deleted Pods without evicting them:%s", testcluster.Describe(deletions))
 }
 
 // awaitLeader returns the operator that leads.

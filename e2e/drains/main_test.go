@@ -48,29 +48,27 @@ var env struct {
 }
 
 func TestMain(m *testing.M) {
-	testcluster.Main(m, testcluster.Options{
+	testcluster.Main(m, &env.Cluster, testcluster.Options{
 		AuditReads: []string{installation.OperatorUser},
 		Shards: []installation.Shard{
 			{ID: steadyShard, DrainTimeout: drainTimeout},
 			{ID: restartedShard, DrainTimeout: drainTimeout},
 		},
-	}, prepare)
+		Prepare:       prepare,
+		OperatorFlags: electionFlags,
+	})
 }
 
-// prepare starts the relays, and an operator that reaches the shards only through
-// them.
-func prepare(ctx context.Context, cluster *testcluster.Cluster) (err error) {
-	env.Cluster = cluster
-	if env.forcedDeletions, err = watchForcedDeletions(ctx, env.Kube); err != nil {
-		return err
-	}
+// prepare starts the relays, through which alone the operator reaches the shards.
+func prepare(ctx context.Context) (err error) {
 	env.drains = map[string]*drainRecorder{}
 	for _, shard := range []string{steadyShard, restartedShard} {
 		if env.drains[shard], err = startDrainRecorder(ctx, shard); err != nil {
 			return err
 		}
 	}
-	return env.StartOperator(ctx, electionFlags...)
+	env.forcedDeletions, err = watchForcedDeletions(ctx, env.Kube)
+	return err
 }
 
 // evictions returns the operators' attempts since from to evict a Pod.

@@ -12,6 +12,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -94,7 +95,5 @@ func TestWithdrawnDrains(t *testing.T) {
 
 func expectCordoned(t *testing.T, node, mark string) {
 	t.Helper()
-	if err := cordoned(t.Context(), node, mark); err != nil {
-		t.Error(err)
-	}
+	assert.NoError(t, cordoned(t.Context(), node, mark))
 }

@@ -9,7 +9,9 @@ import (
 	"slices"
 	"sync/atomic"
 
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime/schema"
 	"k8s.io/apiserver/pkg/endpoints/request"
 )
 
@@ -84,18 +86,8 @@ func (f *Fault) serve(w http.ResponseWriter, r *http.Request) {
 		}
 		panic(http.ErrAbortHandler)
 	}
-	status := metav1.Status{
-		TypeMeta: metav1.TypeMeta{APIVersion: "v1", Kind: "Status"},
-		Status:   metav1.StatusFailure,
-		Code:     int32(f.rule.Code),
-		Message:  "injected by a test",
-	}
-	switch f.rule.Code {
-	case http.StatusForbidden:
-		status.Reason = metav1.StatusReasonForbidden
-	case http.StatusInternalServerError:
-		status.Reason = metav1.StatusReasonInternalError
-	}
+	status := apierrors.NewGenericServerResponse(f.rule.Code, r.Method, schema.GroupResource{}, "", "injected by a test", 0, true).Status()
+	status.TypeMeta = metav1.TypeMeta{APIVersion: "v1", Kind: "Status"}
 	w.Header().Set("Content-Type", "application/json")
 	w.WriteHeader(f.rule.Code)
 	_ = json.NewEncoder(w).Encode(status)

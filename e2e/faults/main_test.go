@@ -6,7 +6,6 @@
 package faults
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -25,9 +24,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	options := testcluster.Options{Shards: installation.Shards(shardIDs...)}
-	testcluster.Main(m, options, func(ctx context.Context, cluster *testcluster.Cluster) error {
-		env = cluster
-		return env.StartOperator(ctx, "--resync-period", resync.String())
+	testcluster.Main(m, &env, testcluster.Options{
+		Shards: installation.Shards(shardIDs...), OperatorFlags: []string{"--resync-period", resync.String()},
 	})
 }

@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -47,9 +48,7 @@ func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := cp.Stop(context.Background()); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, cp.Stop(context.Background()))
 	})
 	n, err := Install(t.Context(), cp, Options{
 		Manifests: filepath.Join(root, "manifests"),
@@ -87,9 +86,7 @@ func testShardServer(t *testing.T, n *Installation, client kubernetes.Interface)
 			}
 			return ready == 2, nil
 		})
-	if err != nil {
-		t.Errorf("waiting for two Nodes: %v", err)
-	}
+	assert.NoError(t, err, "waiting for two Nodes")
 }
 
 func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {

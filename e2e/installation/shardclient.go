@@ -4,16 +4,14 @@
 package installation
 
 import (
-	"crypto/tls"
-	"crypto/x509"
 	"fmt"
 	"net"
 	"strconv"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/shard/identity"
 )
 
 // Dial connects to a shard's server with a certificate of the operator's role and
@@ -37,18 +35,11 @@ func (n *Installation) dial(shardID, host string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}
-	pair, err := tls.X509KeyPair(certPEM, keyPEM)
-	if err != nil {
+	id := &identity.Identity{}
+	if err := id.Set(certPEM, keyPEM, n.authority.CertificatePEM()); err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}
-	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM(n.authority.CertificatePEM())
-	transport := credentials.NewTLS(&tls.Config{
-		Certificates: []tls.Certificate{pair},
-		RootCAs:      roots,
-		MinVersion:   tls.VersionTLS13,
-	})
-	connection, err := grpc.NewClient(net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)), grpc.WithTransportCredentials(transport))
+	connection, err := grpc.NewClient(net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)), grpc.WithTransportCredentials(id.TransportCredentials()))
 	if err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}

@@ -7,11 +7,11 @@
 package ondemand
 
 import (
-	"context"
 	"net/http"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"k8s.io/apimachinery/pkg/types"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -57,10 +57,9 @@ func TestMain(m *testing.M) {
 			RegistrationTimeout: registrationTimeout,
 		})
 	}
-	options := testcluster.Options{AuditReads: []string{installation.OperatorUser}, Shards: shards}
-	testcluster.Main(m, options, func(ctx context.Context, cluster *testcluster.Cluster) error {
-		env = cluster
-		return env.StartOperator(ctx, "--resync-period", resync.String(), "--on-demand-limit", "1000")
+	testcluster.Main(m, &env, testcluster.Options{
+		AuditReads: []string{installation.OperatorUser}, Shards: shards,
+		OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-limit", "1000"},
 	})
 }
 
@@ -76,8 +75,6 @@ func watchOperator(t *testing.T) {
 			t.Errorf("%d requests of the operator were forbidden:%s", len(forbidden), testcluster.Describe(forbidden))
 		}
 		writes := env.OperatorWrites(t, from, func(w controlplane.Write) bool { return w.Resource == "pods" || w.Resource == "nodes" })
-		if len(writes) > 0 {
-			t.Errorf("the operator wrote to Pods or Nodes:%s", testcluster.Describe(writes))
-		}
+		assert.Empty(t, writes, "the operator wrote to Pods or Nodes:%s", testcluster.Describe(writes))
 	})
 }

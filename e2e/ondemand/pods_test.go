@@ -10,6 +10,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
@@ -28,9 +29,7 @@ func newNamespace(t *testing.T, name string) {
 	env.CreateNamespace(t, name)
 	t.Cleanup(func() {
 		err := env.Kube.CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{})
-		if err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, err)
 		testcluster.EventuallyByProgress(t, 3*time.Minute, "the machines of the Pods of "+name+" are deleted", func(ctx context.Context) (int, error) {
 			machines, err := machinesOf(ctx, name)
 			if err != nil {

@@ -137,7 +137,7 @@ func TestRemoveShardFromPool(t *testing.T) {
 				end()
 			}
 			testcluster.Eventually(t, 2*time.Minute, "the shard's instances are deleted", func(ctx context.Context) error {
-				return errors.Join(env.SizesAre(ctx, name, 3, 3), env.Running(ctx, name, 6), withoutGroup(ctx, t, leaving, name))
+				return errors.Join(env.SizesAre(ctx, name, 3, 3), env.Running(ctx, name, 6), withoutGroup(ctx, leaving, name))
 			})
 		})
 	}

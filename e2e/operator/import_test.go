@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -151,7 +150,7 @@ func configureGroups(t *testing.T, groups map[string]map[string]int32) (remove f
 		for shard, size := range sizes {
 			reconfigure(t, shard, func(configured map[string]installation.Group) { configured[name] = installation.Group{Size: size} })
 			testcluster.Eventually(t, time.Minute, "the server has the group", func(ctx context.Context) error {
-				return staticSize(ctx, t, shard, name, size)
+				return staticSize(ctx, shard, name, size)
 			})
 		}
 	}
@@ -193,15 +192,10 @@ func reconfigure(t *testing.T, shard string, change func(map[string]installation
 }
 
 // staticSize succeeds when a server has a static group of that size.
-func staticSize(ctx context.Context, t *testing.T, shard, name string, size int32) error {
-	list, err := env.ShardClient(t, shard).ListGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		return err
+func staticSize(ctx context.Context, shard, name string, size int32) error {
+	group, err := env.Group(ctx, shard, name)
+	if err == nil && (!group.GetIsStatic() || group.GetActualSize() != size) {
+		err = fmt.Errorf("shard %s has %v", shard, group)
 	}
-	for _, group := range list.GetGroups() {
-		if group.GetKey() == name && group.GetIsStatic() && group.GetActualSize() == size {
-			return nil
-		}
-	}
-	return fmt.Errorf("shard %s has %v", shard, list.GetGroups())
+	return err
 }

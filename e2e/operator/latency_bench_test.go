@@ -11,10 +11,10 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/watch"
 	admissionregistrationv1ac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
@@ -146,14 +146,10 @@ func excludeFromWebhook(b *testing.B, machinePool string) {
 func withoutOperator[T any](b *testing.B, f func() T) T {
 	b.Helper()
 	pid, ok := env.OperatorProcess().PID()
-	if !ok {
-		b.Fatal("the operator does not run")
-	}
+	require.True(b, ok, "the operator does not run")
 	require.NoError(b, syscall.Kill(pid, syscall.SIGSTOP))
 	defer func() {
-		if err := syscall.Kill(pid, syscall.SIGCONT); err != nil {
-			b.Error(err)
-		}
+		assert.NoError(b, syscall.Kill(pid, syscall.SIGCONT))
 	}()
 	return f()
 }
@@ -208,10 +204,7 @@ func createOn(b *testing.B, name, shard string) {
 func scaleAndWait(b *testing.B, server *servertest.Server, name string, size int32) time.Duration {
 	b.Helper()
 	begin := time.Now()
-	patch := fmt.Appendf(nil, `{"spec":{"replicas":%d}}`, size)
-	_, err := env.ClusterAPI("machinepools").
-		Patch(b.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
-	require.NoError(b, err)
+	env.PatchMachinePool(b, name, fmt.Sprintf(`{"spec":{"replicas":%d}}`, size))
 	var took time.Duration
 	testcluster.Eventually(b, time.Minute, fmt.Sprintf("%s gets size %d", name, size), func(context.Context) error {
 		for _, call := range server.Calls("UpsertGroup") {

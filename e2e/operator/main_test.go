@@ -7,7 +7,6 @@
 package operator
 
 import (
-	"context"
 	"testing"
 	"time"
 
@@ -28,9 +27,7 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	options := testcluster.Options{Shards: shards}
-	testcluster.Main(m, options, func(ctx context.Context, cluster *testcluster.Cluster) error {
-		env = cluster
-		return env.StartOperator(ctx, "--resync-period", resync.String())
+	testcluster.Main(m, &env, testcluster.Options{
+		Shards: shards, OperatorFlags: []string{"--resync-period", resync.String()},
 	})
 }

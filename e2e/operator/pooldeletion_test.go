@@ -13,12 +13,10 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/testcluster"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // deletePool deletes a pool and waits until nothing of it is left.
@@ -48,27 +46,19 @@ func untilNothingIsLeft(t *testing.T, name string) {
 		}
 		errs = append(errs, err)
 		for _, shard := range shardIDs {
-			errs = append(errs, withoutGroup(ctx, t, shard, name))
+			errs = append(errs, withoutGroup(ctx, shard, name))
 		}
 		return errors.Join(errs...)
 	})
 }
 
 // withoutGroup succeeds when a shard's server does not list a group.
-func withoutGroup(ctx context.Context, t *testing.T, shard, name string) error {
-	connection, err := env.Installation.Dial(shard)
-	require.NoError(t, err)
-	defer connection.Close()
-	list, err := nstancev1.NewOperatorServiceClient(connection).ListGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		return err
+func withoutGroup(ctx context.Context, shard, name string) error {
+	group, err := env.Group(ctx, shard, name)
+	if err == nil && group != nil {
+		err = fmt.Errorf("shard %s lists the group: %v", shard, group)
 	}
-	for _, group := range list.GetGroups() {
-		if group.GetKey() == name {
-			return fmt.Errorf("shard %s lists the group: %v", shard, group)
-		}
-	}
-	return nil
+	return err
 }
 
 // expectNothingLeft fails the test when the namespace has any object of the kinds that

@@ -12,7 +12,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/apimachinery/pkg/api/meta"
 
 	"nstance.dev/operator/e2e/testcluster"
@@ -30,17 +29,12 @@ func upsertDirectly(t testing.TB, shard, group string, size int32) {
 }
 
 // sizeOnShard returns the size that a shard's server itself reports.
-func sizeOnShard(ctx context.Context, client nstancev1.OperatorServiceClient, group string) (int32, error) {
-	groups, err := client.ListGroups(ctx, &emptypb.Empty{})
-	if err != nil {
-		return 0, err
+func sizeOnShard(ctx context.Context, shard, group string) (int32, error) {
+	status, err := env.Group(ctx, shard, group)
+	if err == nil && status == nil {
+		err = fmt.Errorf("no group %s", group)
 	}
-	for _, g := range groups.GetGroups() {
-		if g.GetKey() == group {
-			return g.GetSize(), nil
-		}
-	}
-	return 0, fmt.Errorf("no group %s", group)
+	return status.GetSize(), err
 }
 
 // Changes of a group on a server are reverted.
@@ -49,11 +43,10 @@ func TestDriftIsCorrected(t *testing.T) {
 	env.CreatePoolForTest(t, name, 3)
 	env.UntilRunning(t, name, 3)
 
-	client := env.ShardClient(t, shard)
 	for _, size := range []int32{5, 0} {
 		upsertDirectly(t, shard, name, size)
 		testcluster.Eventually(t, time.Minute, fmt.Sprintf("size %d is reverted", size), func(ctx context.Context) error {
-			got, err := sizeOnShard(ctx, client, name)
+			got, err := sizeOnShard(ctx, shard, name)
 			if err == nil && got != 1 {
 				err = fmt.Errorf("size is %d, want 1", got)
 			}
@@ -77,9 +70,8 @@ func TestShardOutage(t *testing.T) {
 	for _, replicas := range []int32{9, 15, 12} {
 		env.Scale(t, name, replicas)
 		for _, up := range []string{"us-west-2a", "us-west-2c"} {
-			client := env.ShardClient(t, up)
 			testcluster.Eventually(t, time.Minute, fmt.Sprintf("%s gets its share of %d", up, replicas), func(ctx context.Context) error {
-				size, err := sizeOnShard(ctx, client, name)
+				size, err := sizeOnShard(ctx, up, name)
 				if err == nil && size != replicas/3 {
 					err = fmt.Errorf("size is %d, want %d", size, replicas/3)
 				}

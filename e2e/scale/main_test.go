@@ -7,7 +7,6 @@
 package scale
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -24,12 +23,7 @@ var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 // env is the cluster that the tests and the benchmark share.
 var env *testcluster.Cluster
 
-func TestMain(m *testing.M) {
-	testcluster.Main(m, testcluster.Options{Shards: shards()}, func(_ context.Context, cluster *testcluster.Cluster) error {
-		env = cluster
-		return nil
-	})
-}
+func TestMain(m *testing.M) { testcluster.Main(m, &env, testcluster.Options{Shards: shards()}) }
 
 // shards all have the same groups.
 func shards() []installation.Shard {

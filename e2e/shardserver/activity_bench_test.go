@@ -12,6 +12,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/sets"
 
@@ -121,18 +122,14 @@ func cacheDir(b *testing.B, server *controlplane.Component) string {
 // expectKeys expects that this was done to exactly these objects.
 func expectKeys(b *testing.B, what string, got []string, want ...string) {
 	b.Helper()
-	if !slices.Equal(got, want) {
-		b.Errorf("objects %s: %v, want %v", what, got, want)
-	}
+	assert.Equal(b, want, got, "objects %s", what)
 }
 
 // expectInstances expects that this was done to the records of so many of the
 // instances of one group, and to nothing else.
 func expectInstances(b *testing.B, what string, keys []string, ids map[string]string, count int) {
 	b.Helper()
-	if len(keys) != count {
-		b.Errorf("objects %s: %v, want %d", what, keys, count)
-	}
+	assert.Len(b, keys, count, "objects %s", what)
 	for _, key := range keys {
 		if _, found := ids[key]; !found {
 			b.Errorf("objects %s: %s is not of the group", what, key)
@@ -155,7 +152,5 @@ func expectRequests(b *testing.B, verb string, got []controlplane.Request, keys 
 		}
 	}
 	slices.Sort(actual)
-	if !slices.Equal(actual, sets.List(want)) {
-		b.Errorf("requests %q, want %q", actual, sets.List(want))
-	}
+	assert.Equal(b, sets.List(want), actual, "requests")
 }

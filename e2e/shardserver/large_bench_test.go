@@ -46,7 +46,7 @@ const (
 // the instances.
 func BenchmarkLargeShard(b *testing.B) {
 	shard := largeShard{id: shardIDs[0], server: env.ShardServer(shardIDs[0])}
-	shard.operator = dial(b, shard.id)
+	shard.operator = env.ShardClient(b, shard.id)
 	empty, _ := shard.memory(b)
 	for b.Loop() {
 		fill := shard.fill(b)

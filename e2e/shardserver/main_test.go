@@ -16,7 +16,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/emptypb"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,20 +43,7 @@ func TestMain(m *testing.M) {
 	without := []string{controlplane.ControllerManager, controlplane.Scheduler, controlplane.CAPI, controlplane.KWOK}
 	// BenchmarkLargeShard counts the server's reads.
 	readers := []string{userOf(shardIDs[0])}
-	testcluster.Main(m, testcluster.Options{Without: without, AuditReads: readers, Shards: shards},
-		func(_ context.Context, cluster *testcluster.Cluster) error {
-			env = cluster
-			return nil
-		})
-}
-
-// dial returns a client that calls as the operator at a server of a shard.
-func dial(t testing.TB, shard string) nstancev1.OperatorServiceClient {
-	t.Helper()
-	conn, err := env.Installation.Dial(shard)
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = conn.Close() })
-	return nstancev1.NewOperatorServiceClient(conn)
+	testcluster.Main(m, &env, testcluster.Options{Without: without, AuditReads: readers, Shards: shards})
 }
 
 // await is testcluster.Eventually for goroutines other than the test's.

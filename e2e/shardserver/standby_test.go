@@ -37,7 +37,7 @@ func TestStandby(t *testing.T) {
 	shard := shardIDs[0]
 	standby, err := env.Installation.StartStandby(t.Context(), shard)
 	require.NoError(t, err)
-	first := dial(t, shard)
+	first := env.ShardClient(t, shard)
 	leader := server{env.ShardServer(shard), first}
 	t.Cleanup(func() {
 		if err := env.Component(standby).Stop(context.Background()); err != nil {

@@ -11,10 +11,11 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/informers"
+	coreinformers "k8s.io/client-go/informers/core/v1"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/e2e/testcluster"
@@ -38,7 +39,7 @@ func TestStorm(t *testing.T) {
 	var work sync.WaitGroup
 	sizes := make([]map[string]int32, len(shardIDs))
 	for i, shard := range shardIDs {
-		operator := dial(t, shard)
+		operator := env.ShardClient(t, shard)
 		random := rand.New(rand.NewPCG(seed, uint64(i)))
 		sizes[i] = map[string]int32{}
 		//nolint:contextcheck // A call that began in the storm is finished afterwards.
@@ -58,7 +59,7 @@ func TestStorm(t *testing.T) {
 	calm()
 	work.Wait()
 	for i, shard := range shardIDs {
-		operator := dial(t, shard)
+		operator := env.ShardClient(t, shard)
 		for group, size := range sizes[i] {
 			require.NoError(t, upsert(t.Context(), operator, group, size))
 		}
@@ -69,7 +70,7 @@ func TestStorm(t *testing.T) {
 	identities.check(t)
 	t.Logf("%d instances were created", identities.count())
 	for i, shard := range shardIDs {
-		operator := dial(t, shard)
+		operator := env.ShardClient(t, shard)
 		for group := range sizes[i] {
 			deleteGroup(t, operator, group)
 		}
@@ -137,17 +138,10 @@ type identities struct {
 func watchIdentities(t *testing.T) *identities {
 	t.Helper()
 	seen := &identities{uids: map[string]types.UID{}}
-	factory := informers.NewSharedInformerFactory(env.Kube, 0)
-	informer := factory.Core().V1().Nodes().Informer()
-	registration, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
+	require.NoError(t, testcluster.Follow(t.Context(), coreinformers.NewNodeInformer(env.Kube, 0, nil), cache.ResourceEventHandlerFuncs{
 		AddFunc:    func(obj any) { seen.add(obj.(*corev1.Node)) },
 		UpdateFunc: func(_, obj any) { seen.add(obj.(*corev1.Node)) },
-	})
-	require.NoError(t, err)
-	factory.Start(t.Context().Done())
-	if !cache.WaitForCacheSync(t.Context().Done(), registration.HasSynced) {
-		t.Fatal("list Nodes: not synced")
-	}
+	}))
 	return seen
 }
 
@@ -171,7 +165,5 @@ func (i *identities) check(t *testing.T) {
 	t.Helper()
 	i.mu.Lock()
 	defer i.mu.Unlock()
-	if len(i.reused) > 0 {
-		t.Errorf("ids were used again: %v", i.reused)
-	}
+	assert.Empty(t, i.reused, "ids were used again")
 }

@@ -16,7 +16,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -32,6 +34,10 @@ type Options struct {
 	AuditReads []string
 	// Shards are those of the installation. Their servers are started.
 	Shards []installation.Shard
+	// Prepare is called with the cluster set, before an operator is started. Optional.
+	Prepare func(context.Context) error
+	// OperatorFlags are those of the operator that is started; nil starts none.
+	OperatorFlags []string
 }
 
 // Cluster is what the tests of a package share.
@@ -46,10 +52,10 @@ type Cluster struct {
 	kubectl  []string
 }
 
-// Main is the body of TestMain: it starts the cluster, calls ready with it, runs
-// the tests and exits. The logs of a failed run are kept.
-func Main(m *testing.M, o Options, ready func(context.Context, *Cluster) error) {
-	code, err := run(context.Background(), m, o, ready)
+// Main is the body of TestMain: it starts the cluster and sets env to it, runs the tests
+// and exits. The logs of a failed run are kept.
+func Main(m *testing.M, env **Cluster, o Options) {
+	code, err := run(context.Background(), m, env, o)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
@@ -57,7 +63,7 @@ func Main(m *testing.M, o Options, ready func(context.Context, *Cluster) error) 
 	os.Exit(code)
 }
 
-func run(ctx context.Context, m *testing.M, o Options, ready func(context.Context, *Cluster) error) (code int, err error) {
+func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int, err error) {
 	root, err := controlplane.FindRoot(".")
 	if err != nil {
 		return 1, err
@@ -115,8 +121,16 @@ func run(ctx context.Context, m *testing.M, o Options, ready func(context.Contex
 	if err := cluster.Installation.StartShards(ctx); err != nil {
 		return 1, err
 	}
-	if err := ready(ctx, cluster); err != nil {
-		return 1, err
+	*env = cluster
+	if o.Prepare != nil {
+		if err := o.Prepare(ctx); err != nil {
+			return 1, err
+		}
+	}
+	if o.OperatorFlags != nil {
+		if err := cluster.StartOperator(ctx, o.OperatorFlags...); err != nil {
+			return 1, err
+		}
 	}
 	return m.Run(), nil
 }
@@ -184,9 +198,7 @@ func Freeze(t testing.TB, component *controlplane.Component) (thaw func()) {
 			return
 		}
 		frozen = false
-		if err := component.Thaw(); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, component.Thaw())
 	}
 	t.Cleanup(thaw)
 	return thaw
@@ -208,4 +220,20 @@ func (c *Cluster) ShardClient(t testing.TB, shard string) nstancev1.OperatorServ
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = connection.Close() })
 	return nstancev1.NewOperatorServiceClient(connection)
+}
+
+// Group returns a group as the server of a shard reports it, nil when it reports none.
+func (c *Cluster) Group(ctx context.Context, shard, name string) (*nstancev1.GroupStatus, error) {
+	connection, err := c.Installation.Dial(shard)
+	if err != nil {
+		return nil, err
+	}
+	defer connection.Close()
+	list, err := nstancev1.NewOperatorServiceClient(connection).ListGroups(ctx, &emptypb.Empty{})
+	for _, group := range list.GetGroups() {
+		if group.GetKey() == name {
+			return group, nil
+		}
+	}
+	return nil, err
 }

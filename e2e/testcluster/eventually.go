@@ -34,9 +34,7 @@ func EventuallyEvery(t testing.TB, interval, timeout time.Duration, what string,
 // returns has not risen for stall. It can be used in a cleanup.
 func EventuallyByProgress(t testing.TB, stall time.Duration, what string, check func(context.Context) (progress int, err error)) {
 	t.Helper()
-	if err := pollByProgress(context.WithoutCancel(t.Context()), stall, what, check); err != nil {
-		t.Fatal(err)
-	}
+	require.NoError(t, pollByProgress(context.WithoutCancel(t.Context()), stall, what, check))
 }
 
 func pollByProgress(ctx context.Context, stall time.Duration, what string, check func(context.Context) (int, error)) error {

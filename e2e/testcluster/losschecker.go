@@ -7,7 +7,6 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/e2e/installation"
 )
@@ -30,13 +29,9 @@ func (c *Cluster) NewLossChecker(t testing.TB, group string) *LossChecker {
 	l := &LossChecker{c: c, Group: group, sizes: map[string]int32{}, calls: map[string]int{}}
 	for _, shard := range c.ShardIDs {
 		l.calls[shard] = len(c.Calls(t, shard))
-		groups, err := c.ShardClient(t, shard).ListGroups(t.Context(), &emptypb.Empty{})
+		status, err := c.Group(t.Context(), shard, group)
 		require.NoError(t, err)
-		for _, g := range groups.GetGroups() {
-			if g.GetKey() == group {
-				l.sizes[shard] = g.GetSize()
-			}
-		}
+		l.sizes[shard] = status.GetSize()
 	}
 	return l
 }

@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -39,9 +40,7 @@ func (c *Cluster) runOperator(t testing.TB, o installation.Operator) installatio
 	o, err := c.Installation.StartOperator(t.Context(), o)
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		if err := c.Component(o.Component).Stop(context.WithoutCancel(t.Context())); err != nil {
-			t.Error(err)
-		}
+		assert.NoError(t, c.Component(o.Component).Stop(context.WithoutCancel(t.Context())))
 	})
 	return o
 }
