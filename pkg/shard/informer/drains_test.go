@@ -63,7 +63,7 @@ func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 	}
 
 	for _, drain := range drains {
-		require.NoError(t, o.Pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
+		require.NoError(t, o.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
 	}
 	for _, notice := range o.expectNotices(t, n, shard.Deleted) {
 		if notice.Group != "workers" || notice.ProviderID == "" || notice.Reason != "scale-down" {
@@ -100,7 +100,7 @@ func TestReconnectionAnnouncesDrainsAgain(t *testing.T) {
 		t.Errorf("handlers received %d notices, want one for each drain and connection", got)
 	}
 	for _, drain := range before {
-		require.NoError(t, o.Pool.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
+		require.NoError(t, o.AcknowledgeDrained(t.Context(), shardID, drain.InstanceID))
 	}
 	o.expectNotices(t, 2, shard.Deleted)
 }

@@ -70,7 +70,7 @@ func (o *operator) set(endpoints map[string]string) {
 	for id, address := range endpoints {
 		parsed[id] = shard.Endpoint{Operator: address}
 	}
-	o.Pool.Set(parsed)
+	o.Set(parsed)
 }
 
 // signal makes eventually check its condition again.
@@ -156,7 +156,7 @@ func (o *operator) expectInstances(t *testing.T, key string, n int) shard.Group 
 // scale writes the size of group workers, as a controller would.
 func (o *operator) scale(t *testing.T, size int32) shard.Group {
 	t.Helper()
-	group, err := o.Pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: size})
+	group, err := o.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: size})
 	require.NoError(t, err)
 	o.Groups.Observe(shardID, group)
 	return group

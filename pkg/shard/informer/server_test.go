@@ -43,7 +43,7 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 		t.Errorf("%d groups, want the 2 of the tenant", got)
 	}
 
-	require.NoError(t, o.Pool.DeleteGroup(t.Context(), shardID, "workers"))
+	require.NoError(t, o.DeleteGroup(t.Context(), shardID, "workers"))
 	o.eventually(t, "group workers is deleted", func() bool {
 		_, ok := o.Groups.Get(shardID, "workers")
 		return !ok
@@ -76,7 +76,7 @@ func TestManagedInstancesAreListed(t *testing.T) {
 	// The reply to a call has the new configuration, and removes no instances from the
 	// cache.
 	removeFirst := []string{group.Instances[1].ID}
-	reply, err := o.Pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: 1, RemoveFirst: removeFirst})
+	reply, err := o.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}, Size: 1, RemoveFirst: removeFirst})
 	require.NoError(t, err)
 	reply.Instances = nil
 	o.Groups.Observe(shardID, reply)
@@ -105,7 +105,7 @@ func TestRejectionsKeepTheServersMessage(t *testing.T) {
 		{"unknown template", "workers", shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "unknown"}}},
 		{"subnets of a static group", "static", shard.GroupConfig{GroupSettings: shard.GroupSettings{Subnets: []string{"another"}}}},
 	} {
-		_, err := o.Pool.UpsertGroup(t.Context(), shardID, test.key, test.config)
+		_, err := o.UpsertGroup(t.Context(), shardID, test.key, test.config)
 		if !shard.IsRejected(err) || shard.IsUnreachable(err) || shard.Message(err) == "" {
 			t.Errorf("%s: got error %v", test.name, err)
 		}
@@ -156,7 +156,7 @@ func TestOutageKeepsTheCacheAndRecoveryUpdatesIt(t *testing.T) {
 	if !o.Groups.HasSynced(shardID) {
 		t.Error("the outage makes the cache incomplete")
 	}
-	if _, err := o.Pool.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
+	if _, err := o.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Size: 5}); !shard.IsUnreachable(err) {
 		t.Errorf("a call during the outage: got error %v", err)
 	}
 
