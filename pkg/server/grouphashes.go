@@ -6,6 +6,7 @@ package server
 import (
 	"context"
 	"maps"
+	"time"
 
 	"k8s.io/klog/v2"
 
@@ -13,6 +14,10 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 )
+
+// groupHashesInterval is the least time between two writes of the hashes. Each writes
+// those of all groups, and operators may change many groups one after the other.
+const groupHashesInterval = time.Second
 
 // groupHashes writes the hashes of the groups to the cache, in the background: no
 // operator waits for what the cache may lose.
@@ -42,8 +47,8 @@ func (h *groupHashes) enqueue() {
 	}
 }
 
-// run writes the hashes each time that they have changed, until ctx is done. The
-// next term writes what it leaves.
+// run writes the hashes after they have changed, until ctx is done. The next term
+// writes what it leaves.
 func (h *groupHashes) run(ctx context.Context) {
 	for {
 		select {
@@ -51,6 +56,11 @@ func (h *groupHashes) run(ctx context.Context) {
 			return
 		case <-h.changed:
 			h.write(ctx)
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(groupHashesInterval):
 		}
 	}
 }

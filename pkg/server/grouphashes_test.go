@@ -8,7 +8,10 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -73,4 +76,39 @@ func TestGroupHashes(t *testing.T) {
 			t.Errorf("%s (-want +cache):\n%s", step.what, diff)
 		}
 	}
+}
+
+// countingGroups counts how often the groups are listed, which every write does.
+type countingGroups struct {
+	groupMap
+	writes atomic.Int32
+}
+
+func (c *countingGroups) Keys() []instance.GroupKey {
+	c.writes.Add(1)
+	return nil
+}
+
+// The first change is written at once. Those that follow it closely share a write.
+func TestGroupHashesAreWrittenInIntervals(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		all := &countingGroups{}
+		h := newGroupHashes(nil, nil)
+		h.groups, h.written = all, map[instance.GroupKey]cache.Hashes{}
+		go h.run(t.Context())
+		synctest.Wait()
+		require.EqualValues(t, 1, all.writes.Load(), "writes at the start")
+		const changes = 100
+		for range changes {
+			h.enqueue()
+			synctest.Wait()
+		}
+		require.EqualValues(t, 1, all.writes.Load(), "writes before the interval is over")
+		time.Sleep(groupHashesInterval)
+		synctest.Wait()
+		require.EqualValues(t, 2, all.writes.Load(), "writes after %d changes in the interval", changes)
+		time.Sleep(groupHashesInterval)
+		synctest.Wait()
+		require.EqualValues(t, 2, all.writes.Load(), "writes without a change")
+	})
 }
