@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -26,11 +27,13 @@ const (
 	maxWithPools = 54
 )
 
-// BenchmarkMemory measures the operator's resident memory with 1,000 pools over
-// three shards. It does not delete them, so it must be the last benchmark.
+// BenchmarkMemory measures the resident memory of an operator with the default flags,
+// without work, before and after 1,000 pools over three shards are created. It does not
+// delete them, so it must be the last benchmark.
 func BenchmarkMemory(b *testing.B) {
 	const pools = 1000
-	before := readMemory(b)
+	operator := env.ReplaceOperator(b).Process
+	before := readMemory(b, operator)
 	for b.Loop() {
 		var group errgroup.Group
 		group.SetLimit(8)
@@ -55,7 +58,7 @@ func BenchmarkMemory(b *testing.B) {
 			return nil
 		})
 	}
-	after := readMemory(b)
+	after := readMemory(b, operator)
 	b.ReportMetric(before.resident, "MiB-before")
 	b.ReportMetric(after.resident, "MiB-with-1000-pools")
 	b.ReportMetric(before.anonymous, "MiB-anonymous-before")
@@ -70,11 +73,12 @@ func BenchmarkMemory(b *testing.B) {
 // other part is its program, and differs by kernel and file system.
 type memory struct{ resident, anonymous float64 }
 
-func readMemory(b *testing.B) memory {
+func readMemory(b *testing.B, operator *controlplane.Component) memory {
 	b.Helper()
-	resident, _, err := env.OperatorProcess().Memory()
+	untilIdle(b)
+	resident, _, err := operator.Memory()
 	require.NoError(b, err)
-	anonymous, err := env.OperatorProcess().AnonymousMemory()
+	anonymous, err := operator.AnonymousMemory()
 	require.NoError(b, err)
 	return memory{resident: resident, anonymous: anonymous}
 }

@@ -3,7 +3,11 @@
 
 package informer
 
-import "nstance.dev/operator/pkg/shard"
+import (
+	"maps"
+
+	"nstance.dev/operator/pkg/shard"
+)
 
 // groupCache is the cache of one shard. The lock of Groups guards it.
 type groupCache struct {
@@ -12,6 +16,8 @@ type groupCache struct {
 	// touched are the keys that an event or Observe has set or removed since the
 	// last list was started. The reply may be older than these changes.
 	touched map[string]struct{}
+	// capacities are the last capacity of the Nodes by instance type.
+	capacities map[string]map[string]string
 
 	// opened and listed report whether a watch was opened and a list succeeded since
 	// Serve was called.
@@ -35,8 +41,9 @@ type shardStatus struct {
 
 func newGroupCache() *groupCache {
 	return &groupCache{
-		groups:  map[string]shard.Group{},
-		touched: map[string]struct{}{},
+		groups:     map[string]shard.Group{},
+		touched:    map[string]struct{}{},
+		capacities: map[string]map[string]string{},
 	}
 }
 
@@ -49,7 +56,7 @@ func (c *groupCache) status() any {
 
 // restart keeps the groups.
 func (c *groupCache) restart() {
-	*c = groupCache{groups: c.groups, touched: map[string]struct{}{}}
+	*c = groupCache{groups: c.groups, touched: map[string]struct{}{}, capacities: c.capacities}
 }
 
 // droppedKeys returns nil: shardChanged covers all groups of a removed shard.
@@ -138,9 +145,28 @@ func (c *groupCache) set(group shard.Group) []string {
 	if cached.Node.Equal(group.Node) {
 		// Others keep the shape, so that a second one would take memory.
 		group.Node = cached.Node
+	} else {
+		group.Node = c.shareCapacity(group.InstanceType, group.Node)
 	}
 	c.groups[group.Key] = group
 	return []string{group.Key}
+}
+
+// shareCapacity returns a shape equal to node whose Capacity is the map of other groups
+// with the same instance type, because a shard may have thousands of groups, but few
+// instance types.
+func (c *groupCache) shareCapacity(instanceType string, node *shard.NodeShape) *shard.NodeShape {
+	if node == nil {
+		return nil
+	}
+	known, ok := c.capacities[instanceType]
+	if !ok || !maps.Equal(known, node.Capacity) {
+		c.capacities[instanceType] = node.Capacity
+		return node
+	}
+	shared := *node
+	shared.Capacity = known
+	return &shared
 }
 
 func (c *groupCache) unset(key string) []string {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"testing"
 
@@ -273,5 +274,34 @@ func TestEventKeepsTheShapeOfNodes(t *testing.T) {
 	}
 	if c.put(group("a", 2)); c.groups["a"].Node != nil {
 		t.Error("a shape that is no longer reported stays")
+	}
+}
+
+func TestGroupsShareTheCapacityOfAnInstanceType(t *testing.T) {
+	c := newGroupCache()
+	put := func(key, instanceType, memory string) map[string]string {
+		group := group(key, 1)
+		group.InstanceType = instanceType
+		group.Node = &shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: map[string]string{"group": key}}
+		c.put(group)
+		cached := c.groups[key].Node
+		if want := (&shard.NodeShape{Capacity: map[string]string{"memory": memory}, Labels: map[string]string{"group": key}}); !cached.Equal(want) {
+			t.Errorf("group %s has the shape %v, want %v", key, cached, want)
+		}
+		return cached.Capacity
+	}
+	same := func(a, b map[string]string) bool { return reflect.ValueOf(a).Pointer() == reflect.ValueOf(b).Pointer() }
+	small := put("a", "small", "8Gi")
+	if !same(put("b", "small", "8Gi"), small) {
+		t.Error("groups with one instance type do not share its capacity")
+	}
+	put("c", "large", "16Gi")
+	if grown := put("d", "small", "9Gi"); !same(put("e", "small", "9Gi"), grown) {
+		t.Error("groups do not share the changed capacity of an instance type")
+	}
+	group := group("f", 1)
+	group.InstanceType = "small"
+	if c.put(group); c.groups["f"].Node != nil {
+		t.Error("a group has a shape that is not reported")
 	}
 }

@@ -3,12 +3,13 @@
 
 // Package wire converts between the domain types of package shard and the
 // messages of the protocol (docs/protocol.md). Strings, slices and maps are shared,
-// not copied.
+// not copied, except for those of the expected Nodes.
 package wire
 
 import (
 	"slices"
 	"strings"
+	"unique"
 
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 
@@ -61,13 +62,26 @@ func nodeShape(message *nstancev1.NodeShape) *shard.NodeShape {
 	shape := &shard.NodeShape{
 		Architecture:    message.GetArchitecture(),
 		OperatingSystem: message.GetOperatingSystem(),
-		Capacity:        message.GetCapacity(),
-		Labels:          message.GetLabels(),
+		Capacity:        interned(message.GetCapacity()),
+		Labels:          interned(message.GetLabels()),
 	}
 	for _, taint := range message.GetTaints() {
 		shape.Taints = append(shape.Taints, shard.Taint{Key: taint.GetKey(), Value: taint.GetValue(), Effect: taint.GetEffect()})
 	}
 	return shape
+}
+
+// interned returns a copy of m with canonical strings. The Nodes of a thousand groups
+// have nearly the same labels and resources.
+func interned(m map[string]string) map[string]string {
+	if m == nil {
+		return nil
+	}
+	copied := make(map[string]string, len(m))
+	for key, value := range m {
+		copied[unique.Make(key).Value()] = unique.Make(value).Value()
+	}
+	return copied
 }
 
 // Upsert returns the request that sets the configuration of the group.
