@@ -23,10 +23,8 @@ type Nodes struct {
 // NewNodes indexes the Nodes of informer by provider id. Several controllers may
 // share one informer: the index is added once.
 func NewNodes(informer cache.SharedIndexInformer) (*Nodes, error) {
-	if _, ok := informer.GetIndexer().GetIndexers()[byProviderID]; !ok {
-		if err := informer.AddIndexers(cache.Indexers{byProviderID: indexByProviderID}); err != nil {
-			return nil, fmt.Errorf("index Nodes by provider id: %w", err)
-		}
+	if err := indexOnce(informer, byProviderID, indexByProviderID); err != nil {
+		return nil, fmt.Errorf("index Nodes by provider id: %w", err)
 	}
 	return &Nodes{indexer: informer.GetIndexer()}, nil
 }

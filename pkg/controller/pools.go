@@ -22,10 +22,8 @@ type Pools struct {
 // NewPools indexes the pools of informer by group. Several controllers may share one
 // informer: the index is added once, because the indexes of many pools take memory.
 func NewPools(informer cache.SharedIndexInformer) (*Pools, error) {
-	if _, ok := informer.GetIndexer().GetIndexers()[byGroup]; !ok {
-		if err := informer.AddIndexers(cache.Indexers{byGroup: indexByGroup}); err != nil {
-			return nil, fmt.Errorf("index NstanceMachinePools by group: %w", err)
-		}
+	if err := indexOnce(informer, byGroup, indexByGroup); err != nil {
+		return nil, fmt.Errorf("index NstanceMachinePools by group: %w", err)
 	}
 	return &Pools{indexer: informer.GetIndexer()}, nil
 }

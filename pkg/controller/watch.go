@@ -50,6 +50,14 @@ func Watch(all ...Watched) (Registrations, error) {
 	return registrations, nil
 }
 
+// indexOnce adds an index to an informer, unless another controller has.
+func indexOnce(informer cache.SharedIndexInformer, name string, index cache.IndexFunc) error {
+	if _, ok := informer.GetIndexer().GetIndexers()[name]; ok {
+		return nil
+	}
+	return informer.AddIndexers(cache.Indexers{name: index})
+}
+
 // Indexed are the objects that an index of an informer has under value. It panics
 // when there is no such index.
 func Indexed[T any](indexer cache.Indexer, index, value string) []*T {

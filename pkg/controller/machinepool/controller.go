@@ -48,7 +48,7 @@ type Controller struct {
 	poolLister           nstancelisters.NstanceMachinePoolNamespaceLister
 	shardGroupLister     nstancelisters.NstanceShardGroupNamespaceLister
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
-	nstanceMachineIndex  cache.Indexer
+	members              *controller.Members
 	poolIndex            cache.Indexer
 	shardGroupIndex      cache.Indexer
 	machinePoolIndex     cache.Indexer
@@ -76,6 +76,10 @@ func New(d controller.Dependencies) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	members, err := controller.NewMembers(d.Informers.Nstance)
+	if err != nil {
+		return nil, err
+	}
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
 	nstanceMachines := d.Informers.Nstance.NstanceMachines()
@@ -91,7 +95,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		poolLister:           pools.Lister().NstanceMachinePools(d.Namespace),
 		shardGroupLister:     shardGroups.Lister().NstanceShardGroups(d.Namespace),
 		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),
-		nstanceMachineIndex:  nstanceMachines.Informer().GetIndexer(),
+		members:              members,
 		poolIndex:            pools.Informer().GetIndexer(),
 		shardGroupIndex:      shardGroups.Informer().GetIndexer(),
 		machinePoolIndex:     d.Informers.MachinePools.GetIndexer(),
@@ -109,7 +113,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},
 		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
-		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: nstanceMachineIndexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
+		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.nodeChanged)},

@@ -198,7 +198,7 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 // groups.
 func (c *Controller) enqueueWithShardGroups(pool string) {
 	c.queue.Add(c.key(pool))
-	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, pool) {
+	for _, group := range c.members.ShardGroupsOfName(pool) {
 		for _, handler := range c.pauseHandlers {
 			handler(cache.MetaObjectToName(group))
 		}

@@ -122,8 +122,8 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 	observed := observation{
 		pool:            pool,
 		machinePools:    controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name),
-		shardGroups:     c.shardGroupsOf(pool),
-		nstanceMachines: c.nstanceMachinesOf(pool),
+		shardGroups:     c.members.ShardGroups(pool),
+		nstanceMachines: c.members.NstanceMachines(pool),
 	}
 	cluster, err := c.cluster()
 	if err != nil {

@@ -46,8 +46,7 @@ type Controller struct {
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	poolIndex            *controller.Pools
-	shardGroupIndex      cache.Indexer
-	nstanceMachineIndex  cache.Indexer
+	members              *controller.Members
 	machineIndex         cache.Indexer
 	machinePoolIndex     cache.Indexer
 
@@ -69,6 +68,10 @@ func New(d controller.Dependencies) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	members, err := controller.NewMembers(d.Informers.Nstance)
+	if err != nil {
+		return nil, err
+	}
 	c := &Controller{
 		cluster:              cache.NewObjectName(d.Namespace, d.ClusterName),
 		nstanceMachines:      d.Nstance.NstanceMachines(d.Namespace),
@@ -77,8 +80,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		nstanceMachineLister: nstanceMachines.Lister().NstanceMachines(d.Namespace),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		poolIndex:            poolIndex,
-		shardGroupIndex:      shardGroups.Informer().GetIndexer(),
-		nstanceMachineIndex:  nstanceMachines.Informer().GetIndexer(),
+		members:              members,
 		machineIndex:         d.Informers.Machines.GetIndexer(),
 		machinePoolIndex:     d.Informers.MachinePools.GetIndexer(),
 		groups:               d.Groups,
@@ -91,8 +93,8 @@ func New(d controller.Dependencies) (*Controller, error) {
 	d.WatchShards(c.shardChanged, c.groupChanged)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},
-		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Indexers: shardGroupIndexers, Handler: controller.OnChange(c.shardGroupChanged)},
-		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: nstanceMachineIndexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
+		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "Machines", Informer: d.Informers.Machines, Indexers: machineIndexers, Handler: controller.OnChange(c.machineChanged)},
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Indexers: machinePoolIndexers, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},

@@ -59,7 +59,7 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	if after == nil || before != nil && slices.Equal(before.Spec.RemoveFirst, after.Spec.RemoveFirst) {
 		return
 	}
-	if owner := poolOwning(after); owner != nil {
+	if owner := controller.PoolOwning(after); owner != nil {
 		c.queue.Add(c.key(owner.Name))
 	}
 }

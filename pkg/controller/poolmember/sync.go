@@ -90,7 +90,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) 
 		machines:        map[string]*clusterv1.Machine{},
 		now:             c.clock.Now(),
 	}
-	for _, nstanceMachine := range controller.Indexed[v1beta1.NstanceMachine](c.nstanceMachineIndex, byPool, string(pool.UID)) {
+	for _, nstanceMachine := range c.members.NstanceMachines(pool) {
 		observed.nstanceMachines[nstanceMachine.Name] = nstanceMachine
 	}
 	for _, name := range poolNames(observed) {
@@ -98,7 +98,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool, state syncState) 
 			observed.machines[machine.Spec.InfrastructureRef.Name] = machine
 		}
 	}
-	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.shardGroupIndex, byPool, string(pool.UID)) {
+	for _, group := range c.members.ShardGroups(pool) {
 		observed.selected = append(observed.selected, group.Spec.RemoveFirst...)
 		observed.instances = append(observed.instances, c.instances(pool, group)...)
 	}
