@@ -7,15 +7,12 @@ import (
 	"context"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/fields"
 	kubeinformers "k8s.io/client-go/informers"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/cluster"
@@ -39,9 +36,9 @@ type informers struct {
 func newInformers(clients *clients, options *Options) (*informers, error) {
 	nstance := externalversions.NewSharedInformerFactoryWithOptions(clients.nstance, options.ResyncPeriod,
 		externalversions.WithNamespace(options.Namespace),
-		externalversions.WithTransform(withoutManagedFields))
+		externalversions.WithTransform(trim))
 	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
-		kubeinformers.WithTransform(essentials))
+		kubeinformers.WithTransform(trimNode))
 	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(drain.TrimVolumeAttachment))
 
@@ -57,8 +54,8 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
 		func(ctx context.Context) { go all.Pods.RunWithContext(ctx) })
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
-		all.Clusters:     withoutManagedFields,
-		all.Machines:     withoutManagedFields,
+		all.Clusters:     trim,
+		all.Machines:     trim,
 		all.MachinePools: capi.TrimMachinePool,
 	} {
 		if err := informer.SetTransform(transform); err != nil {
@@ -96,39 +93,4 @@ func named(client kubernetes.Interface, namespace, name string, resync time.Dura
 		kubeinformers.WithTweakListOptions(func(options *metav1.ListOptions) {
 			options.FieldSelector = fields.OneTermEqualSelector(metav1.ObjectNameField, name).String()
 		}))
-}
-
-// withoutManagedFields drops who wrote what, which the API server keeps and the
-// operator never reads.
-func withoutManagedFields(obj any) (any, error) {
-	if object, err := meta.Accessor(obj); err == nil {
-		object.SetManagedFields(nil)
-	}
-	return obj, nil
-}
-
-// essentials keeps of a Node what the controllers read. A large cluster has many
-// Nodes, and each changes every few seconds.
-func essentials(obj any) (any, error) {
-	node, ok := obj.(*corev1.Node)
-	if !ok {
-		return obj, nil
-	}
-	kept := &corev1.Node{
-		ObjectMeta: metav1.ObjectMeta{
-			Name: node.Name, UID: node.UID, ResourceVersion: node.ResourceVersion,
-			CreationTimestamp: node.CreationTimestamp, DeletionTimestamp: node.DeletionTimestamp,
-		},
-		Spec:   corev1.NodeSpec{ProviderID: node.Spec.ProviderID, Unschedulable: node.Spec.Unschedulable},
-		Status: corev1.NodeStatus{Addresses: node.Status.Addresses},
-	}
-	if mark, ok := node.Annotations[v1beta1.AnnotationCordonedFor]; ok {
-		kept.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: mark}
-	}
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			kept.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
-		}
-	}
-	return kept, nil
 }

@@ -4,7 +4,9 @@
 package operator
 
 import (
+	"strings"
 	"testing"
+	"unsafe"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -14,7 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-func TestEssentialsOfANodeAreKept(t *testing.T) {
+func TestTrimNode(t *testing.T) {
 	created, deleted := metav1.Unix(1, 0), metav1.Unix(2, 0)
 	addresses := []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "10.0.0.1"}}
 	node := &corev1.Node{
@@ -38,14 +40,14 @@ func TestEssentialsOfANodeAreKept(t *testing.T) {
 			Addresses: addresses, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: "True"}},
 		},
 	}
-	if got, err := essentials(node); err != nil || !equality.Semantic.DeepEqual(got, want) {
+	if got, err := trimNode(node); err != nil || !equality.Semantic.DeepEqual(got, want) {
 		t.Errorf("kept %+v, error %v", got, err)
 	}
 }
 
 func TestTransformsLeaveTombstonesAlone(t *testing.T) {
 	tombstone := cache.DeletedFinalStateUnknown{Key: "one"}
-	for name, transform := range map[string]cache.TransformFunc{"Nodes": essentials, "others": withoutManagedFields} {
+	for name, transform := range map[string]cache.TransformFunc{"Nodes": trimNode, "others": trim} {
 		if got, err := transform(tombstone); err != nil || got != any(tombstone) {
 			t.Errorf("%s: made %v of it, error %v", name, got, err)
 		}
@@ -55,8 +57,45 @@ func TestTransformsLeaveTombstonesAlone(t *testing.T) {
 func TestManagedFieldsAreDropped(t *testing.T) {
 	pool := &v1beta1.NstanceMachinePool{}
 	pool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "somebody"}}
-	got, err := withoutManagedFields(pool)
+	got, err := trim(pool)
 	if err != nil || len(got.(*v1beta1.NstanceMachinePool).ManagedFields) > 0 {
 		t.Errorf("kept %+v, error %v", got, err)
+	}
+}
+
+// Two objects that were decoded separately share the strings they have alike, and are
+// the same as before.
+func TestTrimSharesStrings(t *testing.T) {
+	decode := func() *v1beta1.NstanceShardGroup {
+		fresh := strings.Clone
+		group := &v1beta1.NstanceShardGroup{}
+		group.Namespace, group.Finalizers = fresh("nstance-system"), []string{fresh("finalizer")}
+		group.Labels = map[string]string{fresh("nstance.dev/shard"): fresh("a")}
+		group.OwnerReferences = []metav1.OwnerReference{{APIVersion: fresh("v1"), Kind: fresh("Pool"), Name: fresh("workers")}}
+		group.Status.Conditions = []metav1.Condition{{
+			Type: fresh("Ready"), Status: metav1.ConditionStatus(fresh("True")), Reason: fresh("Ready"), Message: fresh("message"),
+		}}
+		return group
+	}
+	trimmed := func() *v1beta1.NstanceShardGroup {
+		group := decode()
+		if _, err := trim(group); err != nil || !equality.Semantic.DeepEqual(group, decode()) {
+			t.Fatalf("made %+v of %+v, error %v", group, decode(), err)
+		}
+		return group
+	}
+	stringsOf := func(group *v1beta1.NstanceShardGroup) []string {
+		owner, condition := group.OwnerReferences[0], group.Status.Conditions[0]
+		all := []string{group.Namespace, group.Finalizers[0], owner.APIVersion, owner.Kind, condition.Type, string(condition.Status), condition.Reason}
+		for key, value := range group.Labels {
+			all = append(all, key, value)
+		}
+		return all
+	}
+	first, second := stringsOf(trimmed()), stringsOf(trimmed())
+	for i := range first {
+		if unsafe.StringData(first[i]) != unsafe.StringData(second[i]) {
+			t.Errorf("%q is in memory twice", first[i])
+		}
 	}
 }
