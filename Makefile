@@ -2,9 +2,10 @@
 # Copyright The Nstance Authors.
 
 SHELL := /bin/bash -o pipefail
-# Compiling everything the first time takes minutes, a fifth of it for collecting garbage
-# that the next process leaves to the kernel anyway.
-COMPILE := GOGC=400
+# Compiling everything the first time takes minutes: a fourth of it for collecting garbage
+# that the next process leaves to the kernel anyway, and a tenth for what only debuggers
+# need. What is compiled with other flags is compiled again.
+COMPILE := GOGC=400 GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
 TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod
 # The tests themselves run with the collector as it is by default, without go vet, which
 # lint runs, and without what only debuggers need.
