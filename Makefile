@@ -5,7 +5,8 @@ SHELL := /bin/bash -o pipefail
 # Compiling everything the first time takes minutes: a fourth of it for collecting garbage
 # that the next process leaves to the kernel anyway, and a tenth for what only debuggers
 # need. What is compiled with other flags is compiled again.
-COMPILE := GOGC=400 GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
+FLAGS := GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
+COMPILE := GOGC=400 $(FLAGS)
 TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod
 # The tests themselves run with the collector as it is by default, without go vet, which
 # lint runs, and without what only debuggers need.
@@ -21,7 +22,7 @@ help: ## Show this list.
 run: ## Start a whole cluster with Nstance, until Ctrl-C.
 	@echo "building devcluster (the first time takes some minutes)"
 	@cd e2e && total=$$(go list -deps ./cmd/devcluster | wc -l) && \
-		$(COMPILE) go build -v -o ../.dev/bin/devcluster ./cmd/devcluster 2>&1 | \
+		GOGC=off GOMEMLIMIT=1GiB $(FLAGS) go build -v -ldflags='-s -w' -o ../.dev/bin/devcluster ./cmd/devcluster 2>&1 | \
 		awk -v total="$$total" '!/^[^ ]+$$/ {print; next} ++n % 50 == 0 {print "building devcluster: package " n " of at most " total; fflush()}'
 	@exec .dev/bin/devcluster up
 

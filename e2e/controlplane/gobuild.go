@@ -18,6 +18,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -106,8 +107,10 @@ func (b Builder) outdated(ctx context.Context, dir string, programs ...program) 
 
 func (b Builder) buildArguments(programs []program) []string {
 	// The version control stamp would make every commit a reason to link again. Only
-	// debuggers need DWARF, which is a tenth of the compiler's work.
-	arguments := []string{"-buildvcs=false", "-gcflags=all=-dwarf=false", "-o", b.cache() + string(filepath.Separator)}
+	// debuggers need DWARF, which is a tenth of the compiler's work. One compiler more
+	// than processors uses the time in which another one waits for the disk.
+	arguments := []string{"-buildvcs=false", "-gcflags=all=-dwarf=false", "-p", strconv.Itoa(runtime.NumCPU() + 1),
+		"-o", b.cache() + string(filepath.Separator)}
 	for _, p := range programs {
 		arguments = append(arguments, p.linkerFlags())
 	}
