@@ -49,7 +49,7 @@ test-e2e: ## Run the tests against a real control plane.
 
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
-	hack/bench.sh '$(BENCH)'
+	$(FLAGS) hack/bench.sh '$(BENCH)'
 
 .PHONY: generate
 generate: ## Write all generated code and the CRDs.
