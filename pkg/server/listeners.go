@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"runtime"
 	"slices"
 	"sync"
 	"time"
@@ -69,6 +70,8 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
 	common := slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
 		grpc.ConnectionTimeout(connectTimeout),
+		// Goroutines that stay keep their stacks, which each call would grow anew.
+		grpc.NumStreamWorkers(uint32(runtime.NumCPU())),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(countUnary),
