@@ -33,10 +33,8 @@ type Store struct {
 	// durable has the paths of the folders that are known to survive a power
 	// failure.
 	durable map[string]bool
-	// semaphores has a channel with one slot for each folder that was changed or
-	// listed. A goroutine takes the slot before it polls for the folder's lock, so
-	// that goroutines of one process do not poll against each other.
-	semaphores map[string]chan struct{}
+	// locks are the locks of the folders that were changed or listed.
+	locks map[string]*folderLock
 }
 
 var _ storage.Store = (*Store)(nil)
@@ -59,7 +57,7 @@ func Open(dir string) (*Store, error) {
 	if err := removeLeftovers(dir); err != nil {
 		return nil, fmt.Errorf("open the storage in %s: %w", dir, err)
 	}
-	return &Store{dir: dir, durable: map[string]bool{}, semaphores: map[string]chan struct{}{}}, nil
+	return &Store{dir: dir, durable: map[string]bool{}, locks: map[string]*folderLock{}}, nil
 }
 
 // Get implements storage.Store. It follows symbolic links.

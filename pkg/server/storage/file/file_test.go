@@ -215,6 +215,32 @@ func TestLockedByAnother(t *testing.T) {
 	}
 }
 
+// TestLockFileIsReplaced replaces the lock file, as restoring a backup does, while the
+// store has the former one open: from then on all lock the new one.
+func TestLockFileIsReplaced(t *testing.T) {
+	dir := t.TempDir()
+	s := open(t, dir)
+	etag := create(t, s, "object", "data")
+	path := filepath.Join(dir, lockName)
+	require.NoError(t, os.Remove(path))
+	etag, err := s.Replace(t.Context(), "object", []byte("without a lock file"), etag)
+	require.NoError(t, err)
+
+	// Renaming keeps the number of the former file from being given to the new one.
+	require.NoError(t, os.Rename(path, path+".former"))
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	unlock := lockFolder(t, dir)
+	late, cancel := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancel()
+	if _, err := s.Replace(late, "object", []byte("not locked"), etag); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("got error %v while another process has the new lock file locked, want that of the context", err)
+	}
+	unlock()
+	if _, err := s.Replace(t.Context(), "object", []byte("changed"), etag); err != nil {
+		t.Error(err)
+	}
+}
+
 // lockFolder locks a folder until the test calls unlock.
 func lockFolder(t testing.TB, folder string) (unlock func()) {
 	t.Helper()

@@ -6,6 +6,7 @@ package file
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -43,40 +44,83 @@ func (s *Store) createFolder(path string) error {
 	return nil
 }
 
+// folderLock is the lock of a folder. A goroutine takes the slot before it polls for the
+// lock file, so that goroutines of one process do not poll against each other.
+type folderLock struct {
+	slot chan struct{}
+	path string
+	// file is the open lock file, nil before the first use. The slot guards it. flock
+	// locks the open file, so each Store opens its own.
+	file *os.File
+}
+
 // locked calls change with the folder locked against other goroutines and
 // processes. It returns the error of ctx if ctx is done before that.
 func (s *Store) locked(ctx context.Context, folder string, change func() error) error {
-	semaphore := s.semaphore(folder)
+	l := s.lockOf(folder)
 	select {
-	case semaphore <- struct{}{}:
-		defer func() { <-semaphore }()
+	case l.slot <- struct{}{}:
+		defer func() { <-l.slot }()
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	// flock locks the open file, so each call opens the file again.
-	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR|os.O_CREATE, 0o600)
-	if err != nil {
+	if err := l.acquire(ctx); err != nil {
 		return err
 	}
-	if err := lock(ctx, file); err != nil {
-		return errors.Join(err, file.Close())
-	}
-	err = change()
-	// Closing the file is not enough: a child process that is being started may
-	// have it open for a moment longer.
-	return errors.Join(err, flock(file, syscall.LOCK_UN), file.Close())
+	return errors.Join(change(), flock(l.file, syscall.LOCK_UN))
 }
 
-// semaphore returns the semaphore of a folder.
-func (s *Store) semaphore(folder string) chan struct{} {
+// lockOf returns the lock of a folder.
+func (s *Store) lockOf(folder string) *folderLock {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	semaphore, found := s.semaphores[folder]
+	l, found := s.locks[folder]
 	if !found {
-		semaphore = make(chan struct{}, 1)
-		s.semaphores[folder] = semaphore
+		l = &folderLock{slot: make(chan struct{}, 1), path: filepath.Join(folder, lockName)}
+		s.locks[folder] = l
 	}
-	return semaphore
+	return l
+}
+
+// acquire locks the lock file. The caller has the slot.
+func (l *folderLock) acquire(ctx context.Context) error {
+	for {
+		if l.file == nil {
+			file, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE, 0o600)
+			if err != nil {
+				return err
+			}
+			l.file = file
+		}
+		if err := lock(ctx, l.file); err != nil {
+			return err
+		}
+		current, err := l.isCurrent()
+		if current {
+			return nil
+		}
+		// Closing the file is not enough: a child process that is being started may
+		// have it open for a moment longer.
+		err = errors.Join(err, flock(l.file, syscall.LOCK_UN), l.file.Close())
+		l.file = nil
+		if err != nil {
+			return err
+		}
+	}
+}
+
+// isCurrent reports whether the open lock file is still the one in the folder. Another
+// process locks the one in the folder.
+func (l *folderLock) isCurrent() (bool, error) {
+	opened, err := l.file.Stat()
+	if err != nil {
+		return false, err
+	}
+	current, err := os.Stat(l.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil && os.SameFile(opened, current), err
 }
 
 // lock waits for the lock of file. It polls, because a blocking flock would not
