@@ -30,11 +30,11 @@ func (c *Config) CheckInstanceType(path *field.Path, name, arch string) *field.E
 		// An unknown provider or architecture has its own error.
 		return nil
 	}
-	fitting := c.Shard.Infra.InstanceTypes.OfArch(arch)
-	if _, found := fitting[name]; !found {
-		return field.Invalid(path, name, fmt.Sprintf("no instance type of architecture %q, known are %s", arch, validation.Keys(fitting)))
+	types := c.Shard.Infra.InstanceTypes
+	if t, found := types[name]; found && t.Arch == arch {
+		return nil
 	}
-	return nil
+	return field.Invalid(path, name, fmt.Sprintf("no instance type of architecture %q, known are %s", arch, validation.Keys(types.OfArch(arch))))
 }
 
 // CheckSubnetPool returns an error for path unless pool is a subnet pool.
