@@ -15,6 +15,7 @@ func BenchmarkChange(b *testing.B) {
 	env.CreatePoolForTest(b, name, 3)
 	env.UntilRunning(b, name, 3)
 	for b.Loop() {
+		untilIdle(b)
 		from, calls := env.AuditEnd(b), upserts(b)
 		env.Scale(b, name, 12)
 		env.UntilRunning(b, name, 12)
