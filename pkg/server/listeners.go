@@ -70,6 +70,9 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
 	common := slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
 		grpc.ConnectionTimeout(connectTimeout),
+		// Requests are small. A server that adapts its window sends a ping for each.
+		grpc.StaticStreamWindowSize(window),
+		grpc.StaticConnWindowSize(window),
 		// Goroutines that stay keep their stacks, which each call would grow anew.
 		grpc.NumStreamWorkers(uint32(runtime.NumCPU())),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
@@ -90,6 +93,9 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Logger: logger})
 	return operators, registrations
 }
+
+// window is how many bytes a client may send before the server has read them.
+const window = 1 << 20
 
 // serveGRPC serves until ctx is done. Then it waits for running calls until the
 // shutdown timeout and cancels the others.
