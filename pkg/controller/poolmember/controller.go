@@ -61,14 +61,13 @@ type Controller struct {
 // New returns the controller and registers its handlers. The pools belong to the
 // Cluster d.ClusterName.
 func New(d controller.Dependencies) (*Controller, error) {
-	pools := d.Informers.Nstance.NstanceMachinePools()
-	shardGroups := d.Informers.Nstance.NstanceShardGroups()
-	nstanceMachines := d.Informers.Nstance.NstanceMachines()
-	poolIndex, err := controller.NewPools(pools.Informer())
+	members, err := controller.NewMembers(d.Informers.Nstance)
 	if err != nil {
 		return nil, err
 	}
-	members, err := controller.NewMembers(d.Informers.Nstance)
+	pools := d.Informers.Nstance.NstanceMachinePools()
+	nstanceMachines := d.Informers.Nstance.NstanceMachines()
+	poolIndex, err := controller.NewPools(pools.Informer())
 	if err != nil {
 		return nil, err
 	}
@@ -93,7 +92,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 	d.WatchShards(c.shardChanged, c.groupChanged)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},
-		controller.Watched{What: "shard groups", Informer: shardGroups.Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
+		controller.Watched{What: "shard groups", Informer: d.Informers.Nstance.NstanceShardGroups().Informer(), Handler: controller.OnChange(c.shardGroupChanged)},
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "Machines", Informer: d.Informers.Machines, Indexers: machineIndexers, Handler: controller.OnChange(c.machineChanged)},
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Indexers: machinePoolIndexers, Handler: controller.OnChange(c.machinePoolChanged)},
