@@ -2,9 +2,9 @@
 # Copyright The Nstance Authors.
 
 SHELL := /bin/bash -o pipefail
-# Compiling everything the first time takes minutes: a fourth of it for collecting garbage
-# that the next process leaves to the kernel anyway, and a tenth for what only debuggers
-# need. What is compiled with other flags is compiled again.
+# Compiling everything the first time takes minutes. A fourth of it is garbage collection in
+# compilers that exit soon, and a tenth is DWARF, which only debuggers need. Packages that
+# were compiled with other flags are compiled again.
 FLAGS := GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
 COMPILE := GOGC=400 $(FLAGS)
 TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod

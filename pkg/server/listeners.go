@@ -36,6 +36,8 @@ const (
 	// connectTimeout is how long a client may take for its handshake. A server
 	// that stops waits for handshakes.
 	connectTimeout = 5 * time.Second
+	// window is how many bytes a client may send before the server has read them.
+	window = 1 << 20
 )
 
 // serve serves operators, registrations, and peers that query the leader. It takes
@@ -70,10 +72,10 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
 	common := slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
 		grpc.ConnectionTimeout(connectTimeout),
-		// Requests are small. A server that adapts its window sends a ping for each.
+		// Requests are small. To adapt its windows a server sends a ping for each.
 		grpc.StaticStreamWindowSize(window),
 		grpc.StaticConnWindowSize(window),
-		// Goroutines that stay keep their stacks, which each call would grow anew.
+		// A new goroutine for each call would grow its stack each time.
 		grpc.NumStreamWorkers(uint32(runtime.NumCPU())),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
@@ -93,9 +95,6 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Logger: logger})
 	return operators, registrations
 }
-
-// window is how many bytes a client may send before the server has read them.
-const window = 1 << 20
 
 // serveGRPC serves until ctx is done. Then it waits for running calls until the
 // shutdown timeout and cancels the others.

@@ -79,5 +79,5 @@ func (i *Instances) Groups() []instance.GroupKey {
 	return slices.Collect(maps.Keys(groups))
 }
 
-// ExpectedNode returns nil: nothing is certain.
+// ExpectedNode returns nil: the Nodes are not known in advance.
 func (*Instances) ExpectedNode(provider.Spec) *corev1.Node { return nil }
