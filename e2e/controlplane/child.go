@@ -7,6 +7,7 @@ import "os/exec"
 
 // child is a process that this program has started.
 type child struct {
+	id     processID
 	cmd    *exec.Cmd
 	exited chan struct{} // closed when the process has exited
 }
@@ -17,14 +18,19 @@ func launch(cmd *exec.Cmd) (*child, error) {
 		return nil, err
 	}
 	c := &child{cmd: cmd, exited: make(chan struct{})}
+	// Before it is waited for: a child that exits at once has an identity until then.
+	id, _, err := identify(cmd.Process.Pid)
 	go func() {
 		_ = cmd.Wait() // the result is in cmd.ProcessState
 		close(c.exited)
 	}()
+	if err != nil {
+		c.kill()
+		return nil, err
+	}
+	c.id = id
 	return c, nil
 }
-
-func (c *child) pid() int { return c.cmd.Process.Pid }
 
 // state returns the state of an exited process, such as "exit status 1" or
 // "signal: killed".

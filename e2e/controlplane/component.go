@@ -109,11 +109,7 @@ func (c *Component) start(ctx context.Context, attributes *syscall.SysProcAttr) 
 
 // settle records a new process and waits until it is ready.
 func (c *Component) settle(ctx context.Context, child *child) error {
-	id, _, err := identify(child.pid())
-	if err != nil {
-		return err
-	}
-	if err := (record{Spec: c.Spec, Sequence: c.sequence, Process: id}).write(c.dir); err != nil {
+	if err := (record{Spec: c.Spec, Sequence: c.sequence, Process: child.id}).write(c.dir); err != nil {
 		return err
 	}
 	ctx, cancel := context.WithTimeout(ctx, startTimeout)
@@ -134,7 +130,7 @@ func (c *Component) settle(ctx context.Context, child *child) error {
 // report waits until a process exits, and reports it unless it was stopped or killed.
 func (c *Component) report(child *child) {
 	<-child.exited
-	if c.exited != nil && c.stopping.Load() != int64(child.pid()) {
+	if c.exited != nil && c.stopping.Load() != int64(child.id.PID) {
 		c.exited(child.state())
 	}
 }
