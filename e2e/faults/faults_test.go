@@ -203,8 +203,13 @@ func untilMet(t *testing.T, fault *faultproxy.Fault, times int) {
 // reachable.
 func untilUnreachable(t *testing.T, reason string) {
 	t.Helper()
-	testcluster.Eventually(t, 2*time.Minute, "the pool reports "+reason, func(ctx context.Context) error {
-		pool, err := env.NstanceMachinePool(ctx, faultyPool)
+	untilPoolUnreachable(t, faultyPool, reason)
+}
+
+func untilPoolUnreachable(t *testing.T, name, reason string) {
+	t.Helper()
+	testcluster.Eventually(t, 2*time.Minute, "pool "+name+" reports "+reason, func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
 		if err != nil {
 			return err
 		}

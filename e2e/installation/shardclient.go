@@ -39,7 +39,7 @@ func (n *Installation) dial(shardID, host string) (*grpc.ClientConn, error) {
 	if err := id.Set(certPEM, keyPEM, n.authority.CertificatePEM()); err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}
-	connection, err := grpc.NewClient(net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)), grpc.WithTransportCredentials(id.TransportCredentials()))
+	connection, err := grpc.NewClient(net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)), grpc.WithTransportCredentials(id.Credentials(ClusterID)(shardID)))
 	if err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}

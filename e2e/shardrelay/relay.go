@@ -25,6 +25,7 @@ import (
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/pki"
 )
 
@@ -48,7 +49,10 @@ func (r *Relay) Start(ctx context.Context, n *installation.Installation, shardID
 	if err != nil {
 		return "", err
 	}
-	certificate := pki.NewServing(n.Authority(), []string{"127.0.0.1"})
+	certificate := pki.NewServing(n.Authority(), pki.Names{
+		Hosts: []string{"127.0.0.1"},
+		URI:   identifier.ServerURI(installation.ClusterID, shardID),
+	})
 	server := grpc.NewServer(
 		grpc.Creds(credentials.NewTLS(certificate.MutualConfig())),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: time.Second, PermitWithoutStream: true}),

@@ -26,7 +26,7 @@ import (
 func newCertificate(t *testing.T, host string) (*tls.Certificate, *http.Client) {
 	t.Helper()
 	authority := pkitest.NewAuthority(t)
-	certificate, err := pki.NewServing(authority, []string{host}).Config().GetCertificate(nil)
+	certificate, err := pki.NewServing(authority, pki.Names{Hosts: []string{host}}).Config().GetCertificate(nil)
 	require.NoError(t, err)
 	transport := &http.Transport{TLSClientConfig: &tls.Config{RootCAs: pkitest.Roots(authority)}, ForceAttemptHTTP2: true}
 	t.Cleanup(transport.CloseIdleConnections)

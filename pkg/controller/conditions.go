@@ -7,6 +7,9 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
 )
 
 // FieldManager owns every field that the operator writes.
@@ -29,6 +32,15 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 		Message:            truncate(message, maxMessage),
 		ObservedGeneration: generation,
 	})
+}
+
+// UnreachableReason returns the reason of a condition about a shard that err made
+// unreachable.
+func UnreachableReason(err error) string {
+	if shard.IsWrongServer(err) {
+		return v1beta1.ReasonWrongShard
+	}
+	return v1beta1.ReasonShardUnreachable
 }
 
 // ApplyConditions returns conditions as apply configurations.

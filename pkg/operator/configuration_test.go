@@ -26,7 +26,7 @@ func startConfiguration(t *testing.T) (c *configuration, recorder *events.FakeRe
 	t.Helper()
 	id := &identity.Identity{}
 	recorder = events.NewFakeRecorder(10)
-	c = &configuration{connections: connpool.New(connpool.Options{Credentials: id.TransportCredentials()}), identity: id, recorder: recorder}
+	c = &configuration{connections: connpool.New(connpool.Options{Credentials: id.Credentials("prod")}), identity: id, recorder: recorder}
 	return c, recorder, klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig()))
 }
 

@@ -41,13 +41,13 @@ func (i issuer) cert(id string) *corev1.Secret {
 // is shown, "" when the handshake fails.
 func (i issuer) clientOf(c *configuration) string {
 	i.t.Helper()
-	config := pki.NewServing(i.authority, []string{"127.0.0.1"}).Config()
+	config := pki.NewServing(i.authority, pki.Names{Hosts: []string{"127.0.0.1"}}).Config()
 	config.ClientAuth = tls.RequireAnyClientCert
 	address, clients := pkitest.Listen(i.t, config)
 	conn, err := net.Dial("tcp", address)
 	require.NoError(i.t, err)
 	defer func() { _ = conn.Close() }()
-	if _, _, err := c.identity.TransportCredentials().ClientHandshake(i.t.Context(), address, conn); err != nil {
+	if _, _, err := c.identity.Credentials("prod")("a").ClientHandshake(i.t.Context(), address, conn); err != nil {
 		return ""
 	}
 	return <-clients

@@ -97,7 +97,7 @@ type components struct {
 func newComponents(ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder) (*components, error) {
 	id := &identity.Identity{}
 	c := &components{
-		connections: connpool.New(connpool.Options{Credentials: id.TransportCredentials()}),
+		connections: connpool.New(connpool.Options{Credentials: id.Credentials(options.ClusterID)}),
 		groups:      informer.NewGroups(),
 		notices:     informer.NewNotices(),
 	}

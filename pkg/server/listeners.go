@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/keepalive"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -46,7 +47,10 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := p.loadKeys(ctx); err != nil {
 		return err
 	}
-	certificate := pki.NewServing(p.shared.keys.Authority, hosts(p.shared.advertise))
+	certificate := pki.NewServing(p.shared.keys.Authority, pki.Names{
+		Hosts: hosts(p.shared.advertise),
+		URI:   identifier.ServerURI(p.shared.config.ClusterID, p.shared.shard),
+	})
 	operators, err := p.server.Listen(ctx, p.bind.OperatorAddr)
 	if err != nil {
 		return fmt.Errorf("listen for operators (shard.bind.operator_addr): %w", err)

@@ -43,9 +43,10 @@ var hostName = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$`)
 //	us-west-2a.registration: "[2001:db8::a]:8992"
 //
 // The second line is optional; without it the registration address is the same
-// host at RegistrationPort. The endpoints of all valid entries are returned even
-// when the error is not nil. The error names every invalid entry with its key, its
-// value and what is allowed, in the order of the keys.
+// host at RegistrationPort. Two shards with one operator address are both invalid: one
+// server cannot be both. The endpoints of all valid entries are returned even when the
+// error is not nil. The error names every invalid entry with its key, its value and
+// what is allowed, in the order of the keys.
 func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 	endpoints := make(map[string]Endpoint, len(data))
 	var errs []error
@@ -56,7 +57,25 @@ func ParseEndpoints(data map[string]string) (map[string]Endpoint, error) {
 			errs = append(errs, fmt.Errorf("entry %q with value %q: %w", key, value, err))
 		}
 	}
+	errs = append(errs, dropShared(endpoints)...)
 	return endpoints, errors.Join(errs...)
+}
+
+// dropShared removes the endpoints whose operator address several shards have, and
+// returns an error for each of these addresses.
+func dropShared(endpoints map[string]Endpoint) (errs []error) {
+	shards := map[string][]string{}
+	for _, id := range slices.Sorted(maps.Keys(endpoints)) {
+		address := endpoints[id].Operator
+		shards[address] = append(shards[address], id)
+	}
+	for _, address := range slices.Sorted(maps.Keys(shards)) {
+		if ids := shards[address]; len(ids) > 1 {
+			errs = append(errs, fmt.Errorf("entries %q have the value %q: each shard must have an address of its own", ids, address))
+			maps.DeleteFunc(endpoints, func(_ string, e Endpoint) bool { return e.Operator == address })
+		}
+	}
+	return errs
 }
 
 // Configured returns the ids of the shards that the data of the endpoints ConfigMap

@@ -71,6 +71,19 @@ func TestParseEndpoints(t *testing.T) {
 			`entry ".registration" with value "host:8992": the key must be a shard id`,
 			`entry "good.registration" with value "nowhere": the value must be host:port`,
 		},
+	}, {
+		name: "shards with one address",
+		data: map[string]string{
+			"a": "host:8993",
+			"b": "host:9000",
+			"c": "host:08993",
+			"d": "other:8993",
+		},
+		want: map[string]shard.Endpoint{
+			"b": {Operator: "host:9000", Registration: "host:8992"},
+			"d": {Operator: "other:8993", Registration: "other:8992"},
+		},
+		errs: []string{`entries ["a" "c"] have the value "host:8993": each shard must have an address of its own`},
 	}}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {

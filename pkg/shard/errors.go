@@ -6,6 +6,7 @@ package shard
 import (
 	"context"
 	"errors"
+	"fmt"
 
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -18,6 +19,28 @@ var ErrUnknownShard = errors.New("shard is not configured")
 // canceled when the shard was removed from the configuration. Only then may caches
 // drop the shard: for a new address or a shutdown the cause is another.
 var ErrRemoved = errors.New("shard was removed from the configuration")
+
+// WrongServerError is the error of calls to a shard at whose address the server of
+// another shard or cluster listens. The shard is unreachable: the call was not made.
+type WrongServerError struct {
+	// Want and Got are the names of the servers (identifier.ServerURI).
+	Want, Got string
+}
+
+func (e *WrongServerError) Error() string {
+	return fmt.Sprintf("the server at the address of the shard is %s, not %s", e.Got, e.Want)
+}
+
+// GRPCStatus makes the error Unavailable.
+func (e *WrongServerError) GRPCStatus() *status.Status {
+	return status.New(codes.Unavailable, e.Error())
+}
+
+// IsWrongServer reports whether err, wrapped or not, is a WrongServerError.
+func IsWrongServer(err error) bool {
+	_, ok := errors.AsType[*WrongServerError](err)
+	return ok
+}
 
 // IsUnreachable reports whether err, wrapped or not, means that the shard did not
 // reply: Unavailable, DeadlineExceeded, or Canceled because the connection was

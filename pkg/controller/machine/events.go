@@ -20,6 +20,7 @@ var eventReasons = []string{
 	v1beta1.ReasonUnknownShard,
 	v1beta1.ReasonNoShard,
 	v1beta1.ReasonShardUnreachable,
+	v1beta1.ReasonWrongShard,
 	v1beta1.ReasonInstanceRefused,
 	v1beta1.ReasonInstanceFailed,
 	v1beta1.ReasonServerDeleted,

@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -77,7 +78,7 @@ func (c *Controller) deleteInstance(ctx context.Context, observed observation, s
 // shard did not reply.
 func problemOf(err error, reason string) *problem {
 	if shard.IsUnreachable(err) {
-		reason = v1beta1.ReasonShardUnreachable
+		reason = controller.UnreachableReason(err)
 	}
 	return &problem{reason, shard.Message(err)}
 }

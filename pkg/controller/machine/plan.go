@@ -14,6 +14,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -195,7 +196,7 @@ func checkShard(observed observation) *problem {
 	case observed.reachable:
 		return nil
 	case observed.lost != nil:
-		return &problem{v1beta1.ReasonShardUnreachable, shard.Message(observed.lost)}
+		return &problem{controller.UnreachableReason(observed.lost), shard.Message(observed.lost)}
 	default:
 		return &problem{v1beta1.ReasonNotSynced, "the shard is being connected"}
 	}

@@ -19,6 +19,7 @@ var warningReasons = []string{
 	v1beta1.ReasonMachinePoolConflict,
 	v1beta1.ReasonAmbiguousProviderID,
 	v1beta1.ReasonShardUnreachable,
+	v1beta1.ReasonWrongShard,
 	v1beta1.ReasonConfigRejected,
 	v1beta1.ReasonProviderError,
 }

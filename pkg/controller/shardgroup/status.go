@@ -80,12 +80,12 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonUnknownShard,
 			Message: fmt.Sprintf("shard %q is not configured", id)}
 	case shard.IsUnreachable(result.err):
-		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonShardUnreachable,
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: controller.UnreachableReason(result.err),
 			Message: shard.Message(result.err)}
 	case observed.reachable && observed.synced:
 		reachable = &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReachable}
 	case observed.lost != nil:
-		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonShardUnreachable,
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: controller.UnreachableReason(observed.lost),
 			Message: shard.Message(observed.lost)}
 	case reachable == nil:
 		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced, Message: connecting}

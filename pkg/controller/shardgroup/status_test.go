@@ -61,6 +61,9 @@ func TestStatusConditions(t *testing.T) {
 			"ShardReachable=Unknown NotSynced: the shard is being connected", "Ready=Unknown NotSynced: the shard is being connected"}},
 		"the shard is away": {newObject(), observation{configured: true, lost: lost}, outcome{}, nil, []string{
 			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
+		"the server of another shard answers": {newObject(), observation{configured: true, lost: fmt.Errorf("list: %w", &shard.WrongServerError{Want: "us", Got: "them"})}, outcome{}, nil, []string{
+			"ShardReachable=False WrongShard: the server at the address of the shard is them, not us",
+			"Ready=False WrongShard: the server at the address of the shard is them, not us"}},
 		"the shard did not answer": {newObject(), connected(smaller), outcome{step: upsert, err: fmt.Errorf("upserting: %w", lost)}, nil, []string{
 			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
 		"the shard rejected": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Internal, "no such template")}, rejected, []string{

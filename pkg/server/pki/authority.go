@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"math/big"
+	"net/url"
 	"time"
 
 	"nstance.dev/operator/pkg/altnames"
@@ -98,19 +99,30 @@ func (a *Authority) KeyPEM() ([]byte, error) {
 	return EncodePrivateKey(a.key)
 }
 
-// IssueServer issues a serving certificate for hosts, each an IP address or a
-// DNS name, together with its new Ed25519 key in PKCS #8.
-func (a *Authority) IssueServer(hosts []string, ttl time.Duration) (certPEM, keyPEM []byte, err error) {
-	if len(hosts) == 0 {
+// Names are the names in a serving certificate.
+type Names struct {
+	// Hosts are IP addresses and DNS names, at least one.
+	Hosts []string
+	// URI names the shard of the server; nil for none.
+	URI *url.URL
+}
+
+// IssueServer issues a serving certificate together with its new Ed25519 key in
+// PKCS #8.
+func (a *Authority) IssueServer(names Names, ttl time.Duration) (certPEM, keyPEM []byte, err error) {
+	if len(names.Hosts) == 0 {
 		return nil, nil, errors.New("issue a server certificate: no hosts given")
 	}
 	template, err := newTemplate(ttl)
 	if err != nil {
 		return nil, nil, err
 	}
-	template.Subject = pkix.Name{CommonName: hosts[0]}
+	template.Subject = pkix.Name{CommonName: names.Hosts[0]}
 	template.ExtKeyUsage = []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth}
-	altnames.Add(template, hosts)
+	altnames.Add(template, names.Hosts)
+	if names.URI != nil {
+		template.URIs = []*url.URL{names.URI}
+	}
 	return a.issue(template)
 }
 

@@ -86,7 +86,7 @@ func TestLoadAuthority(t *testing.T) {
 	}
 
 	_, otherKey := newKey(t)
-	certPEM, _, err := stored.IssueServer([]string{"localhost"}, time.Hour)
+	certPEM, _, err := stored.IssueServer(Names{Hosts: []string{"localhost"}}, time.Hour)
 	require.NoError(t, err)
 	for _, tc := range []struct {
 		name string
@@ -153,7 +153,7 @@ func TestKeysAreEd25519(t *testing.T) {
 
 func TestServingIsReissuedBeforeExpiry(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		serving := NewServing(newAuthority(t), []string{"127.0.0.1", "localhost"})
+		serving := NewServing(newAuthority(t), Names{Hosts: []string{"127.0.0.1", "localhost"}})
 		config := serving.Config()
 		leaf := func() *x509.Certificate {
 			t.Helper()
@@ -177,7 +177,7 @@ func TestServingIsReissuedBeforeExpiry(t *testing.T) {
 				t.Fatalf("a certificate with %s left was served", left)
 			}
 		}
-		if _, err := NewServing(newAuthority(t), nil).Config().GetCertificate(nil); err == nil {
+		if _, err := NewServing(newAuthority(t), Names{}).Config().GetCertificate(nil); err == nil {
 			t.Error("a certificate without hosts was issued")
 		}
 	})

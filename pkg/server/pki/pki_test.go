@@ -66,7 +66,7 @@ func TestIssueRejectsIncompleteRequests(t *testing.T) {
 			t.Errorf("IssueClient(%+v) succeeded", c)
 		}
 	}
-	if _, _, err := authority.IssueServer(nil, time.Hour); err == nil {
+	if _, _, err := authority.IssueServer(Names{}, time.Hour); err == nil {
 		t.Error("IssueServer without hosts succeeded")
 	}
 }
@@ -169,7 +169,7 @@ func TestPeerClient(t *testing.T) {
 
 func TestMutualHandshake(t *testing.T) {
 	authority, foreign := newAuthority(t), newAuthority(t)
-	server := NewServing(authority, []string{"127.0.0.1", "::1", "localhost"}).MutualConfig()
+	server := NewServing(authority, Names{Hosts: []string{"127.0.0.1", "::1", "localhost"}}).MutualConfig()
 	operator := Client{ID: "prod", Tenant: "default", Role: RoleOperator}
 	tests := []struct {
 		name       string

@@ -20,7 +20,7 @@ const servingLifetime = 24 * time.Hour
 // safe for concurrent use.
 type Serving struct {
 	authority *Authority
-	hosts     []string
+	names     Names
 
 	mu      sync.Mutex
 	current *tls.Certificate
@@ -28,10 +28,10 @@ type Serving struct {
 	renewAt time.Time
 }
 
-// NewServing returns the serving certificate for hosts, each an IP address or a
-// DNS name, at least one. Clients can reach the server only by these.
-func NewServing(authority *Authority, hosts []string) *Serving {
-	return &Serving{authority: authority, hosts: hosts}
+// NewServing returns the serving certificate for names. Clients can reach the server
+// only by its hosts.
+func NewServing(authority *Authority, names Names) *Serving {
+	return &Serving{authority: authority, names: names}
 }
 
 // Config returns the TLS configuration of listeners whose clients have no
@@ -59,7 +59,7 @@ func (s *Serving) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	if s.current != nil && now.Before(s.renewAt) {
 		return s.current, nil
 	}
-	certPEM, keyPEM, err := s.authority.IssueServer(s.hosts, servingLifetime)
+	certPEM, keyPEM, err := s.authority.IssueServer(s.names, servingLifetime)
 	if err != nil {
 		return nil, err
 	}

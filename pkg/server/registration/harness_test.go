@@ -134,7 +134,7 @@ func (c *cluster) registrar(elector *leader.Elector, store storage.Store) *regis
 func (c *cluster) serve(registrar *registration.Registrar) *server {
 	c.t.Helper()
 	logger := ktesting.NewLogger(ktesting.NopTL{}, ktesting.NewConfig(ktesting.BufferLogs(true), ktesting.Verbosity(10)))
-	serving := pki.NewServing(c.keys.Authority, []string{"127.0.0.1"})
+	serving := pki.NewServing(c.keys.Authority, pki.Names{Hosts: []string{"127.0.0.1"}})
 	unary, stream := grpcapi.Authorize(logger, pki.RoleOperator)
 	registrations := grpc.NewServer(grpc.Creds(credentials.NewTLS(serving.Config())))
 	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: registrar, Logger: logger})

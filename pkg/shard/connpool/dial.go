@@ -36,10 +36,12 @@ const (
 	maxReceivedBytes = 64 << 20
 )
 
-// dialOptions returns the options of all connections.
-func dialOptions(credentials credentials.TransportCredentials) []grpc.DialOption {
-	return []grpc.DialOption{
-		grpc.WithTransportCredentials(credentials),
+// dialOptions returns the options of a connection, and more.
+func dialOptions(credentials credentials.TransportCredentials, more ...grpc.DialOption) []grpc.DialOption {
+	handshakes := &handshakes{TransportCredentials: credentials}
+	return append([]grpc.DialOption{
+		grpc.WithTransportCredentials(handshakes),
+		grpc.WithChainUnaryInterceptor(handshakes.explain),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time:    keepaliveTime,
 			Timeout: keepaliveTimeout,
@@ -57,7 +59,7 @@ func dialOptions(credentials credentials.TransportCredentials) []grpc.DialOption
 			MinConnectTimeout: connectTimeout,
 		}),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxReceivedBytes)),
-	}
+	}, more...)
 }
 
 // target returns a target whose address the dialer resolves at each attempt. gRPC's

@@ -13,7 +13,6 @@ import (
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -45,7 +44,7 @@ func withSlowServer(t *testing.T, test func(t *testing.T, p *Pool)) {
 		nstancev1.RegisterOperatorServiceServer(server, slowServer{})
 		go func() { _ = server.Serve(n.listen("a:1")) }()
 		t.Cleanup(server.Stop)
-		p := New(Options{Credentials: insecure.NewCredentials()})
+		p := New(insecureOptions)
 		p.options = append(p.options, grpc.WithContextDialer(n.dial))
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1"), "down": endpoint("down:1")})
 		runtest.Start(t, func(ctx context.Context) {
@@ -120,7 +119,7 @@ func TestDeletingAMissingGroupSucceeds(t *testing.T) {
 }
 
 func TestCallWithoutRun(t *testing.T) {
-	p := New(Options{Credentials: insecure.NewCredentials()})
+	p := New(insecureOptions)
 	p.Set(map[string]shard.Endpoint{"a": endpoint("a:1")})
 	if _, err := p.UpsertGroup(t.Context(), "a", "workers", shard.GroupConfig{}); !shard.IsUnreachable(err) {
 		t.Errorf("got error %v", err)

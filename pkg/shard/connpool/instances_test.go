@@ -35,6 +35,7 @@ const timeout = time.Minute
 func startServer(t *testing.T) (server *servertest.Server, ours, theirs *connpool.Pool) {
 	t.Helper()
 	server = servertest.Start(t, servertest.Options{
+		Shard:  "a",
 		Groups: `{"default": {"workers": {"template": "worker", "size": 0}}, "other": {"workers": {"template": "worker", "size": 0}}}`,
 	})
 	return server, startPool(t, server, "default"), startPool(t, server, "other")
@@ -45,7 +46,7 @@ func startPool(t *testing.T, server *servertest.Server, tenant string) *connpool
 	certPEM, keyPEM := pkitest.Operator(t, server.Authority, tenant, tenant)
 	var id identity.Identity
 	require.NoError(t, id.Set(certPEM, keyPEM, server.Authority.CertificatePEM()))
-	p := connpool.New(connpool.Options{Credentials: id.TransportCredentials()})
+	p := connpool.New(connpool.Options{Credentials: id.Credentials(servertest.ClusterID)})
 	p.Set(map[string]shard.Endpoint{"a": {Operator: server.Addr}, "down": {Operator: "127.0.0.1:1"}})
 	serving := make(chan struct{}, 2)
 	runtest.Start(t, func(ctx context.Context) {

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -93,7 +92,7 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 			shardChanges: make(chan string, 1000),
 		}
 		b.groups.AddHandler(shard.GroupHandler{OnShard: func(shard string) { b.shardChanges <- shard }})
-		p := New(Options{Credentials: insecure.NewCredentials()})
+		p := New(insecureOptions)
 		p.options = append(p.options, grpc.WithContextDialer(b.network.dial))
 		endpoints := map[string]shard.Endpoint{}
 		for _, id := range s.shards {

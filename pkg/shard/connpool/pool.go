@@ -27,9 +27,9 @@ var errAddressChanged = errors.New("address of the shard changed")
 
 // Options are the inputs of New. All fields are required.
 type Options struct {
-	// Credentials secure each connection. They are used at each handshake, so
-	// credentials that follow a rotation need no restart.
-	Credentials credentials.TransportCredentials
+	// Credentials returns the credentials of the connection to a shard. They are used
+	// at each handshake, so credentials that follow a rotation need no restart.
+	Credentials func(shard string) credentials.TransportCredentials
 }
 
 // ServeFunc serves one shard until ctx is done, and then returns. It runs in a
@@ -41,6 +41,8 @@ type ServeFunc func(ctx context.Context, shard string, client nstancev1.Operator
 // Pool has a connection to each configured shard while Run runs. Its methods are safe
 // for concurrent use.
 type Pool struct {
+	credentials func(shard string) credentials.TransportCredentials
+	// options are added to those of each connection.
 	options []grpc.DialOption
 	// changed contains a token while a change is waiting for Run's loop.
 	changed chan struct{}
@@ -54,7 +56,7 @@ type Pool struct {
 // New returns a Pool without shards.
 func New(options Options) *Pool {
 	return &Pool{
-		options:     dialOptions(options.Credentials),
+		credentials: options.Credentials,
 		changed:     make(chan struct{}, 1),
 		endpoints:   map[string]shard.Endpoint{},
 		connections: map[string]*connection{},
@@ -143,7 +145,7 @@ func (p *Pool) update(ctx context.Context) []*connection {
 		if p.connections[id] != nil || ctx.Err() != nil {
 			continue
 		}
-		c, err := newConnection(ctx, id, endpoint.Operator, p.options)
+		c, err := newConnection(ctx, id, endpoint.Operator, dialOptions(p.credentials(id), p.options...))
 		if err != nil {
 			logger.Error(err, "Cannot create a client for a shard", "shard", id, "address", endpoint.Operator)
 			continue

@@ -12,6 +12,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
+	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 
 	"nstance.dev/operator/pkg/runtest"
@@ -63,9 +64,14 @@ func (r *recorder) expect(t *testing.T, what string, want ...string) {
 	r.lines = nil
 }
 
+// insecureOptions are those of a pool without TLS.
+var insecureOptions = Options{
+	Credentials: func(string) credentials.TransportCredentials { return insecure.NewCredentials() },
+}
+
 func TestRunFollowsTheEndpoints(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		p := New(Options{Credentials: insecure.NewCredentials()})
+		p := New(insecureOptions)
 		p.Set(map[string]shard.Endpoint{"a": endpoint("a:1")})
 		r := &recorder{}
 		returned := false
@@ -119,7 +125,7 @@ func TestRunFollowsTheEndpoints(t *testing.T) {
 }
 
 func TestHandlersReceiveAddedAndRemovedShards(t *testing.T) {
-	p := New(Options{Credentials: insecure.NewCredentials()})
+	p := New(insecureOptions)
 	var handled []string
 	p.AddHandler(func(shard string) { handled = append(handled, shard) })
 	expect := func(what string, shards, want []string) {

@@ -5,17 +5,32 @@ package identity
 
 import (
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"net"
+	"slices"
+	"strings"
 
 	"google.golang.org/grpc/credentials"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/shard"
 )
 
-// TransportCredentials returns gRPC client credentials that read the identity at
-// each handshake: TLS 1.3, the client certificate and the CA that are current at
-// that moment, and the host of the dialed endpoint as the name that the server's
-// certificate must contain.
-func (i *Identity) TransportCredentials() credentials.TransportCredentials {
-	return &transportCredentials{TransportCredentials: credentials.NewTLS(nil), identity: i}
+// Credentials returns a function that returns gRPC client credentials for the servers
+// of a shard of the cluster. They read the identity at each handshake: TLS 1.3, the
+// client certificate and the CA that are current at that moment. The server's
+// certificate must contain the host of the dialed endpoint, and must not name another
+// shard: the error is then a shard.WrongServerError. A certificate that names no shard
+// is accepted (docs/protocol.md#authentication).
+func (i *Identity) Credentials(cluster string) func(shard string) credentials.TransportCredentials {
+	return func(shard string) credentials.TransportCredentials {
+		return &transportCredentials{
+			TransportCredentials: credentials.NewTLS(nil),
+			identity:             i,
+			server:               identifier.ServerURI(cluster, shard).String(),
+		}
+	}
 }
 
 // transportCredentials replaces the client handshake of the embedded TLS
@@ -23,6 +38,8 @@ func (i *Identity) TransportCredentials() credentials.TransportCredentials {
 type transportCredentials struct {
 	credentials.TransportCredentials
 	identity *Identity
+	// server is the name that the server's certificate must have if it has one.
+	server string
 }
 
 func (c *transportCredentials) ClientHandshake(ctx context.Context, authority string, conn net.Conn) (net.Conn, credentials.AuthInfo, error) {
@@ -30,9 +47,28 @@ func (c *transportCredentials) ClientHandshake(ctx context.Context, authority st
 	if err != nil {
 		return nil, nil, err
 	}
+	config.VerifyConnection = func(state tls.ConnectionState) error {
+		return verifyServer(state.PeerCertificates[0], c.server)
+	}
 	return credentials.NewTLS(config).ClientHandshake(ctx, authority, conn)
 }
 
 func (c *transportCredentials) Clone() credentials.TransportCredentials {
-	return c.identity.TransportCredentials()
+	clone := *c
+	return &clone
+}
+
+// verifyServer returns a shard.WrongServerError if the certificate names other servers
+// than the wanted one.
+func verifyServer(certificate *x509.Certificate, want string) error {
+	var names []string
+	for _, uri := range certificate.URIs {
+		if uri.Scheme == identifier.ServerScheme {
+			names = append(names, uri.String())
+		}
+	}
+	if len(names) == 0 || slices.Contains(names, want) {
+		return nil
+	}
+	return &shard.WrongServerError{Want: want, Got: strings.Join(names, ", ")}
 }

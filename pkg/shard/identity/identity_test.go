@@ -7,21 +7,25 @@ import (
 	"context"
 	"crypto/tls"
 	"net"
+	"net/url"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
+	"nstance.dev/operator/pkg/shard"
 )
 
-// listen serves TLS for hosts until the test is done, and returns the address and the
+// listen serves TLS for a host until the test is done, and returns the address and the
 // common names of the clients that connected.
-func listen(t *testing.T, authority *pki.Authority, version uint16, hosts ...string) (string, <-chan string) {
+func listen(t *testing.T, authority *pki.Authority, version uint16, host string) (string, <-chan string) {
 	t.Helper()
-	config := pki.NewServing(authority, hosts).MutualConfig()
+	config := pki.NewServing(authority, pki.Names{Hosts: []string{host}}).MutualConfig()
 	config.MinVersion, config.MaxVersion = version, version
 	return pkitest.Listen(t, config)
 }
@@ -33,7 +37,7 @@ func handshake(t *testing.T, i *Identity, address string) error {
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	_, _, err = i.TransportCredentials().Clone().ClientHandshake(ctx, address, conn)
+	_, _, err = i.Credentials("test")("a").Clone().ClientHandshake(ctx, address, conn)
 	return err
 }
 
@@ -83,6 +87,36 @@ func TestServerCertificateMustMatchTheEndpoint(t *testing.T) {
 	old, _ := listen(t, authority, tls.VersionTLS12, "127.0.0.1")
 	if err := handshake(t, &i, old); err == nil {
 		t.Error("TLS 1.2 was accepted")
+	}
+}
+
+func TestServerMustNotBeOfAnotherShard(t *testing.T) {
+	authority := pkitest.NewAuthority(t)
+	certPEM, keyPEM := pkitest.Operator(t, authority, "prod", "default")
+	var i Identity
+	require.NoError(t, i.Set(certPEM, keyPEM, authority.CertificatePEM()))
+	for name, test := range map[string]struct {
+		uri   *url.URL
+		wrong string
+	}{
+		"the shard":                       {uri: identifier.ServerURI("test", "a")},
+		"another shard":                   {uri: identifier.ServerURI("test", "b"), wrong: "nstance://test/b"},
+		"the shard of another cluster":    {uri: identifier.ServerURI("prod", "a"), wrong: "nstance://prod/a"},
+		"no shard, as of another version": {},
+		"something else":                  {uri: &url.URL{Scheme: "spiffe", Host: "example.org", Path: "/b"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			names := pki.Names{Hosts: []string{"127.0.0.1"}, URI: test.uri}
+			address, _ := pkitest.Listen(t, pki.NewServing(authority, names).MutualConfig())
+			err := handshake(t, &i, address)
+			if test.wrong == "" {
+				assert.NoError(t, err)
+				return
+			}
+			var wrong *shard.WrongServerError
+			require.ErrorAs(t, err, &wrong)
+			assert.Equal(t, shard.WrongServerError{Want: "nstance://test/a", Got: test.wrong}, *wrong)
+		})
 	}
 }
 

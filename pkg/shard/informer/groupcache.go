@@ -132,9 +132,13 @@ func (c *groupCache) clearReason() {
 
 // setReason stores err as the reason unless the current one is of the same kind.
 func (c *groupCache) setReason(err error) {
-	if c.reason == nil || shard.IsUnreachable(c.reason) != shard.IsUnreachable(err) {
+	if c.reason == nil || !sameKind(c.reason, err) {
 		c.reason = err
 	}
+}
+
+func sameKind(a, b error) bool {
+	return shard.IsUnreachable(a) == shard.IsUnreachable(b) && shard.IsWrongServer(a) == shard.IsWrongServer(b)
 }
 
 func (c *groupCache) set(group shard.Group) []string {

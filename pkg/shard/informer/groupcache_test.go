@@ -186,11 +186,14 @@ func TestReasonChangesOnlyWithItsKind(t *testing.T) {
 	refused := fmt.Errorf("list: %w", status.Error(codes.Unavailable, "connection refused"))
 	late := fmt.Errorf("listing: %w", status.Error(codes.DeadlineExceeded, "too late"))
 	denied := fmt.Errorf("watching: %w", status.Error(codes.Unauthenticated, "expired"))
+	wrong := fmt.Errorf("list: %w", &shard.WrongServerError{Want: "nstance://prod/a", Got: "nstance://prod/b"})
 	for _, step := range []struct{ err, want error }{
 		{refused, refused},
 		{late, refused},
 		{denied, denied},
 		{late, late},
+		{wrong, wrong},
+		{refused, refused},
 	} {
 		c.listFailed(step.err)
 		if !errors.Is(c.reason, step.want) {

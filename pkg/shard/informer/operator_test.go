@@ -16,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
-// shardID is the main shard of a test.
-const shardID = "a"
+// shardID is the main shard of a test: that of a server of servertest by default.
+const shardID = "us-west-2a"
 
 // timeout is how long a condition may take on a busy machine.
 const timeout = time.Minute

@@ -210,6 +210,43 @@ func TestRemovedShardIsDroppedAndMovedShardIsNot(t *testing.T) {
 	}
 }
 
+// A wrong address changes nothing: what the other shard has is not read, and nothing is
+// sent there.
+func TestServerOfAnotherShardIsNotRead(t *testing.T) {
+	o := startOperator(t, nil)
+	right := servertest.Start(t, servertest.Options{Authority: o.Authority,
+		Groups: `{"default": {"workers": {"template": "worker", "size": 1}}}`})
+	wrong := servertest.Start(t, servertest.Options{Authority: o.Authority, Shard: "us-west-2b",
+		Groups: `{"default": {"others": {"template": "worker", "size": 1}}}`})
+	o.set(map[string]string{shardID: right.Addr})
+	o.expectInstances(t, "workers", 1)
+	before := o.Groups.List(shardID)
+
+	o.set(map[string]string{shardID: wrong.Addr})
+	o.eventually(t, "the reason is the wrong server", func() bool {
+		ok, err := o.Groups.Reachable(shardID)
+		return !ok && shard.IsWrongServer(err)
+	})
+	_, err := o.UpsertGroup(t.Context(), shardID, "workers", shard.GroupConfig{Size: 2})
+	if !shard.IsWrongServer(err) || !shard.IsUnreachable(err) {
+		t.Errorf("a call to the wrong server: got error %v", err)
+	}
+	if got := o.Groups.List(shardID); !slices.EqualFunc(got, before, shard.Group.Equal) {
+		t.Errorf("the groups became %v, they were %v", got, before)
+	}
+	if o.Groups.HasSynced(shardID) {
+		t.Error("synced with the wrong server")
+	}
+	for _, method := range []string{"ListGroups", "WatchGroups", "WatchInstances", "UpsertGroup"} {
+		if calls := wrong.Calls(method); len(calls) > 0 {
+			t.Errorf("the wrong server received %d calls of %s", len(calls), method)
+		}
+	}
+
+	o.set(map[string]string{shardID: right.Addr})
+	o.expectReachable(t, true)
+}
+
 func TestSilentShardDelaysNoOther(t *testing.T) {
 	// A listener without Accept: connections are opened, but no TLS handshake starts.
 	silent, err := net.Listen("tcp", "127.0.0.1:0")

@@ -50,7 +50,7 @@ func StartServers(t testing.TB, options ...servertest.Options) *Servers {
 		t:         t,
 	}
 	s.SetIdentity("operator")
-	s.Pool = connpool.New(connpool.Options{Credentials: s.Identity.TransportCredentials()})
+	s.Pool = connpool.New(connpool.Options{Credentials: s.Identity.Credentials(servertest.ClusterID)})
 	endpoints := map[string]shard.Endpoint{}
 	for _, o := range options {
 		o.Authority = s.Authority

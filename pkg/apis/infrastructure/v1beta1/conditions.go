@@ -49,6 +49,8 @@ const (
 	ReasonReachable = "Reachable"
 	// ReasonShardUnreachable: a shard is configured but not connected.
 	ReasonShardUnreachable = "ShardUnreachable"
+	// ReasonWrongShard: at the address of a shard the server of another one answers.
+	ReasonWrongShard = "WrongShard"
 	// ReasonUnknownShard: a shard is not configured.
 	ReasonUnknownShard = "UnknownShard"
 	// ReasonNotSynced: the cache of a shard is not complete yet, so the operator decides
