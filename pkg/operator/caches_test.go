@@ -67,7 +67,7 @@ func TestCachesHaveNoManagedFields(t *testing.T) {
 	config := `{"clusters": [{"name": "test", "cluster": {"server": "` + server.URL + `"}}],
 		"contexts": [{"name": "test", "context": {"cluster": "test"}}], "current-context": "test"}`
 	require.NoError(t, os.WriteFile(kubeconfig, []byte(config), 0o600))
-	clients, err := newClients(kubeconfig)
+	clients, err := newClients(&Options{Kubeconfig: kubeconfig})
 	require.NoError(t, err)
 	all, err := newInformers(clients, complete())
 	require.NoError(t, err)

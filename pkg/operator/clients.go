@@ -8,6 +8,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
+	coordinationv1 "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -17,8 +18,10 @@ import (
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
 
-// clients reach the API server, one for each family of kinds.
+// clients reach the API server, one for each family of kinds. They change nothing
+// without the lease.
 type clients struct {
+	lease    *lease
 	kube     kubernetes.Interface
 	metadata metadata.Interface
 	nstance  versioned.Interface
@@ -27,8 +30,8 @@ type clients struct {
 	ca []byte
 }
 
-func newClients(kubeconfig string) (*clients, error) {
-	config, err := clientcmd.BuildConfigFromFlags("", kubeconfig)
+func newClients(options *Options) (*clients, error) {
+	config, err := clientcmd.BuildConfigFromFlags("", options.Kubeconfig)
 	if err != nil {
 		return nil, fmt.Errorf("load the configuration for the API server: %w", err)
 	}
@@ -40,6 +43,14 @@ func newClients(kubeconfig string) (*clients, error) {
 	}
 
 	made := &clients{ca: config.CAData}
+	leases, err := coordinationv1.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client for the lease: %w", err)
+	}
+	if made.lease, err = newLease(leases, options); err != nil {
+		return nil, err
+	}
+	config.Wrap(made.lease.guard)
 	builtIn := rest.CopyConfig(config)
 	builtIn.ContentType = runtime.ContentTypeProtobuf
 	builtIn.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON

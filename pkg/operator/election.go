@@ -7,41 +7,25 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"os"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/uuid"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/klog/v2"
 )
-
-// leaseName is the name of the Lease of the leader.
-const leaseName = "nstance-operator-leader-election"
 
 // errLeaseLost makes the process exit, because another one may be the leader.
 var errLeaseLost = errors.New("leader election lost")
 
 // lead runs work while this process is the leader, and returns when ctx is done. It
 // stops work first and waits for it, so that the Lease is released only when nothing
-// of ours runs any more. When the Lease is lost, lead returns at once without waiting,
-// and the process must exit.
-func lead(ctx context.Context, client kubernetes.Interface, options *Options, watchdog *leaderelection.HealthzAdaptor, work func(context.Context) error) error {
-	host, err := os.Hostname()
-	if err != nil {
-		return fmt.Errorf("read the host name for the leader election: %w", err)
-	}
-	identity := host + "_" + string(uuid.NewUUID())
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "identity", identity)
+// of ours runs any more. When the Lease is lost, or seen to be another's, lead returns
+// at once without waiting, and the process must exit.
+func lead(ctx context.Context, lock *lease, options *Options, watchdog *leaderelection.HealthzAdaptor, work func(context.Context) error) error {
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "identity", lock.Identity())
 
-	lock := &resourcelock.LeaseLock{
-		LeaseMeta:  metav1.ObjectMeta{Name: leaseName, Namespace: options.Namespace},
-		Client:     client.CoordinationV1(),
-		LockConfig: resourcelock.ResourceLockConfig{Identity: identity},
-	}
 	started, stopped := make(chan struct{}), make(chan struct{})
 	elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
 		Name:          leaseName,
@@ -57,7 +41,7 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 			OnStartedLeading: func(context.Context) { close(started) },
 			OnStoppedLeading: func() { close(stopped) },
 			OnNewLeader: func(leader string) {
-				logger.Info("Leader elected", "leader", leader, "self", leader == identity)
+				logger.Info("Leader elected", "leader", leader, "self", leader == lock.Identity())
 			},
 		},
 	})
@@ -90,6 +74,8 @@ func lead(ctx context.Context, client kubernetes.Interface, options *Options, wa
 
 	select {
 	case <-stopped:
+		return errLeaseLost
+	case <-lock.lost:
 		return errLeaseLost
 	case err = <-finished:
 	}

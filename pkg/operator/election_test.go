@@ -40,8 +40,8 @@ func (l *leases) run(t *testing.T, failure error) *candidate {
 		stop: stop, watchdog: leaderelection.NewLeaderHealthzAdaptor(renewTolerance), failure: failure,
 		working: make(chan struct{}), release: make(chan struct{}), told: make(chan struct{}), done: make(chan error, 1),
 	}
-	client := l.client(t)
-	go func() { c.done <- lead(ctx, client, complete(), c.watchdog, c.work) }()
+	lease := l.open(t)
+	go func() { c.done <- lead(ctx, lease, complete(), c.watchdog, c.work) }()
 	return c
 }
 
@@ -213,7 +213,7 @@ func TestLostLeaseEndsTheProcessBeforeAnotherMayLead(t *testing.T) {
 func TestLeadRefusesDurationsThatDoNotFit(t *testing.T) {
 	options := complete()
 	options.RenewDeadline = options.LeaseDuration
-	err := lead(t.Context(), (&leases{}).client(t), options, leaderelection.NewLeaderHealthzAdaptor(0), func(context.Context) error {
+	err := lead(t.Context(), (&leases{}).open(t), options, leaderelection.NewLeaderHealthzAdaptor(0), func(context.Context) error {
 		t.Error("work was begun")
 		return nil
 	})

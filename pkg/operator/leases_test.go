@@ -18,7 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/client-go/kubernetes"
+	coordinationclient "k8s.io/client-go/kubernetes/typed/coordination/v1"
 	"k8s.io/client-go/rest"
 	"k8s.io/utils/ptr"
 
@@ -32,6 +32,8 @@ type leases struct {
 	lease *coordinationv1.Lease
 	// renewed is when the Lease was last written.
 	renewed time.Time
+	// delay is how long each response takes.
+	delay time.Duration
 	// down answers in place of the API server when it is not nil.
 	down func(*http.Request) error
 }
@@ -45,13 +47,16 @@ func hangs(request *http.Request) error {
 	return request.Context().Err()
 }
 
-func (l *leases) client(t *testing.T) kubernetes.Interface {
+// open returns the Lease for one process.
+func (l *leases) open(t *testing.T) *lease {
 	t.Helper()
 	config := &rest.Config{Host: "http://leases.test", Transport: l, QPS: -1}
 	config.ContentType, config.AcceptContentTypes = runtime.ContentTypeJSON, runtime.ContentTypeJSON
-	client, err := kubernetes.NewForConfig(config)
+	client, err := coordinationclient.NewForConfig(config)
 	require.NoError(t, err)
-	return client
+	opened, err := newLease(client, complete())
+	require.NoError(t, err)
+	return opened
 }
 
 // holder is who holds the Lease, "" for nobody.
@@ -79,6 +84,13 @@ func (l *leases) put(lease *coordinationv1.Lease) {
 	l.lease = lease
 }
 
+// replace stores a Lease as another writer does.
+func (l *leases) replace(lease *coordinationv1.Lease) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.lease = lease
+}
+
 func (l *leases) set(down func(*http.Request) error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -94,8 +106,10 @@ func (l *leases) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, down(request)
 	}
 	l.mu.Lock()
+	delay := l.delay
 	defer l.mu.Unlock()
 	answer, err := l.serve(request)
+	<-time.After(delay)
 	if err != nil {
 		return nil, err
 	}

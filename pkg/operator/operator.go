@@ -33,7 +33,7 @@ import (
 // The order is: watch Kubernetes, wait for complete caches, be elected, connect
 // to the shards, work. Everything before the election runs on a standby too.
 func Run(ctx context.Context, options *Options) error {
-	clients, err := newClients(options.Kubeconfig)
+	clients, err := newClients(options)
 	if err != nil {
 		return err
 	}
@@ -63,7 +63,7 @@ func Run(ctx context.Context, options *Options) error {
 	}
 	health.synced.Store(true)
 	klog.FromContext(ctx).Info("Caches are complete", "namespace", options.Namespace, "cluster", options.ClusterName())
-	return lead(ctx, clients.kube, options, health.watchdog, components.work)
+	return lead(ctx, clients.lease, options, health.watchdog, components.work)
 }
 
 func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
@@ -97,9 +97,12 @@ type components struct {
 func newComponents(ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder) (*components, error) {
 	id := &identity.Identity{}
 	c := &components{
-		connections: connpool.New(connpool.Options{Credentials: id.Credentials(options.ClusterID)}),
-		groups:      informer.NewGroups(),
-		notices:     informer.NewNotices(),
+		connections: connpool.New(connpool.Options{
+			Credentials: id.Credentials(options.ClusterID),
+			Deadline:    clients.lease.Deadline,
+		}),
+		groups:  informer.NewGroups(),
+		notices: informer.NewNotices(),
 	}
 	var err error
 	c.configuration, err = newConfiguration(ctx, c.connections, id, informers, recorder)

@@ -65,13 +65,27 @@ func ignoreNotFound(err error) error {
 	return err
 }
 
-// call makes one unary call with CallTimeout.
+// errDeadline is the error of a call that would be over too late (see Options).
+var errDeadline = status.Error(codes.DeadlineExceeded, "another operator may lead")
+
+// call makes one unary call with CallTimeout, or with less if the deadline of Options
+// is earlier.
 func (p *Pool) call(ctx context.Context, shardID string, do func(context.Context, nstancev1.OperatorServiceClient) error) error {
 	client, err := p.client(shardID)
 	if err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, CallTimeout)
+	deadline := time.Now().Add(CallTimeout)
+	if p.deadline != nil {
+		limit := p.deadline()
+		if !time.Now().Before(limit) {
+			return errDeadline
+		}
+		if limit.Before(deadline) {
+			deadline = limit
+		}
+	}
+	limited, cancel := context.WithDeadline(ctx, deadline)
 	defer cancel()
 	err = do(limited, client)
 	if err != nil && errors.Is(ctx.Err(), context.Canceled) {

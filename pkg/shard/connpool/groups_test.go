@@ -82,6 +82,26 @@ func TestCallsFailInTime(t *testing.T) {
 	})
 }
 
+func TestCallsAreOverAtTheDeadline(t *testing.T) {
+	withSlowServer(t, func(t *testing.T, p *Pool) {
+		for name, left := range map[string]time.Duration{
+			"the deadline is near": CallTimeout / 3,
+			"the deadline is now":  0,
+			"the deadline is over": -time.Hour,
+		} {
+			start := time.Now()
+			p.deadline = func() time.Time { return start.Add(left) }
+			_, err := p.UpsertGroup(t.Context(), "a", "workers", shard.GroupConfig{Size: 1})
+			if status.Code(err) != codes.DeadlineExceeded {
+				t.Errorf("%s: got error %v", name, err)
+			}
+			if got := time.Since(start); got != max(0, left) {
+				t.Errorf("%s: failed after %v", name, got)
+			}
+		}
+	})
+}
+
 func TestCallCanceledByTheCallerIsNotUnreachable(t *testing.T) {
 	withSlowServer(t, func(t *testing.T, p *Pool) {
 		ctx, cancel := context.WithCancel(t.Context())

@@ -11,6 +11,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
@@ -25,11 +26,14 @@ import (
 // its address changed. The shard is then served at the new address.
 var errAddressChanged = errors.New("address of the shard changed")
 
-// Options are the inputs of New. All fields are required.
+// Options are the inputs of New.
 type Options struct {
 	// Credentials returns the credentials of the connection to a shard. They are used
 	// at each handshake, so credentials that follow a rotation need no restart.
 	Credentials func(shard string) credentials.TransportCredentials
+	// Deadline returns the time at which calls must be over, because another operator
+	// may lead then; the zero time if no call may be made. Default: no deadline.
+	Deadline func() time.Time
 }
 
 // ServeFunc serves one shard until ctx is done, and then returns. It runs in a
@@ -42,6 +46,7 @@ type ServeFunc func(ctx context.Context, shard string, client nstancev1.Operator
 // for concurrent use.
 type Pool struct {
 	credentials func(shard string) credentials.TransportCredentials
+	deadline    func() time.Time
 	// options are added to those of each connection.
 	options []grpc.DialOption
 	// changed contains a token while a change is waiting for Run's loop.
@@ -57,6 +62,7 @@ type Pool struct {
 func New(options Options) *Pool {
 	return &Pool{
 		credentials: options.Credentials,
+		deadline:    options.Deadline,
 		changed:     make(chan struct{}, 1),
 		endpoints:   map[string]shard.Endpoint{},
 		connections: map[string]*connection{},

@@ -1,0 +1,113 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"errors"
+	"net/http"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
+	"k8s.io/utils/ptr"
+)
+
+// A process that was paused sees at its next renewal that another one has led, whether
+// or not that one still does.
+func TestLeaderEndsWhenItSeesAnother(t *testing.T) {
+	for name, holder := range map[string]string{
+		"another holds the Lease":        "another",
+		"another has released the Lease": "",
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := &leases{}
+				leader := l.run(t, nil)
+				<-leader.working
+				<-time.After(time.Minute)
+				taken, _ := l.left()
+				taken.Spec.HolderIdentity = ptr.To(holder)
+				taken.ResourceVersion += "0"
+				l.replace(taken)
+
+				select {
+				case err := <-leader.done:
+					if !errors.Is(err, errLeaseLost) {
+						t.Errorf("lead returned %v", err)
+					}
+				case <-time.After(complete().RetryPeriod + 1):
+					t.Error("the leader goes on after its next renewal")
+					leader.stop()
+				}
+				synctest.Wait()
+				if got := l.holder(); got != holder {
+					t.Errorf("%q holds the Lease, want %q", got, holder)
+				}
+				close(leader.release)
+			})
+		})
+	}
+}
+
+// counter counts the requests that it receives.
+type counter int
+
+func (c *counter) RoundTrip(*http.Request) (*http.Response, error) {
+	*c++
+	return nil, errors.New("no server")
+}
+
+func TestNoChangeWithoutTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		held := (&leases{}).open(t)
+		var passed counter
+		transport := held.guard(&passed)
+		expect := func(when string, changes bool) {
+			t.Helper()
+			for _, method := range []string{http.MethodGet, http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete} {
+				request, err := http.NewRequest(method, "http://example.test/api/v1/nodes", nil)
+				require.NoError(t, err)
+				before := passed
+				_, err = transport.RoundTrip(request)
+				want := changes || method == http.MethodGet
+				assert.Equal(t, want, passed != before, "%s: %s is sent", when, method)
+				assert.Equal(t, !want, errors.Is(err, errNotLeader), "%s: %s is refused: %v", when, method, err)
+			}
+		}
+		renew := func(write func() error) { require.NoError(t, write()) }
+		record := resourcelock.LeaderElectionRecord{HolderIdentity: held.Identity()}
+
+		expect("before the election", false)
+		renew(func() error { return held.Create(t.Context(), record) })
+		expect("elected", true)
+		<-time.After(complete().RenewDeadline - 1)
+		expect("just before the deadline", true)
+		<-time.After(1)
+		expect("at the deadline", false)
+		_, _, err := held.Get(t.Context())
+		require.NoError(t, err)
+		renew(func() error { return held.Update(t.Context(), record) })
+		expect("renewed late", true)
+		renew(func() error { return held.Update(t.Context(), resourcelock.LeaderElectionRecord{}) })
+		expect("released", false)
+		assert.False(t, held.isLost(), "a release is no loss")
+	})
+}
+
+// A deadline counts from the beginning of a renewal: the API server may have stored it
+// at once, however long its response took.
+func TestDeadlineCountsFromTheBeginningOfARenewal(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &leases{}
+		held := l.open(t)
+		record := resourcelock.LeaderElectionRecord{HolderIdentity: held.Identity()}
+		start := time.Now()
+		l.delay = 3 * time.Second
+		require.NoError(t, held.Create(t.Context(), record))
+		assert.Equal(t, start.Add(complete().RenewDeadline), held.Deadline())
+	})
+}
