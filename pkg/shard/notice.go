@@ -32,8 +32,12 @@ type DeletionNotice struct {
 	Reason string
 	// Since is when the drain began. DeleteAt is when the server deletes the
 	// instance, whether or not the drain was acknowledged. Both are zero when the
-	// server does not report them.
+	// server does not report them. Both are by the clock of the server.
 	Since, DeleteAt time.Time
+	// Deadline is when the server has deleted the instance, by the clock of this
+	// process and at the earliest: the arrival of the notice, on the current watch,
+	// plus the time from Since to DeleteAt. It is zero if one of them is.
+	Deadline time.Time
 	// Announced grows each time the server reports this drain. It never falls, not
 	// even when the drain was withdrawn meanwhile. The server reports a drain again
 	// after each reconnection, and expects an acknowledgement each time.

@@ -262,7 +262,7 @@ func (s *apiServer) reactToEviction(action clienttesting.Action) (bool, runtime.
 		return true, nil, nil
 	}
 	gracePeriod := time.Duration(grace) * time.Second
-	pod.DeletionTimestamp = ptr.To(metav1.NewTime(now.Add(gracePeriod)))
+	pod.DeletionTimestamp, pod.DeletionGracePeriodSeconds = ptr.To(metav1.NewTime(now.Add(gracePeriod))), &grace
 	if err := s.Tracker().Update(pods, pod, pod.Namespace); err != nil {
 		return true, nil, err
 	}

@@ -42,6 +42,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/controller"
+	listers "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -63,11 +64,13 @@ type Controller struct {
 	nodes     *controller.Nodes
 	nodeIndex cache.Indexer
 	volumes   cache.Indexer
-	shards    shard.Client
-	notices   shard.Notices
-	recorder  events.EventRecorder
-	clock     clock.PassiveClock
-	metrics   *metrics
+	// shardGroups are the objects of events about instances without a Node.
+	shardGroups listers.NstanceShardGroupNamespaceLister
+	shards      shard.Client
+	notices     shard.Notices
+	recorder    events.EventRecorder
+	clock       clock.PassiveClock
+	metrics     *metrics
 
 	queue      *controller.Queue[Key]
 	shardCalls *shardCalls
@@ -96,6 +99,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		nodes:        nodes,
 		nodeIndex:    d.Informers.Nodes.GetIndexer(),
 		volumes:      d.Informers.VolumeAttachments.GetIndexer(),
+		shardGroups:  d.Informers.Nstance.NstanceShardGroups().Lister().NstanceShardGroups(d.Namespace),
 		shards:       d.ShardClient,
 		notices:      d.Notices,
 		recorder:     d.Recorder,

@@ -4,10 +4,12 @@
 package drain
 
 import (
+	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 )
 
@@ -26,6 +28,17 @@ func (c *Controller) recordBlockage(nodes []*corev1.Node, b blockage) {
 		}
 		c.recorder.Eventf(node, b.pod, corev1.EventTypeWarning, b.reason, action, "%s", truncate(b.note))
 	}
+}
+
+// recordNoNode records an event about an instance whose deletion was acknowledged
+// because it has no Node. An instance of a group without a shard group has none.
+func (c *Controller) recordNoNode(key Key, group string) {
+	object, err := c.shardGroups.Get(v1beta1.ShardGroupName(group, key.Shard))
+	if err != nil {
+		return // the cache has no such object
+	}
+	controller.Warn(c.recorder, object, v1beta1.ReasonNoNode, action,
+		fmt.Sprintf("instance %s has no Node, so that it is deleted without a drain", key.Instance))
 }
 
 // truncate returns note in at most maxNote bytes.

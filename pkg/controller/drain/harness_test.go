@@ -108,7 +108,7 @@ func (h *harness) shardCalled(call string) {
 	h.mu.Unlock()
 	delay(id)
 	notice, _ := h.shards.Notices().Get(id, instance)
-	if !notice.DeleteAt.IsZero() && !time.Now().Before(notice.DeleteAt) {
+	if !notice.Deadline.IsZero() && !time.Now().Before(notice.Deadline) {
 		return
 	}
 	for _, pod := range h.listPods() {
@@ -128,7 +128,7 @@ func (h *harness) announceOn(id, node string, deleteAt time.Time) {
 	h.shards.Update(func() {
 		notices := h.shards.ByID[id].Notices
 		notices[instance] = shard.DeletionNotice{InstanceID: instance, ProviderID: "kwok:///" + node, Group: "workers", State: shard.Draining,
-			Reason: "scale-down", Since: time.Now(), DeleteAt: deleteAt, Announced: notices[instance].Announced + 1}
+			Reason: "scale-down", Since: time.Now(), DeleteAt: deleteAt, Deadline: deleteAt, Announced: notices[instance].Announced + 1}
 	})
 	h.shards.NotifyInstance(id, instance)
 }

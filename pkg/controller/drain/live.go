@@ -28,7 +28,7 @@ import (
 
 // listEvictable lists the Pods that have to leave a Node before its machine is
 // deleted. The package comment describes which Pods these are.
-func (c *Controller) listEvictable(ctx context.Context, node *corev1.Node) ([]corev1.Pod, error) {
+func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.Node) ([]corev1.Pod, error) {
 	helper := drain.Helper{
 		Ctx:                 ctx,
 		Client:              c.client,
@@ -36,7 +36,7 @@ func (c *Controller) listEvictable(ctx context.Context, node *corev1.Node) ([]co
 		IgnoreAllDaemonSets: true,
 		DeleteEmptyDirData:  true,
 		AdditionalFilters: []drain.PodFilter{func(pod corev1.Pod) drain.PodDeleteStatus {
-			if !blocksDrain(&pod, node, c.clock.Now()) {
+			if !s.blocksDrain(&pod, node, c.clock.Now()) {
 				return drain.MakePodDeleteStatusSkip()
 			}
 			return drain.MakePodDeleteStatusOkay()

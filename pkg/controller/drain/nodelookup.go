@@ -26,8 +26,10 @@ type nodeLookup struct {
 	queue   *controller.Queue[string]
 
 	mu sync.Mutex
-	// requested are the provider ids to look up.
-	requested map[Key]string
+	// requested are the provider ids to look up, and requestedAt the times of the first
+	// requests.
+	requested   map[Key]string
+	requestedAt map[Key]time.Time
 	// notFoundAt is the time of the list that did not contain the Node.
 	notFoundAt map[Key]time.Time
 }
@@ -36,7 +38,8 @@ type nodeLookup struct {
 const allNodes = "nodes"
 
 func newNodeLookup(client kubernetes.Interface, clock clock.PassiveClock, enqueue func(Key, time.Duration)) *nodeLookup {
-	l := &nodeLookup{client: client, clock: clock, enqueue: enqueue, requested: map[Key]string{}, notFoundAt: map[Key]time.Time{}}
+	l := &nodeLookup{client: client, clock: clock, enqueue: enqueue,
+		requested: map[Key]string{}, requestedAt: map[Key]time.Time{}, notFoundAt: map[Key]time.Time{}}
 	l.queue = controller.NewQueue("drain-nodes", l.sync)
 	return l
 }
@@ -46,6 +49,9 @@ func newNodeLookup(client kubernetes.Interface, clock clock.PassiveClock, enqueu
 func (l *nodeLookup) request(key Key, providerID string) {
 	l.mu.Lock()
 	l.requested[key] = providerID
+	if _, ok := l.requestedAt[key]; !ok {
+		l.requestedAt[key] = l.clock.Now()
+	}
 	l.mu.Unlock()
 	l.queue.AddAfter(allNodes, nodeListDelay)
 }
@@ -63,6 +69,7 @@ func (l *nodeLookup) forget(key Key) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	delete(l.requested, key)
+	delete(l.requestedAt, key)
 	delete(l.notFoundAt, key)
 }
 
@@ -78,14 +85,15 @@ func (l *nodeLookup) sync(ctx context.Context, _ string) (time.Duration, error) 
 		return 0, err
 	}
 	for key, providerID := range requested {
-		l.setResult(key, providerID, ids[providerid.Key(providerID)])
+		l.setResult(key, providerID, ids[providerid.Key(providerID)], len(ids[""]) > 0)
 	}
 	return 0, nil
 }
 
 // setResult stores the result of a lookup: candidates are the provider ids of the
-// Nodes that may match.
-func (l *nodeLookup) setResult(key Key, providerID string, candidates []string) {
+// Nodes that may match, and unidentified is set if a Node has none. Such a Node may be
+// the right one, so that the lookup is repeated for a while.
+func (l *nodeLookup) setResult(key Key, providerID string, candidates []string, unidentified bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.requested[key] != providerID {
@@ -97,6 +105,10 @@ func (l *nodeLookup) setResult(key Key, providerID string, candidates []string) 
 			l.enqueue(key, nodeCacheDelay)
 			return
 		}
+	}
+	if unidentified && l.clock.Since(l.requestedAt[key]) < unidentifiedNodeTimeout {
+		l.enqueue(key, unidentifiedNodePeriod)
+		return
 	}
 	l.notFoundAt[key] = l.clock.Now()
 	l.enqueue(key, 0)

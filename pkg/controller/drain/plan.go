@@ -39,6 +39,9 @@ type podsObservation struct {
 	listAfter  time.Time
 	// remaining are the Pods that have to leave and still block the drain.
 	remaining []*corev1.Pod
+	// gracePeriodEnd is the first time at which one of them no longer blocks the drain
+	// of an unreachable Node, zero for none.
+	gracePeriodEnd time.Time
 	// attached is the number of volumes of evicted Pods that are attached to the Node,
 	// and emptySince the time since which no Pod remains.
 	attached   int
@@ -113,16 +116,16 @@ func plan(observed observation, now time.Time) decision {
 		return decision{step: nothing}
 	}
 	next := planDrain(observed, now)
-	if !notice.DeleteAt.IsZero() {
-		next.until = earliest(next.until, notice.DeleteAt)
+	if !notice.Deadline.IsZero() {
+		next.until = earliest(next.until, notice.Deadline)
 	}
 	return next
 }
 
-// overdue reports whether the deadline of a notice is over: the shard deletes the
-// instance, drained or not.
+// overdue reports whether the deadline of a notice is over: the shard has deleted the
+// instance, drained or not, or waits for nothing but the acknowledgement.
 func overdue(notice *shard.DeletionNotice, now time.Time) bool {
-	return !notice.DeleteAt.IsZero() && !now.Before(notice.DeleteAt)
+	return !notice.Deadline.IsZero() && !now.Before(notice.Deadline)
 }
 
 // planDrain decides on the next step for an instance with a notice whose deadline
@@ -148,7 +151,7 @@ func planDrain(observed observation, now time.Time) decision {
 	case !pods.classified:
 		return decision{step: classifyPods}
 	case len(pods.remaining) > 0:
-		return decision{step: evict, until: firstGracePeriodEnd(observed.nodes[0], pods.remaining)}
+		return decision{step: evict, until: pods.gracePeriodEnd}
 	case pods.attached > 0 && now.Before(pods.emptySince.Add(volumeTimeout)):
 		return decision{step: awaitVolumes, until: pods.emptySince.Add(volumeTimeout)}
 	case pods.attached > 0:
@@ -156,21 +159,6 @@ func planDrain(observed observation, now time.Time) decision {
 	default:
 		return decision{step: acknowledge, outcome: drained}
 	}
-}
-
-// firstGracePeriodEnd returns the time at which the first of pods no longer blocks
-// the drain of an unreachable Node, zero for none.
-func firstGracePeriodEnd(node *corev1.Node, pods []*corev1.Pod) time.Time {
-	var first time.Time
-	if !unreachable(node) {
-		return first
-	}
-	for _, pod := range pods {
-		if pod.DeletionTimestamp != nil {
-			first = earliest(first, pod.DeletionTimestamp.Time)
-		}
-	}
-	return first
 }
 
 // earliest returns the earlier of two times. A zero time counts as none.

@@ -8,8 +8,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/shard"
 )
@@ -17,19 +15,19 @@ import (
 func TestPlan(t *testing.T) {
 	now := time.Date(2026, time.January, 1, 12, 0, 0, 0, time.UTC)
 	deleteAt := now.Add(5 * time.Minute)
-	draining := &shard.DeletionNotice{InstanceID: "i-1", ProviderID: "n1", State: shard.Draining, DeleteAt: deleteAt}
+	draining := &shard.DeletionNotice{InstanceID: "i-1", ProviderID: "n1", State: shard.Draining, Deadline: deleteAt}
 	noDeadline := &shard.DeletionNotice{InstanceID: "i-1", ProviderID: "n1", State: shard.Draining}
-	overdue := &shard.DeletionNotice{InstanceID: "i-1", ProviderID: "n1", State: shard.Draining, DeleteAt: now}
-	noProviderID := &shard.DeletionNotice{InstanceID: "i-1", State: shard.Draining, DeleteAt: deleteAt}
+	overdue := &shard.DeletionNotice{InstanceID: "i-1", ProviderID: "n1", State: shard.Draining, Deadline: now}
+	noProviderID := &shard.DeletionNotice{InstanceID: "i-1", State: shard.Draining, Deadline: deleteAt}
 
-	open, cordoned, unreachableNode := newNode("n1"), newNode("n1"), newNode("n1")
-	cordoned.Spec.Unschedulable, unreachableNode.Spec.Unschedulable = true, true
-	unreachableNode.Status.Conditions = []corev1.NodeCondition{{Type: corev1.NodeReady, Status: corev1.ConditionUnknown}}
+	open, cordoned := newNode("n1"), newNode("n1")
+	cordoned.Spec.Unschedulable = true
 	one := []*corev1.Node{cordoned}
 
 	running, ending := newPod("web-0", "n1"), newPod("web-1", "n1")
-	ending.DeletionTimestamp = ptr.To(metav1.NewTime(now.Add(20 * time.Second)))
 	remaining := podsObservation{watched: true, synced: true, classified: true, remaining: []*corev1.Pod{running, ending}}
+	unreachablePods := remaining
+	unreachablePods.gracePeriodEnd = now.Add(20 * time.Second)
 	empty := podsObservation{watched: true, synced: true, classified: true, emptySince: now}
 	attached, stuck := empty, empty
 	attached.attached, attached.emptySince = 1, now.Add(-volumeTimeout+time.Second)
@@ -61,7 +59,7 @@ func TestPlan(t *testing.T) {
 		"Pods not classified, just listed": {observation{notice: draining, nodes: one, pods: podsObservation{watched: true, synced: true, listAfter: now.Add(1)}}, decision{step: nothing, until: now.Add(1)}},
 		"Pods remain":                      {observation{notice: draining, nodes: one, pods: remaining}, decision{step: evict, until: deleteAt}},
 		"Pods remain, no deadline":         {observation{notice: noDeadline, nodes: one, pods: remaining}, decision{step: evict}},
-		"Pods remain, Node unreachable":    {observation{notice: draining, nodes: []*corev1.Node{unreachableNode}, pods: remaining}, decision{step: evict, until: now.Add(20 * time.Second)}},
+		"Pods remain, Node unreachable":    {observation{notice: draining, nodes: one, pods: unreachablePods}, decision{step: evict, until: now.Add(20 * time.Second)}},
 		"volumes attached":                 {observation{notice: draining, nodes: one, pods: attached}, decision{step: awaitVolumes, until: now.Add(time.Second)}},
 		"volumes attached for too long":    {observation{notice: draining, nodes: one, pods: stuck}, decision{step: acknowledge, outcome: volumesAttached, until: deleteAt}},
 		"no Pods":                          {observation{notice: draining, nodes: one, pods: empty}, decision{step: acknowledge, outcome: drained, until: deleteAt}},

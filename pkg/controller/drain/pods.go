@@ -12,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/utils/ptr"
 )
 
 // finished reports whether all containers of a Pod have terminated for good.
@@ -22,11 +23,25 @@ func finished(pod *corev1.Pod) bool {
 // blocksDrain reports whether a Pod that has to leave blocks the drain of its Node.
 // A finished Pod does not, nor does a Pod whose grace period is over on a Node that
 // cannot confirm its deletion.
-func blocksDrain(pod *corev1.Pod, node *corev1.Node, now time.Time) bool {
+func (s *state) blocksDrain(pod *corev1.Pod, node *corev1.Node, now time.Time) bool {
 	if finished(pod) {
 		return false
 	}
-	return !unreachable(node) || pod.DeletionTimestamp == nil || now.Before(pod.DeletionTimestamp.Time)
+	return !unreachable(node) || pod.DeletionTimestamp == nil || now.Before(s.gracePeriodEnd(pod, now))
+}
+
+// gracePeriodEnd returns when the grace period of a Pod that is being deleted is over at
+// the latest. It is measured from the first observation of the deletion, because the
+// deletion timestamp is by the clock of the API server.
+func (s *state) gracePeriodEnd(pod *corev1.Pod, now time.Time) time.Time {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	since, ok := s.deletions[pod.UID]
+	if !ok {
+		since = now
+		s.deletions[pod.UID] = since
+	}
+	return since.Add(time.Duration(ptr.Deref(pod.DeletionGracePeriodSeconds, 0)) * time.Second)
 }
 
 // classifyPods finds out by a live list which Pods of a Node have to leave, and
@@ -34,7 +49,7 @@ func blocksDrain(pod *corev1.Pod, node *corev1.Node, now time.Time) bool {
 func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node) (int, error) {
 	// A Pod that the watch shows before the list is in the list or was deleted.
 	watched := s.startList(c.clock.Now())
-	pods, err := c.listEvictable(ctx, node)
+	pods, err := c.listEvictable(ctx, s, node)
 	if err != nil {
 		return 0, err
 	}
@@ -73,8 +88,11 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 			observed.classified = false
 		case !leaving.Has(pod.UID):
 			staying = append(staying, pod)
-		case blocksDrain(pod, node, now):
+		case s.blocksDrain(pod, node, now):
 			observed.remaining = append(observed.remaining, pod)
+			if unreachable(node) && pod.DeletionTimestamp != nil {
+				observed.gracePeriodEnd = earliest(observed.gracePeriodEnd, s.gracePeriodEnd(pod, now))
+			}
 		}
 	}
 	slices.SortFunc(observed.remaining, func(a, b *corev1.Pod) int { return strings.Compare(string(a.UID), string(b.UID)) })

@@ -42,13 +42,18 @@ func TestWhichPodsLeave(t *testing.T) {
 			ofDaemonSet("agent")(p)
 			p.Status.Phase = corev1.PodSucceeded
 		}},
-		"being deleted":                         {change: deletedFor(-time.Minute), blocks: true},
-		"past its grace period":                 {change: deletedFor(time.Minute), blocks: true},
-		"being deleted, on an unreachable Node": {change: deletedFor(-time.Minute), ready: corev1.ConditionUnknown, blocks: true},
+		"being deleted":         {change: deletedWith(time.Minute, 0), blocks: true},
+		"past its grace period": {change: deletedWith(time.Second, 0), blocks: true},
+		"being deleted, on an unreachable Node": {
+			change: deletedWith(time.Minute, 0), ready: corev1.ConditionUnknown, blocks: true},
+		"being deleted, on an unreachable Node, by an API server whose clock is behind": {
+			change: deletedWith(time.Minute, -time.Hour), ready: corev1.ConditionUnknown, blocks: true},
 		"past its grace period, on an unreachable Node": {
-			change: deletedFor(time.Minute), ready: corev1.ConditionUnknown},
+			change: deletedWith(time.Second, 0), ready: corev1.ConditionUnknown},
+		"past its grace period, on an unreachable Node, by an API server whose clock is ahead": {
+			change: deletedWith(time.Second, time.Hour), ready: corev1.ConditionUnknown},
 		"past its grace period, on a Node that is not ready": {
-			change: deletedFor(time.Minute), ready: corev1.ConditionFalse, blocks: true},
+			change: deletedWith(time.Second, 0), ready: corev1.ConditionFalse, blocks: true},
 		"running, on an unreachable Node": {change: func(*corev1.Pod) {}, ready: corev1.ConditionUnknown, leaves: true, blocks: true},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -83,10 +88,11 @@ func ofDaemonSet(name string) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) { pod.OwnerReferences[0].Kind, pod.OwnerReferences[0].Name = "DaemonSet", name }
 }
 
-// deletedFor makes the grace period of a Pod end at a time before now.
-func deletedFor(ago time.Duration) func(*corev1.Pod) {
+// deletedWith deletes a Pod with a grace period. The clock of the API server is ahead.
+func deletedWith(gracePeriod, ahead time.Duration) func(*corev1.Pod) {
 	return func(pod *corev1.Pod) {
-		pod.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(-ago)))
+		pod.DeletionTimestamp = ptr.To(metav1.NewTime(time.Now().Add(gracePeriod + ahead)))
+		pod.DeletionGracePeriodSeconds = ptr.To(int64(gracePeriod.Seconds()))
 		pod.Finalizers = []string{"example.com/keep"}
 	}
 }

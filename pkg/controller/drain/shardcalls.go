@@ -85,6 +85,9 @@ func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observe
 	}
 	if s.setAcknowledged(observed.notice.Announced) {
 		c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), result)
+		if result == noNode {
+			c.recordNoNode(key, observed.notice.Group)
+		}
 	}
 	logger := klog.FromContext(ctx)
 	if result == timedOut {

@@ -33,6 +33,8 @@ type state struct {
 	// classified are the Pods of which it is known whether they have to leave, leaving
 	// the Pods that have to.
 	classified, leaving sets.Set[types.UID]
+	// deletions are the times at which the deletion of Pods was first observed.
+	deletions map[types.UID]time.Time
 	// emptySince is the time since which no Pod remains that has to leave.
 	emptySince time.Time
 	// listAfter is the earliest time of the next list of Pods.
@@ -54,7 +56,7 @@ func (c *Controller) ensureState(key Key, notice *shard.DeletionNotice) *state {
 	defer c.mu.Unlock()
 	s, ok := c.states[key]
 	if !ok {
-		s = &state{startedAt: notice.Since, reason: notice.Reason, backoff: acknowledgementBackoff}
+		s = &state{startedAt: notice.Since, reason: notice.Reason, backoff: acknowledgementBackoff, deletions: map[types.UID]time.Time{}}
 		if s.startedAt.IsZero() {
 			s.startedAt = c.clock.Now()
 		}

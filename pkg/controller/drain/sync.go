@@ -96,7 +96,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 		}
 		c.queue.Add(key)
 	case evict:
-		c.evictions.set(key, observed.nodes[0], notDeleted(observed.pods.remaining), observed.notice.DeleteAt)
+		c.evictions.set(key, observed.nodes[0], notDeleted(observed.pods.remaining), observed.notice.Deadline)
 	case acknowledge:
 		c.shardCalls.add(key)
 	case nothing, reportAmbiguity, awaitVolumes:

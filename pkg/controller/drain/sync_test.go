@@ -10,11 +10,15 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -236,6 +240,41 @@ func TestInstanceWithoutANodeInALiveListIsAcknowledged(t *testing.T) {
 	})
 }
 
+func TestNodeWithoutAProviderIDMayBeThatOfTheInstance(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		late, other := newNode("n1"), newNode("other")
+		late.Spec.ProviderID, other.Spec.ProviderID = "", ""
+		h := newHarness(t, late, other)
+		h.announce("n1", time.Now().Add(time.Hour))
+		h.announce("n2", time.Now().Add(time.Hour))
+		advance(unidentifiedNodeTimeout / 2)
+		h.expectAcknowledged()
+		h.updateNode("n1", func(node *corev1.Node) { node.Spec.ProviderID = newNode("n1").Spec.ProviderID })
+		synctest.Wait()
+		h.expectCordonedBy("n1", "operator")
+
+		// The other Node never gets one.
+		advance(unidentifiedNodeTimeout/2 + unidentifiedNodePeriod + time.Second)
+		h.expectAcknowledged("i-n1", "i-n2")
+	})
+}
+
+func TestInstanceWithoutANodeIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t)
+		group := &v1beta1.NstanceShardGroup{ObjectMeta: metav1.ObjectMeta{Namespace: h.fakes.Namespace, Name: v1beta1.ShardGroupName("workers", "a")}}
+		require.NoError(t, h.fakes.Informers.Nstance.NstanceShardGroups().Informer().GetIndexer().Add(group))
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(time.Second)
+		h.expectAcknowledged("i-n1")
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(time.Second)
+		h.expectAcknowledged("i-n1", "i-n1")
+		want := []string{"Warning NoNode instance i-n1 has no Node, so that it is deleted without a drain"}
+		assert.Equal(t, want, h.fakes.Events(), "the events")
+	})
+}
+
 func TestInstanceIsNotAcknowledgedWhileTheListOfNodesFails(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t)
@@ -259,7 +298,7 @@ func TestInstanceWithoutAProviderIDIsAcknowledgedAtItsDeadline(t *testing.T) {
 		h := newHarness(t, newNode("n1"))
 		h.shards.Update(func() {
 			h.shards.ByID["a"].Notices["i-n1"] = shard.DeletionNotice{
-				InstanceID: "i-n1", State: shard.Draining, DeleteAt: time.Now().Add(time.Minute), Announced: 1,
+				InstanceID: "i-n1", State: shard.Draining, Deadline: time.Now().Add(time.Minute), Announced: 1,
 			}
 		})
 		h.shards.NotifyInstance("a", "i-n1")

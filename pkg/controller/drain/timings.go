@@ -26,6 +26,12 @@ const (
 	// the Node. If the shard cannot be reached for longer, the Nodes are listed again.
 	nodeNotFoundTTL = time.Minute
 
+	// unidentifiedNodeTimeout is the time for which a Node without a provider id may be
+	// that of an instance without a Node: its provider id may be set later.
+	unidentifiedNodeTimeout = time.Minute
+	// unidentifiedNodePeriod is the time between two lists while there is such a Node.
+	unidentifiedNodePeriod = 5 * time.Second
+
 	// podListPeriod is the minimum time between two lists of the Pods of one Node. The
 	// watch shows most changes within it, and a workload may create Pods one after
 	// the other.

@@ -51,7 +51,10 @@ func TestHandlersReceiveEachOfManyDrainsOnce(t *testing.T) {
 		providerIDs = append(providerIDs, got.ProviderID)
 		want := shard.DeletionNotice{
 			InstanceID: got.InstanceID, ProviderID: got.ProviderID, Group: "workers", State: shard.Draining, Reason: "scale-down",
-			Since: got.Since, DeleteAt: got.Since.Add(drainTimeout), Announced: got.Announced,
+			Since: got.Since, DeleteAt: got.Since.Add(drainTimeout), Deadline: got.Deadline, Announced: got.Announced,
+		}
+		if got.Deadline.Before(start.Add(drainTimeout)) || got.Deadline.After(time.Now().Add(drainTimeout)) {
+			t.Errorf("the deadline is %s, %s after the announcement began", got.Deadline, got.Deadline.Sub(start))
 		}
 		if got != want || got.InstanceID == "" || got.Announced == 0 || got.Since.Before(start) || got.Since.After(time.Now()) {
 			t.Errorf("got  %+v\nwant %+v", got, want)

@@ -73,9 +73,22 @@ func (c *noticeCache) put(received shard.DeletionNotice, number int64, now time.
 	received.Announced = cached.Announced
 	if received.State == shard.Draining {
 		received.Announced = number
+		received.Deadline = c.deadline(received, cached, now)
 	}
 	c.byID[received.InstanceID] = cachedNotice{DeletionNotice: received, opening: c.opening, receivedAt: now}
 	return []string{received.InstanceID}
+}
+
+// deadline returns the deadline of a drain. It is measured anew after each opening of the
+// watch: the server may have started the drain again meanwhile.
+func (c *noticeCache) deadline(received shard.DeletionNotice, cached cachedNotice, now time.Time) time.Time {
+	switch {
+	case received.Since.IsZero() || received.DeleteAt.IsZero():
+		return time.Time{}
+	case cached.opening == c.opening && cached.Since.Equal(received.Since) && cached.DeleteAt.Equal(received.DeleteAt):
+		return cached.Deadline
+	}
+	return now.Add(received.DeleteAt.Sub(received.Since))
 }
 
 // isStale reports whether a received state is older than the cached state of the same

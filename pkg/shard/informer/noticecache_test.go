@@ -76,6 +76,44 @@ func TestMissingFieldsOfAnEventAreKept(t *testing.T) {
 	}
 }
 
+// The clocks of operator and server may be hours apart: only the length of the period is
+// the server's.
+func TestDeadlineIsByTheOwnClock(t *testing.T) {
+	const period = 5 * time.Minute
+	now := time.Now()
+	for name, since := range map[string]time.Time{
+		"the same clock":   now,
+		"the server late":  now.Add(-time.Hour),
+		"the server early": now.Add(time.Hour),
+	} {
+		t.Run(name, func(t *testing.T) {
+			c := newNoticeCache()
+			c.watchOpened(1, now)
+			notice := shard.DeletionNotice{InstanceID: "i", State: shard.Draining, Since: since, DeleteAt: since.Add(period)}
+			expect := func(when string, want time.Time) {
+				t.Helper()
+				if got := c.byID["i"].Deadline; !got.Equal(want) {
+					t.Errorf("%s: the deadline is %s, want %s", when, got, want)
+				}
+			}
+			c.put(notice, 2, now)
+			expect("announced", now.Add(period))
+			c.put(notice, 3, now.Add(time.Minute))
+			expect("announced again", now.Add(period))
+			c.watchOpened(4, now.Add(2*time.Minute))
+			c.put(notice, 5, now.Add(2*time.Minute))
+			expect("announced by another watch", now.Add(2*time.Minute+period))
+			again := notice
+			again.Since, again.DeleteAt = since.Add(time.Minute), since.Add(time.Minute+2*period)
+			c.put(again, 6, now.Add(3*time.Minute))
+			expect("drained again", now.Add(3*time.Minute+2*period))
+			again.Since = time.Time{}
+			c.put(again, 7, now.Add(4*time.Minute))
+			expect("without a start", time.Time{})
+		})
+	}
+}
+
 func TestSettlingDropsWithdrawnDrains(t *testing.T) {
 	c := newNoticeCache()
 	now := time.Now()

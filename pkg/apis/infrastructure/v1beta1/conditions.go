@@ -110,6 +110,8 @@ const (
 	// ReasonDrainBlocked: a drain is blocked; the message names Node, Pod and
 	// PodDisruptionBudget.
 	ReasonDrainBlocked = "DrainBlocked"
+	// ReasonNoNode: an instance that is being drained has no Node.
+	ReasonNoNode = "NoNode"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"
 )

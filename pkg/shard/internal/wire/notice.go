@@ -9,7 +9,7 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// Notice converts event, without Announced. A nil event becomes the zero
+// Notice converts event, without Announced and Deadline. A nil event becomes the zero
 // DeletionNotice. The state may be one that the operator does not know.
 func Notice(event *nstancev1.InstanceEvent) shard.DeletionNotice {
 	return shard.DeletionNotice{
