@@ -23,13 +23,16 @@ import (
 // faultyOperator is the only operator that runs, through a proxy that injects faults.
 type faultyOperator struct{ *testcluster.ProxiedOperator }
 
+// shortLease are the flags of an operator that soon notices the loss of its lease.
+var shortLease = []string{
+	"--leader-elect-lease-duration", "6s",
+	"--leader-elect-renew-deadline", "4s",
+	"--leader-elect-retry-period", "1s",
+}
+
 func runFaultyOperator(t *testing.T) *faultyOperator {
 	t.Helper()
-	// The lease is short, so that the loss of one is soon noticed.
-	o := &faultyOperator{env.ReplaceOperator(t,
-		"--leader-elect-lease-duration", "6s",
-		"--leader-elect-renew-deadline", "4s",
-		"--leader-elect-retry-period", "1s")}
+	o := &faultyOperator{env.ReplaceOperator(t, shortLease...)}
 	// From now on it may start while its caches cannot be complete.
 	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
 	return o
@@ -52,8 +55,13 @@ func (o *faultyOperator) ensureRunning(t *testing.T) {
 // untilExited waits until the operator has exited because it cannot renew its lease.
 func (o *faultyOperator) untilExited(t *testing.T) {
 	t.Helper()
-	testcluster.Eventually(t, time.Minute, "the operator exits", func(context.Context) error {
-		if pid, running := o.Process.PID(); running {
+	untilExited(t, o.Process)
+}
+
+func untilExited(t *testing.T, process *controlplane.Component) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, process.Name+" exits", func(context.Context) error {
+		if pid, running := process.PID(); running {
 			return fmt.Errorf("it runs as process %d", pid)
 		}
 		return nil

@@ -77,7 +77,7 @@ func TestImportFromAddedShard(t *testing.T) {
 	const name, existing = "later", "existing-later"
 	runPool(t, existing, 1, "us-west-2a")
 	t.Cleanup(func() { deletePool(t, existing) })
-	added := servertest.Options{Shard: "us-west-2d", Authority: env.Installation.Authority()}
+	added := servertest.Options{Cluster: installation.ClusterID, Shard: "us-west-2d", Authority: env.Installation.Authority()}
 	added.DataDir, added.Kubernetes, added.Addr = serverWithGroup(t, added, name, 2)
 
 	defer env.SaveConfigMap(t, "nstance-shards")()

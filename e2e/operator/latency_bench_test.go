@@ -47,7 +47,7 @@ const (
 // the operator is stopped and the API server does not call its webhook. It does not
 // delete its pools.
 func BenchmarkLatency(b *testing.B) {
-	server := servertest.Start(silent{b}, servertest.Options{Shard: "bench", Authority: env.Installation.Authority()})
+	server := servertest.Start(silent{b}, servertest.Options{Cluster: installation.ClusterID, Shard: "bench", Authority: env.Installation.Authority()})
 	for _, name := range []string{"latency", "floor"} {
 		configureShard(b, name, server.Addr)
 		createOn(b, name, name)

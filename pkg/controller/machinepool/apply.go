@@ -42,7 +42,7 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 		applied.WithAnnotations(map[string]string{v1beta1.AnnotationKept: want.kept})
 	}
 	if want.uid != "" {
-		applied.WithUID(types.UID(want.uid))
+		applied.WithUID(types.UID(want.uid)).WithResourceVersion(want.resourceVersion)
 	}
 	return applied
 }

@@ -74,7 +74,10 @@ func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGro
 	if size == group.Spec.Size {
 		return
 	}
-	want := wantedShardGroup{uid: string(group.UID), spec: *group.Spec.DeepCopy(), kept: state.keptNote()}
+	want := wantedShardGroup{
+		uid: string(group.UID), resourceVersion: group.ResourceVersion,
+		spec: *group.Spec.DeepCopy(), kept: state.keptNote(),
+	}
 	want.spec.Size, want.spec.RemoveFirst = size, removeFirst
 	d.apply = append(d.apply, want)
 }

@@ -80,10 +80,11 @@ type decision struct {
 
 // wantedShardGroup is a shard group as it should be.
 type wantedShardGroup struct {
-	// uid is that of the existing object. With it an apply cannot create an object
-	// again that was deleted meanwhile.
-	uid  string
-	spec v1beta1.NstanceShardGroupSpec
+	// uid and resourceVersion are those of the existing object. With them an apply
+	// cannot create an object again that was deleted meanwhile, and a former leader
+	// cannot revert a size that it has not seen.
+	uid, resourceVersion string
+	spec                 v1beta1.NstanceShardGroupSpec
 	// kept is the value of AnnotationKept, "" for none.
 	kept string
 }
@@ -131,7 +132,7 @@ func plan(observed observation) decision {
 		case !shard.group.DeletionTimestamp.IsZero():
 			// It is created again after it was deleted.
 		case !sameShardGroup(observed.pool, shard.group, want):
-			want.uid = string(shard.group.UID)
+			want.uid, want.resourceVersion = string(shard.group.UID), shard.group.ResourceVersion
 			d.apply = append(d.apply, want)
 		}
 	}

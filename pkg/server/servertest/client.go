@@ -20,7 +20,7 @@ import (
 // Operator returns a client that calls as the operator of a tenant.
 func (s *Server) Operator(tenant string) nstancev1.OperatorServiceClient {
 	s.t.Helper()
-	return s.Dial(pki.Client{ID: ClusterID, Tenant: tenant, Role: pki.RoleOperator})
+	return s.Dial(pki.Client{ID: s.options.cluster(), Tenant: tenant, Role: pki.RoleOperator})
 }
 
 // Dial returns a client that calls as c, over a connection of its own.

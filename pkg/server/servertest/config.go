@@ -62,6 +62,10 @@ func (s *Server) writeFile(path string, content []byte) {
 	require.NoError(s.t, os.WriteFile(path, content, 0o600))
 }
 
+func (o Options) cluster() string {
+	return cmp.Or(o.Cluster, ClusterID)
+}
+
 func (o Options) shard() string {
 	return cmp.Or(o.Shard, "us-west-2a")
 }
@@ -92,7 +96,7 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		},
 		"templates": %s,
 		"groups": %s,
-	}`, ClusterID, encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
+	}`, o.cluster(), encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
 		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
 		cmp.Or(o.SubnetPools, `{"default": ["subnet-a"]}`),
 		cmp.Or(o.DynamicSubnetPools, `[]`),

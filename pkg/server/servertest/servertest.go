@@ -31,7 +31,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// ClusterID is the cluster of every server of this package.
+// ClusterID is the cluster of a server by default.
 const ClusterID = "test"
 
 // certificateTTL is longer than any test takes.
@@ -39,6 +39,8 @@ const certificateTTL = time.Hour
 
 // Options configure a server. The zero value is valid.
 type Options struct {
+	// Cluster is the cluster's id. Default: ClusterID.
+	Cluster string
 	// Shard is the shard's id and zone. Default: us-west-2a.
 	Shard string
 	// Templates, SubnetPools, DynamicSubnetPools, Groups, InstanceTypes and Quota

@@ -34,7 +34,7 @@ func (s *Server) openStorage() {
 	if s.Authority != nil {
 		s.storeAuthority(ctx)
 	}
-	made, err := clusterkeys.Ensure(ctx, store, s.Secrets, ClusterID)
+	made, err := clusterkeys.Ensure(ctx, store, s.Secrets, s.options.cluster())
 	require.NoError(s.t, err)
 	s.Authority = made.Authority
 }

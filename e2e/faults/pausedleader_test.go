@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package faults
+
+import (
+	"testing"
+
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// A leader that was paused while another one led exits when it resumes, and does not send
+// the sizes that it knew before.
+func TestPausedLeader(t *testing.T) {
+	const (
+		name   = "paused"
+		pauses = 4
+	)
+	leader := runFaultyOperator(t).Process
+	standby := env.Component(env.RunStandby(t, shortLease...).Component)
+	replicas := int32(6)
+	env.CreatePoolForTest(t, name, replicas)
+	env.UntilRunning(t, name, replicas)
+	losses := env.NewLossChecker(t, name)
+
+	for range pauses {
+		// The leader is paused while it scales, and knows this size only.
+		env.Scale(t, name, replicas+3)
+		thaw := testcluster.Freeze(t, leader)
+		replicas += 6
+		env.Scale(t, name, replicas)
+		env.UntilRunning(t, name, replicas)
+		thaw()
+		untilExited(t, leader)
+		losses.ExpectNone(t)
+		testcluster.Start(t, leader)
+		leader, standby = standby, leader
+	}
+	env.UntilRunning(t, name, replicas)
+	if seen := losses.ExpectNone(t); seen < pauses*len(shardIDs) {
+		t.Errorf("%d calls were checked, want at least one of each shard for each pause", seen)
+	}
+}
