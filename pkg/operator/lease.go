@@ -37,8 +37,8 @@ type lease struct {
 	lost chan struct{}
 
 	mu sync.Mutex
-	// renewed is the beginning of the last renewal, zero while the Lease is not held.
-	// It has a monotonic clock reading.
+	// renewed is the beginning of the last renewal, with a monotonic clock reading; zero
+	// while this process is not the holder of the Lease.
 	renewed time.Time
 }
 
@@ -88,7 +88,7 @@ func (l *lease) Update(ctx context.Context, record resourcelock.LeaderElectionRe
 }
 
 // lose ends the leadership for good: what was decided since the last renewal may
-// contradict the next leader, even if nobody leads any more.
+// contradict the next leader, even if there is none any more.
 func (l *lease) lose() {
 	l.mu.Lock()
 	defer l.mu.Unlock()

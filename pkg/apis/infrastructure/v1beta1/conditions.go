@@ -49,7 +49,7 @@ const (
 	ReasonReachable = "Reachable"
 	// ReasonShardUnreachable: a shard is configured but not connected.
 	ReasonShardUnreachable = "ShardUnreachable"
-	// ReasonWrongShard: at the address of a shard the server of another one answers.
+	// ReasonWrongShard: the server at the address of a shard is that of another one.
 	ReasonWrongShard = "WrongShard"
 	// ReasonUnknownShard: a shard is not configured.
 	ReasonUnknownShard = "UnknownShard"
