@@ -72,7 +72,10 @@ func TestNoChangeWithoutTheLease(t *testing.T) {
 				request, err := http.NewRequest(method, "http://example.test/api/v1/nodes", nil)
 				require.NoError(t, err)
 				before := passed
-				_, err = transport.RoundTrip(request)
+				response, err := transport.RoundTrip(request)
+				if response != nil {
+					_ = response.Body.Close()
+				}
 				want := changes || method == http.MethodGet
 				assert.Equal(t, want, passed != before, "%s: %s is sent", when, method)
 				assert.Equal(t, !want, errors.Is(err, errNotLeader), "%s: %s is refused: %v", when, method, err)

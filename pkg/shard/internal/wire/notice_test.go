@@ -21,11 +21,11 @@ func TestNotice(t *testing.T) {
 		Status: "pending_deletion", Reason: "expired",
 		UnhealthyAt: timestamppb.New(since), DeleteAt: timestamppb.New(since.Add(time.Hour)),
 	})
-	// Events do not contain Announced.
-	got.Announced = 1
+	// Events do not contain Announced and Deadline.
+	got.Announced, got.Deadline = 1, since
 	want := shard.DeletionNotice{
 		InstanceID: "knd1", ProviderID: "kwok://a/1", Group: "workers",
-		State: shard.Draining, Reason: "expired", Since: since, DeleteAt: since.Add(time.Hour), Announced: 1,
+		State: shard.Draining, Reason: "expired", Since: since, DeleteAt: since.Add(time.Hour), Deadline: since, Announced: 1,
 	}
 	if got != want {
 		t.Errorf("got  %+v\nwant %+v", got, want)
