@@ -90,11 +90,17 @@ func (l AuditLog) Requests(from Position, match func(Request) bool) ([]Request, 
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
 	defer file.Close()
-	if _, err := file.Seek(int64(from), io.SeekStart); err != nil {
+	if _, err := file.Seek(max(0, int64(from)-1), io.SeekStart); err != nil {
 		return nil, fmt.Errorf("read the audit log: %w", err)
 	}
 	var requests []Request
 	lines := bufio.NewReader(file)
+	if from > 0 {
+		// At the position a line was complete, or was being written.
+		if _, err := lines.ReadBytes('\n'); err != nil && !errors.Is(err, io.EOF) {
+			return nil, fmt.Errorf("read the audit log: %w", err)
+		}
+	}
 	for {
 		line, err := lines.ReadBytes('\n')
 		if errors.Is(err, io.EOF) {
