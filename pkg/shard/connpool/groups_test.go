@@ -95,6 +95,9 @@ func TestCallsAreOverAtTheDeadline(t *testing.T) {
 			if status.Code(err) != codes.DeadlineExceeded {
 				t.Errorf("%s: got error %v", name, err)
 			}
+			if sent := !errors.Is(err, errDeadline); sent != (left > 0) {
+				t.Errorf("%s: sent: %t, got error %v", name, sent, err)
+			}
 			if got := time.Since(start); got != max(0, left) {
 				t.Errorf("%s: failed after %v", name, got)
 			}

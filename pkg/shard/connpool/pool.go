@@ -47,7 +47,7 @@ type ServeFunc func(ctx context.Context, shard string, client nstancev1.Operator
 type Pool struct {
 	credentials func(shard string) credentials.TransportCredentials
 	deadline    func() time.Time
-	// options are added to those of each connection.
+	// options are added to those of each connection. Tests replace the dialer.
 	options []grpc.DialOption
 	// changed contains a token while a change is waiting for Run's loop.
 	changed chan struct{}
