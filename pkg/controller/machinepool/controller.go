@@ -61,6 +61,7 @@ type Controller struct {
 	queue         *controller.Queue[cache.ObjectName]
 	pauseHandlers []func(shardGroup cache.ObjectName)
 	lastReported  lastReported
+	created       createdMachinePools
 	// annotations are those of MachinePools that annotate does not change.
 	annotations foreignAnnotations
 

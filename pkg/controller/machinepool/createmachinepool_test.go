@@ -6,6 +6,7 @@ package machinepool
 import (
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -14,6 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
 func TestSyncCreatesTheMachinePoolWithTheCurrentReplicas(t *testing.T) {
@@ -84,4 +86,24 @@ func TestSyncDoesNotCreateTheMachinePoolBeforeEveryShardWasRead(t *testing.T) {
 	if got.Reason != v1beta1.ReasonNotSynced {
 		t.Errorf("Ready says %s: %s", got.Reason, got.Message)
 	}
+}
+
+// The API server may delete a pool whose finalizer was written during the deletion.
+func TestMachinePoolOfAPoolThatWasDeletedMeanwhileIsDeleted(t *testing.T) {
+	h := newHarness(t, withSizes(map[string]int32{"a": 4}), newPool("a"))
+	h.expect()
+	require.Len(t, h.CAPI.Created, 1)
+	h.expect()
+	require.Empty(t, h.CAPI.Changed, "the pool exists, even if the cache is stale")
+
+	pools := v1beta1.SchemeGroupVersion.WithResource("nstancemachinepools")
+	require.NoError(t, h.Tracker().Delete(pools, controllertest.Namespace, "workers"))
+	h.Remove(h.Informers.Nstance.NstanceMachinePools().Informer(), newPool("a"))
+	h.Writes()
+	h.expect()
+	require.Len(t, h.CAPI.Changed, 1)
+	assert.Contains(t, h.CAPI.Changed[0], "DELETE machinepools/workers")
+	assert.Contains(t, h.CAPI.Changed[0], `"preconditions":{"uid":"uid-of-workers"}`)
+	h.expect()
+	assert.Len(t, h.CAPI.Changed, 1, "deletions")
 }

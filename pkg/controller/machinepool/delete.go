@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -140,7 +141,9 @@ func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clu
 	for _, machinePool := range machinePools {
 		if err := c.machinePools.Delete(ctx, machinePool.Name, controller.DeleteByUID(machinePool)); err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete MachinePool %s: %w", klog.KObj(machinePool), err))
+			continue
 		}
+		c.created.forget(cache.MetaObjectToName(machinePool))
 	}
 	return errors.Join(failed...)
 }

@@ -115,8 +115,8 @@ func TestPlanMachines(t *testing.T) {
 	}
 }
 
-// A pool reports the capacity of its Nodes, and has Machines once all its servers list
-// their instances; neither is written twice.
+// A pool reports the capacity of its Nodes once no connected shard can change it, and has
+// Machines once all its servers list their instances; nothing is written twice.
 func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 	pool := newPool("a", "b")
 	shape := &shard.NodeShape{Architecture: "arm64", OperatingSystem: "linux", Capacity: map[string]string{"cpu": "2", "memory": "8Gi"}}
@@ -131,6 +131,12 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 	}
 	h.expect(poolStatus)
 	h.Show()
+	if status := h.pool().Status; status.Capacity != nil {
+		t.Errorf("before shard b has the group the status is %+v", status)
+	}
+	h.Fake.ByID["b"].Reachable = false
+	h.expect(poolStatus)
+	h.Show()
 	status := h.pool().Status
 	if status.InfrastructureMachineKind != "" || !status.Capacity.Memory().Equal(resource.MustParse("8Gi")) ||
 		status.NodeInfo != (v1beta1.NodeInfo{Architecture: "arm64", OperatingSystem: "linux"}) {
@@ -138,6 +144,7 @@ func TestSyncEnablesMachinesAndReportsCapacity(t *testing.T) {
 	}
 	h.expect()
 
+	h.Fake.ByID["b"].Reachable = true
 	h.Fake.SetGroup("b", *listed())
 	h.expect(poolStatus)
 	h.Show()

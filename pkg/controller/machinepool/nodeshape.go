@@ -15,13 +15,14 @@ import (
 )
 
 // shapeOf returns what the Nodes of a pool will be like, nil if that is not known: no
-// shard reports it, or a shard is missing and the pool's status has a shape from
-// before. The missing shard may have less than the others, or taints.
+// shard reports it, or the report of a shard is missing that may have less than the
+// others, or taints. A first shape does not wait for a shard that is not connected,
+// because the pool could not be scaled from zero until then.
 func shapeOf(observed observation) *shard.NodeShape {
 	known := observed.pool.Status.Capacity != nil || observed.pool.Status.NodeInfo != v1beta1.NodeInfo{}
 	var shapes []*shard.NodeShape
 	for _, state := range observed.shards {
-		if state.reported == nil && known {
+		if state.reported == nil && (known || state.reachable) {
 			return nil
 		}
 		if state.reported != nil {

@@ -42,6 +42,8 @@ type shardState struct {
 	configured bool
 	// synced reports whether all groups of the shard are known.
 	synced bool
+	// reachable reports whether the shard is connected.
+	reachable bool
 	// size is the size of the pool's group on the shard, 0 if there is none or it is
 	// being deleted.
 	size int32

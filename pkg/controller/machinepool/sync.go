@@ -25,8 +25,11 @@ import (
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
 	pool, err := controller.GetCached(c.poolLister.Get, "pool", key)
-	if pool == nil || err != nil {
+	if err != nil {
 		return 0, err
+	}
+	if pool == nil {
+		return 0, c.deleteOrphan(ctx, key)
 	}
 	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
 	if !pool.DeletionTimestamp.IsZero() && !hasFinalizer {
@@ -142,6 +145,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 			configured: c.shards.Has(string(id)),
 			synced:     c.groups.HasSynced(string(id)),
 		}
+		state.reachable, _ = c.groups.Reachable(string(id))
 		if group, ok := c.groups.Get(string(id), string(pool.Spec.Group)); ok && !group.Deleting {
 			state.size, state.reported = group.Size, &group
 		}
@@ -167,6 +171,7 @@ func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.Nstanc
 		return fmt.Errorf("create MachinePool %s: %w", klog.KObj(pool), err)
 	}
 	c.machinePoolWrites.Record(created)
+	c.created.store(cache.MetaObjectToName(pool), created.UID)
 	klog.FromContext(ctx).Info("Created the MachinePool", "replicas", replicas)
 	return nil
 }
