@@ -13,6 +13,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	policyv1 "k8s.io/api/policy/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -101,6 +102,18 @@ func TestScaleDown(t *testing.T) {
 	createBudget(t, name, "web", policyv1.PodDisruptionBudgetSpec{
 		MaxUnavailable: ptr.To(intstr.FromInt32(1)), Selector: selector("web"),
 	}, 1)
+	testcluster.Eventually(t, timeout, "Pods run on the Nodes that will be drained", func(ctx context.Context) error {
+		pods, err := env.Kube.CoreV1().Pods(name).List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		for _, node := range nodes[:2] {
+			if !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName == node }) {
+				return fmt.Errorf("no Pod is on Node %s", node)
+			}
+		}
+		return nil
+	})
 	env.Scale(t, name, 2)
 	// The oldest are deleted.
 	for _, node := range nodes[:2] {
@@ -127,11 +140,16 @@ func TestScaleDown(t *testing.T) {
 	})
 	env.forcedDeletions.expectNone(t, nodes...)
 	testcluster.Eventually(t, timeout, "no drain is left", func(ctx context.Context) error {
-		condition, err := progress(ctx, steadyShard, name)
-		if err == nil && (condition.Status != metav1.ConditionTrue || condition.Reason != v1beta1.ReasonNoDrains) {
-			err = fmt.Errorf("condition %+v", condition)
+		group, err := env.ShardGroup(ctx, name, steadyShard)
+		if err != nil {
+			return err
 		}
-		return err
+		// Drains that were over before a report leave no condition.
+		condition := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionDrainsProgressing)
+		if ptr.Deref(group.Status.Draining, -1) != 0 || condition != nil && condition.Reason != v1beta1.ReasonNoDrains {
+			return fmt.Errorf("draining %v, condition %+v", ptr.Deref(group.Status.Draining, -1), condition)
+		}
+		return nil
 	})
 }
 
