@@ -105,6 +105,20 @@ func TestNonceAsDocumented(t *testing.T) {
 	}
 }
 
+func TestCA(t *testing.T) {
+	bucket, key, made := newBucket(t, "")
+	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
+	args := []string{"cluster", "ca", "--storage", "file", "--storage-bucket", bucket}
+	assert.Equal(t, string(made.Authority.CertificatePEM()), mustRun(t, args...))
+	path := filepath.Join(t.TempDir(), "ca.crt")
+	mustRun(t, append(args, "--output", path)...)
+	data, err := os.ReadFile(path)
+	require.NoError(t, err)
+	assert.Equal(t, string(made.Authority.CertificatePEM()), string(data))
+	_, err = run(t, append(args, "--output", "")...)
+	wantError(t, err, "--output")
+}
+
 func TestNonceToAFile(t *testing.T) {
 	bucket, key, made := newBucket(t, "")
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)

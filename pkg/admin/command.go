@@ -17,6 +17,7 @@ import (
 func NewCommand() *cobra.Command {
 	root := newFamily("nstance-admin", "Administer Nstance shard servers",
 		newFamily("cluster", "Let operators into the cluster",
+			newCACommand(),
 			newNonceCommand(),
 			newRegisterCommand(),
 		),

@@ -61,7 +61,7 @@ func TestWrongFlags(t *testing.T) {
 		{"nowhere to register", nil, register("--identity-dir", "x"), []string{`--registration: address "" must be host:port`}},
 		{"no place for the identity", nil, register("--registration", "h:1"), []string{"--identity-dir: must be the folder for the identity"}},
 		{"no time to register", nil, register("--timeout", "-1s"), []string{"--timeout: -1s must be greater than zero"}},
-		{"unknown command", nil, []string{"cluster", "nonces"}, []string{`unknown command "nonces" of "nstance-admin cluster", known are nonce, register-operator`}},
+		{"unknown command", nil, []string{"cluster", "nonces"}, []string{`unknown command "nonces" of "nstance-admin cluster", known are ca, nonce, register-operator`}},
 		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are cluster, config, group"}},
 	}
 	for _, tc := range tests {

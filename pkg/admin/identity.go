@@ -14,7 +14,7 @@ import (
 	"os"
 	"path/filepath"
 
-	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/keys"
 )
 
 // The files of an identity.
@@ -65,7 +65,7 @@ func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	path := filepath.Join(folder, keyFile)
 	data, err := os.ReadFile(path)
 	if err == nil {
-		key, err := pki.ParsePrivateKey(data)
+		key, err := keys.ParsePrivate(data)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", path, err)
 		}
@@ -78,7 +78,7 @@ func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	if err != nil {
 		return nil, fmt.Errorf("generate a key: %w", err)
 	}
-	if data, err = pki.EncodePrivateKey(key); err != nil {
+	if data, err = keys.EncodePrivate(key); err != nil {
 		return nil, fmt.Errorf("encode the key: %w", err)
 	}
 	if err := os.MkdirAll(folder, 0o700); err != nil {

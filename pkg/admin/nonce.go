@@ -4,18 +4,12 @@
 package admin
 
 import (
-	"fmt"
-	"io"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
 
 	"nstance.dev/operator/pkg/server/registration/nonce"
 )
-
-// toStandardOutput is the value of --output for standard output.
-const toStandardOutput = "-"
 
 func newNonceCommand() *cobra.Command {
 	var options clusterOptions
@@ -31,9 +25,7 @@ func newNonceCommand() *cobra.Command {
 			if expiry <= 0 {
 				wrong.addf("expiry", "%s must be greater than zero", expiry)
 			}
-			if output == "" {
-				wrong.addf("output", "must be a path, or %q for the standard output", toStandardOutput)
-			}
+			validateOutput(&wrong, output)
 			if err := wrong.join(); err != nil {
 				return err
 			}
@@ -49,24 +41,11 @@ func newNonceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
-			return writeNonce(command.OutOrStdout(), output, token)
+			return write(command.OutOrStdout(), output, []byte(token))
 		},
 	}
 	options.addFlags(command.Flags())
 	command.Flags().DurationVar(&expiry, "expiry", nonce.DefaultOperatorLifetime, "how long the nonce is good")
-	command.Flags().StringVar(&output, "output", toStandardOutput, "file to write the nonce to, or - for the standard output")
+	addOutputFlag(command.Flags(), &output)
 	return command
-}
-
-// writeNonce prints a nonce with a line break, or writes it without one to a file,
-// so that a Secret can be created from the file.
-func writeNonce(standardOutput io.Writer, output, token string) error {
-	if output == toStandardOutput {
-		_, err := fmt.Fprintln(standardOutput, token)
-		return err
-	}
-	if err := writeFile(filepath.Clean(output), []byte(token)); err != nil {
-		return fmt.Errorf("--output: %w", err)
-	}
-	return nil
 }

@@ -14,7 +14,7 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/server/registration/nonce"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -79,7 +79,7 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
 	}
-	publicKeyPEM, err := pki.EncodePublicKey(key.Public().(ed25519.PublicKey))
+	publicKeyPEM, err := keys.EncodePublic(key.Public().(ed25519.PublicKey))
 	if err != nil {
 		return time.Time{}, fmt.Errorf("encode the public key: %w", err)
 	}

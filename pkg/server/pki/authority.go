@@ -17,6 +17,7 @@ import (
 	"time"
 
 	"nstance.dev/operator/pkg/altnames"
+	"nstance.dev/operator/pkg/keys"
 )
 
 const (
@@ -96,7 +97,7 @@ func (a *Authority) CommonName() string {
 
 // KeyPEM returns the authority's private key.
 func (a *Authority) KeyPEM() ([]byte, error) {
-	return EncodePrivateKey(a.key)
+	return keys.EncodePrivate(a.key)
 }
 
 // Names are the names in a serving certificate.
@@ -174,7 +175,7 @@ func (a *Authority) issue(template *x509.Certificate) (certPEM, keyPEM []byte, e
 	if err != nil {
 		return nil, nil, err
 	}
-	if keyPEM, err = EncodePrivateKey(private); err != nil {
+	if keyPEM, err = keys.EncodePrivate(private); err != nil {
 		return nil, nil, fmt.Errorf("encode the key of %q: %w", template.Subject, err)
 	}
 	return EncodeCertificate(certificate), keyPEM, nil

@@ -5,9 +5,7 @@ package pki
 
 import (
 	"bytes"
-	"crypto/ecdsa"
 	"crypto/ed25519"
-	"crypto/elliptic"
 	"crypto/rand"
 	"crypto/x509"
 	"encoding/pem"
@@ -101,52 +99,6 @@ func TestLoadAuthority(t *testing.T) {
 	} {
 		if _, err := LoadAuthority(tc.cert, tc.key); err == nil || !strings.Contains(err.Error(), tc.want) {
 			t.Errorf("%s: got %v, want %q", tc.name, err, tc.want)
-		}
-	}
-}
-
-func TestKeysRoundTrip(t *testing.T) {
-	public, private := newKey(t)
-	privatePEM, err := EncodePrivateKey(private)
-	require.NoError(t, err)
-	if got, err := ParsePrivateKey(privatePEM); err != nil || !got.Equal(private) {
-		t.Errorf("the private key differs: %v", err)
-	}
-	publicPEM, err := EncodePublicKey(public)
-	require.NoError(t, err)
-	if got, err := ParsePublicKey(publicPEM); err != nil || !got.Equal(public) {
-		t.Errorf("the public key differs: %v", err)
-	}
-}
-
-func TestKeysAreEd25519(t *testing.T) {
-	other, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	require.NoError(t, err)
-	privateDER, err := x509.MarshalPKCS8PrivateKey(other)
-	require.NoError(t, err)
-	publicDER, err := x509.MarshalPKIXPublicKey(other.Public())
-	require.NoError(t, err)
-	block := func(blockType string, data []byte) []byte {
-		return pem.EncodeToMemory(&pem.Block{Type: blockType, Bytes: data})
-	}
-	private := func(data []byte) error { _, err := ParsePrivateKey(data); return err }
-	public := func(data []byte) error { _, err := ParsePublicKey(data); return err }
-	for _, tc := range []struct {
-		name string
-		err  error
-		want string
-	}{
-		{"no private key", private(nil), "no PEM block found"},
-		{"a public key for a private one", private(block(publicKeyBlock, publicDER)), `of type "PUBLIC KEY", needs to be "PRIVATE KEY"`},
-		{"a broken private key", private(block(privateKeyBlock, []byte("secret"))), "is not PKCS #8"},
-		{"a private key of another kind", private(block(privateKeyBlock, privateDER)), "needs to be Ed25519"},
-		{"no public key", public([]byte("key")), "no PEM block found"},
-		{"a private key for a public one", public(block(privateKeyBlock, privateDER)), `of type "PRIVATE KEY", needs to be "PUBLIC KEY"`},
-		{"a broken public key", public(block(publicKeyBlock, []byte("key"))), "parse the public key"},
-		{"a public key of another kind", public(block(publicKeyBlock, publicDER)), "needs to be Ed25519"},
-	} {
-		if tc.err == nil || !strings.Contains(tc.err.Error(), tc.want) {
-			t.Errorf("%s: got %v, want %q", tc.name, tc.err, tc.want)
 		}
 	}
 }

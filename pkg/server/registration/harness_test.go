@@ -24,6 +24,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/klog/v2/ktesting"
 
+	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/grpcapi"
@@ -195,7 +196,7 @@ func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
 	c.t.Helper()
 	certPEM, keyPEM, err := c.keys.Authority.IssueClient(client, ttl)
 	require.NoError(c.t, err)
-	key, err := pki.ParsePrivateKey(keyPEM)
+	key, err := keys.ParsePrivate(keyPEM)
 	require.NoError(c.t, err)
 	return identity{certPEM, key}
 }
@@ -213,7 +214,7 @@ func newKey(t *testing.T) (ed25519.PrivateKey, []byte) {
 	t.Helper()
 	public, private, err := ed25519.GenerateKey(rand.Reader)
 	require.NoError(t, err)
-	publicKeyPEM, err := pki.EncodePublicKey(public)
+	publicKeyPEM, err := keys.EncodePublic(public)
 	require.NoError(t, err)
 	return private, publicKeyPEM
 }

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/pki"
@@ -130,7 +131,7 @@ func (r *Registrar) check(c nonce.Claims) error {
 // stops before it has responded.
 func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicKey) error {
 	name := storage.OperatorNonceKey(token)
-	keyPEM, err := pki.EncodePublicKey(key)
+	keyPEM, err := keys.EncodePublic(key)
 	if err != nil {
 		return fmt.Errorf("encode the public key: %w", err)
 	}
@@ -145,7 +146,7 @@ func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicK
 	if err != nil {
 		return fmt.Errorf("read the claim of the registration nonce: %w", err)
 	}
-	claimed, err := pki.ParsePublicKey(object.Data)
+	claimed, err := keys.ParsePublic(object.Data)
 	if err != nil {
 		return fmt.Errorf("read the claim of the registration nonce: object %s: %w", name, err)
 	}
@@ -162,7 +163,7 @@ func (r *Registrar) issue(ctx context.Context, client pki.Client, key ed25519.Pu
 	if err != nil {
 		return nil, err
 	}
-	keyPEM, err := pki.EncodePublicKey(key)
+	keyPEM, err := keys.EncodePublic(key)
 	if err != nil {
 		return nil, fmt.Errorf("encode the public key: %w", err)
 	}
@@ -181,7 +182,7 @@ func (r *Registrar) issue(ctx context.Context, client pki.Client, key ed25519.Pu
 }
 
 func parsePublicKey(keyPEM []byte) (ed25519.PublicKey, error) {
-	key, err := pki.ParsePublicKey(keyPEM)
+	key, err := keys.ParsePublic(keyPEM)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrPublicKey, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"fmt"
 
+	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -134,7 +135,7 @@ func ensureKey(ctx context.Context, secrets Secrets, name string) error {
 	if err != nil {
 		return fmt.Errorf("generate secret %s: %w", name, err)
 	}
-	data, err := pki.EncodePrivateKey(key)
+	data, err := keys.EncodePrivate(key)
 	if err != nil {
 		return fmt.Errorf("encode secret %s: %w", name, err)
 	}
@@ -149,7 +150,7 @@ func read(ctx context.Context, secrets Secrets, name string) (ed25519.PrivateKey
 	if err != nil {
 		return nil, fmt.Errorf("read secret %s: %w", name, err)
 	}
-	key, err := pki.ParsePrivateKey(data)
+	key, err := keys.ParsePrivate(data)
 	if err != nil {
 		return nil, fmt.Errorf("secret %s: %w", name, err)
 	}
