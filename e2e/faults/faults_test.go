@@ -104,7 +104,7 @@ var faults = []struct {
 	}},
 	{"a shard is removed from the configuration", func(t *testing.T, o *faultyOperator) {
 		defer env.SaveConfigMap(t, "nstance-shards")()
-		env.EditShards(t, func(data map[string]string) { delete(data, shardIDs[1]) })
+		require.NoError(t, env.SetShardAddress(t.Context(), shardIDs[1], ""))
 		untilUnreachable(t, v1beta1.ReasonUnknownShard)
 		o.restart(t)
 		o.untilWorking(t)

@@ -12,7 +12,6 @@ import (
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/pkg/server/pki"
 )
 
 // fieldManager is the field manager of what an administrator would apply.
@@ -46,31 +45,37 @@ func (n *Installation) Apply(ctx context.Context, dir string) error {
 }
 
 // applyConfiguration writes the operator's configuration: the addresses of the shards,
-// the certificate authority, and its client certificate.
+// the certificate authority, and the nonce with which it registers.
 func (n *Installation) applyConfiguration(ctx context.Context) error {
 	shards := map[string]string{}
 	for _, shard := range n.options.Shards {
 		shards[shard.ID] = address(shard.OperatorPort)
+		shards[shard.ID+".registration"] = address(shard.RegistrationPort)
 	}
-	certPEM, keyPEM, err := n.authority.IssueClient(
-		pki.Client{ID: ClusterID, Tenant: Tenant, Role: pki.RoleOperator}, certificateLifetime)
+	ca, err := n.Admin(ctx, "cluster", "ca")
 	if err != nil {
-		return fmt.Errorf("issue the operator's certificate: %w", err)
+		return err
 	}
 	for _, configMap := range []*corev1.ConfigMapApplyConfiguration{
 		corev1.ConfigMap("nstance-shards", Namespace).WithData(shards),
 		corev1.ConfigMap("nstance-cluster-ca", Namespace).WithData(map[string]string{
-			"ca.crt": string(n.authority.CertificatePEM()),
+			"ca.crt": ca,
 		}),
 	} {
 		if _, err := n.client.CoreV1().ConfigMaps(Namespace).Apply(ctx, configMap, applyOptions()); err != nil {
 			return fmt.Errorf("apply ConfigMap %s: %w", *configMap.Name, err)
 		}
 	}
-	secret := corev1.Secret("nstance-operator-cert", Namespace).WithData(map[string][]byte{
-		"tls.crt": certPEM,
-		"tls.key": keyPEM,
-	})
+	return n.ApplyNonce(ctx)
+}
+
+// ApplyNonce gives the operator a new nonce to register with.
+func (n *Installation) ApplyNonce(ctx context.Context) error {
+	nonce, err := n.Admin(ctx, "cluster", "nonce", "--tenant", Tenant)
+	if err != nil {
+		return err
+	}
+	secret := corev1.Secret("nstance-operator-nonce", Namespace).WithData(map[string][]byte{"nonce.jwt": []byte(nonce)})
 	if _, err := n.client.CoreV1().Secrets(Namespace).Apply(ctx, secret, applyOptions()); err != nil {
 		return fmt.Errorf("apply Secret %s: %w", *secret.Name, err)
 	}

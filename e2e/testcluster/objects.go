@@ -130,12 +130,12 @@ func (c Clients) CreateNamespace(t testing.TB, name string) {
 // SetShardAddress sets where operators find a shard. An empty address removes the
 // shard from their configuration.
 func (c Clients) SetShardAddress(ctx context.Context, shard, address string) error {
-	value := "null"
-	if address != "" {
-		value = fmt.Sprintf("%q", address)
+	patch := fmt.Sprintf(`{"data":{%q:%q}}`, shard, address)
+	if address == "" {
+		patch = fmt.Sprintf(`{"data":{%q:null,%q:null}}`, shard, shard+".registration")
 	}
 	_, err := c.Kube.CoreV1().ConfigMaps(installation.Namespace).Patch(ctx, "nstance-shards",
-		types.MergePatchType, fmt.Appendf(nil, `{"data":{%q:%s}}`, shard, value), metav1.PatchOptions{})
+		types.MergePatchType, []byte(patch), metav1.PatchOptions{})
 	return err
 }
 

@@ -65,6 +65,13 @@ func (c *configuration) Shards() []string {
 // be read.
 func (c *configuration) Has(id string) bool { return slices.Contains(c.Shards(), id) }
 
+// Endpoints returns the endpoints of the shards that have a valid one.
+func (c *configuration) Endpoints() map[string]shard.Endpoint {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return maps.Clone(c.endpoints)
+}
+
 // AddHandler registers handler, which receives an empty id: any shard may have
 // changed. It must be called before watch.
 func (c *configuration) AddHandler(handler func(shard string)) {

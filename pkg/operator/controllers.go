@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/controller/machinepool"
 	"nstance.dev/operator/pkg/controller/ondemand"
 	"nstance.dev/operator/pkg/controller/poolmember"
+	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/controller/shardgroup"
 )
 
@@ -48,7 +49,7 @@ func (l *controllerList) add(c leaderController, err error) {
 }
 
 // newControllers constructs the controllers. Those that others depend on come first.
-func newControllers(options *Options, clients *clients, d controller.Dependencies) ([]leaderController, error) {
+func newControllers(options *Options, clients *clients, identity cluster.Identity, d controller.Dependencies) ([]leaderController, error) {
 	pools, err := machinepool.New(d)
 	if err != nil {
 		return nil, err
@@ -61,6 +62,7 @@ func newControllers(options *Options, clients *clients, d controller.Dependencie
 	if err != nil {
 		return nil, err
 	}
+	clusterOptions.Identity = identity
 	list := controllerList{controllers: []leaderController{pools, drains}}
 	list.add(cluster.New(d, clusterOptions))
 	list.add(shardgroup.New(d, shardgroup.Options{Pools: pools, Drains: drains}))
@@ -88,6 +90,23 @@ func (c *components) dependencies(options *Options, clients *clients, informers 
 		Recorder:    recorder,
 		Clock:       clock.RealClock{},
 		Metrics:     legacyregistry.Registerer(),
+	}
+}
+
+func (c *components) registrationOptions(options *Options, informers *informers) registration.Options {
+	return registration.Options{
+		ClusterID:   options.ClusterID,
+		Tenant:      options.Tenant,
+		CAConfigMap: options.CAConfigMap,
+		NonceSecret: options.NonceSecret,
+		KeySecret:   options.KeySecret,
+		CertSecret:  options.CertSecret,
+		CA:          informers.ca,
+		Nonce:       informers.nonce,
+		Key:         informers.key,
+		Cert:        informers.cert,
+		Endpoints:   c.configuration,
+		Renewer:     c.connections,
 	}
 }
 

@@ -26,7 +26,7 @@ import (
 type informers struct {
 	controller.Informers
 
-	shards, ca, cert cache.SharedIndexInformer
+	shards, ca, nonce, key, cert cache.SharedIndexInformer
 
 	webhookCert, webhookConfiguration cache.SharedIndexInformer
 
@@ -72,6 +72,8 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	}
 	all.shards = one(options.ShardsConfigMap).Core().V1().ConfigMaps().Informer()
 	all.ca = one(options.CAConfigMap).Core().V1().ConfigMaps().Informer()
+	all.nonce = one(options.NonceSecret).Core().V1().Secrets().Informer()
+	all.key = one(options.KeySecret).Core().V1().Secrets().Informer()
 	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
 	all.webhookCert = one(options.WebhookSecret).Core().V1().Secrets().Informer()
 	// The webhook configuration has no namespace; that of the factory is ignored.

@@ -21,6 +21,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
@@ -61,6 +62,9 @@ func Run(ctx context.Context, options *Options) error {
 	if !cache.WaitFor(ctx, "caches", components.synced...) {
 		return nil
 	}
+	if err := components.registration.Check(); err != nil {
+		return err
+	}
 	health.synced.Store(true)
 	klog.FromContext(ctx).Info("Caches are complete", "namespace", options.Namespace, "cluster", options.ClusterName())
 	return lead(ctx, clients.lease, options, health.watchdog, components.work)
@@ -88,6 +92,7 @@ type components struct {
 	connections   *connpool.Pool
 	groups        *informer.Groups
 	notices       *informer.Notices
+	registration  *registration.Controller
 	controllers   []leaderController
 	// synced are done when every event handler has received every object of the first
 	// lists.
@@ -114,11 +119,16 @@ func newComponents(ctx context.Context, options *Options, clients *clients, info
 	if err != nil {
 		return nil, err
 	}
-	c.controllers, err = newControllers(options, clients, c.dependencies(options, clients, informers, recorder))
+	dependencies := c.dependencies(options, clients, informers, recorder)
+	c.registration, err = registration.New(dependencies, c.registrationOptions(options, informers))
 	if err != nil {
 		return nil, err
 	}
-	c.controllers = append(c.controllers, c.webhook.certificates)
+	c.controllers, err = newControllers(options, clients, c.registration, dependencies)
+	if err != nil {
+		return nil, err
+	}
+	c.controllers = append(c.controllers, c.registration, c.webhook.certificates)
 
 	c.synced = append(c.configuration.HasSynced(), c.webhook.HasSynced()...)
 	for _, controller := range c.controllers {

@@ -37,9 +37,13 @@ type Options struct {
 	// WebhookAddress serves the admission webhook.
 	WebhookAddress string
 
-	// ShardsConfigMap, CAConfigMap and CertSecret name the objects with the
-	// shards' endpoints, their CA and the operator's client certificate.
-	ShardsConfigMap, CAConfigMap, CertSecret string
+	// ShardsConfigMap and CAConfigMap name the objects with the shards' endpoints and
+	// their CA.
+	ShardsConfigMap, CAConfigMap string
+	// NonceSecret, KeySecret and CertSecret name the Secrets with the nonce that the
+	// operator registers with, the key that it creates, and the client certificate that
+	// it gets.
+	NonceSecret, KeySecret, CertSecret string
 	// WebhookSecret names the Secret that the operator keeps the admission
 	// webhook's certificate in.
 	WebhookSecret string
@@ -71,6 +75,8 @@ func DefaultOptions() *Options {
 		WebhookAddress:       ":9443",
 		ShardsConfigMap:      "nstance-shards",
 		CAConfigMap:          "nstance-cluster-ca",
+		NonceSecret:          "nstance-operator-nonce",
+		KeySecret:            "nstance-operator-key",
 		CertSecret:           "nstance-operator-cert",
 		WebhookSecret:        "nstance-webhook-cert",
 		CAPIServiceAccount:   "nstance-capi-workload",
@@ -93,6 +99,8 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.WebhookAddress, "webhook-address", o.WebhookAddress, "address that serves the admission webhook")
 	flags.StringVar(&o.ShardsConfigMap, "shards-configmap", o.ShardsConfigMap, "ConfigMap with the shards' endpoints")
 	flags.StringVar(&o.CAConfigMap, "ca-configmap", o.CAConfigMap, "ConfigMap with the shards' CA in ca.crt")
+	flags.StringVar(&o.NonceSecret, "nonce-secret", o.NonceSecret, "Secret with the nonce to register with in nonce.jwt")
+	flags.StringVar(&o.KeySecret, "key-secret", o.KeySecret, "Secret that the operator keeps the key of its client certificate in")
 	flags.StringVar(&o.CertSecret, "cert-secret", o.CertSecret, "Secret with the operator's client certificate in tls.crt and tls.key")
 	flags.StringVar(&o.WebhookSecret, "webhook-secret", o.WebhookSecret, "Secret that the admission webhook's certificate is kept in")
 	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
@@ -165,6 +173,8 @@ func (o *Options) Validate() error {
 	for _, object := range []struct{ flag, name string }{
 		{"shards-configmap", o.ShardsConfigMap},
 		{"ca-configmap", o.CAConfigMap},
+		{"nonce-secret", o.NonceSecret},
+		{"key-secret", o.KeySecret},
 		{"cert-secret", o.CertSecret},
 		{"webhook-secret", o.WebhookSecret},
 		{"capi-serviceaccount", o.CAPIServiceAccount},

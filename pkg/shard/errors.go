@@ -83,6 +83,10 @@ func IsDeclined(err error) bool {
 	return false
 }
 
+// IsUnauthenticated reports whether err, wrapped or not, means that the server does not
+// accept the client certificate.
+func IsUnauthenticated(err error) bool { return code(err) == codes.Unauthenticated }
+
 // IsNotFound reports whether err, wrapped or not, means that the server does not
 // have the requested object.
 func IsNotFound(err error) bool { return code(err) == codes.NotFound }

@@ -14,12 +14,14 @@ import (
 	"k8s.io/client-go/listers"
 	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/registration"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 )
@@ -31,6 +33,16 @@ type Options struct {
 	// Kubeconfig is the source of the kubeconfig Secret. It is nil if an administrator
 	// maintains the Secret.
 	Kubeconfig *KubeconfigSource
+	// Identity is the operator's certificate.
+	Identity Identity
+}
+
+// Identity is the source of the condition IdentityReady.
+type Identity interface {
+	// State returns the state of the certificate; the zero State if it is not known yet.
+	State() registration.State
+	// AddHandler registers handler, which is called when the state changed.
+	AddHandler(handler func())
 }
 
 // Controller is the controller of the only NstanceCluster.
@@ -47,6 +59,7 @@ type Controller struct {
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
 	secretLister         corev1listers.SecretNamespaceLister
 
+	recorder     events.EventRecorder
 	clock        clock.PassiveClock
 	queue        *controller.Queue[cache.ObjectName]
 	writes       *controller.WriteTracker
@@ -72,6 +85,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		nstanceClusterLister: nstanceClusters.Lister().NstanceClusters(d.Namespace),
 		clusterLister:        d.Informers.Clusters.Lister(),
 		secretLister:         corev1listers.NewSecretLister(secrets.GetIndexer()).Secrets(d.Namespace),
+		recorder:             d.Recorder,
 		clock:                d.Clock,
 		writes:               controller.NewWriteTracker(nstanceClusters.Informer().GetStore()),
 		secretWrites:         controller.NewWriteTracker(secrets.GetStore()),
@@ -89,6 +103,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 	if err != nil {
 		return nil, err
 	}
+	o.Identity.AddHandler(c.enqueue)
 	// No event occurs before the objects exist.
 	c.enqueue()
 	return c, nil

@@ -24,6 +24,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -43,6 +44,7 @@ const (
 type harness struct {
 	*controllertest.Harness
 	controller *Controller
+	identity   *certificate
 
 	// tokenLifetime is the lifetime of granted tokens.
 	tokenLifetime time.Duration
@@ -57,13 +59,22 @@ type harness struct {
 	secretVersion int
 }
 
+// certificate is the Identity of a test.
+type certificate struct {
+	state   registration.State
+	handler func()
+}
+
+func (c *certificate) State() registration.State { return c.state }
+func (c *certificate) AddHandler(handler func()) { c.handler = handler }
+
 func source() *KubeconfigSource {
 	return &KubeconfigSource{Server: "https://kubernetes.default.svc:443", CAData: []byte("CA"), ServiceAccount: "nstance-capi-workload"}
 }
 
 func newHarness(t *testing.T, kubeconfig *KubeconfigSource) *harness {
 	t.Helper()
-	h := &harness{Harness: controllertest.NewHarness(t, shardtest.New()), tokenLifetime: time.Hour, secretVersion: 1}
+	h := &harness{Harness: controllertest.NewHarness(t, shardtest.New()), tokenLifetime: time.Hour, secretVersion: 1, identity: &certificate{}}
 	h.SyncKey = func() (time.Duration, error) { return h.controller.sync(h.Ctx, controllertest.Key(name)) }
 	h.KubeClient.PrependReactor("create", "serviceaccounts", h.createToken)
 	h.KubeClient.PrependReactor("patch", "secrets", h.applySecret)
@@ -77,7 +88,7 @@ func newHarness(t *testing.T, kubeconfig *KubeconfigSource) *harness {
 // restart starts a new controller with a source of the kubeconfig.
 func (h *harness) restart(kubeconfig *KubeconfigSource) {
 	h.T.Helper()
-	c, err := New(h.Dependencies, Options{Endpoint: v1beta1.APIEndpoint{Host: "kubernetes.default.svc", Port: 443}, Kubeconfig: kubeconfig})
+	c, err := New(h.Dependencies, Options{Endpoint: v1beta1.APIEndpoint{Host: "kubernetes.default.svc", Port: 443}, Kubeconfig: kubeconfig, Identity: h.identity})
 	require.NoError(h.T, err)
 	h.controller = c
 }

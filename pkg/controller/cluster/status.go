@@ -4,11 +4,13 @@
 package cluster
 
 import (
+	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/controller/registration"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 )
 
@@ -31,6 +33,8 @@ type findings struct {
 	secretProblem, writeError string
 	// pausedBy is what pauses the cluster.
 	pausedBy string
+	// identity is the state of the operator's certificate.
+	identity registration.State
 }
 
 // newStatus returns the status for the findings. Provisioned, controlPlaneInitialized
@@ -56,12 +60,29 @@ func newStatus(nstanceCluster *v1beta1.NstanceCluster, found findings) v1beta1.N
 	default:
 		set(v1beta1.ConditionKubeconfigAvailable, metav1.ConditionTrue, reasonKubeconfigAvailable, "")
 	}
+	// A new leader keeps the condition until its first sync of the certificate.
+	if found.identity.Status != "" {
+		set(v1beta1.ConditionIdentityReady, found.identity.Status, found.identity.Reason, found.identity.Message)
+	}
 	if found.pausedBy != "" {
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, found.pausedBy)
 	} else {
 		set(v1beta1.ConditionPaused, metav1.ConditionFalse, v1beta1.ReasonNotPaused, "")
 	}
 	return status
+}
+
+// recordIdentity records an event when the operator has no usable certificate, and when
+// the one that it has is about to expire.
+func (c *Controller) recordIdentity(before *v1beta1.NstanceCluster, after v1beta1.NstanceClusterStatus) {
+	was := meta.FindStatusCondition(before.Status.Conditions, v1beta1.ConditionIdentityReady)
+	is := meta.FindStatusCondition(after.Conditions, v1beta1.ConditionIdentityReady)
+	if is == nil || was != nil && was.Reason == is.Reason {
+		return
+	}
+	if is.Status == metav1.ConditionFalse && is.Reason != v1beta1.ReasonNotRegistered || is.Reason == v1beta1.ReasonCertificateExpiring {
+		controller.Warn(c.recorder, before, is.Reason, "Register", is.Message)
+	}
 }
 
 func applyStatus(nstanceCluster *v1beta1.NstanceCluster, status v1beta1.NstanceClusterStatus) *applyv1beta1.NstanceClusterApplyConfiguration {

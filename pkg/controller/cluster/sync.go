@@ -64,6 +64,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return refresh, kubeconfigErr
 	}
 
+	found.identity = c.options.Identity.State()
 	nstanceCluster := observed.nstanceCluster
 	found.pausedBy = observed.pausedBy()
 	if found.pausedBy == "" {
@@ -143,6 +144,7 @@ func (c *Controller) ensureStatus(ctx context.Context, nstanceCluster *v1beta1.N
 		return fmt.Errorf("write the status of NstanceCluster %s: %w", klog.KObj(nstanceCluster), err)
 	}
 	c.writes.Record(written)
+	c.recordIdentity(nstanceCluster, status)
 	return nil
 }
 

@@ -33,6 +33,19 @@ func (i *Identity) Credentials(cluster string) func(shard string) credentials.Tr
 	}
 }
 
+// AnonymousCredentials returns gRPC client credentials for the servers of a shard of a
+// cluster without a client certificate. Servers are verified as by Credentials.
+func AnonymousCredentials(authorities *x509.CertPool, cluster, shard string) credentials.TransportCredentials {
+	want := identifier.ServerURI(cluster, shard).String()
+	return credentials.NewTLS(&tls.Config{
+		MinVersion: tls.VersionTLS13,
+		RootCAs:    authorities,
+		VerifyConnection: func(state tls.ConnectionState) error {
+			return verifyServer(state.PeerCertificates[0], want)
+		},
+	})
+}
+
 // transportCredentials replaces the client handshake of the embedded TLS
 // credentials.
 type transportCredentials struct {

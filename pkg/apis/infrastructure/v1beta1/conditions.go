@@ -36,6 +36,9 @@ const (
 	// ConditionKubeconfigAvailable, on a cluster, is false while the Secret with which
 	// Cluster API reaches the Nodes is missing or not usable.
 	ConditionKubeconfigAvailable = "KubeconfigAvailable"
+	// ConditionIdentityReady, on a cluster, is true while the operator has a client
+	// certificate that the shards accept.
+	ConditionIdentityReady = "IdentityReady"
 	// ConditionAvailable, on a cluster, is the availability of the control plane, which
 	// Nstance does not manage: it is always true (docs/capi.md#conditions).
 	ConditionAvailable = "Available"
@@ -103,6 +106,11 @@ const (
 	ReasonInstanceFailed = "InstanceFailed"
 	// ReasonServerDeleted: the shard has deleted the instance on its own.
 	ReasonServerDeleted = "ServerDeleted"
+	// ReasonNotRegistered: the operator has no client certificate yet, and is getting one.
+	ReasonNotRegistered = "NotRegistered"
+	// ReasonCertificateExpiring: less than a tenth of the lifetime of the operator's
+	// client certificate is left.
+	ReasonCertificateExpiring = "CertificateExpiring"
 	// ReasonDraining: at least one Node is being drained, and no drain is blocked.
 	ReasonDraining = "Draining"
 	// ReasonNoDrains: no Node is being drained.

@@ -50,6 +50,17 @@ const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 // expires, in RFC 3339.
 const AnnotationTokenExpiry = "nstance.dev/token-expiry"
 
+// Annotations on the Secret with the operator's client certificate, which show that the
+// operator got it for itself and renews it.
+const (
+	// AnnotationCertificateIssued is when the operator received the certificate, in RFC
+	// 3339.
+	AnnotationCertificateIssued = "nstance.dev/certificate-issued"
+	// AnnotationRegisteredWith is the SHA-256 digest of the nonce that the operator
+	// registered with, in hexadecimal digits. A nonce is used once.
+	AnnotationRegisteredWith = "nstance.dev/registered-with"
+)
+
 // AnnotationKept is on a shard group whose size was imported from the shard, and says
 // for which replicas of the pool and which shards it does not change.
 const AnnotationKept = "nstance.dev/kept-for"
