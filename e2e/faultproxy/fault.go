@@ -22,6 +22,8 @@ type Rule struct {
 	// Resource is plural, such as machinepools, or of RBAC's form for a subresource,
 	// such as machinepools/status, which the former does not mean. "" means all.
 	Resource string
+	// Name is that of one object. "" means all.
+	Name string
 	// Code is the HTTP status of the response. With zero there is no response, until
 	// the client gives up or the fault is healed.
 	Code int
@@ -74,7 +76,8 @@ func (r Rule) applies(info *request.RequestInfo) bool {
 		resource += "/" + info.Subresource
 	}
 	return (len(r.Verbs) == 0 || slices.Contains(r.Verbs, info.Verb)) &&
-		(r.Resource == "" || r.Resource == resource)
+		(r.Resource == "" || r.Resource == resource) &&
+		(r.Name == "" || r.Name == info.Name)
 }
 
 func (f *Fault) serve(w http.ResponseWriter, r *http.Request) {

@@ -17,7 +17,6 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/faultproxy"
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -131,14 +130,13 @@ var faults = []struct {
 	{"the CA is missing at the start", func(t *testing.T, o *faultyOperator) {
 		defer env.SaveConfigMap(t, "nstance-cluster-ca")()
 		deleteConfigMap(t, "nstance-cluster-ca")
-		o.restart(t)
-		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
+		o.expectRefusal(t, "ConfigMap nstance-system/nstance-cluster-ca has no key ca.crt")
 	}},
-	{"the certificate is missing at the start", func(t *testing.T, o *faultyOperator) {
-		defer saveSecret(t, "nstance-operator-cert")()
-		require.NoError(t, env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), "nstance-operator-cert", metav1.DeleteOptions{}))
-		o.restart(t)
-		untilUnreachable(t, v1beta1.ReasonShardUnreachable)
+	{"the nonce is missing at the first start", func(t *testing.T, o *faultyOperator) {
+		defer saveSecret(t, "nstance-operator-nonce")()
+		deleteSecret(t, "nstance-operator-nonce")
+		deleteSecret(t, "nstance-operator-cert")
+		o.expectRefusal(t, "Secret nstance-system/nstance-operator-nonce has no key nonce.jwt")
 	}},
 
 	{"a shard is down at the start", func(t *testing.T, o *faultyOperator) {

@@ -44,6 +44,17 @@ func (o *faultyOperator) restart(t *testing.T) {
 	testcluster.Start(t, o.Process)
 }
 
+// expectRefusal restarts the operator, which must exit with a message.
+func (o *faultyOperator) expectRefusal(t *testing.T, message string) {
+	t.Helper()
+	require.NoError(t, o.Process.Stop(t.Context()))
+	from := o.logSize(t)
+	// It serves /healthz until its caches are complete.
+	_ = o.Process.Start(t.Context())
+	o.untilExited(t)
+	o.untilLogged(t, from, message)
+}
+
 // ensureRunning starts the operator again if it has exited, as its Deployment does.
 func (o *faultyOperator) ensureRunning(t *testing.T) {
 	t.Helper()
@@ -115,6 +126,11 @@ func saveSecret(t *testing.T, name string) (restore func()) {
 		_, err := client.Create(context.WithoutCancel(t.Context()), saved, metav1.CreateOptions{})
 		require.NoError(t, err)
 	}
+}
+
+func deleteSecret(t *testing.T, name string) {
+	t.Helper()
+	require.NoError(t, env.Kube.CoreV1().Secrets(installation.Namespace).Delete(t.Context(), name, metav1.DeleteOptions{}))
 }
 
 func deleteConfigMap(t *testing.T, name string) {

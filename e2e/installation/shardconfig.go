@@ -91,6 +91,10 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	if shard.LeaderTimeout > 0 {
 		election = object{"interval": (shard.LeaderTimeout / 5).String(), "timeout": shard.LeaderTimeout.String()}
 	}
+	certificates := object{}
+	if shard.CertificateTTL > 0 {
+		certificates["operator"] = object{"ttl": shard.CertificateTTL.String()}
+	}
 	garbageCollection := object{}
 	if shard.RegistrationTimeout > 0 {
 		garbageCollection["registration_timeout"] = shard.RegistrationTimeout.String()
@@ -100,6 +104,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 			"id":      ClusterID,
 			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": n.encryptionKeyFile()}},
 		},
+		"certificates": certificates,
 		"shard": object{
 			"id": shard.ID,
 			"infra": object{

@@ -34,6 +34,9 @@ type Shard struct {
 	// RegistrationTimeout is how long an instance may take to register. Zero means the
 	// product's default.
 	RegistrationTimeout time.Duration
+	// CertificateTTL is how long the certificates of operators are valid. Zero means the
+	// product's default.
+	CertificateTTL time.Duration
 	// DrainTimeout is how long instances may take to drain. Zero means that they are
 	// deleted at once.
 	DrainTimeout time.Duration

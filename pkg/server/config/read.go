@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
@@ -26,8 +27,12 @@ const (
 	defaultShutdownTimeout        = 10 * time.Second
 )
 
-// longestTTL is how long a cluster's authority is valid, in hours.
-const longestTTL = 10 * 365 * 24
+const (
+	// shortestTTL leaves an operator the time to renew its certificate.
+	shortestTTL = 10 * time.Second
+	// longestTTL is how long a cluster's authority is valid.
+	longestTTL = 10 * 365 * 24 * time.Hour
+)
 
 // secretsProvider is the only one: secrets are in the storage, encrypted.
 const secretsProvider = "object-storage"
@@ -96,18 +101,31 @@ func readKeySource(o *jsonc.Object) KeySource {
 }
 
 // readOperatorTTL returns 24 hours when the key is missing
-// (docs/protocol.md#certificates). Zero is invalid: no certificate is valid for
-// ever. More hours than the authority is valid for would overflow a duration.
+// (docs/protocol.md#certificates). A number is one of hours. Zero is invalid: no
+// certificate is valid for ever.
 func readOperatorTTL(o *jsonc.Object) time.Duration {
 	defer o.Finish()
 	operator := o.Object("operator")
 	defer operator.Finish()
+	invalid := func(value any) time.Duration {
+		o.Report(field.Invalid(operator.Child("ttl"), value,
+			fmt.Sprintf("must be between 1 and %d hours, or a duration of at least %q", longestTTL/time.Hour, shortestTTL)))
+		return 0
+	}
+	if operator.IsString("ttl") {
+		ttl := operator.OptionalDuration("ttl")
+		if ttl != nil && (*ttl < shortestTTL || *ttl > longestTTL) {
+			return invalid(ttl.String())
+		}
+		return ptr.Deref(ttl, 0)
+	}
 	hours := operator.Int32("ttl")
 	if hours == nil {
 		return 24 * time.Hour
 	}
-	if *hours < 1 || *hours > longestTTL {
-		o.Report(field.Invalid(operator.Child("ttl"), *hours, fmt.Sprintf("must be between 1 and %d hours", longestTTL)))
+	// More hours than these would overflow a duration.
+	if *hours < 1 || *hours > int32(longestTTL/time.Hour) {
+		return invalid(*hours)
 	}
 	return time.Duration(*hours) * time.Hour
 }

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package faults
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/faultproxy"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+const (
+	keySecret  = "nstance-operator-key"
+	certSecret = "nstance-operator-cert"
+)
+
+// An operator that is killed at any step of its registration is continued by the next:
+// one nonce is used once, for the one key that was stored.
+func TestRegistrationIsResumed(t *testing.T) {
+	o := runFaultyOperator(t)
+	untilIdentityReady(t)
+	require.NoError(t, o.Process.Stop(t.Context()))
+	deleteSecret(t, keySecret)
+	deleteSecret(t, certSecret)
+	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
+	before := usedNonces(t)
+
+	o.killAt(t, keySecret)
+	o.killAt(t, certSecret)
+	key := secretData(t, keySecret)
+	o.killAt(t, certSecret)
+	testcluster.Start(t, o.Process)
+	untilIdentityReady(t)
+
+	assert.Equal(t, key, secretData(t, keySecret), "the key was replaced")
+	after := usedNonces(t)
+	for name := range before {
+		delete(after, name)
+	}
+	require.Len(t, after, 1, "nonces were used")
+	for _, publicKey := range after {
+		assert.Equal(t, string(key["public.key"]), publicKey)
+	}
+	// Later starts need no nonce.
+	deleteSecret(t, "nstance-operator-nonce")
+	o.restart(t)
+	o.untilWorking(t)
+	untilIdentityReady(t)
+	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
+}
+
+// killAt starts the operator and kills it while it writes a Secret.
+func (o *faultyOperator) killAt(t *testing.T, secret string) {
+	t.Helper()
+	fault := o.Proxy.Inject(faultproxy.Rule{Verbs: []string{"patch"}, Resource: "secrets", Name: secret})
+	testcluster.Start(t, o.Process)
+	untilMet(t, fault, 1)
+	require.NoError(t, o.Process.Kill(t.Context()))
+	o.Proxy.Heal()
+	env.ReleaseLease(t)
+}
+
+// untilIdentityReady waits until the cluster has the condition IdentityReady.
+func untilIdentityReady(t *testing.T) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, "the operator has a certificate", func(ctx context.Context) error {
+		cluster, err := env.NstanceClusters().Get(ctx, installation.ClusterName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if _, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, certSecret, metav1.GetOptions{}); err != nil {
+			return err
+		}
+		if !meta.IsStatusConditionTrue(cluster.Status.Conditions, v1beta1.ConditionIdentityReady) {
+			return fmt.Errorf("conditions %+v", cluster.Status.Conditions)
+		}
+		return nil
+	})
+}
+
+// usedNonces are the keys by which nonces were used, by the name of the claim.
+func usedNonces(t *testing.T) map[string]string {
+	t.Helper()
+	paths, err := filepath.Glob(filepath.Join(env.Installation.Bucket(), "operator-nonce", "*.pem"))
+	require.NoError(t, err)
+	used := map[string]string{}
+	for _, path := range paths {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		used[path] = string(data)
+	}
+	require.NotEmpty(t, used)
+	return used
+}
+
+func secretData(t *testing.T, name string) map[string][]byte {
+	t.Helper()
+	secret, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(t.Context(), name, metav1.GetOptions{})
+	require.NoError(t, err)
+	return secret.Data
+}
+
+// expectNoRepeatedFailure fails the test if a sync of the operator failed twice in a row
+// since from.
+func (o *faultyOperator) expectNoRepeatedFailure(t *testing.T, from int) {
+	t.Helper()
+	log, err := os.ReadFile(o.Process.LogPath())
+	require.NoError(t, err)
+	for line := range bytes.Lines(log[from:]) {
+		if bytes.Contains(line, []byte(`"Sync failed"`)) && !bytes.Contains(line, []byte("retries=0")) {
+			t.Errorf("the operator logs: %s", line)
+		}
+	}
+}

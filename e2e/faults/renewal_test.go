@@ -1,0 +1,182 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package faults
+
+import (
+	"context"
+	"crypto/x509"
+	"encoding/pem"
+	"errors"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// Certificates that live for seconds are renewed, without a restart: drains that began
+// with the first certificate end with the last, and groups are scaled meanwhile.
+func TestRenewal(t *testing.T) {
+	const (
+		ttl      = 15 * time.Second
+		renewals = 8
+		drained  = "renewed"
+		scaled   = "renewed-meanwhile"
+	)
+	o := runFaultyOperator(t)
+	for _, shard := range shardIDs {
+		require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) {
+			s.CertificateTTL, s.DrainTimeout = ttl, 10*time.Minute
+		}))
+		t.Cleanup(func() {
+			assert.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.CertificateTTL, s.DrainTimeout = 0, 0 }))
+		})
+	}
+	replicas := int32(3)
+	env.CreatePoolForTest(t, scaled, replicas)
+	env.CreatePoolForTest(t, drained, 6)
+	env.UntilRunning(t, drained, 6)
+	blockDrains(t, drained)
+	certificate := untilShortLived(t, ttl)
+	// At the end the operator has one that lives for a day again.
+	t.Cleanup(func() { testcluster.Eventually(t, time.Minute, "the operator registers again", registerAgain(ttl)) })
+	pid, _ := o.Process.PID()
+	from, audit := o.logSize(t), env.AuditEnd(t)
+
+	env.Scale(t, drained, 3)
+	testcluster.Eventually(t, time.Minute, "three drains are blocked", func(ctx context.Context) error { return blockedDrains(ctx, drained, 3) })
+	for range renewals {
+		certificate = untilRenewed(t, certificate)
+		replicas++
+		env.Scale(t, scaled, replicas)
+		env.UntilRunning(t, scaled, replicas)
+	}
+	require.NoError(t, blockedDrains(t.Context(), drained, 3))
+	require.NoError(t, env.Kube.PolicyV1().PodDisruptionBudgets(drained).Delete(t.Context(), "all", metav1.DeleteOptions{}))
+	env.UntilRunning(t, drained, 3)
+
+	evictions := env.OperatorRequests(t, audit, func(r controlplane.Request) bool {
+		return r.Verb == "create" && r.Subresource == "eviction" && r.Namespace == drained && r.Code == 201
+	})
+	assert.Len(t, evictions, 3, "Pods were evicted")
+	if now, running := o.Process.PID(); !running || now != pid {
+		t.Errorf("the operator was process %d and is %d, running %t", pid, now, running)
+	}
+	o.expectNoRepeatedFailure(t, from)
+}
+
+// blockDrains puts a Pod on each Node of a group, none of which may be evicted.
+func blockDrains(t *testing.T, group string) {
+	t.Helper()
+	env.CreateNamespace(t, group)
+	labels := map[string]string{"app": group}
+	nodes, err := env.Nodes(t.Context(), group)
+	require.NoError(t, err)
+	for i := range nodes {
+		_, err := env.Kube.CoreV1().Pods(group).Create(t.Context(), &corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i), Labels: labels},
+			Spec: corev1.PodSpec{
+				NodeName:   nodes[i].Name,
+				Containers: []corev1.Container{{Name: "main", Image: "none"}},
+			},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+	}
+	_, err = env.Kube.PolicyV1().PodDisruptionBudgets(group).Create(t.Context(), &policyv1.PodDisruptionBudget{
+		ObjectMeta: metav1.ObjectMeta{Name: "all"},
+		Spec: policyv1.PodDisruptionBudgetSpec{
+			MaxUnavailable: ptr.To(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	testcluster.Eventually(t, time.Minute, "the Pods run and the budget counts them", func(ctx context.Context) error {
+		budget, err := env.Kube.PolicyV1().PodDisruptionBudgets(group).Get(ctx, "all", metav1.GetOptions{})
+		if err == nil && int(budget.Status.CurrentHealthy) != len(nodes) {
+			err = fmt.Errorf("%d of %d are healthy", budget.Status.CurrentHealthy, len(nodes))
+		}
+		return err
+	})
+}
+
+// blockedDrains succeeds when so many drains of a pool are blocked, and no others run.
+func blockedDrains(ctx context.Context, name string, want int32) error {
+	pool, err := env.NstanceMachinePool(ctx, name)
+	if err != nil {
+		return err
+	}
+	draining, blocked := ptr.Deref(pool.Status.Draining, 0), ptr.Deref(pool.Status.DrainsBlocked, 0)
+	if draining != want || blocked != want {
+		return fmt.Errorf("%d drains, %d of them blocked, want %d", draining, blocked, want)
+	}
+	return nil
+}
+
+// untilShortLived waits until the operator has a certificate of the configured lifetime,
+// and returns it.
+func untilShortLived(t *testing.T, ttl time.Duration) *x509.Certificate {
+	t.Helper()
+	var certificate *x509.Certificate
+	testcluster.Eventually(t, 2*time.Minute, "the operator has a certificate that lives for seconds", func(ctx context.Context) (err error) {
+		if certificate, err = currentCertificate(ctx); err != nil {
+			return err
+		}
+		if time.Until(certificate.NotAfter) <= ttl {
+			return nil
+		}
+		// It registers again with the same key and nonce. The server may not have read its
+		// configuration yet.
+		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, certSecret, metav1.DeleteOptions{})
+		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
+	})
+	return certificate
+}
+
+// registerAgain succeeds when the operator has a certificate that lives for longer than
+// ttl, and deletes any other.
+func registerAgain(ttl time.Duration) func(context.Context) error {
+	return func(ctx context.Context) error {
+		certificate, err := currentCertificate(ctx)
+		if err != nil || time.Until(certificate.NotAfter) > ttl {
+			return err
+		}
+		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, certSecret, metav1.DeleteOptions{})
+		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
+	}
+}
+
+// untilRenewed waits until the operator has another certificate.
+func untilRenewed(t *testing.T, before *x509.Certificate) *x509.Certificate {
+	t.Helper()
+	var certificate *x509.Certificate
+	testcluster.Eventually(t, time.Minute, "the certificate is renewed", func(ctx context.Context) (err error) {
+		certificate, err = currentCertificate(ctx)
+		if err == nil && certificate.SerialNumber.Cmp(before.SerialNumber) == 0 {
+			err = fmt.Errorf("it is valid until %s", certificate.NotAfter)
+		}
+		return err
+	})
+	return certificate
+}
+
+func currentCertificate(ctx context.Context) (*x509.Certificate, error) {
+	secret, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, certSecret, metav1.GetOptions{})
+	if err != nil {
+		return nil, err
+	}
+	block, _ := pem.Decode(secret.Data[corev1.TLSCertKey])
+	if block == nil {
+		return nil, errors.New("the Secret has no certificate")
+	}
+	return x509.ParseCertificate(block.Bytes)
+}
