@@ -6,6 +6,7 @@ package faults
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
@@ -56,11 +57,17 @@ func TestRegistrationIsResumed(t *testing.T) {
 		assert.Equal(t, string(key["public.key"]), publicKey)
 	}
 	// Later starts need no nonce.
+	defer saveSecret(t, "nstance-operator-nonce")()
 	deleteSecret(t, "nstance-operator-nonce")
 	o.restart(t)
-	o.untilWorking(t)
+	testcluster.Eventually(t, time.Minute, "the operator uses its certificate", func(ctx context.Context) error {
+		expiry, err := installation.Metric(ctx, o.URL(), "nstance_operator_certificate_expiration_timestamp_seconds", nil)
+		if err == nil && expiry == 0 {
+			err = errors.New("it has none")
+		}
+		return err
+	})
 	untilIdentityReady(t)
-	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
 }
 
 // killAt starts the operator and kills it while it writes a Secret.
