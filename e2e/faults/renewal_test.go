@@ -35,6 +35,9 @@ func TestRenewal(t *testing.T) {
 		scaled   = "renewed-meanwhile"
 	)
 	o := runFaultyOperator(t)
+	// At the end, after the servers have their configuration back, the operator has a
+	// certificate that lives for a day again.
+	t.Cleanup(func() { testcluster.Eventually(t, time.Minute, "the operator registers again", registerAgain(ttl)) })
 	for _, shard := range shardIDs {
 		require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) {
 			s.CertificateTTL, s.DrainTimeout = ttl, 10*time.Minute
@@ -49,8 +52,6 @@ func TestRenewal(t *testing.T) {
 	env.UntilRunning(t, drained, 6)
 	blockDrains(t, drained)
 	certificate := untilShortLived(t, ttl)
-	// At the end the operator has one that lives for a day again.
-	t.Cleanup(func() { testcluster.Eventually(t, time.Minute, "the operator registers again", registerAgain(ttl)) })
 	pid, _ := o.Process.PID()
 	from, audit := o.logSize(t), env.AuditEnd(t)
 

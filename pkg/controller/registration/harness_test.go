@@ -6,6 +6,7 @@ package registration
 import (
 	"context"
 	"crypto/ed25519"
+	"crypto/x509"
 	"maps"
 	"testing"
 	"time"
@@ -231,11 +232,19 @@ func (h *harness) register() *certificate {
 	return h.certificate()
 }
 
+// authorities are the CA of the server, as the controller reads it.
+func (h *harness) authorities() *x509.CertPool {
+	h.T.Helper()
+	caPEM := string(h.server.Authority.CertificatePEM())
+	authorities, problem := parseCA("", &corev1.ConfigMap{Data: map[string]string{caKey: caPEM}})
+	require.Nil(h.T, problem)
+	return authorities
+}
+
 // certificate reads the Secret as the controller does.
 func (h *harness) certificate() *certificate {
 	h.T.Helper()
-	authorities, problem := parseCA("", &corev1.ConfigMap{Data: map[string]string{caKey: string(h.server.Authority.CertificatePEM())}})
-	require.Nil(h.T, problem)
+	authorities := h.authorities()
 	cert, problem := parseCertificate("", h.secret(certName), authorities)
 	require.Nil(h.T, problem)
 	require.NotNil(h.T, cert)

@@ -229,12 +229,46 @@ func TestCertificateOfTheAdministratorStays(t *testing.T) {
 	h.put(certName, map[string][]byte{corev1.TLSCertKey: certPEM, corev1.TLSPrivateKeyKey: []byte("x")})
 	h.mustSync()
 	h.expectState(metav1.ConditionFalse, reasonCertificateInvalid, certName)
+	otherPEM, otherKeyPEM := pkitest.Operator(t, pkitest.NewAuthority(t), servertest.ClusterID, tenant)
+	h.put(certName, map[string][]byte{corev1.TLSCertKey: otherPEM, corev1.TLSPrivateKeyKey: otherKeyPEM})
+	h.mustSync()
+	h.expectState(metav1.ConditionFalse, reasonCertificateInvalid, "tls.crt was not issued by the cluster CA")
 	// An empty Secret is none.
 	h.put(certName, nil)
 	h.mustSync(writeKey)
 	h.mustSync(writeCert)
 	_, err := tls.X509KeyPair(h.secret(certName).Data[corev1.TLSCertKey], h.secret(certName).Data[corev1.TLSPrivateKeyKey])
 	assert.NoError(t, err)
+}
+
+// The lifetime of a certificate begins when it is received: its validity begins earlier,
+// for clocks that are behind.
+func TestShortCertificateIsNotRenewedAtOnce(t *testing.T) {
+	h := newHarness(t)
+	h.register()
+	now := h.FakeClock.Now()
+	certPEM, keyPEM, err := h.server.Authority.IssueClient(pki.Client{ID: servertest.ClusterID, Tenant: tenant, Role: pki.RoleOperator}, time.Minute)
+	require.NoError(t, err)
+	require.NoError(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: keyPEM, authorities: h.authorities()}))
+	if renewal := h.certificate().renewal().Sub(now); renewal < 36*time.Second || renewal > 41*time.Second {
+		t.Errorf("a certificate of a minute is renewed after %s", renewal)
+	}
+}
+
+func TestUnusableCertificateOfAServerIsNotStored(t *testing.T) {
+	h := newHarness(t)
+	cert := h.register()
+	other := pkitest.NewAuthority(t)
+	certPEM, keyPEM := pkitest.Operator(t, other, servertest.ClusterID, tenant)
+	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: keyPEM, authorities: h.authorities()}), "another authority")
+	require.ErrorContains(t, h.controller.storeCertificate(h.Ctx, issued{certPEM: certPEM, keyPEM: cert.keyPEM, authorities: h.authorities()}), "cannot be used")
+
+	// The clock of the operator is a day and an hour ahead.
+	h.deleteSecret(certName)
+	h.Advance(25 * time.Hour)
+	_, err := h.sync()
+	require.ErrorContains(t, err, "the clocks differ")
+	h.expectState(metav1.ConditionFalse, reasonRegistrationFailed, "the clocks differ")
 }
 
 func TestServerOfAnotherShardGetsNoNonce(t *testing.T) {
