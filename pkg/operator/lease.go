@@ -40,6 +40,8 @@ type lease struct {
 	// renewed is the beginning of the last renewal, with a monotonic clock reading; zero
 	// while this process is not the holder of the Lease.
 	renewed time.Time
+	// written is the renew time in the Lease that this process has written last.
+	written time.Time
 }
 
 func newLease(client coordinationv1.LeasesGetter, options *Options) (*lease, error) {
@@ -68,13 +70,21 @@ func (l *lease) Deadline() time.Time {
 	return l.renewed.Add(l.validity)
 }
 
-// Get reads the Lease.
+// Get reads the Lease. One that is older than what this process has written was restored
+// from a backup, as was everything else that it has cached: it must not lead on.
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
-	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
+	if apierrors.IsNotFound(err) || err == nil && (record.HolderIdentity != l.Identity() || l.isOlder(record)) {
 		l.lose()
 	}
 	return record, raw, err
+}
+
+// isOlder reports whether record is from before the last renewal.
+func (l *lease) isOlder(record *resourcelock.LeaderElectionRecord) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return record.RenewTime.Time.Before(l.written)
 }
 
 // Create creates the Lease.
@@ -110,7 +120,8 @@ func (l *lease) write(record resourcelock.LeaderElectionRecord, write func() err
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if record.HolderIdentity == l.Identity() {
-		l.renewed = start
+		// The API server stores microseconds.
+		l.renewed, l.written = start, record.RenewTime.Truncate(time.Microsecond)
 	} else {
 		l.renewed = time.Time{}
 	}

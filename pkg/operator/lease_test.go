@@ -53,6 +53,32 @@ func TestLeaderEndsWhenItSeesAnother(t *testing.T) {
 	}
 }
 
+// A leader whose API server was restored from a backup, in which it leads, ends: its
+// caches are newer than the API server.
+func TestLeaderEndsWhenItsLeaseIsOlder(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		l := &leases{}
+		leader := l.run(t, nil)
+		<-leader.working
+		<-time.After(time.Minute)
+		backup, _ := l.left()
+		<-time.After(time.Minute)
+		backup.ResourceVersion += "0"
+		l.replace(backup)
+		select {
+		case err := <-leader.done:
+			if !errors.Is(err, errLeaseLost) {
+				t.Errorf("lead returned %v", err)
+			}
+		case <-time.After(complete().RetryPeriod + 1):
+			t.Error("the leader goes on after its next renewal")
+			leader.stop()
+		}
+		synctest.Wait()
+		close(leader.release)
+	})
+}
+
 // counter counts the requests that it receives.
 type counter int
 

@@ -67,7 +67,12 @@ func Run(ctx context.Context, options *Options) error {
 	}
 	health.synced.Store(true)
 	klog.FromContext(ctx).Info("Caches are complete", "namespace", options.Namespace, "cluster", options.ClusterName())
-	return lead(ctx, clients.lease, options, health.watchdog, components.work)
+	return lead(ctx, clients.lease, options, health.watchdog, func(ctx context.Context) error {
+		if err := checkNotRestored(ctx, cachedKinds(clients, informers, options.Namespace)); err != nil {
+			return err
+		}
+		return components.work(ctx)
+	})
 }
 
 func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
