@@ -15,6 +15,9 @@ TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod
 GOTEST := go test -vet=off -ldflags=-w -exec 'env -u GOGC'
 # The race detector needs cgo.
 RACETEST := $(COMPILE) CGO_ENABLED=1 $(GOTEST) -race
+# What --version and the metric build_info of released binaries report.
+VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
+VERSION_FLAGS = $(foreach pair,Version=$(VERSION) Revision=$(shell git rev-parse HEAD 2>/dev/null),-X github.com/prometheus/common/version.$(pair))
 # The packages whose tests share a cluster.
 CLUSTERS := $(patsubst e2e/%/main_test.go,./%,$(wildcard e2e/*/main_test.go))
 
@@ -32,7 +35,7 @@ run: ## Start a whole cluster with Nstance, until Ctrl-C.
 
 .PHONY: build
 build: ## Build the operator, the server and its admin tool into bin/.
-	$(COMPILE) go build -o bin/ ./cmd/...
+	$(COMPILE) go build -ldflags='$(VERSION_FLAGS)' -o bin/ ./cmd/...
 
 .PHONY: test
 test: test-unit test-e2e ## Run every test.

@@ -13,6 +13,7 @@ import (
 	"runtime/debug"
 	"syscall"
 
+	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -67,6 +68,8 @@ func command() *cobra.Command {
 			return operator.Run(cmd.Context(), options)
 		},
 	}
+	cmd.Version = version.Print(cmd.Name())
+	cmd.SetVersionTemplate("{{.Version}}\n")
 	options.AddFlags(cmd.Flags())
 	logsapi.AddFlags(logging, cmd.Flags())
 	return cmd

@@ -12,6 +12,7 @@ import (
 	"os/signal"
 	"syscall"
 
+	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 	"k8s.io/component-base/logs"
 	logsapi "k8s.io/component-base/logs/api/v1"
@@ -79,6 +80,8 @@ it changes.`,
 			}
 		},
 	}
+	command.Version = version.Print(command.Name())
+	command.SetVersionTemplate("{{.Version}}\n")
 	flags := command.Flags()
 	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
 	flags.StringVar(&options.ID, "id", "", "id of this server among those of the shard, of which no other may have it (default: one that is made once and kept in the cache folder)")

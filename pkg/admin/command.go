@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
 )
 
@@ -30,6 +31,8 @@ func NewCommand() *cobra.Command {
 			newGroupScaleCommand,
 		),
 	)
+	root.Version = version.Print(root.Name())
+	root.SetVersionTemplate("{{.Version}}\n")
 	root.SilenceUsage = true
 	root.SilenceErrors = true
 	return root

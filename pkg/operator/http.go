@@ -9,9 +9,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
+	"sync"
 	"sync/atomic"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus/collectors/version"
 	"k8s.io/client-go/tools/leaderelection"
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
@@ -41,6 +43,11 @@ func newHealth() *health {
 	return &health{watchdog: leaderelection.NewLeaderHealthzAdaptor(renewTolerance)}
 }
 
+// registerBuildInfo registers the metric nstance_operator_build_info, once in a process.
+var registerBuildInfo = sync.OnceFunc(func() {
+	legacyregistry.Registerer().MustRegister(version.NewCollector("nstance_operator"))
+})
+
 // handler answers /healthz, /readyz and /metrics.
 func (h *health) handler() http.Handler {
 	mux := http.NewServeMux()
@@ -54,6 +61,7 @@ func (h *health) handler() http.Handler {
 		}
 		answer(w, nil)
 	})
+	registerBuildInfo()
 	mux.Handle("GET /metrics", legacyregistry.Handler())
 	return mux
 }

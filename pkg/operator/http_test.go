@@ -37,8 +37,10 @@ func TestProbes(t *testing.T) {
 
 func TestMetrics(t *testing.T) {
 	code, body := ask(t, newHealth(), "/metrics")
-	if code != http.StatusOK || !strings.Contains(body, "go_goroutines") {
-		t.Errorf("/metrics answers %d with %d bytes", code, len(body))
+	for _, name := range []string{"go_goroutines", "nstance_operator_build_info{"} {
+		if code != http.StatusOK || !strings.Contains(body, name) {
+			t.Errorf("/metrics answers %d with %d bytes, without %s", code, len(body), name)
+		}
 	}
 }
 

@@ -118,6 +118,10 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 func FromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var wrong []error
 	flags.VisitAll(func(flag *pflag.Flag) {
+		// These exit, and are not settings.
+		if flag.Name == "help" || flag.Name == "version" {
+			return
+		}
 		name := "NSTANCE_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
 		value, ok := lookup(name)
 		if !ok || flag.Changed {

@@ -97,6 +97,7 @@ func parse(t *testing.T, environment map[string]string, args ...string) (*Option
 	options := DefaultOptions()
 	flags := pflag.NewFlagSet("test", pflag.ContinueOnError)
 	options.AddFlags(flags)
+	flags.Bool("version", false, "as cobra adds it")
 	require.NoError(t, flags.Parse(args))
 	return options, FromEnvironment(flags, func(name string) (string, bool) {
 		value, ok := environment[name]
@@ -115,6 +116,7 @@ func TestFromEnvironment(t *testing.T) {
 		"NSTANCE_CAPI_SERVICEACCOUNT":         "from-env",
 		"NSTANCE_LEADER_ELECT_LEASE_DURATION": "1m",
 		"CLUSTER_ID":                          "without-prefix",
+		"NSTANCE_VERSION":                     "not a flag",
 	}, "--tenant=from-flag")
 	require.NoError(t, err)
 	for what, got := range map[string]string{

@@ -13,6 +13,7 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/collectors/version"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -91,6 +92,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		registry:        prometheus.NewRegistry(),
 	}
 	sh.inForce.Store(c)
+	sh.registry.MustRegister(version.NewCollector("nstance_server"))
 	p := &process{
 		server:  s,
 		storage: storage.WithTimeout(s.Storage, func() time.Duration { return sh.inForce.Load().Shard.RequestTimeout }),
