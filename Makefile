@@ -37,12 +37,21 @@ run: ## Start a whole cluster with Nstance, until Ctrl-C.
 build: ## Build the operator, the server and its admin tool into bin/.
 	$(COMPILE) go build -ldflags='$(VERSION_FLAGS)' -o bin/ ./cmd/...
 
+.PHONY: image
+image: build ## Write an image archive of each binary to bin/images/NAME.tar.
+	@for name in nstance-operator nstance-server nstance-admin; do \
+		(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/$$name -tag "$$name:$(VERSION)" \
+			-version '$(VERSION)' -revision "$$(git rev-parse HEAD)" -output $(CURDIR)/bin/images/$$name.tar) || exit; \
+		echo "bin/images/$$name.tar: $$name:$(VERSION)"; \
+	done
+
 .PHONY: test
 test: test-unit test-e2e ## Run every test.
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need no cluster.
 	$(RACETEST) ./...
+	cd hack/tools && $(COMPILE) $(GOTEST) ./image
 
 .PHONY: test-e2e
 test-e2e: ## Run the tests against a real control plane.

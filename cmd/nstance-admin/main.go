@@ -13,6 +13,9 @@ import (
 	"syscall"
 
 	"nstance.dev/operator/pkg/admin"
+
+	// The CA certificates of public services, for images that have none.
+	_ "golang.org/x/crypto/x509roots/fallback"
 )
 
 func main() {

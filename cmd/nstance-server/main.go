@@ -18,6 +18,9 @@ import (
 	logsapi "k8s.io/component-base/logs/api/v1"
 
 	"nstance.dev/operator/pkg/server"
+
+	// The CA certificates of public services, for images that have none.
+	_ "golang.org/x/crypto/x509roots/fallback"
 )
 
 func main() {

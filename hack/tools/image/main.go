@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Command image packs a static binary into a container image, without a container
+// engine and without a base image, and writes it as an archive for "docker load",
+// "podman load" or "ctr images import".
+package main
+
+import (
+	"archive/tar"
+	"bytes"
+	"flag"
+	"fmt"
+	"io"
+	"os"
+	"path/filepath"
+	"runtime"
+	"time"
+
+	"github.com/google/go-containerregistry/pkg/name"
+	v1 "github.com/google/go-containerregistry/pkg/v1"
+	"github.com/google/go-containerregistry/pkg/v1/empty"
+	"github.com/google/go-containerregistry/pkg/v1/mutate"
+	"github.com/google/go-containerregistry/pkg/v1/tarball"
+)
+
+// user is that of images without a shell: not root, and in no password file.
+const user = "65532:65532"
+
+// options describe an image.
+type options struct {
+	binary, tag, version, revision, output string
+}
+
+func main() {
+	var o options
+	flag.StringVar(&o.binary, "binary", "", "the static binary, which becomes the entry point")
+	flag.StringVar(&o.tag, "tag", "", "name and tag of the image")
+	flag.StringVar(&o.version, "version", "", "version of the binary")
+	flag.StringVar(&o.revision, "revision", "", "revision of its source")
+	flag.StringVar(&o.output, "output", "", "archive to write")
+	flag.Parse()
+	if err := o.write(); err != nil {
+		fmt.Fprintln(os.Stderr, "image:", err)
+		os.Exit(1)
+	}
+}
+
+// write writes the archive.
+func (o options) write() error {
+	tag, err := name.NewTag(o.tag)
+	if err != nil {
+		return fmt.Errorf("-tag: %w", err)
+	}
+	image, err := o.build()
+	if err != nil {
+		return err
+	}
+	if err := os.MkdirAll(filepath.Dir(o.output), 0o755); err != nil {
+		return err
+	}
+	return tarball.WriteToFile(o.output, tag, image)
+}
+
+// build returns the image. The same binary gives the same image.
+func (o options) build() (v1.Image, error) {
+	binary, err := os.ReadFile(o.binary)
+	if err != nil {
+		return nil, fmt.Errorf("-binary: %w", err)
+	}
+	entrypoint := "/" + filepath.Base(o.binary)
+	content, err := layer(entrypoint, binary)
+	if err != nil {
+		return nil, fmt.Errorf("pack %s: %w", o.binary, err)
+	}
+	files, err := tarball.LayerFromOpener(func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(content)), nil })
+	if err != nil {
+		return nil, fmt.Errorf("make the layer: %w", err)
+	}
+	image, err := mutate.AppendLayers(empty.Image, files)
+	if err != nil {
+		return nil, fmt.Errorf("add the layer: %w", err)
+	}
+	return mutate.ConfigFile(image, o.config(image, entrypoint))
+}
+
+// config returns the configuration of an image that has its layers.
+func (o options) config(image v1.Image, entrypoint string) *v1.ConfigFile {
+	config := &v1.ConfigFile{
+		OS:           "linux",
+		Architecture: runtime.GOARCH,
+		Config: v1.Config{
+			Entrypoint: []string{entrypoint},
+			User:       user,
+			WorkingDir: "/",
+			Labels: map[string]string{
+				"org.opencontainers.image.title":    filepath.Base(entrypoint),
+				"org.opencontainers.image.version":  o.version,
+				"org.opencontainers.image.revision": o.revision,
+				"org.opencontainers.image.licenses": "Apache-2.0",
+			},
+		},
+	}
+	if present, err := image.ConfigFile(); err == nil {
+		config.RootFS = present.RootFS
+	}
+	return config
+}
+
+// layer returns an archive with one executable file, and a folder for temporary files.
+func layer(path string, content []byte) ([]byte, error) {
+	var archive bytes.Buffer
+	writer := tar.NewWriter(&archive)
+	epoch := time.Unix(0, 0)
+	if err := writer.WriteHeader(&tar.Header{Name: "tmp/", Typeflag: tar.TypeDir, Mode: 0o1777, ModTime: epoch}); err != nil {
+		return nil, err
+	}
+	if err := writer.WriteHeader(&tar.Header{Name: path[1:], Mode: 0o555, Size: int64(len(content)), ModTime: epoch}); err != nil {
+		return nil, err
+	}
+	if _, err := writer.Write(content); err != nil {
+		return nil, err
+	}
+	if err := writer.Close(); err != nil {
+		return nil, err
+	}
+	return archive.Bytes(), nil
+}
