@@ -5,8 +5,10 @@ package operator
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 
+	"google.golang.org/grpc/credentials"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/component-base/metrics/legacyregistry"
@@ -22,6 +24,7 @@ import (
 	"nstance.dev/operator/pkg/controller/poolmember"
 	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/controller/shardgroup"
+	"nstance.dev/operator/pkg/shard/identity"
 )
 
 // leaderController runs on the leader.
@@ -106,7 +109,10 @@ func (c *components) registrationOptions(options *Options, informers *informers)
 		Key:         informers.key,
 		Cert:        informers.cert,
 		Endpoints:   c.configuration,
-		Renewer:     c.connections,
+		Credentials: func(authorities *x509.CertPool, shard string) credentials.TransportCredentials {
+			return identity.AnonymousCredentials(authorities, options.ClusterID, shard)
+		},
+		Renewer: c.connections,
 	}
 }
 

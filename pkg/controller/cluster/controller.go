@@ -10,6 +10,7 @@ import (
 	"context"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/listers"
 	corev1listers "k8s.io/client-go/listers/core/v1"
@@ -21,7 +22,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/controller/registration"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 )
@@ -39,8 +39,8 @@ type Options struct {
 
 // Identity is the source of the condition IdentityReady.
 type Identity interface {
-	// State returns the state of the certificate; the zero State if it is not known yet.
-	State() registration.State
+	// State returns status, reason and message; no status while they are not known.
+	State() metav1.Condition
 	// AddHandler registers handler, which is called when the state changed.
 	AddHandler(handler func())
 }

@@ -24,7 +24,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -61,11 +60,11 @@ type harness struct {
 
 // certificate is the Identity of a test.
 type certificate struct {
-	state   registration.State
+	state   metav1.Condition
 	handler func()
 }
 
-func (c *certificate) State() registration.State { return c.state }
+func (c *certificate) State() metav1.Condition   { return c.state }
 func (c *certificate) AddHandler(handler func()) { c.handler = handler }
 
 func source() *KubeconfigSource {

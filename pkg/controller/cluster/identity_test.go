@@ -13,7 +13,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
-	"nstance.dev/operator/pkg/controller/registration"
 )
 
 // The condition IdentityReady follows the certificate, and a problem is one event.
@@ -23,22 +22,22 @@ func TestIdentityReady(t *testing.T) {
 	assert.Nil(t, h.identityReady(), "before the first sync of the certificate")
 
 	for _, test := range []struct {
-		state  registration.State
+		state  metav1.Condition
 		events []string
 	}{
-		{registration.State{Status: metav1.ConditionFalse, Reason: "NonceRejected", Message: "it expired"}, []string{"Warning NonceRejected it expired"}},
-		{registration.State{Status: metav1.ConditionFalse, Reason: "NonceRejected", Message: "it was used"}, nil},
-		{registration.State{Status: metav1.ConditionTrue, Reason: "Ready"}, nil},
-		{registration.State{Status: metav1.ConditionTrue, Reason: "RenewalOverdue", Message: "soon"}, nil},
-		{registration.State{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonCertificateExpiring, Message: "very soon"}, []string{"Warning CertificateExpiring very soon"}},
-		{registration.State{Status: metav1.ConditionFalse, Reason: "NotRegistered", Message: "the operator is registering"}, nil},
+		{metav1.Condition{Status: metav1.ConditionFalse, Reason: "NonceRejected", Message: "it expired"}, []string{"Warning NonceRejected it expired"}},
+		{metav1.Condition{Status: metav1.ConditionFalse, Reason: "NonceRejected", Message: "it was used"}, nil},
+		{metav1.Condition{Status: metav1.ConditionTrue, Reason: "Ready"}, nil},
+		{metav1.Condition{Status: metav1.ConditionTrue, Reason: "RenewalOverdue", Message: "soon"}, nil},
+		{metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonCertificateExpiring, Message: "very soon"}, []string{"Warning CertificateExpiring very soon"}},
+		{metav1.Condition{Status: metav1.ConditionFalse, Reason: "NotRegistered", Message: "the operator is registering"}, nil},
 	} {
 		h.identity.state = test.state
 		h.expect(writeStatus)
 		h.ExpectEvents(test.events...)
 		condition := h.identityReady()
 		require.NotNil(t, condition)
-		assert.Equal(t, test.state, registration.State{Status: condition.Status, Reason: condition.Reason, Message: condition.Message})
+		assert.Equal(t, test.state, metav1.Condition{Status: condition.Status, Reason: condition.Reason, Message: condition.Message})
 	}
 	// The next leader keeps the condition until it knows better.
 	h.identity = &certificate{}

@@ -10,7 +10,6 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
-	"nstance.dev/operator/pkg/controller/registration"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 )
 
@@ -34,7 +33,7 @@ type findings struct {
 	// pausedBy is what pauses the cluster.
 	pausedBy string
 	// identity is the state of the operator's certificate.
-	identity registration.State
+	identity metav1.Condition
 }
 
 // newStatus returns the status for the findings. Provisioned, controlPlaneInitialized

@@ -10,9 +10,12 @@ package registration
 
 import (
 	"context"
+	"crypto/x509"
 	"sync"
 
+	"google.golang.org/grpc/credentials"
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1client "k8s.io/client-go/kubernetes/typed/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/clock"
@@ -31,6 +34,9 @@ type Options struct {
 	CA, Nonce, Key, Cert cache.SharedIndexInformer
 	// Endpoints are the addresses of the shards.
 	Endpoints Endpoints
+	// Credentials returns those of a client without a certificate that verifies the servers
+	// of a shard.
+	Credentials func(authorities *x509.CertPool, shard string) credentials.TransportCredentials
 	// Renewer calls the shards with the present certificate.
 	Renewer Renewer
 }
@@ -67,7 +73,7 @@ type Controller struct {
 	rejected rejection
 
 	mu       sync.Mutex
-	state    State
+	state    metav1.Condition
 	handlers []func()
 }
 

@@ -15,6 +15,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/credentials"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -119,6 +120,9 @@ func (h *harness) restart() {
 		CAConfigMap: caName, NonceSecret: nonceName, KeySecret: keyName, CertSecret: certName,
 		CA: h.configMaps, Nonce: h.secrets, Key: h.secrets, Cert: h.secrets,
 		Endpoints: h.endpoints, Renewer: h.pool,
+		Credentials: func(authorities *x509.CertPool, shard string) credentials.TransportCredentials {
+			return identity.AnonymousCredentials(authorities, servertest.ClusterID, shard)
+		},
 	})
 	require.NoError(h.T, err)
 	h.controller = c

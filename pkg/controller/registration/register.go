@@ -17,7 +17,6 @@ import (
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/identity"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -63,8 +62,7 @@ func (c *Controller) registerAt(
 ) ([]byte, error) {
 	ctx, cancel := context.WithTimeout(ctx, registerTimeout)
 	defer cancel()
-	credentials := identity.AnonymousCredentials(authorities, c.options.ClusterID, id)
-	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials))
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(c.options.Credentials(authorities, id)))
 	if err != nil {
 		return nil, fmt.Errorf("create a client for %s: %w", address, err)
 	}

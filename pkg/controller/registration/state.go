@@ -34,15 +34,9 @@ const (
 	reasonRenewalOverdue = "RenewalOverdue"
 )
 
-// State is the state of the operator's certificate, as the condition IdentityReady
-// reports it. The zero State means that it is not known yet.
-type State struct {
-	Status          metav1.ConditionStatus
-	Reason, Message string
-}
-
-// State returns the state at the last sync.
-func (c *Controller) State() State {
+// State returns status, reason and message of the condition IdentityReady as of the last
+// sync; no status before the first.
+func (c *Controller) State() metav1.Condition {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.state
@@ -54,7 +48,7 @@ func (c *Controller) AddHandler(handler func()) {
 	c.handlers = append(c.handlers, handler)
 }
 
-func (c *Controller) setState(state State) {
+func (c *Controller) setState(state metav1.Condition) {
 	c.mu.Lock()
 	changed := c.state != state
 	c.state = state
@@ -67,10 +61,10 @@ func (c *Controller) setState(state State) {
 }
 
 // newState returns the state after a sync that made one step with an error, or none.
-func newState(o observation, decided decision, err error, now time.Time) State {
-	ready := State{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady}
-	notReady := func(reason, message string) State {
-		return State{Status: metav1.ConditionFalse, Reason: reason, Message: message}
+func newState(o observation, decided decision, err error, now time.Time) metav1.Condition {
+	ready := metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReady}
+	notReady := func(reason, message string) metav1.Condition {
+		return metav1.Condition{Status: metav1.ConditionFalse, Reason: reason, Message: message}
 	}
 	switch {
 	case decided.blocked != nil:
@@ -94,7 +88,7 @@ func newState(o observation, decided decision, err error, now time.Time) State {
 		message += "; the administrator who provided it renews it"
 	}
 	if now.Before(o.cert.expiring()) {
-		return State{Status: metav1.ConditionTrue, Reason: reasonRenewalOverdue, Message: message}
+		return metav1.Condition{Status: metav1.ConditionTrue, Reason: reasonRenewalOverdue, Message: message}
 	}
-	return State{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonCertificateExpiring, Message: message}
+	return metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonCertificateExpiring, Message: message}
 }
