@@ -101,6 +101,7 @@ func TestARestartWhileAGroupIsDeleted(t *testing.T) {
 	operator := second.Operator("default")
 	want := &nstancev1.GroupStatus{
 		Key: "workers", Tenant: "default", Deleting: true, ActualSize: 2, ProviderIds: before.ProviderIds, Declared: &nstancev1.GroupSettings{},
+		Revision: &nstancev1.Revision{},
 	}
 	if got := list(t, operator); len(got) != 1 || !proto.Equal(withoutInstances(got[0]), want) || !slices.Equal(instanceIDs(got[0]), instanceIDs(before)) {
 		t.Errorf("there are groups %v, want %v", got, want)

@@ -17,10 +17,10 @@ import (
 type request struct {
 	ctx context.Context
 	key instance.GroupKey
-	// plan returns what must be stored of the group and the group after that,
-	// nil for nothing and for no group. current is what is stored, and before is
-	// the group, nil if there is none. It is called with writeMu locked.
-	plan func(current *stored, before *Group) (next *stored, after *Group, err error)
+	// plan returns what must be stored and the group after that, nil for no group.
+	// current is what is stored, and before is the group, nil if there is none. It is
+	// called with writeMu locked.
+	plan func(current edit, before *Group) (next edit, after *Group, err error)
 
 	// The results are set when do has returned.
 	group   *Group
@@ -73,21 +73,22 @@ func (s *Store) store(requests []*request) {
 	content, groups := s.content, map[instance.GroupKey]*Group{}
 	var writes []*request
 	for _, r := range requests {
-		current := content.get(r.key)
+		current := content.current(r.key)
 		before, written := groups[r.key]
 		if !written {
 			before, _ = s.Get(r.key)
 		}
+		// The result may be due to a change that the write fails to store.
+		dependent := written || current.retired != s.content.retired[r.key.Tenant]
 		next, after, err := r.plan(current, before)
 		switch {
 		case err != nil:
 			r.err = err
-			if written {
-				// The error may be due to a change that the write fails to store.
+			if dependent {
 				writes = append(writes, r)
 			}
 			continue
-		case !written && s.isStored(current, next):
+		case !dependent && s.isStored(current, next):
 			r.group = before
 			continue
 		}
@@ -96,7 +97,7 @@ func (s *Store) store(requests []*request) {
 			continue
 		}
 		r.group, r.changed = after, before.etagOrEmpty() != after.etagOrEmpty()
-		content, groups[r.key] = content.with(r.key, next), after
+		content, groups[r.key] = content.apply(r.key, next), after
 		writes = append(writes, r)
 	}
 	if len(writes) == 0 {
@@ -117,8 +118,8 @@ func (s *Store) store(requests []*request) {
 // isStored reports whether next can be acknowledged without a write, because
 // the stored object is known and already contains it. After a failed write the
 // object may differ from content.
-func (s *Store) isStored(current, next *stored) bool {
-	return s.object.unconfirmed == nil && reflect.DeepEqual(current, next)
+func (s *Store) isStored(current, next edit) bool {
+	return s.object.unconfirmed == nil && current.retired == next.retired && reflect.DeepEqual(current.group, next.group)
 }
 
 // publish makes changed groups visible. A nil group is removed.

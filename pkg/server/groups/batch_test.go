@@ -134,7 +134,7 @@ func TestConcurrentChangesShareAWrite(t *testing.T) {
 	})
 	cancel()
 	b.call(func() {
-		if changed, err := b.Delete(t.Context(), keyOf(0)); !changed || err != nil {
+		if changed, err := b.Delete(t.Context(), keyOf(0), nil); !changed || err != nil {
 			t.Errorf("Delete returns changed %t, error %v", changed, err)
 		}
 	})

@@ -32,7 +32,7 @@ func TestAnotherServerWrites(t *testing.T) {
 			return err
 		},
 		"delete": func(ctx context.Context, s *Store) error {
-			_, err := s.Delete(ctx, main)
+			_, err := s.Delete(ctx, main, nil)
 			return err
 		},
 		"another configuration": func(ctx context.Context, s *Store) error {
@@ -87,7 +87,7 @@ func TestUnconfirmedWrite(t *testing.T) {
 	}
 	deleteOf := func(key instance.GroupKey) func(*testing.T, *Store) result {
 		return func(t *testing.T, s *Store) result {
-			changed, err := s.Delete(t.Context(), key)
+			changed, err := s.Delete(t.Context(), key, nil)
 			return result{changed, err}
 		}
 	}

@@ -16,7 +16,7 @@ func TestDelete(t *testing.T) {
 	t.Run("a dynamic group is deleted", func(t *testing.T) {
 		s := open(t, newStorage(t))
 		upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 1})
-		if changed, err := s.Delete(t.Context(), dynamic); !changed || err != nil {
+		if changed, err := s.Delete(t.Context(), dynamic, nil); !changed || err != nil {
 			t.Errorf("changed %t, error %v", changed, err)
 		}
 		if group, found := s.Get(dynamic); found {
@@ -27,7 +27,7 @@ func TestDelete(t *testing.T) {
 		s := open(t, newStorage(t))
 		before := get(t, s, main)
 		upsert(t, s, main, Change{Size: 8, Settings: Settings{Vars: map[string]string{"a": "b"}}})
-		if changed, err := s.Delete(t.Context(), main); !changed || err != nil {
+		if changed, err := s.Delete(t.Context(), main, nil); !changed || err != nil {
 			t.Errorf("changed %t, error %v", changed, err)
 		}
 		if diff := cmp.Diff(before, get(t, s, main)); diff != "" {
@@ -37,7 +37,7 @@ func TestDelete(t *testing.T) {
 	for _, key := range []instance.GroupKey{main, dynamic} {
 		t.Run("nothing stored of "+key.String(), func(t *testing.T) {
 			store := newStorage(t)
-			if changed, err := open(t, store).Delete(t.Context(), key); changed || err != nil {
+			if changed, err := open(t, store).Delete(t.Context(), key, nil); changed || err != nil {
 				t.Errorf("changed %t, error %v", changed, err)
 			}
 			if object := readObject(t, store); object.ETag != "" {
@@ -46,7 +46,7 @@ func TestDelete(t *testing.T) {
 		})
 	}
 	t.Run("a malformed key", func(t *testing.T) {
-		_, err := open(t, newStorage(t)).Delete(t.Context(), instance.GroupKey{Tenant: "default", Group: "A"})
+		_, err := open(t, newStorage(t)).Delete(t.Context(), instance.GroupKey{Tenant: "default", Group: "A"}, nil)
 		if !errors.As(err, new(*InvalidError)) {
 			t.Errorf("got %v, want an InvalidError", err)
 		}

@@ -20,6 +20,8 @@ const indent = "  "
 // groups are the same in the next content.
 type encoder struct {
 	groups map[instance.GroupKey]encodedGroup
+	// retired are the texts of the retired uids by tenant.
+	retired map[string]encodedUIDs
 	// size is the size of the last content.
 	size int
 }
@@ -31,7 +33,15 @@ type encodedGroup struct {
 	text []byte
 }
 
-// encode returns c as json.MarshalIndent does.
+// encodedUIDs is the text of the retired uids of a tenant, with its name. It is
+// outdated when the content has other ones: values are immutable.
+type encodedUIDs struct {
+	of   *retiredUIDs
+	text []byte
+}
+
+// encode returns c as json.MarshalIndent does: an object with a field for each tenant,
+// and one for the retired uids if there are any.
 func (e *encoder) encode(c content) ([]byte, error) {
 	if e.groups == nil {
 		e.groups = map[instance.GroupKey]encodedGroup{}
@@ -39,11 +49,14 @@ func (e *encoder) encode(c content) ([]byte, error) {
 	var b bytes.Buffer
 	b.Grow(e.size + e.size/8)
 	count := 0
-	err := writeObject(&b, "", c, func(tenant string, groups map[string]*stored) error {
-		count += len(groups)
+	err := writeObject(&b, "", c.fields(), func(tenant string, groups map[string]*stored) error {
 		if err := writeName(&b, tenant); err != nil {
 			return err
 		}
+		if tenant == retiredKey {
+			return e.writeRetired(&b, c.retired)
+		}
+		count += len(groups)
 		return writeObject(&b, indent, groups, func(name string, of *stored) error {
 			text, err := e.group(instance.GroupKey{Tenant: tenant, Group: name}, of)
 			b.Write(text)
@@ -58,6 +71,40 @@ func (e *encoder) encode(c content) ([]byte, error) {
 	}
 	e.size = b.Len()
 	return b.Bytes(), nil
+}
+
+// fields returns the groups by tenant, and retiredKey if c has retired uids.
+func (c content) fields() map[string]map[string]*stored {
+	if len(c.retired) == 0 {
+		return c.groups
+	}
+	fields := map[string]map[string]*stored{retiredKey: nil}
+	maps.Copy(fields, c.groups)
+	return fields
+}
+
+// writeRetired writes the retired uids by tenant.
+func (e *encoder) writeRetired(b *bytes.Buffer, retired map[string]*retiredUIDs) error {
+	known := e.retired
+	e.retired = make(map[string]encodedUIDs, len(retired))
+	return writeObject(b, indent, retired, func(tenant string, uids *retiredUIDs) error {
+		encoded := known[tenant]
+		if encoded.of != uids {
+			var text bytes.Buffer
+			if err := writeName(&text, tenant); err != nil {
+				return err
+			}
+			value, err := json.MarshalIndent(uids, indent+indent, indent)
+			if err != nil {
+				return fmt.Errorf("encode the retired uids of tenant %s: %w", tenant, err)
+			}
+			text.Write(value)
+			encoded = encodedUIDs{of: uids, text: text.Bytes()}
+		}
+		e.retired[tenant] = encoded
+		b.Write(encoded.text)
+		return nil
+	})
 }
 
 // group returns the text of one group with its name.

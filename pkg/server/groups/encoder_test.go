@@ -13,6 +13,18 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
+// plainJSON returns what the text of c encodes.
+func plainJSON(c content) map[string]any {
+	fields := map[string]any{}
+	for tenant, groups := range c.groups {
+		fields[tenant] = groups
+	}
+	if len(c.retired) > 0 {
+		fields["retired_uids"] = c.retired
+	}
+	return fields
+}
+
 // TestEncodeIsMarshalIndent checks that the text is that of json.MarshalIndent
 // after every change, and that the encoder forgets deleted groups.
 func TestEncodeIsMarshalIndent(t *testing.T) {
@@ -22,6 +34,7 @@ func TestEncodeIsMarshalIndent(t *testing.T) {
 	full := &stored{
 		Settings:    Settings{Template: "<a&b>", SubnetPools: []string{"x", "y"}, Vars: map[string]string{"b": "1", "a": "\"\n"}},
 		RemoveFirst: []string{"i-1"},
+		Revision:    &Revision{UID: "u", Generation: 5},
 		Declared:    &Settings{},
 		Args:        map[string]any{"deep": map[string]any{"list": []any{1, "2"}}, "empty": map[string]any{}},
 		WhenDropped: &stored{Size: 3},
@@ -37,9 +50,19 @@ func TestEncodeIsMarshalIndent(t *testing.T) {
 		{"a changed group", func(c content) content { return c.with(keyOf("default", "b"), &stored{Size: 2}) }},
 		{"nothing changed", func(c content) content { return c }},
 		{"a tenant without groups", func(c content) content {
-			c["empty"] = map[string]*stored{}
+			c.groups["empty"] = map[string]*stored{}
 			return c
 		}},
+		{"retired uids", func(c content) content {
+			return c.apply(keyOf("default", "b"), edit{group: c.get(keyOf("default", "b")), retired: &retiredUIDs{"u", "<v>"}})
+		}},
+		{"retired uids of another tenant, without groups", func(c content) content {
+			return c.apply(keyOf("zone", "b"), edit{retired: &retiredUIDs{"w"}})
+		}},
+		{"other retired uids", func(c content) content {
+			return c.apply(keyOf("default", "b"), edit{group: c.get(keyOf("default", "b")), retired: c.retired["default"].with("x")})
+		}},
+		{"no retired uids of one tenant", func(c content) content { return c.apply(keyOf("zone", "b"), edit{}) }},
 		{"a deleted group", func(c content) content { return c.with(keyOf("default", "b"), nil) }},
 		{"a deleted group created as another one", func(c content) content { return c.with(keyOf("default", "b"), full) }},
 		{"a quoted name", func(c content) content { return c.with(keyOf("default", "\"<"), full) }},
@@ -48,7 +71,7 @@ func TestEncodeIsMarshalIndent(t *testing.T) {
 	e, c := &encoder{}, content{}
 	for _, step := range steps {
 		c = step.change(c)
-		want, err := json.MarshalIndent(c, "", "  ")
+		want, err := json.MarshalIndent(plainJSON(c), "", "  ")
 		require.NoError(t, err)
 		got, err := e.encode(c)
 		require.NoError(t, err)
@@ -58,12 +81,19 @@ func TestEncodeIsMarshalIndent(t *testing.T) {
 		if len(e.groups) != len(c.keys()) {
 			t.Errorf("%s: the encoder has %d groups, want %d", step.name, len(e.groups), len(c.keys()))
 		}
+		decoded, err := decode(got)
+		require.NoError(t, err)
+		again, err := (&encoder{}).encode(decoded)
+		require.NoError(t, err)
+		if diff := cmp.Diff(string(got), string(again)); diff != "" {
+			t.Errorf("%s (-encoded +decoded and encoded again):\n%s", step.name, diff)
+		}
 	}
 }
 
 // TestEncodeErrors checks that a group that cannot be encoded is named.
 func TestEncodeErrors(t *testing.T) {
-	c := content{"default": {"dynamic": {Args: map[string]any{"invalid": func() {}}}}}
+	c := content{groups: map[string]map[string]*stored{"default": {"dynamic": {Args: map[string]any{"invalid": func() {}}}}}}
 	e := &encoder{}
 	for range 2 {
 		text, err := e.encode(c)

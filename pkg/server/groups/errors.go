@@ -34,3 +34,26 @@ type RestrictedError struct {
 func (e *RestrictedError) Error() string {
 	return fmt.Sprintf("group %s is static: %v", e.Group, e.Problems.ToAggregate())
 }
+
+// StaleError rejects a request whose revision is older than that of an accepted one.
+// It says nothing about the configuration in the request.
+type StaleError struct {
+	Group    instance.GroupKey
+	Revision Revision
+	// Stored is the revision of the group, nil when there is none.
+	Stored *Revision
+}
+
+// Error names both revisions.
+func (e *StaleError) Error() string {
+	switch {
+	case e.Stored == nil:
+		return fmt.Sprintf("group %s: the request has generation %d of object %s, whose group was deleted", e.Group, e.Revision.Generation, e.Revision.UID)
+	case e.Stored.UID != e.Revision.UID:
+		return fmt.Sprintf("group %s: the request has generation %d of object %s, which was replaced by object %s: the group has generation %d of that one",
+			e.Group, e.Revision.Generation, e.Revision.UID, e.Stored.UID, e.Stored.Generation)
+	default:
+		return fmt.Sprintf("group %s: the request has generation %d of object %s, but the group has the newer generation %d",
+			e.Group, e.Revision.Generation, e.Revision.UID, e.Stored.Generation)
+	}
+}

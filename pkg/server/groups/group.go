@@ -23,6 +23,8 @@ type Group struct {
 	Settings
 	// Declared are the settings that an operator declared last, nil when none did.
 	Declared *Settings
+	// Revision is that of the last change that had one, nil when none had.
+	Revision *Revision
 	// Kind is the template's, the prefix of instance ids.
 	Kind string
 	// Size is how many managed instances are wanted.
@@ -79,4 +81,11 @@ type Change struct {
 	Size        int32
 	RemoveFirst []string
 	Args        map[string]string
+	// Revision is that of the object that the change comes from, nil when the client
+	// sends none: such a change is never older than another, and keeps the stored
+	// revision.
+	Revision *Revision
+	// Replaces makes an older change accepted if it is the stored revision or, for a
+	// group without one, has the uid of Revision.
+	Replaces *Revision
 }

@@ -115,6 +115,7 @@ type etagContent struct {
 	InfraConfigHash   string
 	ETag              string
 	Declared          *Settings `json:",omitempty"`
+	Revision          *Revision `json:",omitempty"`
 	// Settings are those without a field above: they are left out when they are not
 	// set, so that a setting that is added does not change the ETag of any group.
 	Settings Settings `json:",omitzero"`
@@ -143,6 +144,7 @@ func (g *Group) etag() (string, error) {
 		InfraConfigHash:   g.InfraConfigHash,
 		ETag:              g.ETag,
 		Declared:          g.Declared,
+		Revision:          g.Revision,
 		Settings:          others,
 	})
 }

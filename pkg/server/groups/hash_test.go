@@ -96,6 +96,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"Kind":              {byInfra, func(g *Group) { g.Kind = "oth" }},
 			"Settings":          {covered{runtime: true, infra: true}, func(g *Group) { g.Settings = Settings{} }},
 			"Declared":          {byNone, func(g *Group) { g.Declared = &Settings{Template: "other"} }},
+			"Revision":          {byNone, func(g *Group) { g.Revision = &Revision{UID: "other"} }},
 			"Size":              {byNone, func(g *Group) { g.Size = 9 }},
 			"RemoveFirst":       {byNone, func(g *Group) { g.RemoveFirst = []string{"a"} }},
 			"Static":            {byNone, func(g *Group) { g.Static = true }},

@@ -29,6 +29,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	}
 	if override != nil {
 		group.Size, group.RemoveFirst, group.Declared = override.Size, override.RemoveFirst, override.Declared
+		group.Revision = override.Revision
 		configured := settings
 		settings = settings.merge(override.Settings)
 		if static {

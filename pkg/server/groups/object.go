@@ -11,6 +11,7 @@ import (
 	"fmt"
 
 	"github.com/tailscale/hujson"
+	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -36,14 +37,14 @@ func (o *object) read(ctx context.Context) (content, error) {
 		return content{}, nil
 	}
 	if err != nil {
-		return nil, fmt.Errorf("read the dynamic groups: %w", err)
+		return content{}, fmt.Errorf("read the dynamic groups: %w", err)
 	}
-	content, err := decode(found.Data)
+	decoded, err := decode(found.Data)
 	if err != nil {
-		return nil, fmt.Errorf("read the dynamic groups in %s: %w", o.key, err)
+		return content{}, fmt.Errorf("read the dynamic groups in %s: %w", o.key, err)
 	}
 	o.etag = found.ETag
-	return content, nil
+	return decoded, nil
 }
 
 // write replaces the whole object by content. When it returns nil, the content
@@ -102,20 +103,60 @@ func (o *object) resolveUnconfirmed(ctx context.Context) error {
 	return nil
 }
 
+// retiredKey is the field of the object that has the retired uids. It cannot be the
+// name of a tenant, because it is no identifier.
+const retiredKey = "retired_uids"
+
 // decode rejects unknown fields, because the next write would lose them.
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
 	if err != nil {
+		return content{}, err
+	}
+	var fields map[string]json.RawMessage
+	if err := decodeStrictly(standard, &fields); err != nil {
+		return content{}, err
+	}
+	if fields == nil {
+		return content{}, errors.New("must be an object, not null")
+	}
+	decoded := content{groups: map[string]map[string]*stored{}}
+	for name, value := range fields {
+		if name == retiredKey {
+			decoded.retired, err = decodeRetired(value)
+		} else {
+			var groups map[string]*stored
+			err = decodeStrictly(value, &groups)
+			decoded.groups[name] = groups
+		}
+		if err != nil {
+			return content{}, err
+		}
+	}
+	return decoded, nil
+}
+
+func decodeRetired(data []byte) (map[string]*retiredUIDs, error) {
+	var retired map[string]*retiredUIDs
+	if err := decodeStrictly(data, &retired); err != nil {
 		return nil, err
 	}
-	content := content{}
-	decoder := json.NewDecoder(bytes.NewReader(standard))
+	path := field.NewPath(retiredKey)
+	for tenant, uids := range retired {
+		if uids == nil || len(*uids) == 0 {
+			return nil, field.Required(path.Key(tenant), "must be a list of uids")
+		}
+		for n, uid := range *uids {
+			if problems := validateUID(path.Key(tenant).Index(n), uid); len(problems) > 0 {
+				return nil, problems.ToAggregate()
+			}
+		}
+	}
+	return retired, nil
+}
+
+func decodeStrictly(data []byte, into any) error {
+	decoder := json.NewDecoder(bytes.NewReader(data))
 	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&content); err != nil {
-		return nil, err
-	}
-	if content == nil {
-		return nil, errors.New("must be an object, not null")
-	}
-	return content, nil
+	return decoder.Decode(into)
 }

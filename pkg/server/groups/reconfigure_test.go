@@ -60,7 +60,7 @@ func TestReconfigure(t *testing.T) {
 		if got := upsert(t, s, main, Change{Settings: Settings{Template: "bare", SubnetPools: []string{"other"}}}); got.Template != "bare" || got.SubnetPools[0] != "other" {
 			t.Errorf("is %+v", got)
 		}
-		if changed, err := s.Delete(t.Context(), plain); !changed || err != nil {
+		if changed, err := s.Delete(t.Context(), plain, nil); !changed || err != nil {
 			t.Errorf("Delete returns %t, %v", changed, err)
 		}
 		if group, found := s.Get(plain); found {
@@ -104,7 +104,7 @@ func TestReconfigure(t *testing.T) {
 			t.Errorf("is %+v, want the new template and the operator's size", group)
 		}
 		wantSame(t, s, store)
-		_, err := s.Delete(t.Context(), main)
+		_, err := s.Delete(t.Context(), main, nil)
 		require.NoError(t, err)
 		if size := get(t, s, main).Size; size != 3 {
 			t.Errorf("the size is %d, want 3", size)

@@ -14,7 +14,8 @@ const (
 	// of provider ids in a Cluster API machine pool
 	// (docs/capi.md#provider-ids).
 	maxRemoveFirst = 10_000
-	// maxIDLength is longer than any instance id.
+	// maxIDLength is longer than any instance id, and than the uid of any Kubernetes
+	// object.
 	maxIDLength = 64
 )
 

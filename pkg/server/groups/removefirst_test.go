@@ -99,7 +99,7 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 	wantFirst(t, get(t, s, plain), 1, "b")
 
 	// The configuration sets none.
-	_, err := s.Delete(t.Context(), main)
+	_, err := s.Delete(t.Context(), main, nil)
 	require.NoError(t, err)
 	wantFirst(t, get(t, s, main), 3)
 	if etag := get(t, s, main).ETag; etag != configured {
@@ -113,7 +113,7 @@ func TestRemoveFirstOfAStaticGroup(t *testing.T) {
 func TestDeletedGroupLosesRemoveFirst(t *testing.T) {
 	s := open(t, newStorage(t))
 	upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2, RemoveFirst: []string{"a"}})
-	_, err := s.Delete(t.Context(), dynamic)
+	_, err := s.Delete(t.Context(), dynamic, nil)
 	require.NoError(t, err)
 	wantFirst(t, upsert(t, s, dynamic, Change{Settings: Settings{Template: "worker"}, Size: 2}), 2)
 }

@@ -26,7 +26,7 @@ func TestChangesSurviveARestart(t *testing.T) {
 	deleted := instance.GroupKey{Tenant: "default", Group: "deleted"}
 	upsert(t, s, deleted, Change{Settings: Settings{Template: "worker"}})
 	for _, key := range []instance.GroupKey{deleted, plain} {
-		_, err := s.Delete(t.Context(), key)
+		_, err := s.Delete(t.Context(), key, nil)
 		require.NoError(t, err)
 	}
 	want := snapshot(t, s)
@@ -95,7 +95,7 @@ func TestFailedWriteChangesNothing(t *testing.T) {
 	} else if !strings.Contains(err.Error(), dynamic.String()) {
 		t.Errorf("the error does not name the group: %v", err)
 	}
-	if changed, err := s.Delete(t.Context(), dynamic); !errors.Is(err, full) || changed {
+	if changed, err := s.Delete(t.Context(), dynamic, nil); !errors.Is(err, full) || changed {
 		t.Errorf("Delete returns changed %t, error %v", changed, err)
 	}
 	if diff := cmp.Diff(before, snapshot(t, s)); diff != "" {
@@ -174,6 +174,14 @@ func TestOpenRejects(t *testing.T) {
 		{"an object with a dynamic group without a template", `{"default": {"dynamic": {"size": 1}}}`, `default.dynamic.template: Required value: must name a template`},
 		{"an object with a negative size", `{"default": {"dynamic": {"template": "worker", "size": -1}}}`, `default.dynamic.size: Invalid value: -1: must not be negative`},
 		{"an object with an empty id to remove first", `{"default": {"dynamic": {"template": "worker", "size": 1, "remove_first": [""]}}}`, `default.dynamic.remove_first[0]: Required value: must be the id`},
+		{"an object with a revision without uid", `{"default": {"dynamic": {"template": "worker", "size": 1, "revision": "/1"}}}`, `default.dynamic.revision.uid: Required value`},
+		{"an object with a revision without generation", `{"default": {"dynamic": {"template": "worker", "size": 1, "revision": "u"}}}`, `invalid revision "u": must be UID/GENERATION`},
+		{"an object with a revision whose generation is no number", `{"default": {"dynamic": {"template": "worker", "size": 1, "revision": "u/v"}}}`, `invalid generation of revision "u/v"`},
+		{"an object with a revision with a negative generation", `{"default": {"dynamic": {"template": "worker", "size": 1, "revision": "u/-1"}}}`, `default.dynamic.revision.generation: Invalid value: -1`},
+		{"an object with a revision of a later version", `{"default": {"dynamic": {"template": "worker", "size": 1, "revision": {"uid": "u"}}}}`, `cannot unmarshal object`},
+		{"an object with retired uids that are no lists", `{"retired_uids": {"default": {"u": 1}}}`, `cannot unmarshal object`},
+		{"an object with an empty list of retired uids", `{"retired_uids": {"default": []}}`, `retired_uids[default]: Required value`},
+		{"an object with a retired uid that is empty", `{"retired_uids": {"default": ["u", ""]}}`, `retired_uids[default][1]: Required value`},
 		{"an object with an malformed key", `{"default": {"Dynamic": {"template": "worker", "size": 1}}}`, `default.Dynamic: Invalid value: "Dynamic": "Dynamic" must consist of`},
 		{"an object with an malformed tenant", `{"a--b": {"dynamic": {"template": "worker", "size": 1}}}`, `a--b.dynamic: Invalid value: "a--b": "a--b" must not contain`},
 		{"an object with an unknown template", `{"default": {"dynamic": {"template": "missing", "size": 1}}}`, `default.dynamic.template: Invalid value: "missing": unknown template`},

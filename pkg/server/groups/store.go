@@ -88,24 +88,28 @@ func (s *Store) Keys() []instance.GroupKey {
 // Upsert creates or changes a group and returns it once the change is stored.
 // It does not write a change again that is already stored. changed reports
 // whether the merged group differs from before. The error is an *InvalidError,
-// a *RestrictedError or an error of the storage. Nothing changes in case of an
-// error, except that after an error of the storage other than
+// a *RestrictedError, a *StaleError or an error of the storage. Nothing changes in
+// case of an error, except that after an error of the storage other than
 // storage.ErrConflict the change may become visible after a restart.
 func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change) (group *Group, changed bool, err error) {
-	if err := ValidateKey(key); err != nil {
+	if err := validateRequest(key, change.Revision, change.Replaces); err != nil {
 		return nil, false, err
 	}
-	r := &request{ctx: ctx, key: key, plan: func(current *stored, before *Group) (*stored, *Group, error) {
+	r := &request{ctx: ctx, key: key, plan: func(current edit, before *Group) (edit, *Group, error) {
+		retired, err := current.upserted(key, change)
+		if err != nil {
+			return edit{}, nil, err
+		}
 		_, static := s.config.Groups[key.Tenant][key.Group]
-		next := current.with(change, static)
+		next := current.group.with(change, static)
 		after, err := merge(s.config, key, next)
 		if err != nil {
-			return nil, nil, err
+			return edit{}, nil, err
 		}
 		if static {
 			next.WhenDropped = asDynamic(s.config, after)
 		}
-		return next, after, validate(s.config, change, before, after)
+		return edit{group: next, retired: retired}, after, validate(s.config, change, before, after)
 	}}
 	s.do(r) //nolint:contextcheck // the request has ctx
 	return r.group, r.changed, r.err
@@ -113,17 +117,23 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 
 // Delete removes the stored settings of a group: a static group returns to its
 // configured settings, and a dynamic one ceases to exist. It succeeds for a
-// group that does not exist. changed and the errors are as in Upsert.
-func (s *Store) Delete(ctx context.Context, key instance.GroupKey) (changed bool, err error) {
-	if err := ValidateKey(key); err != nil {
+// group that does not exist. revision is that of the object whose group is deleted,
+// nil when the client sends none; later changes from this object are older. changed
+// and the errors are as in Upsert.
+func (s *Store) Delete(ctx context.Context, key instance.GroupKey, revision *Revision) (changed bool, err error) {
+	if err := validateRequest(key, revision, nil); err != nil {
 		return false, err
 	}
-	r := &request{ctx: ctx, key: key, plan: func(*stored, *Group) (*stored, *Group, error) {
-		if _, static := s.config.Groups[key.Tenant][key.Group]; !static {
-			return nil, nil, nil
+	r := &request{ctx: ctx, key: key, plan: func(current edit, _ *Group) (edit, *Group, error) {
+		next, err := current.deleted(key, revision)
+		if err != nil {
+			return edit{}, nil, err
 		}
-		after, err := merge(s.config, key, nil)
-		return nil, after, err
+		if _, static := s.config.Groups[key.Tenant][key.Group]; next.group == nil && !static {
+			return next, nil, nil
+		}
+		after, err := merge(s.config, key, next.group)
+		return next, after, err
 	}}
 	s.do(r) //nolint:contextcheck // the request has ctx
 	return r.changed, r.err

@@ -4,13 +4,9 @@
 package groups
 
 import (
-	"maps"
-	"slices"
-
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/server/config"
-	"nstance.dev/operator/pkg/server/instance"
 )
 
 // stored contains an operator's changes of one group, as they are stored. A
@@ -19,6 +15,8 @@ type stored struct {
 	Settings
 	Size        int32    `json:"size"`
 	RemoveFirst []string `json:"remove_first,omitempty"`
+	// Revision is that of the last change that had one, nil when none had.
+	Revision *Revision `json:"revision,omitempty"`
 	// Declared are the settings of the last declarative change, nil when there was
 	// none. The next one removes what it leaves out of them.
 	Declared *Settings `json:"declared,omitempty"`
@@ -41,6 +39,9 @@ func (s *stored) with(change Change, static bool) *stored {
 	next.Size, next.RemoveFirst = change.Size, nil
 	if len(change.RemoveFirst) > 0 {
 		next.RemoveFirst = change.RemoveFirst
+	}
+	if change.Revision != nil {
+		next.Revision = change.Revision
 	}
 	settings := next.merge(change.Settings)
 	if change.Declarative {
@@ -69,50 +70,11 @@ func asDynamic(c *config.Config, group *Group) *stored {
 		Size:        group.Size,
 		RemoveFirst: group.RemoveFirst,
 		Declared:    group.Declared,
+		Revision:    group.Revision,
 		Args:        config.MergeArgs(configured.Args),
 	}
 	if configured.DrainTimeout != nil {
 		dynamic.DrainTimeout = &metav1.Duration{Duration: *configured.DrainTimeout}
 	}
 	return dynamic
-}
-
-// content contains the stored settings by tenant and group. It is immutable.
-type content map[string]map[string]*stored
-
-// get returns nil when nothing is stored of the group.
-func (c content) get(key instance.GroupKey) *stored {
-	return c[key.Tenant][key.Group]
-}
-
-// with returns a copy of c with next under key. A nil next removes the key.
-func (c content) with(key instance.GroupKey, next *stored) content {
-	changed := maps.Clone(c)
-	tenant := maps.Clone(c[key.Tenant])
-	if next != nil {
-		if tenant == nil {
-			tenant = map[string]*stored{}
-		}
-		tenant[key.Group] = next
-	} else {
-		delete(tenant, key.Group)
-	}
-	if len(tenant) > 0 {
-		changed[key.Tenant] = tenant
-	} else {
-		delete(changed, key.Tenant)
-	}
-	return changed
-}
-
-// keys returns the keys of all stored groups, in order.
-func (c content) keys() []instance.GroupKey {
-	var keys []instance.GroupKey
-	for tenant, groups := range c {
-		for name := range groups {
-			keys = append(keys, instance.GroupKey{Tenant: tenant, Group: name})
-		}
-	}
-	slices.SortFunc(keys, instance.GroupKey.Compare)
-	return keys
 }

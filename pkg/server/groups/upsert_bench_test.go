@@ -59,7 +59,7 @@ func groupsOf(b *testing.B, count int) string {
 			Settings: Settings{Template: "worker", InstanceType: "t3.large", SubnetPools: []string{"open", "other"}, Vars: map[string]string{"role": "worker", "index": fmt.Sprint(i)}}, Size: int32(i % 10),
 		}
 	}
-	data, err := json.Marshal(content{"default": groups})
+	data, err := json.Marshal(map[string]map[string]*stored{"default": groups})
 	require.NoError(b, err)
 	return string(data)
 }

@@ -19,6 +19,8 @@ var (
 	keyPath         = field.NewPath("key")
 	configPath      = field.NewPath("config")
 	removeFirstPath = field.NewPath("remove_first")
+	revisionPath    = field.NewPath("revision")
+	replacesPath    = field.NewPath("replaces")
 )
 
 // ValidateKey returns an InvalidError unless tenant and group are identifiers.
@@ -99,6 +101,7 @@ func validateStored(c *config.Config, override *stored, group *Group) field.Erro
 		problems = append(problems, field.Invalid(path.Child("size"), override.Size, "must not be negative"))
 	}
 	problems = append(problems, validateRemoveFirst(path.Child("remove_first"), override.RemoveFirst)...)
+	problems = append(problems, validateRevision(path.Child("revision"), override.Revision)...)
 	if !group.Static {
 		problems = append(problems, validateStoredDynamic(c, path, override)...)
 	}

@@ -20,6 +20,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 	group := &groups.Group{Key: workers, Size: 2, RemoveFirst: []string{"a"}, ETag: "tag"}
 	settingstest.Fill(&group.Settings)
 	group.Declared = &group.Settings
+	group.Revision = &groups.Revision{UID: "u", Generation: 1}
 	s.groups[workers] = group
 	first, second := shown("a", instance.Running), shown("b", instance.Running)
 	s.instances[workers] = []instance.Instance{first, second}
@@ -30,7 +31,7 @@ func TestDeletedGroupIsListedUntilLastInstanceIsDeleted(t *testing.T) {
 		t.Helper()
 		c.Refresh(workers)
 		want = proto.CloneOf(want)
-		want.Instances = &nstancev1.ManagedInstances{}
+		want.Instances, want.Revision = &nstancev1.ManagedInstances{}, &nstancev1.Revision{}
 		for _, i := range managed(s.instances[workers]) {
 			want.Instances.Instances = append(want.Instances.Instances, listed(i))
 		}

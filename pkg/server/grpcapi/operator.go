@@ -67,6 +67,8 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 		Size:        wanted.GetSize(),
 		RemoveFirst: request.GetRemoveFirst(),
 		Args:        wanted.GetArgs(),
+		Revision:    revisionFrom(request.GetRevision()),
+		Replaces:    revisionFrom(request.GetReplaces()),
 	})
 	if err != nil {
 		logger.Error(err, "Group was not changed", "group", key.Group)
@@ -85,7 +87,7 @@ func (s *OperatorService) DeleteGroup(ctx context.Context, request *nstancev1.De
 	logger := klog.FromContext(ctx)
 	key := instance.GroupKey{Tenant: clientFrom(ctx).Tenant, Group: request.GetKey()}
 	logger.V(2).Info("Received deletion of group", "group", key.Group)
-	changed, err := s.Store.Delete(ctx, key)
+	changed, err := s.Store.Delete(ctx, key, revisionFrom(request.GetRevision()))
 	if err != nil {
 		logger.Error(err, "Group was not deleted", "group", key.Group)
 		return nil, toStatus(err)
@@ -122,7 +124,10 @@ func toStatus(err error) error {
 	_, invalid := errors.AsType[*groups.InvalidError](err)
 	_, restricted := errors.AsType[*groups.RestrictedError](err)
 	_, invalidConfig := errors.AsType[*config.InvalidError](err)
+	stale, isStale := errors.AsType[*groups.StaleError](err)
 	switch {
+	case isStale:
+		return staleStatus(stale).Err()
 	case invalid:
 		return status.Error(codes.InvalidArgument, err.Error())
 	case restricted, invalidConfig:

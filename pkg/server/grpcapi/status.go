@@ -29,6 +29,7 @@ func newStatus(group *groups.Group, instances []instance.Instance, node *corev1.
 		Node:        newNodeShape(node),
 	}
 	setSettings(status, group)
+	setRevision(status, group.Revision)
 	setInstances(status, instances)
 	return status
 }
@@ -46,6 +47,7 @@ func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, insta
 	status.Key, status.Tenant = key.Group, key.Tenant
 	status.Deleting = true
 	status.Size, status.RemoveFirst, status.Declared = 0, nil, &nstancev1.GroupSettings{}
+	setRevision(status, nil)
 	setInstances(status, instances)
 	return status
 }

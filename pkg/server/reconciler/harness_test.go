@@ -182,7 +182,7 @@ func (s *server) scale(key instance.GroupKey, size int) {
 // remove deletes a group.
 func (s *server) remove(key instance.GroupKey) {
 	s.t.Helper()
-	_, err := s.groups.Delete(s.t.Context(), key)
+	_, err := s.groups.Delete(s.t.Context(), key, nil)
 	require.NoError(s.t, err)
 	s.reconcile(key)
 }

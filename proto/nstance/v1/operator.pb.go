@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -459,7 +459,14 @@ type UpsertGroupRequest struct {
 	// Extension: config is the caller's whole configuration of the group. The server
 	// removes what an earlier declarative request set and this one leaves out.
 	// Servers that do not know it only add to what is stored.
-	Declarative   bool `protobuf:"varint,1001,opt,name=declarative,proto3" json:"declarative,omitempty"`
+	Declarative bool `protobuf:"varint,1001,opt,name=declarative,proto3" json:"declarative,omitempty"`
+	// Extension: the revision of the caller's object. The server rejects a request
+	// that is older than one that it has accepted. Servers that do not know it accept
+	// requests in the order of their arrival.
+	Revision *Revision `protobuf:"bytes,1002,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Extension: the reported revision that an administrator has decided to replace by
+	// an older one. For a group that was deleted it has the uid of the caller's object.
+	Replaces      *Revision `protobuf:"bytes,1003,opt,name=replaces,proto3" json:"replaces,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -522,6 +529,76 @@ func (x *UpsertGroupRequest) GetDeclarative() bool {
 	return false
 }
 
+func (x *UpsertGroupRequest) GetRevision() *Revision {
+	if x != nil {
+		return x.Revision
+	}
+	return nil
+}
+
+func (x *UpsertGroupRequest) GetReplaces() *Revision {
+	if x != nil {
+		return x.Replaces
+	}
+	return nil
+}
+
+// Revision identifies a state of a caller's object that groups are configured from,
+// such as a Kubernetes object.
+type Revision struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// An object that was deleted and created again has another uid.
+	Uid string `protobuf:"bytes,1,opt,name=uid,proto3" json:"uid,omitempty"`
+	// Grows with each change of the object.
+	Generation    int64 `protobuf:"varint,2,opt,name=generation,proto3" json:"generation,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Revision) Reset() {
+	*x = Revision{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Revision) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Revision) ProtoMessage() {}
+
+func (x *Revision) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Revision.ProtoReflect.Descriptor instead.
+func (*Revision) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{5}
+}
+
+func (x *Revision) GetUid() string {
+	if x != nil {
+		return x.Uid
+	}
+	return ""
+}
+
+func (x *Revision) GetGeneration() int64 {
+	if x != nil {
+		return x.Generation
+	}
+	return 0
+}
+
 type GroupConfig struct {
 	state    protoimpl.MessageState `protogen:"open.v1"`
 	Template string                 `protobuf:"bytes,1,opt,name=template,proto3" json:"template,omitempty"`
@@ -542,7 +619,7 @@ type GroupConfig struct {
 
 func (x *GroupConfig) Reset() {
 	*x = GroupConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	mi := &file_nstance_v1_operator_proto_msgTypes[6]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -554,7 +631,7 @@ func (x *GroupConfig) String() string {
 func (*GroupConfig) ProtoMessage() {}
 
 func (x *GroupConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[5]
+	mi := &file_nstance_v1_operator_proto_msgTypes[6]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -567,7 +644,7 @@ func (x *GroupConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupConfig.ProtoReflect.Descriptor instead.
 func (*GroupConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{5}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{6}
 }
 
 func (x *GroupConfig) GetTemplate() string {
@@ -621,7 +698,7 @@ type ListGroupsResponse struct {
 
 func (x *ListGroupsResponse) Reset() {
 	*x = ListGroupsResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	mi := &file_nstance_v1_operator_proto_msgTypes[7]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -633,7 +710,7 @@ func (x *ListGroupsResponse) String() string {
 func (*ListGroupsResponse) ProtoMessage() {}
 
 func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[6]
+	mi := &file_nstance_v1_operator_proto_msgTypes[7]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -646,7 +723,7 @@ func (x *ListGroupsResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListGroupsResponse.ProtoReflect.Descriptor instead.
 func (*ListGroupsResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{6}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{7}
 }
 
 func (x *ListGroupsResponse) GetGroups() []*GroupStatus {
@@ -690,14 +767,17 @@ type GroupStatus struct {
 	Node *NodeShape `protobuf:"bytes,1003,opt,name=node,proto3" json:"node,omitempty"`
 	// Extension: the settings of the last declarative UpsertGroup, as sent; empty
 	// when there was none. Missing from servers that do not know it.
-	Declared      *GroupSettings `protobuf:"bytes,1004,opt,name=declared,proto3" json:"declared,omitempty"`
+	Declared *GroupSettings `protobuf:"bytes,1004,opt,name=declared,proto3" json:"declared,omitempty"`
+	// Extension: the revision of the last request that had one; empty when there is
+	// none. Missing from servers that do not know it.
+	Revision      *Revision `protobuf:"bytes,1005,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *GroupStatus) Reset() {
 	*x = GroupStatus{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -709,7 +789,7 @@ func (x *GroupStatus) String() string {
 func (*GroupStatus) ProtoMessage() {}
 
 func (x *GroupStatus) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[7]
+	mi := &file_nstance_v1_operator_proto_msgTypes[8]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -722,7 +802,7 @@ func (x *GroupStatus) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupStatus.ProtoReflect.Descriptor instead.
 func (*GroupStatus) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{7}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
 }
 
 func (x *GroupStatus) GetKey() string {
@@ -837,6 +917,13 @@ func (x *GroupStatus) GetDeclared() *GroupSettings {
 	return nil
 }
 
+func (x *GroupStatus) GetRevision() *Revision {
+	if x != nil {
+		return x.Revision
+	}
+	return nil
+}
+
 // ManagedInstances are the managed instances of a group, without on-demand
 // instances. The message is present even when there are none.
 type ManagedInstances struct {
@@ -849,7 +936,7 @@ type ManagedInstances struct {
 
 func (x *ManagedInstances) Reset() {
 	*x = ManagedInstances{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -861,7 +948,7 @@ func (x *ManagedInstances) String() string {
 func (*ManagedInstances) ProtoMessage() {}
 
 func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[8]
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -874,7 +961,7 @@ func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstances.ProtoReflect.Descriptor instead.
 func (*ManagedInstances) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{8}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
 }
 
 func (x *ManagedInstances) GetInstances() []*ManagedInstance {
@@ -898,7 +985,7 @@ type ManagedInstance struct {
 
 func (x *ManagedInstance) Reset() {
 	*x = ManagedInstance{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -910,7 +997,7 @@ func (x *ManagedInstance) String() string {
 func (*ManagedInstance) ProtoMessage() {}
 
 func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -923,7 +1010,7 @@ func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstance.ProtoReflect.Descriptor instead.
 func (*ManagedInstance) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ManagedInstance) GetId() string {
@@ -967,7 +1054,7 @@ type GroupSettings struct {
 
 func (x *GroupSettings) Reset() {
 	*x = GroupSettings{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -979,7 +1066,7 @@ func (x *GroupSettings) String() string {
 func (*GroupSettings) ProtoMessage() {}
 
 func (x *GroupSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -992,7 +1079,7 @@ func (x *GroupSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSettings.ProtoReflect.Descriptor instead.
 func (*GroupSettings) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *GroupSettings) GetTemplate() string {
@@ -1039,7 +1126,7 @@ type NodeShape struct {
 
 func (x *NodeShape) Reset() {
 	*x = NodeShape{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1051,7 +1138,7 @@ func (x *NodeShape) String() string {
 func (*NodeShape) ProtoMessage() {}
 
 func (x *NodeShape) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1064,7 +1151,7 @@ func (x *NodeShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShape.ProtoReflect.Descriptor instead.
 func (*NodeShape) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *NodeShape) GetArchitecture() string {
@@ -1114,7 +1201,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1126,7 +1213,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1139,7 +1226,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeTaint) GetKey() string {
@@ -1164,15 +1251,18 @@ func (x *NodeTaint) GetEffect() string {
 }
 
 type DeleteGroupRequest struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
-	Key           string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	Key   string                 `protobuf:"bytes,1,opt,name=key,proto3" json:"key,omitempty"`
+	// Extension: as in UpsertGroupRequest. Later requests with the same uid are
+	// rejected: the group of this object remains deleted.
+	Revision      *Revision `protobuf:"bytes,1000,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1184,7 +1274,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1197,7 +1287,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -1205,6 +1295,13 @@ func (x *DeleteGroupRequest) GetKey() string {
 		return x.Key
 	}
 	return ""
+}
+
+func (x *DeleteGroupRequest) GetRevision() *Revision {
+	if x != nil {
+		return x.Revision
+	}
+	return nil
 }
 
 type CreateInstanceRequest struct {
@@ -1222,7 +1319,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1234,7 +1331,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1247,7 +1344,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -1286,7 +1383,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1298,7 +1395,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1311,7 +1408,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -1359,7 +1456,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1371,7 +1468,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1384,7 +1481,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -1410,7 +1507,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1422,7 +1519,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1435,7 +1532,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1455,7 +1552,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1467,7 +1564,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1480,7 +1577,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -1499,7 +1596,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1511,7 +1608,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1524,7 +1621,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1554,7 +1651,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1566,7 +1663,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1579,7 +1676,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -1640,7 +1737,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1652,7 +1749,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1665,7 +1762,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -1686,7 +1783,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1698,7 +1795,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1711,7 +1808,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -1749,7 +1846,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1761,7 +1858,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1774,7 +1871,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -1846,7 +1943,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1955,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1968,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -1913,7 +2010,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1925,7 +2022,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1938,7 +2035,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -1973,7 +2070,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1985,7 +2082,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1998,7 +2095,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -2032,7 +2129,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2044,7 +2141,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2057,7 +2154,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -2085,7 +2182,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2097,7 +2194,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2110,7 +2207,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -2143,7 +2240,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2155,7 +2252,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2168,7 +2265,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -2189,7 +2286,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2201,7 +2298,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2214,7 +2311,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -2249,7 +2346,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2261,7 +2358,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2274,7 +2371,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -2317,12 +2414,19 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x15RefreshConfigResponse\x12\x18\n" +
 	"\aupdated\x18\x01 \x01(\bR\aupdated\x12\x1b\n" +
 	"\tprev_etag\x18\x02 \x01(\tR\bprevEtag\x12\x12\n" +
-	"\x04etag\x18\x03 \x01(\tR\x04etag\"\x9e\x01\n" +
+	"\x04etag\x18\x03 \x01(\tR\x04etag\"\x84\x02\n" +
 	"\x12UpsertGroupRequest\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12/\n" +
 	"\x06config\x18\x02 \x01(\v2\x17.nstance.v1.GroupConfigR\x06config\x12\"\n" +
 	"\fremove_first\x18\xe8\a \x03(\tR\vremoveFirst\x12!\n" +
-	"\vdeclarative\x18\xe9\a \x01(\bR\vdeclarative\"\xdc\x02\n" +
+	"\vdeclarative\x18\xe9\a \x01(\bR\vdeclarative\x121\n" +
+	"\brevision\x18\xea\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x121\n" +
+	"\breplaces\x18\xeb\a \x01(\v2\x14.nstance.v1.RevisionR\breplaces\"<\n" +
+	"\bRevision\x12\x10\n" +
+	"\x03uid\x18\x01 \x01(\tR\x03uid\x12\x1e\n" +
+	"\n" +
+	"generation\x18\x02 \x01(\x03R\n" +
+	"generation\"\xdc\x02\n" +
 	"\vGroupConfig\x12\x1a\n" +
 	"\btemplate\x18\x01 \x01(\tR\btemplate\x12\x12\n" +
 	"\x04size\x18\x02 \x01(\x05R\x04size\x12#\n" +
@@ -2337,7 +2441,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xed\x04\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xa0\x05\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2356,7 +2460,8 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tinstances\x18\xe9\a \x01(\v2\x1c.nstance.v1.ManagedInstancesR\tinstances\x12\"\n" +
 	"\fremove_first\x18\xea\a \x03(\tR\vremoveFirst\x12*\n" +
 	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x126\n" +
-	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x1a7\n" +
+	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x121\n" +
+	"\brevision\x18\xed\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
@@ -2392,9 +2497,10 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\tNodeTaint\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value\x12\x16\n" +
-	"\x06effect\x18\x03 \x01(\tR\x06effect\"&\n" +
+	"\x06effect\x18\x03 \x01(\tR\x06effect\"Y\n" +
 	"\x12DeleteGroupRequest\x12\x10\n" +
-	"\x03key\x18\x01 \x01(\tR\x03key\"\x96\x01\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x121\n" +
+	"\brevision\x18\xe8\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\"\x96\x01\n" +
 	"\x15CreateInstanceRequest\x12\x1f\n" +
 	"\vinstance_id\x18\x01 \x01(\tR\n" +
 	"instanceId\x122\n" +
@@ -2541,7 +2647,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 39)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -2552,117 +2658,122 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*ConfigStatusResponse)(nil),     // 6: nstance.v1.ConfigStatusResponse
 	(*RefreshConfigResponse)(nil),    // 7: nstance.v1.RefreshConfigResponse
 	(*UpsertGroupRequest)(nil),       // 8: nstance.v1.UpsertGroupRequest
-	(*GroupConfig)(nil),              // 9: nstance.v1.GroupConfig
-	(*ListGroupsResponse)(nil),       // 10: nstance.v1.ListGroupsResponse
-	(*GroupStatus)(nil),              // 11: nstance.v1.GroupStatus
-	(*ManagedInstances)(nil),         // 12: nstance.v1.ManagedInstances
-	(*ManagedInstance)(nil),          // 13: nstance.v1.ManagedInstance
-	(*GroupSettings)(nil),            // 14: nstance.v1.GroupSettings
-	(*NodeShape)(nil),                // 15: nstance.v1.NodeShape
-	(*NodeTaint)(nil),                // 16: nstance.v1.NodeTaint
-	(*DeleteGroupRequest)(nil),       // 17: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 18: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 19: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 20: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 21: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 22: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 23: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 24: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 25: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 26: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 27: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 28: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 29: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 30: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 31: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 32: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 33: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 34: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 35: nstance.v1.ListenerActivity
-	nil,                              // 36: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 37: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 38: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 39: nstance.v1.GroupSettings.VarsEntry
-	nil,                              // 40: nstance.v1.NodeShape.CapacityEntry
-	nil,                              // 41: nstance.v1.NodeShape.LabelsEntry
-	nil,                              // 42: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 43: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 44: google.protobuf.Empty
+	(*Revision)(nil),                 // 9: nstance.v1.Revision
+	(*GroupConfig)(nil),              // 10: nstance.v1.GroupConfig
+	(*ListGroupsResponse)(nil),       // 11: nstance.v1.ListGroupsResponse
+	(*GroupStatus)(nil),              // 12: nstance.v1.GroupStatus
+	(*ManagedInstances)(nil),         // 13: nstance.v1.ManagedInstances
+	(*ManagedInstance)(nil),          // 14: nstance.v1.ManagedInstance
+	(*GroupSettings)(nil),            // 15: nstance.v1.GroupSettings
+	(*NodeShape)(nil),                // 16: nstance.v1.NodeShape
+	(*NodeTaint)(nil),                // 17: nstance.v1.NodeTaint
+	(*DeleteGroupRequest)(nil),       // 18: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 19: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 20: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 21: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 22: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 23: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 24: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 25: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 26: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 27: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 28: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 29: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 30: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 31: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 32: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 33: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 34: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 35: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 36: nstance.v1.ListenerActivity
+	nil,                              // 37: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 38: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 39: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 40: nstance.v1.GroupSettings.VarsEntry
+	nil,                              // 41: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 42: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 43: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 45: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	43, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	43, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
-	9,  // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
-	36, // 3: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	37, // 4: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
-	11, // 5: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	38, // 6: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	12, // 7: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
-	15, // 8: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
-	14, // 9: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
-	13, // 10: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
-	43, // 11: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
-	39, // 12: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
-	40, // 13: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
-	41, // 14: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
-	16, // 15: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
-	19, // 16: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	42, // 17: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	43, // 18: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	43, // 19: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	43, // 20: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 21: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	11, // 22: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	43, // 23: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	43, // 24: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	43, // 25: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	43, // 26: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 27: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 28: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	43, // 29: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 30: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 31: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 32: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	43, // 33: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	35, // 34: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	43, // 35: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 36: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	44, // 37: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	44, // 38: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	44, // 39: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 40: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	17, // 41: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	18, // 42: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	21, // 43: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	23, // 44: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	25, // 45: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	29, // 46: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	31, // 47: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	33, // 48: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	44, // 49: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	44, // 50: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	44, // 51: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 52: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 53: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 54: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	10, // 55: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	11, // 56: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	44, // 57: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	20, // 58: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	22, // 59: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	24, // 60: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	44, // 61: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	30, // 62: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	32, // 63: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	34, // 64: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	26, // 65: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	27, // 66: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	28, // 67: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	52, // [52:68] is the sub-list for method output_type
-	36, // [36:52] is the sub-list for method input_type
-	36, // [36:36] is the sub-list for extension type_name
-	36, // [36:36] is the sub-list for extension extendee
-	0,  // [0:36] is the sub-list for field type_name
+	44, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	44, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	10, // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
+	9,  // 3: nstance.v1.UpsertGroupRequest.revision:type_name -> nstance.v1.Revision
+	9,  // 4: nstance.v1.UpsertGroupRequest.replaces:type_name -> nstance.v1.Revision
+	37, // 5: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	38, // 6: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	12, // 7: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
+	39, // 8: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	13, // 9: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
+	16, // 10: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	15, // 11: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
+	9,  // 12: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
+	14, // 13: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	44, // 14: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	40, // 15: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
+	41, // 16: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	42, // 17: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	17, // 18: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	9,  // 19: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
+	20, // 20: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	43, // 21: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	44, // 22: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	44, // 23: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	44, // 24: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 25: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	12, // 26: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	44, // 27: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	44, // 28: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	44, // 29: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	44, // 30: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 31: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 32: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	44, // 33: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 34: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 35: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 36: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	44, // 37: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	36, // 38: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	44, // 39: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 40: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	45, // 41: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	45, // 42: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	45, // 43: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 44: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	18, // 45: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	19, // 46: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	22, // 47: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	24, // 48: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	26, // 49: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	30, // 50: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	32, // 51: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	34, // 52: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	45, // 53: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	45, // 54: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	45, // 55: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 56: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 57: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 58: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	11, // 59: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 60: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	45, // 61: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	21, // 62: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	23, // 63: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	25, // 64: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	45, // 65: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	31, // 66: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	33, // 67: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	35, // 68: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	27, // 69: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	28, // 70: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	29, // 71: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	56, // [56:72] is the sub-list for method output_type
+	40, // [40:56] is the sub-list for method input_type
+	40, // [40:40] is the sub-list for extension type_name
+	40, // [40:40] is the sub-list for extension extendee
+	0,  // [0:40] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -2670,19 +2781,19 @@ func file_nstance_v1_operator_proto_init() {
 	if File_nstance_v1_operator_proto != nil {
 		return
 	}
-	file_nstance_v1_operator_proto_msgTypes[25].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[26].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[28].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[30].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[31].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[32].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   39,
+			NumMessages:   40,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

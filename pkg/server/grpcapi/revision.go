@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package grpcapi
+
+import (
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+
+	"nstance.dev/operator/pkg/server/groups"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// revisionFrom returns nil for a client that sends no revision.
+func revisionFrom(message *nstancev1.Revision) *groups.Revision {
+	if message == nil {
+		return nil
+	}
+	return &groups.Revision{UID: message.GetUid(), Generation: message.GetGeneration()}
+}
+
+// setRevision reports an empty revision for a group without one, by which the client
+// knows that the server supports revisions (docs/protocol.md#extensions).
+func setRevision(status *nstancev1.GroupStatus, revision *groups.Revision) {
+	status.Revision = &nstancev1.Revision{}
+	if revision != nil {
+		status.Revision.Uid, status.Revision.Generation = revision.UID, revision.Generation
+	}
+}
+
+// staleStatus returns FailedPrecondition with the detail by which a client tells a
+// stale request from a rejected configuration.
+func staleStatus(err *groups.StaleError) *status.Status {
+	metadata := map[string]string{nstancev1.MetadataRevision: err.Revision.String()}
+	if err.Stored != nil {
+		metadata[nstancev1.MetadataStoredRevision] = err.Stored.String()
+	}
+	plain := status.New(codes.FailedPrecondition, err.Error())
+	detailed, failure := plain.WithDetails(&errdetails.ErrorInfo{
+		Reason:   nstancev1.ReasonStaleRevision,
+		Domain:   nstancev1.ErrorDomain,
+		Metadata: metadata,
+	})
+	if failure != nil {
+		return plain
+	}
+	return detailed
+}
