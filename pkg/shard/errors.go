@@ -8,8 +8,11 @@ import (
 	"errors"
 	"fmt"
 
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
+
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // ErrUnknownShard is returned by calls to a shard that has no endpoint.
@@ -60,13 +63,30 @@ func IsUnreachable(err error) bool {
 // the request: InvalidArgument, FailedPrecondition, or Internal with a text. The
 // same request is rejected again until the server's configuration changes. Servers
 // return Internal for violated restrictions of static groups and for unknown
-// templates, with the reason in the text (docs/protocol.md#errors).
+// templates, with the reason in the text (docs/protocol.md#errors). A request that is
+// only stale is not rejected.
 func IsRejected(err error) bool {
 	switch code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition:
-		return true
+		return !IsStale(err)
 	case codes.Internal:
 		return Message(err) != ""
+	}
+	return false
+}
+
+// IsStale reports whether err, wrapped or not, means that the server has accepted a
+// newer revision than that of the request. The call had no effect, and the
+// configuration in the request is not the reason.
+func IsStale(err error) bool {
+	if code(err) != codes.FailedPrecondition {
+		return false
+	}
+	for _, detail := range status.Convert(err).Details() {
+		info, ok := detail.(*errdetails.ErrorInfo)
+		if ok && info.GetDomain() == nstancev1.ErrorDomain && info.GetReason() == nstancev1.ReasonStaleRevision {
+			return true
+		}
 	}
 	return false
 }

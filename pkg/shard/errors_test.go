@@ -10,6 +10,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
@@ -53,6 +55,31 @@ func check(t *testing.T, err error, unreachable, rejected bool, message string) 
 	assert.Equal(t, unreachable, shard.IsUnreachable(err), "IsUnreachable(%v)", err)
 	assert.Equal(t, rejected, shard.IsRejected(err), "IsRejected(%v)", err)
 	assert.Equal(t, message, shard.Message(err), "Message(%v)", err)
+}
+
+// A stale request is told apart from a rejected configuration by the detail alone.
+func TestIsStale(t *testing.T) {
+	with := func(code codes.Code, detail *errdetails.ErrorInfo) error {
+		detailed, err := status.New(code, "older").WithDetails(&errdetails.RetryInfo{}, detail)
+		require.NoError(t, err)
+		return fmt.Errorf("upsert group %q: %w", "workers", detailed.Err())
+	}
+	stale := &errdetails.ErrorInfo{Domain: "nstance.dev", Reason: "STALE_REVISION"}
+	for name, test := range map[string]struct {
+		err             error
+		stale, rejected bool
+	}{
+		"stale":                   {with(codes.FailedPrecondition, stale), true, false},
+		"another reason":          {with(codes.FailedPrecondition, &errdetails.ErrorInfo{Domain: "nstance.dev", Reason: "OTHER"}), false, true},
+		"the reason of others":    {with(codes.FailedPrecondition, &errdetails.ErrorInfo{Domain: "example.com", Reason: "STALE_REVISION"}), false, true},
+		"another code":            {with(codes.InvalidArgument, stale), false, true},
+		"a rejected config":       {status.Error(codes.FailedPrecondition, "is static"), false, true},
+		"no error":                {nil, false, false},
+		"an error without a code": {errors.New("other"), false, false},
+	} {
+		assert.Equal(t, test.stale, shard.IsStale(test.err), "%s: IsStale", name)
+		assert.Equal(t, test.rejected, shard.IsRejected(test.err), "%s: IsRejected", name)
+	}
 }
 
 // A connection that breaks during a call is Internal, as some rejections are.

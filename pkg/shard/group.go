@@ -47,6 +47,9 @@ type Group struct {
 	// Node is the expected shape of the group's Nodes, nil when the server does not
 	// report it.
 	Node *NodeShape
+	// Revision is that of the last request that had one, empty when none had. It is
+	// nil when the server does not support revisions.
+	Revision *Revision
 }
 
 // Equal reports whether two reports of a group are the same. A nil list or map
@@ -65,7 +68,8 @@ func (g Group) Equal(other Group) bool {
 		g.ListsInstances == other.ListsInstances &&
 		slices.Equal(g.Instances, other.Instances) &&
 		slices.Equal(g.RemoveFirst, other.RemoveFirst) &&
-		g.Node.Equal(other.Node)
+		g.Node.Equal(other.Node) &&
+		equalRevision(g.Revision, other.Revision)
 }
 
 func equalDeclared(a, b *GroupSettings) bool {
@@ -86,4 +90,10 @@ type GroupConfig struct {
 	// RemoveFirst are ids of managed instances that the server deletes first when
 	// there are more than Size. It replaces what was sent before.
 	RemoveFirst []string
+	// Revision is that of the object that the configuration comes from, nil for none.
+	Revision *Revision
+	// Replaces is the revision that the server reports, if an administrator has
+	// decided to replace it by an older one, and otherwise nil. If the server reports
+	// none, because the group was deleted, it has the UID of Revision.
+	Replaces *Revision
 }

@@ -17,14 +17,17 @@ type Set interface {
 }
 
 // Client calls the servers of shards. Every call has a deadline. A shard that is
-// not configured is ErrUnknownShard; see IsUnreachable, IsRejected and IsNotFound
-// for the rest.
+// not configured is ErrUnknownShard; see IsUnreachable, IsRejected, IsStale and
+// IsNotFound for the rest.
 type Client interface {
 	// UpsertGroup makes a group on a shard equal to config, and returns it as the
-	// server then has it. Repeating the call changes nothing.
+	// server then has it. Repeating the call changes nothing. IsStale is true of the
+	// error when the server has accepted a newer revision.
 	UpsertGroup(ctx context.Context, shard, key string, config GroupConfig) (Group, error)
-	// DeleteGroup deletes what UpsertGroup stored. It succeeds when there is none.
-	DeleteGroup(ctx context.Context, shard, key string) error
+	// DeleteGroup deletes what UpsertGroup stored. It succeeds when there is none, and
+	// when the server knows that the group of the revision's object was deleted before:
+	// the group is then that of another object and stays. revision is nil for none.
+	DeleteGroup(ctx context.Context, shard, key string, revision *Revision) error
 	// CreateInstance creates one on-demand instance. Repeating the call with the
 	// same request id and spec returns the same instance.
 	CreateInstance(ctx context.Context, shard, requestID string, spec InstanceSpec) (Instance, error)

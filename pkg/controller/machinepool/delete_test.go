@@ -81,6 +81,15 @@ func TestDeletionOfAPoolWaitsForItsShardGroups(t *testing.T) {
 		t.Errorf("Ready says %s: %q, want %q", got.Reason, got.Message, want)
 	}
 
+	h.report("b", func(g *v1beta1.NstanceShardGroup) {
+		condition(g, v1beta1.ConditionReady, metav1.ConditionFalse, v1beta1.ReasonShardAhead, "the shard has size 9")
+	})
+	h.expect(poolStatus)
+	got = meta.FindStatusCondition(h.pool().Status.Conditions, v1beta1.ConditionReady)
+	if want := "b: the shard has size 9"; got.Reason != v1beta1.ReasonShardAhead || got.Message != want {
+		t.Errorf("Ready says %s: %q, want %q", got.Reason, got.Message, want)
+	}
+
 	// Each shard confirms; the ids are removed with their group and not before.
 	h.report("a", func(g *v1beta1.NstanceShardGroup) { g.Finalizers = nil })
 	h.deleteShardGroup("a")

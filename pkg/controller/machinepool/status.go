@@ -174,8 +174,8 @@ func removalBlocked(observed observation) *problem {
 func blockedBy(groups []*v1beta1.NstanceShardGroup) *problem {
 	for _, group := range groups {
 		ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady)
-		if ready != nil && ready.Reason == v1beta1.ReasonDeleting {
-			return &problem{v1beta1.ReasonDeleting, fmt.Sprintf("%s: %s", group.Spec.Shard, ready.Message)}
+		if ready != nil && (ready.Reason == v1beta1.ReasonDeleting || ready.Reason == v1beta1.ReasonShardAhead) {
+			return &problem{ready.Reason, fmt.Sprintf("%s: %s", group.Spec.Shard, ready.Message)}
 		}
 	}
 	if len(groups) > 0 {

@@ -59,6 +59,10 @@ func TestStatusConditions(t *testing.T) {
 				notReady(newShardGroup(pool, "b", 2), "ConfigRejected", "no such template")),
 			"False", "ConfigRejected", "b: no such template", "True", "Reachable",
 		},
+		"a shard has a newer revision": {
+			observed(pool, 5, ready(newShardGroup(pool, "a", 3)), notReady(newShardGroup(pool, "b", 2), "ShardAhead", "the shard has size 9")),
+			"False", "ShardAhead", "b: the shard has size 9", "True", "Reachable",
+		},
 		"a shard is unreachable": {
 			observed(pool, 5, away(ready(newShardGroup(pool, "a", 3))), ready(newShardGroup(pool, "b", 2))),
 			"False", "ShardUnreachable", "a: connection refused", "False", "ShardUnreachable",

@@ -28,6 +28,10 @@ const (
 	// rejectedRetry is the delay before a rejected configuration is sent again, unless
 	// something changes before.
 	rejectedRetry = 5 * time.Minute
+	// deletionSettles is the delay after which a group that a shard still reports after
+	// its deletion is the group of another object. It is longer than two lists of the
+	// groups take, so that the cache is newer than the deletion.
+	deletionSettles = 2 * time.Minute
 )
 
 // pauseHandler receives the shard groups of a pool that was paused or resumed.
@@ -71,6 +75,9 @@ type Controller struct {
 	rejections map[cache.ObjectName]rejection
 	// failures are the last errors of providers, by shard group.
 	failures map[cache.ObjectName]string
+	// deletions are the first deletions that a shard has confirmed although it still
+	// reports a group of another revision.
+	deletions map[cache.ObjectName]deletion
 }
 
 // New returns the controller and registers its handlers.
@@ -90,6 +97,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		writes:     controller.NewWriteTracker(shardGroups.Informer().GetStore()),
 		rejections: make(map[cache.ObjectName]rejection),
 		failures:   make(map[cache.ObjectName]string),
+		deletions:  make(map[cache.ObjectName]deletion),
 	}
 	c.queue = controller.NewQueue("shardgroup", c.sync)
 

@@ -32,7 +32,8 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
 	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
-		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controller.PauseChanged(before, after):
+		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controller.PauseChanged(before, after) ||
+		before.Annotations[v1beta1.AnnotationReplaces] != after.Annotations[v1beta1.AnnotationReplaces]:
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }

@@ -53,30 +53,29 @@ const (
 )
 
 // plan returns the call that brings the group closer to the spec. It never acts on
-// missing information: without a synced and connected shard there is no call.
+// missing information: without a synced and connected shard there is no call. Nor is
+// there one that the server would reject.
 func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rejection, now time.Time) step {
+	if !rejected.stillApplies(object, observed.group, now) {
+		rejected = nil
+	}
 	switch {
 	case !observed.configured || !observed.synced || !observed.reachable || observed.paused != "":
 		return nothing
 	case !object.DeletionTimestamp.IsZero():
-		if !slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) || observed.group != nil && observed.group.Deleting {
+		if !slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) || observed.group != nil && observed.group.Deleting ||
+			blockedByShard(object, observed.group, rejected) {
 			return nothing
 		}
 		return remove
-	case observed.group != nil && inOrder(&object.Spec, observed.group):
+	case observed.group != nil && inOrder(&object.Spec, observed.group) && recorded(object, observed.group):
 		return nothing
-	case rejected.stillApplies(object.Generation, observed.group, now):
+	case rejected != nil, blockedByShard(object, observed.group, rejected):
 		return nothing
 	default:
 		return upsert
 	}
 }
-
-// confirmed reports whether the shard has completed a deletion: it no longer lists
-// the group, or lists it from its own configuration. Until then instances may run,
-// and their ids must stay in the pool, because Cluster API deletes the Nodes of ids
-// that leave it (docs/capi.md#provider-ids).
-func confirmed(group *shard.Group) bool { return group == nil || group.Static }
 
 // inOrder reports whether the group that the server reports matches spec. Settings
 // that spec leaves out are the server's to choose, but not to keep from an earlier
@@ -92,11 +91,14 @@ func inOrder(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) bool {
 }
 
 // wanted returns the configuration to send.
-func wanted(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) shard.GroupConfig {
+func wanted(object *v1beta1.NstanceShardGroup, group *shard.Group) shard.GroupConfig {
+	revision := revisionOf(object)
 	return shard.GroupConfig{
-		GroupSettings: wantedSettings(spec.GroupSettings, group != nil && group.Static),
-		Size:          spec.Size,
-		RemoveFirst:   spec.RemoveFirst,
+		GroupSettings: wantedSettings(object.Spec.GroupSettings, group != nil && group.Static),
+		Size:          object.Spec.Size,
+		RemoveFirst:   object.Spec.RemoveFirst,
+		Revision:      &revision,
+		Replaces:      replaced(object, group),
 	}
 }
 

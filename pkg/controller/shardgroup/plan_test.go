@@ -42,7 +42,7 @@ func TestPlanOfEveryCombination(t *testing.T) {
 								}
 								var rejected *rejection
 								if wasRejected {
-									rejected = &rejection{generation: object.Generation, etag: etag(group), until: now.Add(time.Minute)}
+									rejected = newRejection(object, group, nil, now)
 								}
 								observed := observation{configured: configured, synced: synced, reachable: reachable, group: group}
 								complete := configured && synced && reachable
@@ -69,26 +69,36 @@ func TestPlanOfEveryCombination(t *testing.T) {
 
 func TestRejectalHolds(t *testing.T) {
 	now := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
-	rejected := &rejection{generation: 2, etag: "etag-1", until: now.Add(time.Minute)}
+	rejected := newRejection(newObject(), reported(), nil, now)
+	ofNone := newRejection(newObject(), nil, nil, now)
+	same := func(*v1beta1.NstanceShardGroup) {}
 	tests := map[string]struct {
-		rejected   *rejection
-		generation int64
-		group      *shard.Group
-		now        time.Time
-		want       bool
+		rejected *rejection
+		change   func(*v1beta1.NstanceShardGroup)
+		group    *shard.Group
+		now      time.Time
+		want     bool
 	}{
-		"nothing was rejected":                  {nil, 2, reported(), now, false},
-		"nothing has changed":                   {rejected, 2, reported(), now, true},
-		"the spec has changed":                  {rejected, 3, reported(), now, false},
-		"the server's group has changed":        {rejected, 2, changed(reported(), func(g *shard.Group) { g.ETag = "etag-2" }), now, false},
-		"the server's group is gone":            {rejected, 2, nil, now, false},
-		"instances do not matter":               {rejected, 2, changed(reported(), func(g *shard.Group) { g.ActualSize = 0 }), now, true},
-		"its time has come":                     {rejected, 2, reported(), now.Add(time.Minute), false},
-		"there was no group and there is none":  {&rejection{generation: 2, until: now.Add(time.Minute)}, 2, nil, now, true},
-		"there was no group and now there is 1": {&rejection{generation: 2, until: now.Add(time.Minute)}, 2, reported(), now, false},
+		"nothing was rejected":           {nil, same, reported(), now, false},
+		"nothing has changed":            {rejected, same, reported(), now, true},
+		"the spec has changed":           {rejected, func(g *v1beta1.NstanceShardGroup) { g.Generation++ }, reported(), now, false},
+		"the object was created again":   {rejected, func(g *v1beta1.NstanceShardGroup) { g.UID = "other" }, reported(), now, false},
+		"the server's group has changed": {rejected, same, changed(reported(), func(g *shard.Group) { g.ETag = "etag-2" }), now, false},
+		"the server reports another revision": {rejected, same,
+			changed(reported(), func(g *shard.Group) { g.Revision = &shard.Revision{UID: "other"} }), now, false},
+		"the administrator has decided": {rejected, func(g *v1beta1.NstanceShardGroup) {
+			g.Annotations = map[string]string{v1beta1.AnnotationReplaces: "other/1"}
+		}, reported(), now, false},
+		"the server's group is gone":            {rejected, same, nil, now, false},
+		"instances do not matter":               {rejected, same, changed(reported(), func(g *shard.Group) { g.ActualSize = 0 }), now, true},
+		"its time has come":                     {rejected, same, reported(), now.Add(rejectedRetry), false},
+		"there was no group and there is none":  {ofNone, same, nil, now, true},
+		"there was no group and now there is 1": {ofNone, same, reported(), now, false},
 	}
 	for name, test := range tests {
-		if got := test.rejected.stillApplies(test.generation, test.group, test.now); got != test.want {
+		object := newObject()
+		test.change(object)
+		if got := test.rejected.stillApplies(object, test.group, test.now); got != test.want {
 			t.Errorf("%s: got %t", name, got)
 		}
 	}
@@ -156,15 +166,15 @@ func TestWanted(t *testing.T) {
 		"another size":   {changed(reported(), func(g *shard.Group) { g.Size = 1 }), whole},
 		"a static group": {changed(reported(), func(g *shard.Group) { g.Static = true }), withoutStatics},
 	} {
-		spec := newObject().Spec
-		spec.RemoveFirst = []string{"knd1"}
-		got := wanted(&spec, test.group)
+		object := newObject()
+		object.Spec.RemoveFirst = []string{"knd1"}
+		got := wanted(object, test.group)
 		if fmt.Sprint(got.Size, got.Template, got.InstanceType) != fmt.Sprint(test.want.Size, test.want.Template, test.want.InstanceType) ||
 			!slices.Equal(got.Subnets, test.want.Subnets) || !slices.Equal(got.RemoveFirst, test.want.RemoveFirst) || !maps.Equal(got.Vars, test.want.Vars) {
 			t.Errorf("%s: got %+v, want %+v", name, got, test.want)
 		}
 	}
-	if got := wanted(&v1beta1.NstanceShardGroupSpec{Size: 0}, nil); got.Size != 0 || got.Subnets != nil {
+	if got := wanted(&v1beta1.NstanceShardGroup{}, nil); got.Size != 0 || got.Subnets != nil {
 		t.Errorf("of nothing came %+v", got)
 	}
 }

@@ -12,19 +12,38 @@ import (
 	"nstance.dev/operator/pkg/shard"
 )
 
-// rejection is a configuration that a shard has rejected. It is not sent again until
-// the spec or the server's group changes, or until has passed.
+// rejection is a request that a shard has rejected. It is not sent again until the
+// object or the server's group changes, or until has passed.
 type rejection struct {
-	generation int64
-	etag       string
-	until      time.Time
-	message    string
+	revision shard.Revision
+	// replaces is the value of the annotation.
+	replaces string
+	etag     string
+	reported shard.Revision
+	// stale means that the server has a newer revision, and not that it rejects the
+	// configuration.
+	stale   bool
+	until   time.Time
+	message string
 }
 
-// stillApplies reports whether the rejected configuration is the one that would be
-// sent now.
-func (r *rejection) stillApplies(generation int64, group *shard.Group, now time.Time) bool {
-	return r != nil && r.generation == generation && r.etag == etag(group) && now.Before(r.until)
+// newRejection returns the rejection with err of a request for object.
+func newRejection(object *v1beta1.NstanceShardGroup, group *shard.Group, err error, now time.Time) *rejection {
+	return &rejection{
+		revision: revisionOf(object),
+		replaces: object.Annotations[v1beta1.AnnotationReplaces],
+		etag:     etag(group),
+		reported: reportedRevision(group),
+		stale:    shard.IsStale(err),
+		until:    now.Add(rejectedRetry),
+		message:  shard.Message(err),
+	}
+}
+
+// stillApplies reports whether the rejected request is the one that would be sent now.
+func (r *rejection) stillApplies(object *v1beta1.NstanceShardGroup, group *shard.Group, now time.Time) bool {
+	return r != nil && r.revision == revisionOf(object) && r.replaces == object.Annotations[v1beta1.AnnotationReplaces] &&
+		r.etag == etag(group) && r.reported == reportedRevision(group) && now.Before(r.until)
 }
 
 func etag(group *shard.Group) string {
@@ -40,8 +59,8 @@ func (c *Controller) reviewRejection(key cache.ObjectName, object *v1beta1.Nstan
 	if !observed.synced {
 		return
 	}
-	if !c.rejection(key).stillApplies(object.Generation, observed.group, now) ||
-		observed.group != nil && inOrder(&object.Spec, observed.group) {
+	if !c.rejection(key).stillApplies(object, observed.group, now) ||
+		observed.group != nil && inOrder(&object.Spec, observed.group) && recorded(object, observed.group) {
 		c.setRejection(key, nil)
 	}
 }
@@ -83,4 +102,5 @@ func (c *Controller) forget(key cache.ObjectName) {
 	defer c.mu.Unlock()
 	delete(c.rejections, key)
 	delete(c.failures, key)
+	delete(c.deletions, key)
 }

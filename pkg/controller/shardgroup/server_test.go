@@ -27,8 +27,9 @@ import (
 // served is a harness whose shard "a" is a real server over TCP and mutual TLS.
 type served struct {
 	*harness
-	server *servertest.Server
-	groups *informer.Groups
+	servers *shardtest.Servers
+	server  *servertest.Server
+	groups  *informer.Groups
 	// changes has a token when the cache of groups has changed.
 	changes chan struct{}
 }
@@ -40,7 +41,7 @@ func newServed(t *testing.T, size int32, extensions bool) *served {
 	object := newObject()
 	object.Spec = v1beta1.NstanceShardGroupSpec{Group: "workers", Shard: "a", Size: size, GroupSettings: v1beta1.GroupSettings{Template: "worker"}}
 	servers := shardtest.StartServers(t, servertest.Options{Shard: "a"})
-	s := &served{server: servers.ByID["a"], groups: servers.Groups, changes: make(chan struct{}, 1)}
+	s := &served{servers: servers, server: servers.ByID["a"], groups: servers.Groups, changes: make(chan struct{}, 1)}
 	s.groups.AddHandler(shard.GroupHandler{OnGroup: func(string, string) { s.signal() }, OnShard: func(string) { s.signal() }})
 	s.harness = newHarnessOf(t, func(h *harness) {
 		h.UseServers(servers)
@@ -239,10 +240,14 @@ func TestRemovedSettingsStayOnAnOlderServer(t *testing.T) {
 type plainShards struct{ shard.Client }
 
 func (p plainShards) UpsertGroup(ctx context.Context, id, key string, config shard.GroupConfig) (shard.Group, error) {
-	config.RemoveFirst = nil
+	config.RemoveFirst, config.Revision, config.Replaces = nil, nil, nil
 	group, err := p.Client.UpsertGroup(ctx, id, key, config)
-	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared = false, nil, nil, nil, nil
+	group.ListsInstances, group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = false, nil, nil, nil, nil, nil
 	return group, err
+}
+
+func (p plainShards) DeleteGroup(ctx context.Context, id, key string, _ *shard.Revision) error {
+	return p.Client.DeleteGroup(ctx, id, key, nil)
 }
 
 // plainClient is the client of a server without the extensions.
@@ -252,7 +257,7 @@ type plainClient struct {
 
 func plain(group *nstancev1.GroupStatus) {
 	if group != nil {
-		group.Instances, group.RemoveFirst, group.Node, group.Declared = nil, nil, nil, nil
+		group.Instances, group.RemoveFirst, group.Node, group.Declared, group.Revision = nil, nil, nil, nil, nil
 	}
 }
 

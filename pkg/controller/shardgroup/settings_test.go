@@ -19,7 +19,7 @@ import (
 func TestEverySettingIsSentComparedAndReported(t *testing.T) {
 	var spec v1beta1.NstanceShardGroupSpec
 	settingstest.Fill(&spec.GroupSettings, func(id *v1beta1.Identifier, _ randfill.Continue) { *id = "private" })
-	config := wanted(&spec, nil)
+	config := wanted(&v1beta1.NstanceShardGroup{Spec: spec}, nil)
 	group := shard.Group{GroupSettings: config.GroupSettings, Declared: &config.GroupSettings}
 	if !inOrder(&spec, &group) {
 		t.Fatal("a group with the wanted settings is not in order")

@@ -93,13 +93,13 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 	set(v1beta1.ConditionShardReachable, reachable.Status, reachable.Reason, reachable.Message)
 
 	switch {
-	case rejected != nil && rejected.generation == object.Generation:
+	case rejected != nil && !rejected.stale && rejected.revision.Generation == object.Generation:
 		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, rejected.message)
 	case observed.group != nil && inOrder(&object.Spec, observed.group):
 		set(v1beta1.ConditionConfigValid, metav1.ConditionTrue, v1beta1.ReasonConfigAccepted, "")
 	}
 
-	ready, reason, message := readiness(status, object, observed, result, reachable)
+	ready, reason, message := readiness(status, object, observed, result, reachable, shardAhead(object, observed, rejected))
 	if ready == "" {
 		return
 	}
@@ -107,12 +107,15 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 }
 
 // readiness reports whether the shard runs what the spec wants. An empty status
-// means that nothing new is known.
+// means that nothing new is known. ahead is what the shard has that is newer.
 func readiness(
-	status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition,
+	status *v1beta1.NstanceShardGroupStatus, object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition, ahead string,
 ) (ready metav1.ConditionStatus, reason, message string) {
 	valid := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionConfigValid)
+	blocked := ahead != "" && reachable.Status == metav1.ConditionTrue
 	switch {
+	case blocked:
+		return metav1.ConditionFalse, v1beta1.ReasonShardAhead, ahead
 	case !object.DeletionTimestamp.IsZero():
 		return metav1.ConditionFalse, v1beta1.ReasonDeleting, awaited(observed, result, reachable)
 	case reachable.Status == metav1.ConditionFalse:

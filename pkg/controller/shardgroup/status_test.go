@@ -39,7 +39,7 @@ func describe(conditions []metav1.Condition) []string {
 func TestStatusConditions(t *testing.T) {
 	going := controllertest.Deleting(newObject())
 	smaller := changed(reported(), func(g *shard.Group) { g.Size, g.ActualSize = 1, 1 })
-	rejected := &rejection{generation: 1, message: "no such template"}
+	rejected := &rejection{revision: revisionOf(newObject()), message: "no such template"}
 	tests := map[string]struct {
 		object   *v1beta1.NstanceShardGroup
 		seen     observation
@@ -182,7 +182,7 @@ func TestLastSyncTimeMovesOnlyWithTheReport(t *testing.T) {
 func TestStatusOfASpecAfterARefusedOne(t *testing.T) {
 	object := newObject()
 	smaller := connected(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
-	object.Status = newStatus(object, smaller, outcome{}, &rejection{generation: 1, message: "no such template"})
+	object.Status = newStatus(object, smaller, outcome{}, &rejection{revision: revisionOf(newObject()), message: "no such template"})
 	object.Generation++
 	got := newStatus(object, smaller, outcome{step: upsert, err: status.Error(codes.Unimplemented, "no such call")}, nil)
 	if condition := meta.FindStatusCondition(got.Conditions, v1beta1.ConditionReady); condition.Reason != v1beta1.ReasonUpsertFailed {

@@ -44,10 +44,14 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	case upsert:
 		result.err = c.upsert(ctx, key, object, &observed)
 	case remove:
-		result.err = c.calls.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group))
+		result.err = c.remove(ctx, key, object, observed)
 	}
-	if result.step == remove && result.err == nil && confirmed(c.observeGroup(object)) {
-		return 0, c.removeFinalizer(ctx, object)
+	var wait time.Duration
+	if result.step == remove && result.err == nil {
+		var done bool
+		if done, wait = c.confirmed(key, object, c.observeGroup(object)); done {
+			return 0, c.removeFinalizer(ctx, object)
+		}
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -57,10 +61,11 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	rejected := c.rejection(key)
 	switch {
-	case result.step == upsert && rejected != nil, result.step == nothing && rejected.stillApplies(object.Generation, observed.group, now.Time):
+	case result.step == upsert && rejected != nil, result.step == nothing && rejected.stillApplies(object, observed.group, now.Time),
+		shard.IsStale(result.err):
 		return rejected.until.Sub(now.Time), nil
 	default:
-		return 0, result.err
+		return wait, result.err
 	}
 }
 
@@ -91,11 +96,12 @@ func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Grou
 
 // upsert sends the whole configuration and puts the reply into the cache, so that
 // neither this sync nor the next one reads the group as it was before. A rejection is
-// stored, because sending the same again would change nothing.
+// stored, because sending the same again would change nothing. So is the reply that the
+// object is stale.
 func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed *observation) error {
 	id := string(object.Spec.Shard)
 	before := observed.group
-	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), wanted(&object.Spec, before))
+	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), wanted(object, before))
 	switch {
 	case err == nil:
 		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
@@ -104,13 +110,8 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
 			observed.group = &cached
 		}
-	case shard.IsRejected(err):
-		c.setRejection(key, &rejection{
-			generation: object.Generation,
-			etag:       etag(before),
-			until:      c.clock.Now().Add(rejectedRetry),
-			message:    shard.Message(err),
-		})
+	case shard.IsRejected(err), shard.IsStale(err):
+		c.setRejection(key, newRejection(object, before, err, c.clock.Now()))
 	}
 	return err
 }

@@ -28,7 +28,7 @@ var errNotConnected = status.Error(codes.Unavailable, "not connected yet")
 // UpsertGroup sets the configuration of a group on a shard, and returns the group
 // as the server then has it. Repeating the call changes nothing. The error for a
 // shard that is not configured is shard.ErrUnknownShard; for other errors see
-// shard.IsUnreachable and shard.IsRejected.
+// shard.IsUnreachable, shard.IsRejected and shard.IsStale.
 func (p *Pool) UpsertGroup(ctx context.Context, shardID, key string, config shard.GroupConfig) (shard.Group, error) {
 	var group shard.Group
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
@@ -44,11 +44,12 @@ func (p *Pool) UpsertGroup(ctx context.Context, shardID, key string, config shar
 
 // DeleteGroup removes what UpsertGroup stored on a shard: a static group returns
 // to the server's configuration, any other is scaled to zero and then deleted.
-// DeleteGroup succeeds if the server does not have the group. Other errors are
-// those of UpsertGroup.
-func (p *Pool) DeleteGroup(ctx context.Context, shardID, key string) error {
+// DeleteGroup succeeds if the server does not have the group, or if it knows that the
+// group of the revision's object was deleted before. Other errors are those of
+// UpsertGroup.
+func (p *Pool) DeleteGroup(ctx context.Context, shardID, key string, revision *shard.Revision) error {
 	err := p.call(ctx, shardID, func(ctx context.Context, client nstancev1.OperatorServiceClient) error {
-		_, err := client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Key: key})
+		_, err := client.DeleteGroup(ctx, wire.Delete(key, revision))
 		return ignoreNotFound(err)
 	})
 	if err != nil {

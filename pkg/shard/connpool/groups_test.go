@@ -127,7 +127,7 @@ func TestCallToShardThatIsBeingRemoved(t *testing.T) {
 		if !errors.Is(err, shard.ErrUnknownShard) {
 			t.Errorf("the next call: got error %v", err)
 		}
-		if err := p.DeleteGroup(t.Context(), "a", "workers"); !errors.Is(err, shard.ErrUnknownShard) {
+		if err := p.DeleteGroup(t.Context(), "a", "workers", nil); !errors.Is(err, shard.ErrUnknownShard) {
 			t.Errorf("the deletion: got error %v", err)
 		}
 	})
@@ -135,7 +135,7 @@ func TestCallToShardThatIsBeingRemoved(t *testing.T) {
 
 func TestDeletingAMissingGroupSucceeds(t *testing.T) {
 	withSlowServer(t, func(t *testing.T, p *Pool) {
-		if err := p.DeleteGroup(t.Context(), "a", "workers"); err != nil {
+		if err := p.DeleteGroup(t.Context(), "a", "workers", nil); err != nil {
 			t.Error(err)
 		}
 	})

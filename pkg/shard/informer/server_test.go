@@ -43,7 +43,7 @@ func TestSnapshotAndLiveChanges(t *testing.T) {
 		t.Errorf("%d groups, want the 2 of the tenant", got)
 	}
 
-	require.NoError(t, o.DeleteGroup(t.Context(), shardID, "workers"))
+	require.NoError(t, o.DeleteGroup(t.Context(), shardID, "workers", nil))
 	o.eventually(t, "group workers is deleted", func() bool {
 		_, ok := o.Groups.Get(shardID, "workers")
 		return !ok

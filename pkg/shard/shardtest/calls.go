@@ -31,8 +31,13 @@ func (s *Shards) UpsertGroup(_ context.Context, id, key string, config shard.Gro
 }
 
 // DeleteGroup implements shard.Client.
-func (s *Shards) DeleteGroup(_ context.Context, id, key string) error {
-	return s.call(id, fmt.Sprintf("delete %s on %s", key, id), func(*Shard) error { return nil })
+func (s *Shards) DeleteGroup(_ context.Context, id, key string, revision *shard.Revision) error {
+	return s.call(id, fmt.Sprintf("delete %s on %s", key, id), func(*Shard) error {
+		if s.OnDelete != nil {
+			return s.OnDelete(id, key, revision)
+		}
+		return nil
+	})
 }
 
 // CreateInstance implements shard.Client. A new instance is pending and has the

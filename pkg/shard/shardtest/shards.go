@@ -26,6 +26,8 @@ type Shards struct {
 	// OnUpsert replaces the reply to UpsertGroup. By default the group gets the
 	// configuration.
 	OnUpsert func(id, key string, config shard.GroupConfig) (shard.Group, error)
+	// OnDelete replaces the reply to DeleteGroup, which succeeds by default.
+	OnDelete func(id, key string, revision *shard.Revision) error
 	// OnCreate is called before each call of CreateInstance, without the lock.
 	OnCreate func(id, requestID string)
 	// OnCall is called before each call, without the lock, with its description.

@@ -64,6 +64,9 @@ const (
 	ReasonConfigRejected = "ConfigRejected"
 	// ReasonConfigAccepted: the shard has accepted the configuration.
 	ReasonConfigAccepted = "ConfigAccepted"
+	// ReasonShardAhead: the shard has accepted a newer revision of the group than this
+	// object, as after a restore of etcd; the message has both sizes.
+	ReasonShardAhead = "ShardAhead"
 	// ReasonUpsertFailed: the shard returned an error that is neither a rejection nor a
 	// lost connection; the message is the message of the shard.
 	ReasonUpsertFailed = "UpsertFailed"

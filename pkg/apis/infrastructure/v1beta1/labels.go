@@ -65,6 +65,13 @@ const (
 // for which replicas of the pool and which shards it does not change.
 const AnnotationKept = "nstance.dev/kept-for"
 
+// AnnotationReplaces is on a shard group that is older than the group on its shard, as
+// after a restore of etcd: an administrator sets it to the revision that the condition
+// Ready names, {uid}/{generation}, or for a group that was deleted to the uid of the
+// shard group. The operator then sends the shard group all the same. The annotation has
+// no effect on any other revision (docs/operations.md#backup-and-restore).
+const AnnotationReplaces = "nstance.dev/replaces-revision"
+
 // ShardGroupName is the name of the shard group of group on shard. It is
 // unambiguous because no identifier contains two hyphens in a row.
 func ShardGroupName(group, shard string) string {

@@ -34,6 +34,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		Instances:      instances(status.GetInstances().GetInstances()),
 		RemoveFirst:    status.GetRemoveFirst(),
 		Node:           nodeShape(status.GetNode()),
+		Revision:       revision(status.GetRevision()),
 	}
 }
 
@@ -92,5 +93,26 @@ func Upsert(key string, config shard.GroupConfig) *nstancev1.UpsertGroupRequest 
 		Config:      groupConfig(config),
 		RemoveFirst: config.RemoveFirst,
 		Declarative: true,
+		Revision:    revisionMessage(config.Revision),
+		Replaces:    revisionMessage(config.Replaces),
 	}
+}
+
+// Delete returns the request that deletes the group. own is nil for none.
+func Delete(key string, own *shard.Revision) *nstancev1.DeleteGroupRequest {
+	return &nstancev1.DeleteGroupRequest{Key: key, Revision: revisionMessage(own)}
+}
+
+func revision(message *nstancev1.Revision) *shard.Revision {
+	if message == nil {
+		return nil
+	}
+	return &shard.Revision{UID: message.GetUid(), Generation: message.GetGeneration()}
+}
+
+func revisionMessage(r *shard.Revision) *nstancev1.Revision {
+	if r == nil {
+		return nil
+	}
+	return &nstancev1.Revision{Uid: r.UID, Generation: r.Generation}
 }

@@ -31,6 +31,7 @@ func TestGroup(t *testing.T) {
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
 			Taints: []*nstancev1.NodeTaint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
+		Revision: &nstancev1.Revision{Uid: "uid", Generation: 7},
 	})
 	want := shard.Group{
 		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, Static: true, ETag: "e",
@@ -48,6 +49,7 @@ func TestGroup(t *testing.T) {
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
 			Taints: []shard.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
+		Revision: &shard.Revision{UID: "uid", Generation: 7},
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)
@@ -60,12 +62,17 @@ func TestGroup(t *testing.T) {
 	if got := Group(none); !got.ListsInstances || got.Instances != nil {
 		t.Errorf("an empty list of instances becomes %+v", got)
 	}
+	if got := Group(&nstancev1.GroupStatus{Revision: &nstancev1.Revision{}}); got.Revision == nil || *got.Revision != (shard.Revision{}) {
+		t.Errorf("an empty revision becomes %+v", got)
+	}
 }
 
 func TestUpsert(t *testing.T) {
 	config := shard.GroupConfig{
 		GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3,
 		RemoveFirst: []string{"knd2", "knd1"},
+		Revision:    &shard.Revision{UID: "old", Generation: 5},
+		Replaces:    &shard.Revision{UID: "new", Generation: 9},
 	}
 	noZeroField(t, config)
 	want := &nstancev1.UpsertGroupRequest{
@@ -76,9 +83,24 @@ func TestUpsert(t *testing.T) {
 		},
 		RemoveFirst: []string{"knd2", "knd1"},
 		Declarative: true,
+		Revision:    &nstancev1.Revision{Uid: "old", Generation: 5},
+		Replaces:    &nstancev1.Revision{Uid: "new", Generation: 9},
 	}
 	if got := Upsert("workers", config); !proto.Equal(got, want) {
 		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := Upsert("workers", shard.GroupConfig{}); got.Revision != nil || got.Replaces != nil {
+		t.Errorf("without revisions got %v", got)
+	}
+}
+
+func TestDelete(t *testing.T) {
+	want := &nstancev1.DeleteGroupRequest{Key: "workers", Revision: &nstancev1.Revision{Uid: "uid", Generation: 7}}
+	if got := Delete("workers", &shard.Revision{UID: "uid", Generation: 7}); !proto.Equal(got, want) {
+		t.Errorf("got %v, want %v", got, want)
+	}
+	if got := Delete("workers", nil); got.Revision != nil {
+		t.Errorf("without a revision got %v", got)
 	}
 }
 

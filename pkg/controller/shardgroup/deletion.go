@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardgroup
+
+import (
+	"context"
+	"time"
+
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
+)
+
+// deletion is a call to DeleteGroup that has succeeded.
+type deletion struct {
+	uid types.UID
+	at  time.Time
+}
+
+// remove deletes the group. A deletion that an administrator has decided on although
+// the server has a newer revision is sent with that revision.
+func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed observation) error {
+	revision := revisionOf(object)
+	if last := replaced(object, observed.group); last != nil && newer(object, observed.group) {
+		revision = *last
+	}
+	err := c.calls.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group), &revision)
+	if shard.IsStale(err) {
+		c.setRejection(key, newRejection(object, observed.group, err, c.clock.Now()))
+	}
+	return err
+}
+
+// confirmed reports whether the shard has completed a deletion: it no longer lists
+// the group, or lists it from its own configuration. Until then instances may run,
+// and their ids must stay in the pool, because Cluster API deletes the Nodes of ids
+// that leave it (docs/capi.md#provider-ids).
+//
+// The group may also be that of another object, which a deletion does not touch if the
+// group of this object was deleted before. The reply does not say so, and the cache may
+// be older than the reply. So the deletion is confirmed when the cache has such a group
+// after a while, and wait is the time until then.
+func (c *Controller) confirmed(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group) (done bool, wait time.Duration) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if group == nil || group.Static {
+		return true, 0
+	}
+	if group.Deleting || group.Revision == nil || group.Revision.UID == string(object.UID) {
+		delete(c.deletions, key)
+		return false, 0
+	}
+	now := c.clock.Now()
+	first, found := c.deletions[key]
+	if !found || first.uid != object.UID {
+		first = deletion{uid: object.UID, at: now}
+		c.deletions[key] = first
+	}
+	wait = first.at.Add(deletionSettles).Sub(now)
+	return wait <= 0, wait
+}
