@@ -29,8 +29,8 @@ const (
 	// something changes before.
 	rejectedRetry = 5 * time.Minute
 	// deletionSettles is the delay after which a group that a shard still reports after
-	// its deletion is the group of another object. It is longer than two lists of the
-	// groups take, so that the cache is newer than the deletion.
+	// its deletion is the group of another object. It is longer than the time between
+	// two lists of the groups, so that the cache is newer than the deletion.
 	deletionSettles = 2 * time.Minute
 )
 

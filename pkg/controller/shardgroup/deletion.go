@@ -41,24 +41,38 @@ func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v
 //
 // The group may also be that of another object, which a deletion does not touch if the
 // group of this object was deleted before. The reply does not say so, and the cache may
-// be older than the reply. So the deletion is confirmed when the cache has such a group
-// after a while, and wait is the time until then.
-func (c *Controller) confirmed(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group) (done bool, wait time.Duration) {
+// be older than the reply. So the deletion is confirmed by a second one after a while,
+// if the cache still has such a group.
+func (c *Controller) confirmed(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
+	if group == nil || group.Static {
+		return true
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	if group == nil || group.Static {
-		return true, 0
-	}
-	if group.Deleting || group.Revision == nil || group.Revision.UID == string(object.UID) {
+	if !ofAnother(object, group) {
 		delete(c.deletions, key)
-		return false, 0
+		return false
 	}
-	now := c.clock.Now()
+	if first, found := c.deletions[key]; found && first.uid == object.UID {
+		return c.clock.Since(first.at) >= deletionSettles
+	}
+	c.deletions[key] = deletion{uid: object.UID, at: c.clock.Now()}
+	return false
+}
+
+// settling returns the time until a deletion that may be confirmed is sent again, 0 if
+// there was none.
+func (c *Controller) settling(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group) time.Duration {
+	c.mu.Lock()
+	defer c.mu.Unlock()
 	first, found := c.deletions[key]
-	if !found || first.uid != object.UID {
-		first = deletion{uid: object.UID, at: now}
-		c.deletions[key] = first
+	if !found || first.uid != object.UID || !ofAnother(object, group) {
+		return 0
 	}
-	wait = first.at.Add(deletionSettles).Sub(now)
-	return wait <= 0, wait
+	return max(0, deletionSettles-c.clock.Since(first.at))
+}
+
+// ofAnother reports whether a group exists and the server has it from another object.
+func ofAnother(object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
+	return group != nil && !group.Deleting && group.Revision != nil && group.Revision.UID != string(object.UID)
 }

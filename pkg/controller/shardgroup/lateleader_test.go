@@ -85,7 +85,8 @@ func TestLateLeaderDoesNotShrinkAGroup(t *testing.T) {
 		"ShardReachable=True Reachable: ",
 		"Ready=False ShardAhead: group default/workers: the request has generation 1 of object uid-workers, but the group has the newer generation 2",
 	}, late.conditions())
-	late.Sync()
+	_, _, err = late.Sync()
+	require.NoError(t, err)
 	assert.Len(t, s.server.Upserts("workers"), 3, "a refused request is repeated")
 
 	// The present leader goes on, and has lost no instance.

@@ -28,6 +28,9 @@ type observation struct {
 	group *shard.Group
 	// paused is what pauses the group, "" when nothing does.
 	paused string
+	// settling is true when the group was deleted so recently that the cache may be
+	// older.
+	settling bool
 	// failure is the last error of the shard's provider, "" when it no longer applies.
 	failure string
 	drains  drains
@@ -64,7 +67,7 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 		return nothing
 	case !object.DeletionTimestamp.IsZero():
 		if !slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) || observed.group != nil && observed.group.Deleting ||
-			blockedByShard(object, observed.group, rejected) {
+			observed.settling || blockedByShard(object, observed.group, rejected) {
 			return nothing
 		}
 		return remove

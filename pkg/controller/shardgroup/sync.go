@@ -46,12 +46,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	case remove:
 		result.err = c.remove(ctx, key, object, observed)
 	}
-	var wait time.Duration
-	if result.step == remove && result.err == nil {
-		var done bool
-		if done, wait = c.confirmed(key, object, c.observeGroup(object)); done {
-			return 0, c.removeFinalizer(ctx, object)
-		}
+	if result.step == remove && result.err == nil && c.confirmed(key, object, c.observeGroup(object)) {
+		return 0, c.removeFinalizer(ctx, object)
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -65,7 +61,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		shard.IsStale(result.err):
 		return rejected.until.Sub(now.Time), nil
 	default:
-		return wait, result.err
+		return c.settling(key, object, observed.group), result.err
 	}
 }
 
@@ -81,6 +77,7 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 			return observation{}, err
 		}
 	}
+	observed.settling = c.settling(cache.MetaObjectToName(object), object, observed.group) > 0
 	observed.drains.draining, observed.drains.blocked, observed.drains.message = c.options.Drains.Summary(id, string(object.Spec.Group))
 	observed.failure = c.reviewFailure(cache.MetaObjectToName(object), object, observed)
 	return observed, nil
@@ -101,9 +98,13 @@ func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Grou
 func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed *observation) error {
 	id := string(object.Spec.Shard)
 	before := observed.group
-	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), wanted(object, before))
+	config := wanted(object, before)
+	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), config)
 	switch {
 	case err == nil:
+		if config.Replaces != nil {
+			klog.FromContext(ctx).Info("Replaced a newer revision of the group as the annotation says", "shard", id, "revision", config.Revision, "replaced", config.Replaces, "size", config.Size)
+		}
 		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
 		c.groups.Observe(id, group)
 		// The cached instances are newer than those of the reply.

@@ -162,6 +162,13 @@ var revisionTests = map[string][]revisionStep{
 		{upsertOf("v", 2, 20), true, "50 of u/5", 0},
 		{upsertOf("u", 6, 60), false, "60 of u/6", 1},
 	},
+	"an object that was accepted by decision is no longer retired": {
+		{upsertOf("u", 5, 50), false, "50 of u/5", 1},
+		{upsertOf("v", 1, 10), false, "10 of v/1", 1},
+		{replacing("v", 1, "u", 5, 50), false, "50 of u/5", 1},
+		{deleteOf("", 0), false, none, 1},
+		{upsertOf("u", 5, 50), false, "50 of u/5", 1},
+	},
 	"a deleted group is created again by decision": {
 		{upsertOf("u", 5, 50), false, "50 of u/5", 1},
 		{deleteOf("u", 6), false, none, 1},
