@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package restore
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+var shardIDs = []string{"us-west-2a", "us-west-2b"}
+
+// servers are shard servers with their instances in memory, by shard.
+type servers map[string]*servertest.Server
+
+// startServers starts the servers and has the operator connect to them.
+func startServers(t *testing.T) servers {
+	t.Helper()
+	started := servers{}
+	for _, id := range shardIDs {
+		started[id] = servertest.Start(t, servertest.Options{
+			Cluster: installation.ClusterID, Shard: id, Authority: env.Installation.Authority(),
+		})
+	}
+	env.EditShards(t, func(data map[string]string) {
+		for id, server := range started {
+			data[id] = server.Addr
+		}
+	})
+	return started
+}
+
+// group returns a group as the server of a shard reports it, nil if there is none.
+func (s servers) group(t *testing.T, shard, name string) *nstancev1.GroupStatus {
+	t.Helper()
+	list, err := s[shard].Operator(installation.Tenant).ListGroups(t.Context(), &emptypb.Empty{})
+	require.NoError(t, err)
+	for _, group := range list.GetGroups() {
+		if group.GetKey() == name {
+			return group
+		}
+	}
+	return nil
+}
+
+// instances returns the ids of all instances.
+func (s servers) instances(t *testing.T) []string {
+	t.Helper()
+	var ids []string
+	for _, server := range s {
+		nodes, err := server.Kubernetes.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		for _, node := range nodes.Items {
+			ids = append(ids, node.Name)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// After etcd was restored, sizes that were raised, pools that were created and pools that
+// were deleted since the backup neither terminate nor create an instance, and an
+// administrator decides about each.
+func TestEtcdRestore(t *testing.T) {
+	servers := startServers(t)
+	const grown, created, deleted, steady = "grown", "created", "deleted", "steady"
+	for _, name := range []string{grown, deleted, steady} {
+		require.NoError(t, env.CreatePoolOn(t.Context(), name, 4, shardIDs...))
+	}
+	for _, name := range []string{grown, deleted, steady} {
+		untilSizes(t, name, 2, 2)
+	}
+	standby := env.Component(env.RunStandby(t, electionFlags...).Component)
+	leader := env.OperatorProcess()
+
+	backup := backUpEtcd(t)
+	env.Scale(t, grown, 12)
+	untilSizes(t, grown, 6, 6)
+	require.NoError(t, env.CreatePoolOn(t.Context(), created, 4, shardIDs...))
+	untilSizes(t, created, 2, 2)
+	require.NoError(t, env.MachinePools().Delete(t.Context(), deleted, metav1.DeleteOptions{}))
+	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, deleted) })
+	before := servers.instances(t)
+	require.Len(t, before, 12+4+4)
+
+	restoreEtcd(t, backup)
+	// Neither process acts with what it knew before; a Deployment starts them again.
+	for _, process := range []*controlplane.Component{leader, standby} {
+		untilExited(t, process)
+	}
+	log, err := os.ReadFile(standby.LogPath())
+	require.NoError(t, err)
+	assert.Contains(t, string(log), "the API server was restored from a backup")
+	testcluster.Start(t, leader)
+	testcluster.Start(t, standby)
+
+	untilAhead(t, grown, "size 6")
+	untilAhead(t, deleted, "")
+	testcluster.Eventually(t, 2*time.Minute, "the pool of later is imported", func(ctx context.Context) error {
+		machinePool, err := env.MachinePools().Get(ctx, created, metav1.GetOptions{})
+		if err == nil && *machinePool.Spec.Replicas != 4 {
+			err = fmt.Errorf("it has %d replicas", *machinePool.Spec.Replicas)
+		}
+		return err
+	})
+	// What is not affected goes on.
+	env.Scale(t, steady, 6)
+	untilSizes(t, steady, 3, 3)
+	after := servers.instances(t)
+	assert.Len(t, after, len(before)+2)
+	assert.Subset(t, after, before, "instances were terminated")
+	for _, id := range shardIDs {
+		assert.EqualValues(t, 6, servers.group(t, id, grown).GetSize())
+		assert.Nil(t, servers.group(t, id, deleted))
+	}
+
+	// The administrator keeps what the shards have,
+	env.Scale(t, grown, 12)
+	testcluster.Eventually(t, time.Minute, "the shard groups have the sizes of the shards", func(ctx context.Context) error {
+		groups, err := env.ShardGroups(ctx, grown)
+		for _, group := range groups {
+			if group.Spec.Size != 6 {
+				err = errors.Join(err, fmt.Errorf("%s has size %d", group.Name, group.Spec.Size))
+			}
+		}
+		return err
+	})
+	for _, id := range shardIDs {
+		revision := servers.group(t, id, grown).GetRevision()
+		annotate(t, v1beta1.ShardGroupName(grown, id), fmt.Sprintf("%s/%d", revision.GetUid(), revision.GetGeneration()))
+	}
+	untilSizes(t, grown, 6, 6)
+	untilReady(t, grown)
+	// and the deletion.
+	require.NoError(t, env.MachinePools().Delete(t.Context(), deleted, metav1.DeleteOptions{}))
+	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, deleted) })
+	assert.ElementsMatch(t, after, servers.instances(t), "instances")
+}
+
+// backUpEtcd returns a copy of etcd's data.
+func backUpEtcd(t *testing.T) string {
+	t.Helper()
+	defer testcluster.Freeze(t, env.Component(controlplane.Etcd))()
+	backup := filepath.Join(t.TempDir(), "etcd")
+	require.NoError(t, os.CopyFS(backup, os.DirFS(etcdDir())))
+	return backup
+}
+
+// restoreEtcd replaces etcd's data, and restarts the control plane, as the procedure for
+// a restore demands.
+func restoreEtcd(t *testing.T, backup string) {
+	t.Helper()
+	stopped := []string{controlplane.APIServer, controlplane.Etcd}
+	clients := []string{controlplane.ControllerManager, controlplane.Scheduler, controlplane.CAPI, controlplane.KWOK}
+	for _, name := range slices.Concat(clients, stopped) {
+		require.NoError(t, env.Component(name).Kill(t.Context()))
+	}
+	require.NoError(t, os.RemoveAll(etcdDir()))
+	require.NoError(t, os.CopyFS(etcdDir(), os.DirFS(backup)))
+	slices.Reverse(stopped)
+	for _, name := range slices.Concat(stopped, clients) {
+		testcluster.Start(t, env.Component(name))
+	}
+}
+
+func etcdDir() string { return filepath.Join(env.Dir(), "etcd") }
+
+func untilExited(t *testing.T, process *controlplane.Component) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, process.Name+" exits", func(context.Context) error {
+		if pid, running := process.PID(); running {
+			return fmt.Errorf("it runs as process %d", pid)
+		}
+		return nil
+	})
+}
+
+// untilSizes waits until the shard groups of a pool have these sizes and as many
+// instances.
+func untilSizes(t *testing.T, name string, sizes ...int32) {
+	t.Helper()
+	testcluster.Eventually(t, 2*time.Minute, name+" is scaled", func(ctx context.Context) error { return env.SizesAre(ctx, name, sizes...) })
+}
+
+// untilAhead waits until a pool and each of its shard groups have the reason ShardAhead.
+func untilAhead(t *testing.T, name, message string) {
+	t.Helper()
+	testcluster.Eventually(t, 2*time.Minute, name+" has ShardAhead", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, name)
+		if err != nil {
+			return err
+		}
+		conditions := map[string][]metav1.Condition{"the pool": pool.Status.Conditions}
+		groups, err := env.ShardGroups(ctx, name)
+		if err != nil || len(groups) == 0 {
+			return errors.Join(err, fmt.Errorf("%d shard groups", len(groups)))
+		}
+		for _, group := range groups {
+			conditions[group.Name] = group.Status.Conditions
+		}
+		for _, object := range slices.Sorted(maps.Keys(conditions)) {
+			ready := meta.FindStatusCondition(conditions[object], v1beta1.ConditionReady)
+			if ready == nil || ready.Reason != v1beta1.ReasonShardAhead || !strings.Contains(ready.Message, message) {
+				return fmt.Errorf("%s has %+v", object, ready)
+			}
+		}
+		return nil
+	})
+}
+
+func untilReady(t *testing.T, name string) {
+	t.Helper()
+	testcluster.Eventually(t, time.Minute, name+" is not behind", func(ctx context.Context) error {
+		groups, err := env.ShardGroups(ctx, name)
+		for _, group := range groups {
+			if ready := meta.FindStatusCondition(group.Status.Conditions, v1beta1.ConditionReady); ready == nil || ready.Reason == v1beta1.ReasonShardAhead {
+				err = errors.Join(err, fmt.Errorf("%s has %+v", group.Name, ready))
+			}
+		}
+		return err
+	})
+}
+
+// annotate accepts the present state of a shard group.
+func annotate(t *testing.T, shardGroup, revision string) {
+	t.Helper()
+	_, err := env.NstanceShardGroups().Patch(t.Context(), shardGroup, types.MergePatchType,
+		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationReplaces, revision), metav1.PatchOptions{})
+	require.NoError(t, err)
+}
