@@ -60,6 +60,8 @@ func lead(ctx context.Context, lock *lease, options *Options, watchdog *leaderel
 	case <-started:
 	case <-stopped:
 		return errLeaseLost
+	case <-lock.restored:
+		return errRestored
 	case <-ctx.Done():
 		resign()
 		<-stopped
@@ -77,6 +79,8 @@ func lead(ctx context.Context, lock *lease, options *Options, watchdog *leaderel
 		return errLeaseLost
 	case <-lock.lost:
 		return errLeaseLost
+	case <-lock.restored:
+		return errRestored
 	case err = <-finished:
 	}
 	resign()

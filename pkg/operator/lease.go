@@ -35,13 +35,32 @@ type lease struct {
 	validity time.Duration
 	// lost is closed when the Lease of this leader was seen to be another's.
 	lost chan struct{}
+	// restored is closed when the Lease was seen to be older than before: it was restored
+	// from a backup, as was everything else that this process has cached.
+	restored chan struct{}
 
 	mu sync.Mutex
 	// renewed is the beginning of the last renewal, with a monotonic clock reading; zero
 	// while this process is not the holder of the Lease.
 	renewed time.Time
-	// written is the renew time in the Lease that this process has written last.
-	written time.Time
+	// seen is the newest renewal that this process has read or written.
+	seen renewal
+}
+
+// renewal is a version of the Lease. Times count only within one number of transitions:
+// each leader has a clock of its own.
+type renewal struct {
+	transitions int
+	at          time.Time
+}
+
+func newRenewal(record *resourcelock.LeaderElectionRecord) renewal {
+	// The API server stores microseconds.
+	return renewal{record.LeaderTransitions, record.RenewTime.Truncate(time.Microsecond)}
+}
+
+func (r renewal) before(other renewal) bool {
+	return r.transitions < other.transitions || r.transitions == other.transitions && r.at.Before(other.at)
 }
 
 func newLease(client coordinationv1.LeasesGetter, options *Options) (*lease, error) {
@@ -57,6 +76,7 @@ func newLease(client coordinationv1.LeasesGetter, options *Options) (*lease, err
 		},
 		validity: options.RenewDeadline,
 		lost:     make(chan struct{}),
+		restored: make(chan struct{}),
 	}, nil
 }
 
@@ -70,21 +90,31 @@ func (l *lease) Deadline() time.Time {
 	return l.renewed.Add(l.validity)
 }
 
-// Get reads the Lease. One that is older than what this process has written was restored
-// from a backup, as was everything else that it has cached: it must not lead on.
+// Get reads the Lease.
 func (l *lease) Get(ctx context.Context) (*resourcelock.LeaderElectionRecord, []byte, error) {
 	record, raw, err := l.Interface.Get(ctx)
-	if apierrors.IsNotFound(err) || err == nil && (record.HolderIdentity != l.Identity() || l.isOlder(record)) {
+	if apierrors.IsNotFound(err) || err == nil && record.HolderIdentity != l.Identity() {
 		l.lose()
+	}
+	if err == nil {
+		l.observe(record)
 	}
 	return record, raw, err
 }
 
-// isOlder reports whether record is from before the last renewal.
-func (l *lease) isOlder(record *resourcelock.LeaderElectionRecord) bool {
+// observe closes restored if record is older than one before.
+func (l *lease) observe(record *resourcelock.LeaderElectionRecord) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return record.RenewTime.Time.Before(l.written)
+	now := newRenewal(record)
+	if !now.before(l.seen) {
+		l.seen = now
+		return
+	}
+	l.renewed = time.Time{}
+	if !isClosed(l.restored) {
+		close(l.restored)
+	}
 }
 
 // Create creates the Lease.
@@ -110,7 +140,7 @@ func (l *lease) lose() {
 
 // write writes the Lease, unless it is lost.
 func (l *lease) write(record resourcelock.LeaderElectionRecord, write func() error) error {
-	if l.isLost() {
+	if isClosed(l.lost) || isClosed(l.restored) {
 		return errLeaseLost
 	}
 	start := time.Now()
@@ -119,18 +149,18 @@ func (l *lease) write(record resourcelock.LeaderElectionRecord, write func() err
 	}
 	l.mu.Lock()
 	defer l.mu.Unlock()
+	l.seen = newRenewal(&record)
 	if record.HolderIdentity == l.Identity() {
-		// The API server stores microseconds.
-		l.renewed, l.written = start, record.RenewTime.Truncate(time.Microsecond)
+		l.renewed = start
 	} else {
 		l.renewed = time.Time{}
 	}
 	return nil
 }
 
-func (l *lease) isLost() bool {
+func isClosed(c chan struct{}) bool {
 	select {
-	case <-l.lost:
+	case <-c:
 		return true
 	default:
 		return false

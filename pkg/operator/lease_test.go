@@ -53,30 +53,44 @@ func TestLeaderEndsWhenItSeesAnother(t *testing.T) {
 	}
 }
 
-// A leader whose API server was restored from a backup, in which it leads, ends: its
-// caches are newer than the API server.
-func TestLeaderEndsWhenItsLeaseIsOlder(t *testing.T) {
+// A process that sees a Lease from before what it has seen ends, leader or standby: the
+// API server was restored from a backup, and its caches are newer.
+func TestOlderLeaseEndsLeaderAndStandby(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		l := &leases{}
 		leader := l.run(t, nil)
 		<-leader.working
 		<-time.After(time.Minute)
 		backup, _ := l.left()
+		standby := l.run(t, nil)
 		<-time.After(time.Minute)
 		backup.ResourceVersion += "0"
 		l.replace(backup)
-		select {
-		case err := <-leader.done:
-			if !errors.Is(err, errLeaseLost) {
-				t.Errorf("lead returned %v", err)
+		for name, process := range map[string]*candidate{"the leader": leader, "the standby": standby} {
+			select {
+			case err := <-process.done:
+				if !errors.Is(err, errRestored) {
+					t.Errorf("%s: lead returned %v", name, err)
+				}
+			case <-time.After(2 * complete().RetryPeriod):
+				t.Errorf("%s goes on", name)
+				process.stop()
 			}
-		case <-time.After(complete().RetryPeriod + 1):
-			t.Error("the leader goes on after its next renewal")
-			leader.stop()
 		}
 		synctest.Wait()
 		close(leader.release)
+		close(standby.release)
 	})
+}
+
+// The clock of the next leader may be behind that of the last one.
+func TestClocksOfLeadersMayDiffer(t *testing.T) {
+	at := time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)
+	now := renewal{transitions: 1, at: at}
+	assert.False(t, renewal{transitions: 2, at: at.Add(-time.Hour)}.before(now), "the next leader")
+	assert.False(t, now.before(now), "the same")
+	assert.True(t, renewal{transitions: 1, at: at.Add(-1)}.before(now), "the same leader")
+	assert.True(t, renewal{transitions: 0, at: at.Add(time.Hour)}.before(now), "the leader before")
 }
 
 // counter counts the requests that it receives.
@@ -123,7 +137,7 @@ func TestNoChangeWithoutTheLease(t *testing.T) {
 		expect("renewed late", true)
 		renew(func() error { return held.Update(t.Context(), resourcelock.LeaderElectionRecord{}) })
 		expect("released", false)
-		assert.False(t, held.isLost(), "a release is no loss")
+		assert.False(t, isClosed(held.lost), "a release is no loss")
 	})
 }
 
