@@ -75,7 +75,7 @@ func TestNonce(t *testing.T) {
 			if err != nil || !found {
 				t.Fatalf("printed %q: %v", token, err)
 			}
-			want := nonce.Claims{Kind: "operator", Subject: tc.clusterID, ClusterID: tc.clusterID, Tenant: tc.tenant, ExpiresAt: claims.ExpiresAt}
+			want := nonce.Claims{Kind: "operator", Subject: tc.clusterID, ClusterID: tc.clusterID, Tenant: tc.tenant, CreatedAt: claims.CreatedAt, ExpiresAt: claims.ExpiresAt}
 			if claims != want {
 				t.Errorf("got  %+v\nwant %+v", claims, want)
 			}

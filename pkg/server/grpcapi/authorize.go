@@ -5,6 +5,7 @@ package grpcapi
 
 import (
 	"context"
+	"crypto/x509"
 	"errors"
 
 	"google.golang.org/grpc"
@@ -24,6 +25,15 @@ type clientKey struct{}
 func clientFrom(ctx context.Context) pki.Client {
 	client, _ := ctx.Value(clientKey{}).(pki.Client)
 	return client
+}
+
+// certificateKey is the context key of the client's certificate.
+type certificateKey struct{}
+
+// certificateFrom returns the certificate of the client of a call.
+func certificateFrom(ctx context.Context) *x509.Certificate {
+	certificate, _ := ctx.Value(certificateKey{}).(*x509.Certificate)
+	return certificate
 }
 
 // Authorize returns the interceptors that accept only clients with a role, and
@@ -59,7 +69,7 @@ func (s *serverStream) Context() context.Context {
 }
 
 func authorize(ctx context.Context, logger klog.Logger, role string) (context.Context, error) {
-	client, err := peerClient(ctx)
+	client, certificate, err := peerClient(ctx)
 	if err != nil {
 		logger.Info("Rejected a client", "reason", err.Error())
 		return nil, status.Error(codes.Unauthenticated, err.Error())
@@ -69,21 +79,29 @@ func authorize(ctx context.Context, logger klog.Logger, role string) (context.Co
 		return nil, status.Errorf(codes.PermissionDenied, "client %q has role %q, this service is for role %q", client.ID, client.Role, role)
 	}
 	ctx = klog.NewContext(ctx, klog.LoggerWithValues(logger, "client", client.ID, "tenant", client.Tenant))
+	ctx = context.WithValue(ctx, certificateKey{}, certificate)
 	return context.WithValue(ctx, clientKey{}, client), nil
 }
 
 // peerClient reads the client from the certificate that the TLS handshake verified.
-func peerClient(ctx context.Context) (pki.Client, error) {
+func peerClient(ctx context.Context) (pki.Client, *x509.Certificate, error) {
 	p, ok := peer.FromContext(ctx)
 	if !ok {
-		return pki.Client{}, errors.New("the connection has no peer")
+		return pki.Client{}, nil, errors.New("the connection has no peer")
 	}
-	info, ok := p.AuthInfo.(credentials.TLSInfo)
-	if !ok {
-		return pki.Client{}, errors.New("the connection has no TLS")
+	var info credentials.TLSInfo
+	switch auth := p.AuthInfo.(type) {
+	case credentials.TLSInfo:
+		info = auth
+	case interface{ TLS() credentials.TLSInfo }:
+		info = auth.TLS()
+	default:
+		return pki.Client{}, nil, errors.New("the connection has no TLS")
 	}
 	if len(info.State.VerifiedChains) == 0 {
-		return pki.Client{}, errors.New("the connection has no verified client certificate")
+		return pki.Client{}, nil, errors.New("the connection has no verified client certificate")
 	}
-	return pki.PeerClient(info.State.VerifiedChains[0][0])
+	certificate := info.State.VerifiedChains[0][0]
+	client, err := pki.PeerClient(certificate)
+	return client, certificate, err
 }

@@ -25,26 +25,29 @@ type Issuer interface {
 	// Renew returns a certificate with the same identity as the client's present
 	// one, for the same public key, PEM, or another. Its errors are those of
 	// registration.Registrar.
-	Renew(ctx context.Context, client pki.Client, publicKeyPEM []byte) (*x509.Certificate, error)
+	Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error)
 }
 
 // RenewCertificate returns the client's next certificate, also while there is no
 // term: the leader of the cluster need not lead this shard. The code is
 // FailedPrecondition when another server leads the cluster, InvalidArgument for an
-// invalid public key, and Unavailable when the same call may succeed later
-// (docs/protocol.md#certificates).
+// invalid public key, Unauthenticated for a certificate that is not accepted any more,
+// and Unavailable when the same call may succeed later (docs/protocol.md#certificates).
 func (g *Gate) RenewCertificate(ctx context.Context, request *nstancev1.RenewCertificateRequest) (*nstancev1.RenewCertificateResponse, error) {
 	client := clientFrom(ctx)
 	// The tenant becomes part of a storage key.
 	if err := identifier.Validate(client.Tenant); err != nil {
 		return nil, status.Errorf(codes.InvalidArgument, "tenant: %v", err)
 	}
-	certificate, err := g.Issuer.Renew(ctx, client, request.GetPublicKeyPem())
+	certificate, err := g.Issuer.Renew(ctx, client, certificateFrom(ctx), request.GetPublicKeyPem())
 	if err != nil {
 		klog.FromContext(ctx).Info("Rejected the renewal of a certificate", "reason", err.Error())
 		return nil, withCode(err, codes.Unavailable, map[error]codes.Code{
 			leader.ErrNotLeading:      codes.FailedPrecondition,
 			registration.ErrPublicKey: codes.InvalidArgument,
+			registration.ErrExpired:   codes.Unauthenticated,
+			registration.ErrRevoked:   codes.Unauthenticated,
+			registration.ErrReplaced:  codes.Unauthenticated,
 		})
 	}
 	return &nstancev1.RenewCertificateResponse{

@@ -72,7 +72,7 @@ func TestNonceSaysWhoseItIs(t *testing.T) {
 	want := nonce.Claims{
 		Kind: "agent", Subject: instanceID, ClusterID: "prod", Tenant: "default", Shard: "us-west-2a",
 		Group: "main", OnDemand: true, ConfigHash: group.RuntimeConfigHash,
-		ExpiresAt: claims.ExpiresAt,
+		CreatedAt: claims.CreatedAt, ExpiresAt: claims.ExpiresAt,
 	}
 	if diff := cmp.Diff(want, claims); diff != "" || group.RuntimeConfigHash == "" {
 		t.Errorf("(-want +got):\n%s", diff)

@@ -14,53 +14,91 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
+// Grace is how long the certificate that was replaced by a registration or a renewal
+// is accepted (docs/protocol.md#certificates): the response with the next one may be
+// lost, and connections are opened with it until the client has stored the next one.
+const Grace = 10 * time.Minute
+
 // Record is the stored registration of an operator (docs/server.md#storage).
 //
 // Its key consists of tenant and client id, and the client id of every operator of
-// a tenant is the cluster id, so a new registration replaces the previous one. The
-// record describes the latest certificate and grants no access.
+// a tenant is the cluster id, so a new registration replaces the previous one. Check
+// decides which certificates the record accepts.
 type Record struct {
 	ClientID string `json:"client_id"`
 	Tenant   string `json:"tenant"`
 	// PublicKeyPEM is the key of the latest certificate.
 	PublicKeyPEM string `json:"public_key_pem"`
-	// CertSerial is its serial number in hexadecimal digits.
+	// CertSerial is its serial number in hexadecimal digits. It is empty if only
+	// certificates were revoked that no registration issued.
 	CertSerial string `json:"cert_serial"`
 	// RegisteredAt is when the client used its nonce. A renewal keeps it.
 	RegisteredAt time.Time `json:"registered_at"`
 	// ExpiresAt is when the latest certificate expires.
 	ExpiresAt time.Time `json:"expires_at"`
+	// PreviousSerial is the serial number of the certificate that the latest one
+	// replaced, which is accepted until PreviousUntil.
+	PreviousSerial string    `json:"previous_serial,omitempty"`
+	PreviousUntil  time.Time `json:"previous_until,omitzero"`
+	// RevokedSerials are the serial numbers of revoked certificates, sorted.
+	RevokedSerials []string `json:"revoked_serials,omitempty"`
+	// RevokedAt is when a certificate was last revoked. Nonces that were created
+	// before cannot be used any more.
+	RevokedAt time.Time `json:"revoked_at,omitzero"`
+	// RevokedBefore revokes all certificates that no registration issued and whose
+	// validity begins before it.
+	RevokedBefore time.Time `json:"revoked_before,omitzero"`
 }
 
-// putRecord stores a registration and replaces an existing one.
-func putRecord(ctx context.Context, store storage.Store, record Record) error {
-	// A conflict means that a concurrent call stored its registration. With so many
-	// conflicts there must be another cause.
+// ReadRecord returns the registration of a client, nil if there is none.
+func ReadRecord(ctx context.Context, store storage.Store, tenant, clientID string) (*Record, error) {
+	record, _, err := readRecord(ctx, store, storage.OperatorKey(tenant, clientID))
+	return record, err
+}
+
+func readRecord(ctx context.Context, store storage.Store, key string) (record *Record, etag string, err error) {
+	object, err := store.Get(ctx, key)
+	if errors.Is(err, storage.ErrNotFound) {
+		return nil, "", nil
+	}
+	if err != nil {
+		return nil, "", fmt.Errorf("read the registration: %w", err)
+	}
+	record = &Record{}
+	if err := json.Unmarshal(object.Data, record); err != nil {
+		return nil, "", fmt.Errorf("read the registration: object %s: %w", key, err)
+	}
+	return record, object.ETag, nil
+}
+
+// updateRecord stores what change returns for the registration of a client, nil if
+// there is none. It calls change again after a concurrent write.
+func updateRecord(ctx context.Context, store storage.Store, tenant, clientID string, change func(*Record) (Record, error)) error {
+	// With so many conflicts there must be another cause than concurrent calls.
 	const attempts = 100
 	for attempt := 1; ; attempt++ {
-		err := replaceRecord(ctx, store, record)
+		err := tryUpdateRecord(ctx, store, storage.OperatorKey(tenant, clientID), change)
 		if attempt == attempts || !errors.Is(err, storage.ErrConflict) {
 			return err
 		}
 	}
 }
 
-func replaceRecord(ctx context.Context, store storage.Store, record Record) error {
-	key := storage.OperatorKey(record.Tenant, record.ClientID)
-	object, err := store.Get(ctx, key)
-	exists := err == nil
-	if err != nil && !errors.Is(err, storage.ErrNotFound) {
-		return fmt.Errorf("read the registration: %w", err)
+func tryUpdateRecord(ctx context.Context, store storage.Store, key string, change func(*Record) (Record, error)) error {
+	record, etag, err := readRecord(ctx, store, key)
+	if err != nil {
+		return err
 	}
-	if record.RegisteredAt.IsZero() {
-		record.RegisteredAt = registeredAt(object.Data)
+	changed, err := change(record)
+	if err != nil {
+		return err
 	}
-	data, err := json.Marshal(record)
+	data, err := json.Marshal(changed)
 	if err != nil {
 		return fmt.Errorf("encode the registration: %w", err)
 	}
-	if exists {
-		_, err = store.Replace(ctx, key, data, object.ETag)
+	if record != nil {
+		_, err = store.Replace(ctx, key, data, etag)
 	} else {
 		_, err = store.Create(ctx, key, data)
 	}
@@ -68,17 +106,6 @@ func replaceRecord(ctx context.Context, store storage.Store, record Record) erro
 		return fmt.Errorf("store the registration: %w", err)
 	}
 	return nil
-}
-
-// registeredAt returns when the client of a stored registration registered. For a
-// missing or invalid registration it returns the present time, since nothing
-// depends on it.
-func registeredAt(data []byte) time.Time {
-	var stored Record
-	if err := json.Unmarshal(data, &stored); err != nil {
-		return time.Now().UTC()
-	}
-	return stored.RegisteredAt
 }
 
 // serial returns the serial number of a certificate in the form of the record.

@@ -19,6 +19,7 @@ import (
 	"time"
 
 	"github.com/golang-jwt/jwt/v5"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -52,8 +53,9 @@ func TestRegisterOperator(t *testing.T) {
 		ClientID: clusterID, Tenant: "a", PublicKeyPEM: string(publicKeyPEM), CertSerial: certificate.SerialNumber.Text(16),
 		RegisteredAt: record.RegisteredAt, ExpiresAt: certificate.NotAfter,
 	}
-	if record != want || record.RegisteredAt.Before(before) || record.RegisteredAt.After(time.Now()) {
-		t.Errorf("the record is %+v\nwant     %+v", record, want)
+	assert.Equal(t, want, record)
+	if record.RegisteredAt.Before(before) || record.RegisteredAt.After(time.Now()) {
+		t.Errorf("it registered at %s", record.RegisteredAt)
 	}
 	claimed, err := c.storage.Get(t.Context(), storage.OperatorNonceKey(token))
 	if err != nil || string(claimed.Data) != string(publicKeyPEM) {

@@ -72,11 +72,21 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 	if err != nil {
 		return nil, err
 	}
-	if err := r.claim(ctx, token, key); err != nil {
+	first, err := r.claim(ctx, token, key)
+	if err != nil {
 		return nil, err
 	}
 	client := pki.Client{ID: claims.Subject, Tenant: claims.Tenant, Role: pki.RoleOperator}
-	certificate, err := r.issue(ctx, client, key, time.Now())
+	certificate, err := r.issue(ctx, client, key, func(record *Record, next Record) (Record, error) {
+		if err := record.checkNonce(claims, first); err != nil {
+			return Record{}, err
+		}
+		next.RegisteredAt = time.Now().UTC()
+		if record == nil {
+			return record.issued(next, "", time.Time{}), nil
+		}
+		return record.issued(next, record.CertSerial, record.ExpiresAt), nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("register operator %q of tenant %q: %w", client.ID, client.Tenant, err)
 	}
@@ -85,13 +95,29 @@ func (r *Registrar) Register(ctx context.Context, token string, publicKeyPEM []b
 	return certificate, nil
 }
 
+// checkNonce returns an error if the nonce is from before the last revocation. Of a
+// nonce without a time of creation only the first use is accepted then.
+func (r *Record) checkNonce(claims nonce.Claims, first bool) error {
+	if r == nil || r.RevokedAt.IsZero() {
+		return nil
+	}
+	// The times in a nonce are whole seconds.
+	revoked := r.RevokedAt.Truncate(time.Second)
+	if claims.CreatedAt.IsZero() && first || !claims.CreatedAt.IsZero() && !claims.CreatedAt.Before(revoked) {
+		return nil
+	}
+	return fmt.Errorf("%w: it was created before certificates of the tenant were revoked at %s", nonce.ErrInvalid, r.RevokedAt.Format(time.RFC3339))
+}
+
 // Renew returns a certificate with the same identity as the client's present one,
-// for the same public key, PEM, or another.
+// for the same public key, PEM, or another. The present one is accepted for another
+// Grace, so a client that got no response can call again. A certificate that was
+// issued for such a call and never used is not accepted any more.
 //
 // The tenant need not be configured, unlike for Register: after its last static
 // group was removed from the configuration, a tenant still has its dynamic groups,
 // and its operator must be able to renew its certificate.
-func (r *Registrar) Renew(ctx context.Context, client pki.Client, publicKeyPEM []byte) (*x509.Certificate, error) {
+func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
 	if !r.Leading() {
 		return nil, errNotLeading
 	}
@@ -99,7 +125,13 @@ func (r *Registrar) Renew(ctx context.Context, client pki.Client, publicKeyPEM [
 	if err != nil {
 		return nil, err
 	}
-	certificate, err := r.issue(ctx, client, key, time.Time{})
+	certificate, err := r.issue(ctx, client, key, func(record *Record, next Record) (Record, error) {
+		// It may have been revoked since the call was accepted.
+		if err := record.Check(present, time.Now()); err != nil {
+			return Record{}, err
+		}
+		return record.issued(next, serial(present), present.NotAfter), nil
+	})
 	if err != nil {
 		return nil, fmt.Errorf("renew the certificate of operator %q of tenant %q: %w", client.ID, client.Tenant, err)
 	}
@@ -128,37 +160,40 @@ func (r *Registrar) check(c nonce.Claims) error {
 
 // claim binds a nonce to the first key that it is used with. The claim is stored
 // in one write, so it also binds the next leader, and applies when this server
-// stops before it has responded.
-func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicKey) error {
+// stops before it has responded. claim reports whether this is the first use.
+func (r *Registrar) claim(ctx context.Context, token string, key ed25519.PublicKey) (first bool, err error) {
 	name := storage.OperatorNonceKey(token)
 	keyPEM, err := keys.EncodePublic(key)
 	if err != nil {
-		return fmt.Errorf("encode the public key: %w", err)
+		return false, fmt.Errorf("encode the public key: %w", err)
 	}
 	_, err = r.Store.Create(ctx, name, keyPEM)
 	if err == nil {
-		return nil
+		return true, nil
 	}
 	if !errors.Is(err, storage.ErrConflict) {
-		return fmt.Errorf("claim the registration nonce: %w", err)
+		return false, fmt.Errorf("claim the registration nonce: %w", err)
 	}
 	object, err := r.Store.Get(ctx, name)
 	if err != nil {
-		return fmt.Errorf("read the claim of the registration nonce: %w", err)
+		return false, fmt.Errorf("read the claim of the registration nonce: %w", err)
 	}
 	claimed, err := keys.ParsePublic(object.Data)
 	if err != nil {
-		return fmt.Errorf("read the claim of the registration nonce: object %s: %w", name, err)
+		return false, fmt.Errorf("read the claim of the registration nonce: object %s: %w", name, err)
 	}
 	if !bytes.Equal(claimed, key) {
-		return fmt.Errorf("%w: it has been used with another public key", nonce.ErrInvalid)
+		return false, fmt.Errorf("%w: it has been used with another public key", nonce.ErrInvalid)
 	}
-	return nil
+	return false, nil
 }
 
 // issue signs a certificate and records it. No certificate is returned without a
-// record. A zero registered keeps the time of the existing record.
-func (r *Registrar) issue(ctx context.Context, client pki.Client, key ed25519.PublicKey, registered time.Time) (*x509.Certificate, error) {
+// record. change returns the record to store for the present one, which may be nil,
+// and for next, which describes the certificate.
+func (r *Registrar) issue(
+	ctx context.Context, client pki.Client, key ed25519.PublicKey, change func(record *Record, next Record) (Record, error),
+) (*x509.Certificate, error) {
 	certificate, err := r.Keys.Authority.SignClient(client, key, r.Config().OperatorCertificateTTL)
 	if err != nil {
 		return nil, err
@@ -167,14 +202,14 @@ func (r *Registrar) issue(ctx context.Context, client pki.Client, key ed25519.Pu
 	if err != nil {
 		return nil, fmt.Errorf("encode the public key: %w", err)
 	}
-	err = putRecord(ctx, r.Store, Record{
+	next := Record{
 		ClientID:     client.ID,
 		Tenant:       client.Tenant,
 		PublicKeyPEM: string(keyPEM),
 		CertSerial:   serial(certificate),
-		RegisteredAt: registered.UTC(),
 		ExpiresAt:    certificate.NotAfter,
-	})
+	}
+	err = updateRecord(ctx, r.Store, client.Tenant, client.ID, func(record *Record) (Record, error) { return change(record, next) })
 	if err != nil {
 		return nil, err
 	}

@@ -36,8 +36,14 @@ func InstanceKey(shard, tenant, storageKey string) string {
 	return InstancePrefix(shard) + tenant + "." + storageKey + ".json"
 }
 
+// OperatorPrefix is the prefix of the keys of registrations.
+const OperatorPrefix = "operator/"
+
 // OperatorKey is the registration of an operator.
-func OperatorKey(tenant, id string) string { return "operator/" + tenant + "." + id + ".json" }
+func OperatorKey(tenant, id string) string { return OperatorPrefix + tenant + "." + id + ".json" }
+
+// TenantKey is the Kubernetes cluster whose operator a tenant belongs to.
+func TenantKey(tenant string) string { return "tenant/" + tenant + ".json" }
 
 // OperatorNonceKey is the public key, PEM, that a nonce was used with. It is
 // created once, so a nonce is valid for one key only.

@@ -18,6 +18,7 @@ func TestKeysAreValid(t *testing.T) {
 		storage.ShardLeaderKey("us-west-2a"):             "leader/us-west-2a.json",
 		storage.InstanceKey("us-west-2a", "default", id): "instance/us-west-2a/default." + id + ".json",
 		storage.OperatorKey("default", "cluster"):        "operator/default.cluster.json",
+		storage.TenantKey("default"):                     "tenant/default.json",
 		storage.OperatorNonceKey(""):                     "operator-nonce/e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855.pem",
 		storage.AuthorityKey:                             "ca.crt",
 		storage.ClusterLeaderKey:                         "leader/cluster.json",

@@ -43,7 +43,7 @@ func TestAgentRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		want := Claims{
 			Kind: pki.RoleAgent, Subject: instanceID, ClusterID: "prod", Tenant: "a", Shard: "us-west-2a",
-			Group: "workers", OnDemand: true, ConfigHash: "sha256:00", ExpiresAt: got.ExpiresAt,
+			Group: "workers", OnDemand: true, ConfigHash: "sha256:00", CreatedAt: got.CreatedAt, ExpiresAt: got.ExpiresAt,
 		}
 		if got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
@@ -78,9 +78,12 @@ func TestOperatorRoundTrip(t *testing.T) {
 		require.NoError(t, err)
 		got, err := Parse(token, public)
 		require.NoError(t, err)
-		want := Claims{Kind: pki.RoleOperator, Subject: "prod", ClusterID: "prod", Tenant: "a", ExpiresAt: got.ExpiresAt}
+		want := Claims{Kind: pki.RoleOperator, Subject: "prod", ClusterID: "prod", Tenant: "a", CreatedAt: got.CreatedAt, ExpiresAt: got.ExpiresAt}
 		if got != want {
 			t.Errorf("got  %+v\nwant %+v", got, want)
+		}
+		if !got.CreatedAt.Equal(time.Now()) {
+			t.Errorf("it was created at %s, want %s", got.CreatedAt, time.Now())
 		}
 		if want := time.Now().Add(3 * time.Hour); !got.ExpiresAt.Equal(want) {
 			t.Errorf("it expires at %s, want %s", got.ExpiresAt, want)

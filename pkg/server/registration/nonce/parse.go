@@ -30,7 +30,10 @@ type Claims struct {
 	Group      string
 	OnDemand   bool
 	ConfigHash string
-	ExpiresAt  time.Time
+	// CreatedAt is when the nonce was created, in whole seconds; zero if the nonce
+	// does not have it.
+	CreatedAt time.Time
+	ExpiresAt time.Time
 }
 
 // Parse verifies a nonce and returns its content. The error wraps ErrInvalid, and
@@ -57,7 +60,7 @@ func Parse(token string, key ed25519.PublicKey) (Claims, error) {
 	case err != nil:
 		return Claims{}, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
-	return Claims{
+	parsed := Claims{
 		Kind:       c.Kind,
 		Subject:    c.Subject,
 		ClusterID:  c.ClusterID,
@@ -67,5 +70,9 @@ func Parse(token string, key ed25519.PublicKey) (Claims, error) {
 		OnDemand:   c.OnDemand,
 		ConfigHash: c.ConfigHash,
 		ExpiresAt:  c.ExpiresAt.Time,
-	}, nil
+	}
+	if c.NotBefore != nil {
+		parsed.CreatedAt = c.NotBefore.Add(clockSkew)
+	}
+	return parsed, nil
 }
