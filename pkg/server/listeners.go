@@ -64,8 +64,13 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 		return fmt.Errorf("listen for peers (shard.bind.election_addr): %w", err)
 	}
 	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate)
+	operators = p.guard.Listener(operators)
 	g.Go(func() error { return p.serveGRPC(ctx, operatorServer, operators) })
 	g.Go(func() error { return p.serveGRPC(ctx, registrationServer, registrations) })
+	g.Go(func() error {
+		p.guard.Run(ctx)
+		return nil
+	})
 	g.Go(func() error { return servePeers(ctx, peers, certificate.Config(), p.shared.elector.Handler()) })
 	return p.shared.elector.Run(ctx, p.lead)
 }
@@ -87,9 +92,9 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.ChainStreamInterceptor(countStream),
 	})
 	operators = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{
-		grpc.Creds(credentials.NewTLS(certificate.MutualConfig())),
-		grpc.ChainUnaryInterceptor(authorizeUnary),
-		grpc.ChainStreamInterceptor(authorizeStream),
+		grpc.Creds(p.guard.Credentials(credentials.NewTLS(certificate.MutualConfig()))),
+		grpc.ChainUnaryInterceptor(authorizeUnary, p.guard.Unary),
+		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream),
 	})...)
 	nstancev1.RegisterOperatorServiceServer(operators, p.shared.gate)
 	registrations = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/access"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
@@ -41,7 +42,9 @@ type process struct {
 	// clusterElector elects the leader of the cluster.
 	clusterElector *leader.Elector
 	registrar      *registration.Registrar
-	shared         *shared
+	// guard admits the clients of the gate.
+	guard  *access.Guard
+	shared *shared
 }
 
 // shared is what the process shares with its terms. It has no storage, so that a
@@ -102,6 +105,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	if p.secrets, err = openSecrets(c.Secrets, p.storage); err != nil {
 		return nil, err
 	}
+	p.guard = access.New(klog.FromContext(ctx), p.storage)
 	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection)
 	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election)
 	sh.gate = grpcapi.NewGate(sh.elector.Leading, p.leaderMessage)

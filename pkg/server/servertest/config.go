@@ -96,10 +96,11 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		},
 		"templates": %s,
 		"groups": %s,
+		"certificates": {"operator": {"ttl": %q}},
 	}`, o.cluster(), encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
 		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
 		cmp.Or(o.SubnetPools, `{"default": ["subnet-a"]}`),
 		cmp.Or(o.DynamicSubnetPools, `[]`),
 		cmp.Or(o.Templates, `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`),
-		cmp.Or(o.Groups, `{}`))
+		cmp.Or(o.Groups, `{}`), cmp.Or(o.CertificateTTL, "24h"))
 }

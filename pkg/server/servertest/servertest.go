@@ -35,7 +35,7 @@ import (
 const ClusterID = "test"
 
 // certificateTTL is longer than any test takes.
-const certificateTTL = time.Hour
+const certificateTTL = 24 * time.Hour
 
 // Options configure a server. The zero value is valid.
 type Options struct {
@@ -58,6 +58,9 @@ type Options struct {
 	// DrainTimeout is the default of all groups, in the configuration's syntax.
 	// Default: instances are deleted without a drain.
 	DrainTimeout string
+	// CertificateTTL is how long the certificates of operators are valid, in the
+	// configuration's syntax. Default: a day.
+	CertificateTTL string
 	// Authority issues the server's certificate, and its clients' must come
 	// from it. Default: one of its own.
 	Authority *pki.Authority
