@@ -64,7 +64,8 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 		return fmt.Errorf("listen for peers (shard.bind.election_addr): %w", err)
 	}
 	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate)
-	operators = p.guard.Listener(operators)
+	operators = p.guard.Listener(limitConnections(operators, maxOperatorConnections))
+	registrations = limitConnections(limitPerAddress(registrations, maxRegistrationsPerAddress), maxRegistrationConnections)
 	g.Go(func() error { return p.serveGRPC(ctx, operatorServer, operators) })
 	g.Go(func() error { return p.serveGRPC(ctx, registrationServer, registrations) })
 	g.Go(func() error {
@@ -86,13 +87,16 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.StaticConnWindowSize(window),
 		// A new goroutine for each call would grow its stack each time.
 		grpc.NumStreamWorkers(uint32(runtime.NumCPU())),
-		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
 		grpc.ChainUnaryInterceptor(countUnary),
 		grpc.ChainStreamInterceptor(countStream),
 	})
 	operators = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{
 		grpc.Creds(p.guard.Credentials(credentials.NewTLS(certificate.MutualConfig()))),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.MaxConcurrentStreams(maxOperatorStreams),
+		grpc.MaxRecvMsgSize(maxOperatorRequest),
 		grpc.ChainUnaryInterceptor(authorizeUnary, p.guard.Unary),
 		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream),
 	})...)
@@ -100,6 +104,12 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 	registrations = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{
 		// A client has no certificate before its registration.
 		grpc.Creds(credentials.NewTLS(certificate.Config())),
+		grpc.KeepaliveParams(keepalive.ServerParameters{
+			Time: pingAfter, Timeout: pingTimeout,
+			MaxConnectionIdle: maxRegistrationIdle, MaxConnectionAge: maxRegistrationAge, MaxConnectionAgeGrace: registrationGrace,
+		}),
+		grpc.MaxConcurrentStreams(maxRegistrationStreams),
+		grpc.MaxRecvMsgSize(maxRegistrationRequest),
 	})...)
 	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Logger: logger})
 	return operators, registrations
