@@ -30,6 +30,13 @@ func NewCommand() *cobra.Command {
 			newGroupListCommand,
 			newGroupScaleCommand,
 		),
+		newFamily("operator", "Look at the certificates of operators and revoke them",
+			newOperatorListCommand(),
+			newOperatorRevokeCommand(),
+		),
+		newFamily("tenant", "Decide which Kubernetes cluster a tenant belongs to",
+			newTenantAdoptCommand(),
+		),
 	)
 	root.Version = version.Print(root.Name())
 	root.SetVersionTemplate("{{.Version}}\n")

@@ -21,6 +21,12 @@ func TestWrongFlags(t *testing.T) {
 	register := func(flags ...string) []string {
 		return append([]string{"cluster", "register-operator", "--storage-bucket", "b"}, flags...)
 	}
+	revoke := func(flags ...string) []string {
+		return append([]string{"operator", "revoke", "--storage-bucket", "b"}, flags...)
+	}
+	adopt := func(flags ...string) []string {
+		return append([]string{"tenant", "adopt", "--storage-bucket", "b"}, flags...)
+	}
 	tests := []struct {
 		name string
 		env  map[string]string
@@ -61,8 +67,16 @@ func TestWrongFlags(t *testing.T) {
 		{"nowhere to register", nil, register("--identity-dir", "x"), []string{`--registration: address "" must be host:port`}},
 		{"no place for the identity", nil, register("--registration", "h:1"), []string{"--identity-dir: must be the folder for the identity"}},
 		{"no time to register", nil, register("--timeout", "-1s"), []string{"--timeout: -1s must be greater than zero"}},
+		{"no certificate to revoke", nil, revoke(), []string{"--all: must be set, or --serial, but not both"}},
+		{"all certificates and one", nil, revoke("--all", "--serial", "a"), []string{"--all: must be set, or --serial, but not both"}},
+		{"ill-formed serial number", nil, revoke("--serial", "x1"), []string{`--serial: "x1" is not a serial number in hexadecimal digits`}},
+		{"ill-formed tenant to revoke", nil, revoke("--all", "--tenant", "../a"), []string{`--tenant: "../a" must consist of`}},
+		{"no Kubernetes cluster", nil, adopt(), []string{"--kubernetes-cluster: must be the UID of the namespace kube-system of the Kubernetes cluster, unless --release is set"}},
+		{"a Kubernetes cluster and a release", nil, adopt("--release", "--kubernetes-cluster", "x"), []string{"--kubernetes-cluster: must be"}},
+		{"ill-formed tenant to adopt", nil, adopt("--release", "--tenant", "A"), []string{`--tenant: "A" must consist of`}},
+		{"no bucket with operators", nil, []string{"operator", "list"}, []string{"--storage-bucket: must be the name"}},
 		{"unknown command", nil, []string{"cluster", "nonces"}, []string{`unknown command "nonces" of "nstance-admin cluster", known are ca, nonce, register-operator`}},
-		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are cluster, config, group"}},
+		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are cluster, config, group, operator, tenant"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -91,7 +105,7 @@ func TestAllShardsInsteadOfTheShardOfTheEnvironment(t *testing.T) {
 }
 
 func TestHelp(t *testing.T) {
-	for _, args := range [][]string{nil, {"cluster"}, {"config"}, {"group"}} {
+	for _, args := range [][]string{nil, {"cluster"}, {"config"}, {"group"}, {"operator"}, {"tenant"}} {
 		if printed := mustRun(t, args...); !strings.Contains(printed, "Available Commands") {
 			t.Errorf("nstance-admin %v prints %q", args, printed)
 		}

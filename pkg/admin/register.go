@@ -32,7 +32,9 @@ func newRegisterCommand() *cobra.Command {
 	command := &cobra.Command{
 		Use:   "register-operator --storage-bucket BUCKET --registration HOST:PORT --identity-dir DIR",
 		Short: "Get a certificate to call servers with, as the operator of a tenant has it",
-		Args:  cobra.NoArgs,
+		Long: "Get a certificate to call servers with, as the operator of a tenant has it.\n" +
+			"A tenant has one operator: the certificate replaces the present one, which is accepted for another 10 minutes.",
+		Args: cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
 			if err := options.validate(); err != nil {
 				return err

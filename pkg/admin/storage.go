@@ -26,24 +26,23 @@ const (
 	defaultKey = "NSTANCE_ENCRYPTION_KEY"
 )
 
-// clusterOptions are the options that select a cluster and its keys.
-type clusterOptions struct {
+// storageOptions are the options that select the storage of a cluster and a tenant.
+type storageOptions struct {
 	storage, bucket, prefix string
-	keyProvider, key        string
-	clusterID, tenant       string
+	tenant                  string
 }
 
-func (o *clusterOptions) addFlags(flags *pflag.FlagSet) {
+func (o *storageOptions) addFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.storage, "storage", backend.S3, "object storage of the servers: file or s3")
 	flags.StringVar(&o.bucket, "storage-bucket", "", "name of the bucket, or the folder of storage file (required)")
 	flags.StringVar(&o.prefix, "storage-prefix", "", "prefix of all keys in the bucket")
-	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets are encrypted with: env or file")
-	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+") or path of the file that holds the key")
-	flags.StringVar(&o.clusterID, "cluster-id", "", "id of the cluster (default: the name in the certificate of its authority)")
+}
+
+func (o *storageOptions) addTenantFlag(flags *pflag.FlagSet) {
 	flags.StringVar(&o.tenant, "tenant", registration.DefaultTenant, "id of the operator's tenant")
 }
 
-func (o *clusterOptions) validate(wrong *mistakes) {
+func (o *storageOptions) validate(wrong *mistakes) {
 	if o.storage != backend.File && o.storage != backend.S3 {
 		wrong.addf("storage", "%q is unknown, known are %q and %q", o.storage, backend.File, backend.S3)
 	}
@@ -51,6 +50,40 @@ func (o *clusterOptions) validate(wrong *mistakes) {
 		wrong.addf("storage-bucket", "must be the name of the bucket, or the folder of storage file")
 	}
 	wrong.add("storage-prefix", storage.CheckPrefix(o.prefix))
+}
+
+func (o *storageOptions) validateTenant(wrong *mistakes) {
+	wrong.add("tenant", identifier.Validate(o.tenant))
+}
+
+func (o *storageOptions) open(ctx context.Context) (storage.Store, error) {
+	store, err := backend.Open(ctx, o.storage, o.bucket, o.prefix)
+	if err != nil {
+		// The outer error has the name of the server's flag.
+		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
+	}
+	return store, nil
+}
+
+// clusterOptions are the options that select a cluster and its keys.
+type clusterOptions struct {
+	storageOptions
+	keyProvider, key string
+	clusterID        string
+}
+
+func (o *clusterOptions) addFlags(flags *pflag.FlagSet) {
+	o.storageOptions.addFlags(flags)
+	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets are encrypted with: env or file")
+	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+") or path of the file that holds the key")
+	flags.StringVar(&o.clusterID, "cluster-id", "", clusterIDUsage)
+	o.addTenantFlag(flags)
+}
+
+const clusterIDUsage = "id of the cluster (default: the name in the certificate of its authority)"
+
+func (o *clusterOptions) validate(wrong *mistakes) {
+	o.storageOptions.validate(wrong)
 	switch o.keyProvider {
 	case keyProviderEnv:
 	case keyProviderFile:
@@ -63,7 +96,7 @@ func (o *clusterOptions) validate(wrong *mistakes) {
 	if o.clusterID != "" {
 		wrong.add("cluster-id", identifier.Validate(o.clusterID))
 	}
-	wrong.add("tenant", identifier.Validate(o.tenant))
+	o.validateTenant(wrong)
 }
 
 // loadKeys reads the keys of the cluster, and its id unless the flag is set.
@@ -78,10 +111,9 @@ func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error
 	if err != nil {
 		return nil, fmt.Errorf("--key: %w", err)
 	}
-	store, err := backend.Open(ctx, o.storage, o.bucket, o.prefix)
+	store, err := o.open(ctx)
 	if err != nil {
-		// The outer error has the name of the server's flag.
-		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
+		return nil, err
 	}
 	encrypted, err := secrets.New(store, key)
 	if err != nil {
@@ -95,10 +127,17 @@ func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error
 		return nil, fmt.Errorf("read the keys of the cluster: %w", err)
 	}
 	if o.clusterID == "" {
-		o.clusterID = loaded.Authority.CommonName()
-		if err := identifier.Validate(o.clusterID); err != nil {
-			return nil, fmt.Errorf("--cluster-id: must be given, since the certificate of the authority does not name the cluster: %w", err)
+		if o.clusterID, err = clusterIDOf(loaded.Authority.CommonName()); err != nil {
+			return nil, err
 		}
 	}
 	return loaded, nil
+}
+
+// clusterIDOf returns the id of the cluster whose authority has a name.
+func clusterIDOf(authority string) (string, error) {
+	if err := identifier.Validate(authority); err != nil {
+		return "", fmt.Errorf("--cluster-id: must be given, since the certificate of the authority does not name the cluster: %w", err)
+	}
+	return authority, nil
 }

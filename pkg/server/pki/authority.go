@@ -72,7 +72,7 @@ func NewAuthorityForKey(commonName string, key ed25519.PrivateKey) (*Authority, 
 // LoadAuthority returns the authority with a stored certificate, PEM, and its key.
 // The certificate must be that of an authority, and of this key.
 func LoadAuthority(certPEM []byte, key ed25519.PrivateKey) (*Authority, error) {
-	certificate, err := parseCertificate(certPEM)
+	certificate, err := ParseCertificate(certPEM)
 	if err != nil {
 		return nil, fmt.Errorf("parse the certificate of the authority: %w", err)
 	}

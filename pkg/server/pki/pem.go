@@ -18,7 +18,8 @@ func EncodeCertificate(certificate *x509.Certificate) []byte {
 	return pem.EncodeToMemory(&pem.Block{Type: certificateBlock, Bytes: certificate.Raw})
 }
 
-func parseCertificate(certPEM []byte) (*x509.Certificate, error) {
+// ParseCertificate decodes a certificate that EncodeCertificate encoded.
+func ParseCertificate(certPEM []byte) (*x509.Certificate, error) {
 	der, err := keys.DecodeBlock(certPEM, certificateBlock)
 	if err != nil {
 		return nil, err

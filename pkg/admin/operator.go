@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/access"
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+const (
+	allFlag    = "all"
+	serialFlag = "serial"
+)
+
+func newOperatorListCommand() *cobra.Command {
+	var options storageOptions
+	command := &cobra.Command{
+		Use:   "list --storage-bucket BUCKET",
+		Short: "List the registered operators and their certificates",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			rows, err := listOperators(command.Context(), store)
+			if err != nil {
+				return err
+			}
+			return rows.print(command.OutOrStdout())
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+func listOperators(ctx context.Context, store storage.Store) (*table, error) {
+	objects, err := store.List(ctx, storage.OperatorPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("list the registrations: %w", err)
+	}
+	rows := newTable("TENANT", "CLIENT", "SERIAL", "STATE", "REGISTERED", "EXPIRES", "KUBERNETES CLUSTER")
+	for _, object := range objects {
+		tenant, client, ok := strings.Cut(strings.TrimSuffix(strings.TrimPrefix(object.Key, storage.OperatorPrefix), ".json"), ".")
+		if !ok {
+			continue
+		}
+		record, err := registration.ReadRecord(ctx, store, tenant, client)
+		if err != nil {
+			return nil, err
+		}
+		owner, err := access.ReadOwner(ctx, store, tenant)
+		if err != nil {
+			return nil, err
+		}
+		if record == nil {
+			continue // deleted since
+		}
+		cluster := "-"
+		if owner != nil {
+			cluster = owner.KubernetesCluster
+		}
+		rows.add(tenant, client, cmp.Or(record.CertSerial, "-"), state(record), timeText(record.RegisteredAt), timeText(record.ExpiresAt), cluster)
+	}
+	return rows, nil
+}
+
+// state returns the state of the latest certificate of a registration.
+func state(record *registration.Record) string {
+	switch {
+	case record.CertSerial == "":
+		return "not registered"
+	case slices.Contains(record.RevokedSerials, record.CertSerial):
+		return "revoked"
+	case time.Now().After(record.ExpiresAt):
+		return "expired"
+	}
+	return "valid"
+}
+
+func timeText(at time.Time) string {
+	if at.IsZero() {
+		return "-"
+	}
+	return at.UTC().Format(time.RFC3339)
+}
+
+// revokeOptions are the options of operator revoke.
+type revokeOptions struct {
+	storageOptions
+	clusterID string
+	all       bool
+	serial    string
+}
+
+func newOperatorRevokeCommand() *cobra.Command {
+	var options revokeOptions
+	command := &cobra.Command{
+		Use:   "revoke --storage-bucket BUCKET --tenant TENANT {--all | --serial SERIAL}",
+		Short: "Revoke certificates of a tenant's operator, and the nonces that exist",
+		Long: "Revoke certificates of a tenant's operator. Nonces of the tenant that exist cannot be used any more, whichever certificate is revoked.\n" +
+			"The servers close the connections of revoked certificates within a minute. The operator is served again when it has registered with a new nonce.",
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			if err := options.validate(); err != nil {
+				return err
+			}
+			revoked, err := options.revoke(command.Context())
+			if err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "Revoked %s of the operator of tenant %s. The servers close its connections within a minute.\n", revoked, options.tenant)
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	options.addTenantFlag(command.Flags())
+	command.Flags().StringVar(&options.clusterID, "cluster-id", "", clusterIDUsage)
+	command.Flags().BoolVar(&options.all, allFlag, false, "revoke all certificates that exist")
+	command.Flags().StringVar(&options.serial, serialFlag, "", "revoke the certificate with this serial number, hexadecimal")
+	return command
+}
+
+func (o *revokeOptions) validate() error {
+	var wrong mistakes
+	o.storageOptions.validate(&wrong)
+	o.validateTenant(&wrong)
+	if o.clusterID != "" {
+		wrong.add("cluster-id", identifier.Validate(o.clusterID))
+	}
+	if (o.serial == "") != o.all {
+		wrong.addf(allFlag, "must be set, or --%s, but not both", serialFlag)
+	} else if o.serial != "" {
+		var err error
+		o.serial, err = registration.ParseSerial(o.serial)
+		wrong.add(serialFlag, err)
+	}
+	return wrong.join()
+}
+
+// revoke returns what was revoked.
+func (o *revokeOptions) revoke(ctx context.Context) (revoked string, err error) {
+	store, err := o.open(ctx)
+	if err != nil {
+		return "", err
+	}
+	if o.clusterID == "" {
+		if o.clusterID, err = readClusterID(ctx, store); err != nil {
+			return "", err
+		}
+	}
+	if o.serial != "" {
+		return "certificate " + o.serial, registration.Revoke(ctx, store, o.tenant, o.clusterID, o.serial)
+	}
+	numbers, err := registration.RevokeAll(ctx, store, o.tenant, o.clusterID)
+	if len(numbers) == 0 {
+		return "all certificates, none of them registered,", err
+	}
+	return fmt.Sprintf("all certificates (registered: %s)", strings.Join(numbers, ", ")), err
+}
+
+// readClusterID returns the id of the cluster that the authority's certificate names.
+func readClusterID(ctx context.Context, store storage.Store) (string, error) {
+	object, err := store.Get(ctx, storage.AuthorityKey)
+	if err != nil {
+		return "", fmt.Errorf("--cluster-id: must be given, since the certificate of the authority cannot be read: %w", err)
+	}
+	certificate, err := pki.ParseCertificate(object.Data)
+	if err != nil {
+		return "", fmt.Errorf("--cluster-id: must be given, since the certificate of the authority cannot be read: %w", err)
+	}
+	return clusterIDOf(certificate.Subject.CommonName)
+}

@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin_test
+
+import (
+	"context"
+	"crypto/tls"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/metadata"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// storageFlags are the flags for the storage of a server.
+func storageFlags(s *servertest.Server) []string {
+	return []string{"--storage", "file", "--storage-bucket", s.Bucket()}
+}
+
+// rows returns the cells of the printed table without the header.
+func rows(printed string) [][]string {
+	var cells [][]string
+	for line := range strings.Lines(printed) {
+		cells = append(cells, strings.Fields(line))
+	}
+	return cells[1:]
+}
+
+// call calls a server with an identity, from a Kubernetes cluster unless that is empty.
+func call(t *testing.T, s *servertest.Server, folder, cluster string) error {
+	t.Helper()
+	certificate, err := tls.LoadX509KeyPair(filepath.Join(folder, "identity.crt"), filepath.Join(folder, "identity.key"))
+	require.NoError(t, err)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	defer cancel()
+	if cluster != "" {
+		ctx = metadata.AppendToOutgoingContext(ctx, identifier.KubernetesClusterKey, cluster)
+	}
+	_, err = nstancev1.NewOperatorServiceClient(s.Connect(certificate)).ListGroups(ctx, &emptypb.Empty{})
+	return err
+}
+
+func TestRevokeOperator(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	list := append([]string{"operator", "list"}, storageFlags(s)...)
+	assert.Empty(t, mustRun(t, list...), "nobody is registered")
+
+	folder := register(t, s)
+	listed := rows(mustRun(t, list...))
+	require.Len(t, listed, 1)
+	serial := listed[0][2]
+	assert.Equal(t, []string{"default", servertest.ClusterID, serial, "valid"}, listed[0][:4])
+	require.NoError(t, call(t, s, folder, "cluster-1"))
+	assert.Equal(t, "cluster-1", rows(mustRun(t, list...))[0][6])
+
+	revoke := append([]string{"operator", "revoke", "--tenant", "default"}, storageFlags(s)...)
+	assert.Contains(t, mustRun(t, append(revoke, "--serial", "0"+strings.ToUpper(serial))...), "Revoked certificate "+serial+" of the operator of tenant default.")
+	assert.Equal(t, "revoked", rows(mustRun(t, list...))[0][3])
+
+	folder = register(t, s)
+	require.NoError(t, call(t, s, folder, ""))
+	assert.Equal(t, "valid", rows(mustRun(t, list...))[0][3])
+	assert.Contains(t, mustRun(t, append(revoke, "--all")...), "Revoked all certificates (registered: ")
+	assert.Contains(t, mustRun(t, append(revoke, "--all", "--tenant", "other")...), "none of them registered")
+}
+
+func TestAdoptTenant(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	folder := register(t, s)
+	require.NoError(t, call(t, s, folder, "cluster-1"))
+	err := call(t, s, folder, "cluster-2")
+	assert.Equal(t, codes.PermissionDenied, status.Code(err), err)
+	_, command, ok := strings.Cut(err.Error(), "run nstance-admin ")
+	require.True(t, ok, err)
+	adopted := mustRun(t, append(strings.Fields(command), storageFlags(s)...)...)
+	assert.Contains(t, adopted, "Tenant default belongs to the Kubernetes cluster cluster-2.")
+	require.NoError(t, call(t, s, folder, "cluster-2"))
+	assert.Equal(t, codes.PermissionDenied, status.Code(call(t, s, folder, "cluster-1")))
+
+	released := mustRun(t, append([]string{"tenant", "adopt", "--tenant", "default", "--release"}, storageFlags(s)...)...)
+	assert.Contains(t, released, "Tenant default will belong to the Kubernetes cluster whose operator calls next.")
+	require.NoError(t, call(t, s, folder, "cluster-3"))
+	assert.Equal(t, codes.PermissionDenied, status.Code(call(t, s, folder, "cluster-2")))
+}
