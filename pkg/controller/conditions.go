@@ -37,8 +37,11 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 // UnreachableReason returns the reason of a condition about a shard that err made
 // unreachable.
 func UnreachableReason(err error) string {
-	if shard.IsWrongServer(err) {
+	switch {
+	case shard.IsWrongServer(err):
 		return v1beta1.ReasonWrongShard
+	case shard.IsOtherCluster(err):
+		return v1beta1.ReasonOtherCluster
 	}
 	return v1beta1.ReasonShardUnreachable
 }

@@ -50,7 +50,11 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	components, err := newComponents(ctx, options, clients, informers, recorder)
+	cluster, err := kubernetesCluster(ctx, clients.kube)
+	if err != nil {
+		return err
+	}
+	components, err := newComponents(ctx, options, clients, informers, recorder, cluster)
 	if err != nil {
 		return err
 	}
@@ -104,12 +108,15 @@ type components struct {
 	synced []cache.DoneChecker
 }
 
-func newComponents(ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder) (*components, error) {
+func newComponents(
+	ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder, kubernetesCluster string,
+) (*components, error) {
 	id := &identity.Identity{}
 	c := &components{
 		connections: connpool.New(connpool.Options{
-			Credentials: id.Credentials(options.ClusterID),
-			Deadline:    clients.lease.Deadline,
+			Credentials:       id.Credentials(options.ClusterID),
+			Deadline:          clients.lease.Deadline,
+			KubernetesCluster: kubernetesCluster,
 		}),
 		groups:  informer.NewGroups(),
 		notices: informer.NewNotices(),

@@ -12,6 +12,7 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/identifier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -43,6 +44,21 @@ func (e *WrongServerError) GRPCStatus() *status.Status {
 func IsWrongServer(err error) bool {
 	_, ok := errors.AsType[*WrongServerError](err)
 	return ok
+}
+
+// IsOtherCluster reports whether err, wrapped or not, means that the tenant belongs to
+// another Kubernetes cluster than the one that the operator runs in. The call had no
+// effect.
+func IsOtherCluster(err error) bool {
+	if code(err) != codes.PermissionDenied {
+		return false
+	}
+	for _, detail := range status.Convert(err).Details() {
+		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == nstancev1.ErrorDomain && info.GetReason() == identifier.OtherClusterReason {
+			return true
+		}
+	}
+	return false
 }
 
 // IsUnreachable reports whether err, wrapped or not, means that the shard did not

@@ -82,6 +82,27 @@ func TestIsStale(t *testing.T) {
 	}
 }
 
+// Servers reject other calls with PermissionDenied too.
+func TestIsOtherCluster(t *testing.T) {
+	of := func(code codes.Code, domain, reason string) error {
+		detailed, err := status.New(code, "no").WithDetails(&errdetails.ErrorInfo{Domain: domain, Reason: reason})
+		require.NoError(t, err)
+		return detailed.Err()
+	}
+	other := of(codes.PermissionDenied, "nstance.dev", "OTHER_KUBERNETES_CLUSTER")
+	assert.True(t, shard.IsOtherCluster(other))
+	assert.True(t, shard.IsOtherCluster(fmt.Errorf("list: %w", other)))
+	for _, err := range []error{
+		nil,
+		status.Error(codes.PermissionDenied, "another role"),
+		of(codes.PermissionDenied, "nstance.dev", "OTHER"),
+		of(codes.PermissionDenied, "example.org", "OTHER_KUBERNETES_CLUSTER"),
+		of(codes.Unavailable, "nstance.dev", "OTHER_KUBERNETES_CLUSTER"),
+	} {
+		assert.False(t, shard.IsOtherCluster(err), "%v", err)
+	}
+}
+
 // A connection that breaks during a call is Internal, as some rejections are.
 func TestIsDeclined(t *testing.T) {
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {

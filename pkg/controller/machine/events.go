@@ -21,6 +21,7 @@ var eventReasons = []string{
 	v1beta1.ReasonNoShard,
 	v1beta1.ReasonShardUnreachable,
 	v1beta1.ReasonWrongShard,
+	v1beta1.ReasonOtherCluster,
 	v1beta1.ReasonInstanceRefused,
 	v1beta1.ReasonInstanceFailed,
 	v1beta1.ReasonServerDeleted,

@@ -113,7 +113,8 @@ func reachability(observed observation) (status metav1.ConditionStatus, reason, 
 		case connected == nil || connected.Status == metav1.ConditionUnknown:
 			unknown = append(unknown, shard.id)
 		case connected.Status == metav1.ConditionFalse:
-			if connected.Reason == v1beta1.ReasonWrongShard && reason == v1beta1.ReasonShardUnreachable {
+			serious := connected.Reason == v1beta1.ReasonWrongShard || connected.Reason == v1beta1.ReasonOtherCluster
+			if serious && reason == v1beta1.ReasonShardUnreachable {
 				reason = connected.Reason
 			}
 			unreachable = append(unreachable, shard.id)

@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -19,7 +21,9 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 var (
@@ -34,6 +38,15 @@ func describe(conditions []metav1.Condition) []string {
 		words = append(words, fmt.Sprintf("%s=%s %s: %s", c.Type, c.Status, c.Reason, c.Message))
 	}
 	return words
+}
+
+// otherCluster returns the error of a server whose tenant belongs to another cluster.
+func otherCluster(t *testing.T) error {
+	t.Helper()
+	detailed, err := status.New(codes.PermissionDenied, "not yours").WithDetails(
+		&errdetails.ErrorInfo{Domain: nstancev1.ErrorDomain, Reason: identifier.OtherClusterReason})
+	require.NoError(t, err)
+	return detailed.Err()
 }
 
 func TestStatusConditions(t *testing.T) {
@@ -64,6 +77,8 @@ func TestStatusConditions(t *testing.T) {
 		"the server of another shard answers": {newObject(), observation{configured: true, lost: fmt.Errorf("list: %w", &shard.WrongServerError{Want: "us", Got: "them"})}, outcome{}, nil, []string{
 			"ShardReachable=False WrongShard: the server at the address of the shard is them, not us",
 			"Ready=False WrongShard: the server at the address of the shard is them, not us"}},
+		"the tenant belongs to another cluster": {newObject(), observation{configured: true, synced: true, lost: fmt.Errorf("list: %w", otherCluster(t))}, outcome{}, nil, []string{
+			"ShardReachable=False OtherCluster: not yours", "Ready=False OtherCluster: not yours"}},
 		"the shard did not answer": {newObject(), connected(smaller), outcome{step: upsert, err: fmt.Errorf("upserting: %w", lost)}, nil, []string{
 			"ShardReachable=False ShardUnreachable: connection rejected", "Ready=False ShardUnreachable: connection rejected"}},
 		"the shard rejected": {newObject(), connected(smaller), outcome{step: upsert, err: status.Error(codes.Internal, "no such template")}, rejected, []string{

@@ -34,6 +34,9 @@ type Options struct {
 	// Deadline returns the time at which calls must be over, because another operator
 	// may lead then; the zero time if no call may be made. Default: no deadline.
 	Deadline func() time.Time
+	// KubernetesCluster is the UID of the Kubernetes cluster that the operator runs in.
+	// Every call and stream names it (docs/protocol.md#tenants). Default: none.
+	KubernetesCluster string
 }
 
 // ServeFunc serves one shard until ctx is done, and then returns. It runs in a
@@ -47,7 +50,7 @@ type ServeFunc func(ctx context.Context, shard string, client nstancev1.Operator
 type Pool struct {
 	credentials func(shard string) credentials.TransportCredentials
 	deadline    func() time.Time
-	// options are added to those of each connection. Tests replace the dialer.
+	// options are added to those of each connection. Tests add a dialer.
 	options []grpc.DialOption
 	// changed contains a token while a change is waiting for Run's loop.
 	changed chan struct{}
@@ -63,6 +66,7 @@ func New(options Options) *Pool {
 	return &Pool{
 		credentials: options.Credentials,
 		deadline:    options.Deadline,
+		options:     clusterOptions(options.KubernetesCluster),
 		changed:     make(chan struct{}, 1),
 		endpoints:   map[string]shard.Endpoint{},
 		connections: map[string]*connection{},

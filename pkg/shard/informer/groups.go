@@ -75,8 +75,9 @@ func (g *Groups) Synced(shards []string) bool {
 
 // Reachable reports whether the watch of a shard is open and the last list since
 // then succeeded, and if not the reason. The reason is the first error since the shard
-// was last reachable. Only an error of another kind (see shard.IsUnreachable and
-// shard.IsWrongServer) replaces it, so that a condition can have it as its message.
+// was last reachable. Only an error of another kind (see shard.IsUnreachable,
+// shard.IsWrongServer and shard.IsOtherCluster) replaces it, so that a condition can
+// have it as its message.
 // There is no reason while the first connection is being established.
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()

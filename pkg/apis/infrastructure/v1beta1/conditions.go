@@ -54,6 +54,9 @@ const (
 	ReasonShardUnreachable = "ShardUnreachable"
 	// ReasonWrongShard: the server at the address of a shard is that of another one.
 	ReasonWrongShard = "WrongShard"
+	// ReasonOtherCluster: the tenant belongs to another Kubernetes cluster than the
+	// operator's, so the servers reject its calls.
+	ReasonOtherCluster = "OtherCluster"
 	// ReasonUnknownShard: a shard is not configured.
 	ReasonUnknownShard = "UnknownShard"
 	// ReasonNotSynced: the cache of a shard is not complete yet, so the operator decides
