@@ -31,6 +31,7 @@ func NewCommand() *cobra.Command {
 			newGroupScaleCommand,
 		),
 		newFamily("operator", "Look at the certificates of operators and revoke them",
+			newOperatorIssueCommand(),
 			newOperatorListCommand(),
 			newOperatorRevokeCommand(),
 		),

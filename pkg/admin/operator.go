@@ -107,6 +107,7 @@ func timeText(at time.Time) string {
 type revokeOptions struct {
 	storageOptions
 	clusterID string
+	client    string
 	all       bool
 	serial    string
 }
@@ -134,6 +135,7 @@ func newOperatorRevokeCommand() *cobra.Command {
 	options.addFlags(command.Flags())
 	options.addTenantFlag(command.Flags())
 	command.Flags().StringVar(&options.clusterID, "cluster-id", "", clusterIDUsage)
+	command.Flags().StringVar(&options.client, "client", "", "id of another client, as \"operator list\" has it (default: the cluster id, which is that of the operator)")
 	command.Flags().BoolVar(&options.all, allFlag, false, "revoke all certificates that exist")
 	command.Flags().StringVar(&options.serial, serialFlag, "", "revoke the certificate with this serial number, hexadecimal")
 	return command
@@ -145,6 +147,9 @@ func (o *revokeOptions) validate() error {
 	o.validateTenant(&wrong)
 	if o.clusterID != "" {
 		wrong.add("cluster-id", identifier.Validate(o.clusterID))
+	}
+	if o.client != "" {
+		wrong.add("client", identifier.Validate(o.client))
 	}
 	if (o.serial == "") != o.all {
 		wrong.addf(allFlag, "must be set, or --%s, but not both", serialFlag)
@@ -162,15 +167,16 @@ func (o *revokeOptions) revoke(ctx context.Context) (revoked string, err error) 
 	if err != nil {
 		return "", err
 	}
-	if o.clusterID == "" {
-		if o.clusterID, err = readClusterID(ctx, store); err != nil {
+	client := cmp.Or(o.client, o.clusterID)
+	if client == "" {
+		if client, err = readClusterID(ctx, store); err != nil {
 			return "", err
 		}
 	}
 	if o.serial != "" {
-		return "certificate " + o.serial, registration.Revoke(ctx, store, o.tenant, o.clusterID, o.serial)
+		return "certificate " + o.serial, registration.Revoke(ctx, store, o.tenant, client, o.serial)
 	}
-	numbers, err := registration.RevokeAll(ctx, store, o.tenant, o.clusterID)
+	numbers, err := registration.RevokeAll(ctx, store, o.tenant, client)
 	if len(numbers) == 0 {
 		return "all certificates, none of them registered,", err
 	}

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/tls"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -73,6 +74,36 @@ func TestRevokeOperator(t *testing.T) {
 	assert.Equal(t, "valid", rows(mustRun(t, list...))[0][3])
 	assert.Contains(t, mustRun(t, append(revoke, "--all")...), "Revoked all certificates (registered: ")
 	assert.Contains(t, mustRun(t, append(revoke, "--all", "--tenant", "other")...), "none of them registered")
+}
+
+// The certificate of an administrator does not replace that of the operator, and is
+// revoked alone.
+func TestIssue(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	operator := register(t, s)
+	folder := filepath.Join(t.TempDir(), "identity")
+	issue := append([]string{"operator", "issue", "--identity-dir", folder, "--expiry", "1h"}, clusterFlags(s)...)
+	assert.Contains(t, mustRun(t, issue...), "Issued a certificate of client opr")
+	require.NoError(t, call(t, s, folder, ""))
+	require.NoError(t, call(t, s, operator, ""))
+	listed := rows(mustRun(t, append([]string{"operator", "list"}, storageFlags(s)...)...))
+	require.Len(t, listed, 2)
+	index := slices.IndexFunc(listed, func(row []string) bool { return strings.HasPrefix(row[1], "opr") })
+	require.GreaterOrEqual(t, index, 0)
+	assert.Equal(t, "valid", listed[index][3])
+	expires, err := time.Parse(time.RFC3339, listed[index][5])
+	require.NoError(t, err)
+	assert.InDelta(t, time.Hour, time.Until(expires), float64(time.Minute))
+
+	mustRun(t, append([]string{"operator", "revoke", "--client", listed[index][1], "--all"}, storageFlags(s)...)...)
+	states := map[string]string{}
+	for _, row := range rows(mustRun(t, append([]string{"operator", "list"}, storageFlags(s)...)...)) {
+		states[row[1]] = row[3]
+	}
+	assert.Equal(t, map[string]string{listed[index][1]: "revoked", servertest.ClusterID: "valid"}, states)
+
+	_, err = run(t, append([]string{"operator", "issue", "--identity-dir", "", "--expiry", "0s"}, clusterFlags(s)...)...)
+	wantError(t, err, "--identity-dir: must be the folder", "--expiry: 0s must be greater than zero")
 }
 
 func TestAdoptTenant(t *testing.T) {

@@ -106,7 +106,7 @@ func newHarness(t *testing.T) *harness {
 	})
 	h.restart()
 	h.createCA(string(h.server.Authority.CertificatePEM()))
-	h.setNonce(h.newNonce(time.Hour))
+	h.setNonce(h.newNonce())
 	return h
 }
 
@@ -129,9 +129,9 @@ func (h *harness) restart() {
 }
 
 // newNonce returns a nonce of the server's cluster.
-func (h *harness) newNonce(lifetime time.Duration) string {
+func (h *harness) newNonce() string {
 	h.T.Helper()
-	token, err := nonce.NewSigner(h.keys.Nonce).Operator(nonce.Operator{ClusterID: servertest.ClusterID, Tenant: tenant, Lifetime: lifetime})
+	token, err := nonce.NewSigner(h.keys.Nonce).Operator(nonce.Operator{ClusterID: servertest.ClusterID, Tenant: tenant, Lifetime: time.Hour})
 	require.NoError(h.T, err)
 	return token
 }

@@ -43,8 +43,8 @@ type rejection struct {
 type step int
 
 const (
-	// wait: there is nothing to do now, or nothing that the operator can do.
-	wait step = iota
+	// The zero step: there is nothing to do now, or nothing that the operator can do.
+	_ step = iota
 	// createKey: a key is created and stored.
 	createKey
 	// register: the nonce is exchanged for a certificate.

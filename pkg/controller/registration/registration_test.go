@@ -144,7 +144,7 @@ func TestExpiredCertificateIsReplaced(t *testing.T) {
 	secret.Data = map[string][]byte{corev1.TLSCertKey: expired, corev1.TLSPrivateKeyKey: keyPEM}
 	_, err = h.KubeClient.CoreV1().Secrets(namespace).Update(h.Ctx, secret, metav1.UpdateOptions{})
 	require.NoError(t, err)
-	h.setNonce(h.newNonce(time.Hour))
+	h.setNonce(h.newNonce())
 	h.mustSync(writeCert)
 	h.mustSync()
 	h.expectState(metav1.ConditionTrue, v1beta1.ReasonReady, "")
@@ -173,7 +173,7 @@ func TestRevokedCertificateIsReplaced(t *testing.T) {
 	groups.err = unauthenticated
 	h.mustSync()
 	h.expectState(metav1.ConditionFalse, reasonCertificateRejected, "shard us-west-2a: the certificate was revoked; the nonce was used for it")
-	h.setNonce(h.newNonce(time.Hour))
+	h.setNonce(h.newNonce())
 	h.mustSync(writeCert)
 	groups.reachable = true
 	h.mustSync()
@@ -194,7 +194,7 @@ func TestRejectedNonceIsNotSentAgainAtOnce(t *testing.T) {
 	h.mustSync()
 	assert.Equal(t, 2, h.calls("RegisterOperator"))
 
-	h.setNonce(h.newNonce(time.Hour))
+	h.setNonce(h.newNonce())
 	h.mustSync(writeCert)
 }
 
@@ -284,7 +284,7 @@ func TestServerOfAnotherShardGetsNoNonce(t *testing.T) {
 
 func TestMissingAndMalformedObjectsEndTheStart(t *testing.T) {
 	h := newHarness(t)
-	otherTenant := h.newNonce(time.Hour)
+	otherTenant := h.newNonce()
 	for _, test := range []struct {
 		name   string
 		change func()

@@ -5,12 +5,15 @@ package registration
 
 import (
 	"context"
+	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"time"
 
+	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -111,4 +114,23 @@ func tryUpdateRecord(ctx context.Context, store storage.Store, key string, chang
 // serial returns the serial number of a certificate in the form of the record.
 func serial(certificate *x509.Certificate) string {
 	return certificate.SerialNumber.Text(16)
+}
+
+// RecordIssued stores the registration of a client whose certificate an administrator has
+// issued, so that it can be listed and revoked like that of an operator.
+func RecordIssued(ctx context.Context, store storage.Store, client pki.Client, certificate *x509.Certificate) error {
+	key, ok := certificate.PublicKey.(ed25519.PublicKey)
+	if !ok {
+		return fmt.Errorf("the key of the certificate is %T, needs to be Ed25519", certificate.PublicKey)
+	}
+	keyPEM, err := keys.EncodePublic(key)
+	if err != nil {
+		return fmt.Errorf("encode the public key: %w", err)
+	}
+	return updateRecord(ctx, store, client.Tenant, client.ID, func(record *Record) (Record, error) {
+		return record.issued(Record{
+			ClientID: client.ID, Tenant: client.Tenant, PublicKeyPEM: string(keyPEM),
+			CertSerial: serial(certificate), ExpiresAt: certificate.NotAfter,
+		}, "", time.Time{}), nil
+	})
 }
