@@ -40,53 +40,115 @@ type SyncFunc[Key comparable] func(ctx context.Context, key Key) (requeue time.D
 // Queue contains the keys to sync. A key is in it at most once, and is never synced by
 // two workers at a time.
 type Queue[Key comparable] struct {
-	name  string
-	queue workqueue.TypedRateLimitingInterface[Key]
-	sync  SyncFunc[Key]
+	name string
+	sync SyncFunc[Key]
+	// partOf returns the part of a key; nil for a queue of one part.
+	partOf func(Key) string
+
+	mu    sync.Mutex
+	parts map[string]*part[Key]
+	// start starts the workers of a part; nil while Run is not running.
+	start func(*part[Key])
+	// stopped is true after Run.
+	stopped bool
+	// syncing are the keys that workers sync now. A key whose part changes may be in two
+	// of them.
+	syncing map[Key]struct{}
+}
+
+// part is the keys that share workers.
+type part[Key comparable] struct {
+	workqueue.TypedRateLimitingInterface[Key]
 }
 
 // NewQueue returns a queue whose metrics and logs carry name.
 func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
-	limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)
-	return &Queue[Key]{
-		name: name,
-		sync: sync,
-		queue: workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
-			workqueue.TypedRateLimitingQueueConfig[Key]{Name: name}),
-	}
+	return &Queue[Key]{name: name, sync: sync, parts: map[string]*part[Key]{}, syncing: map[Key]struct{}{}}
+}
+
+// NewShardQueue returns a queue with workers of its own for each shard, so that the calls
+// to a shard that does not respond delay the keys of no other. shardOf returns the shard
+// of a key, empty for one without a shard. It must not block.
+func NewShardQueue[Key comparable](name string, sync SyncFunc[Key], shardOf func(Key) string) *Queue[Key] {
+	q := NewQueue(name, sync)
+	q.partOf = shardOf
+	return q
 }
 
 // Add enqueues key.
-func (q *Queue[Key]) Add(key Key) { q.queue.Add(key) }
+func (q *Queue[Key]) Add(key Key) { q.part(key).Add(key) }
 
 // AddAfter enqueues key after delay. Of several delays for one key the shortest counts.
-func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) { q.queue.AddAfter(key, delay) }
+func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) { q.part(key).AddAfter(key, delay) }
 
-// Run syncs keys until ctx is done, and returns when the last sync has returned.
+// part returns the part of a key. A new one has workers if the others have.
+func (q *Queue[Key]) part(key Key) *part[Key] {
+	var name string
+	if q.partOf != nil {
+		name = q.partOf(key)
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	p, ok := q.parts[name]
+	if !ok {
+		limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)
+		p = &part[Key]{workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: q.name})}
+		q.parts[name] = p
+		switch {
+		case q.stopped:
+			p.ShutDown()
+		case q.start != nil:
+			q.start(p)
+		}
+	}
+	return p
+}
+
+// Run syncs keys with so many workers for each part until ctx is done, and returns when
+// the last sync has returned.
 func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "controller", q.name)
 	ctx = klog.NewContext(ctx, logger)
 	logger.Info("Starting workers", "workers", workers)
 
 	var wg sync.WaitGroup
-	for range workers {
-		wg.Go(func() {
-			for q.next(ctx) {
-			}
-		})
+	q.mu.Lock()
+	q.start = func(p *part[Key]) {
+		for range workers {
+			wg.Go(func() {
+				for q.next(ctx, p) {
+				}
+			})
+		}
 	}
+	for _, p := range q.parts {
+		q.start(p)
+	}
+	q.mu.Unlock()
+
 	<-ctx.Done()
-	q.queue.ShutDown()
+	q.mu.Lock()
+	q.stopped = true
+	for _, p := range q.parts {
+		p.ShutDown()
+	}
+	q.mu.Unlock()
 	wg.Wait()
 	logger.Info("Workers stopped")
 }
 
-func (q *Queue[Key]) next(ctx context.Context) bool {
-	key, shutdown := q.queue.Get()
+func (q *Queue[Key]) next(ctx context.Context, p *part[Key]) bool {
+	key, shutdown := p.Get()
 	if shutdown || ctx.Err() != nil {
 		return false
 	}
-	defer q.queue.Done(key)
+	defer p.Done(key)
+	if !q.begin(key) {
+		p.AddAfter(key, StaleRetry)
+		return true
+	}
+	defer q.end(key)
 	defer utilruntime.HandleCrashWithContext(ctx)
 
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "object", key)
@@ -96,15 +158,38 @@ func (q *Queue[Key]) next(ctx context.Context) bool {
 		// The sync was canceled. The next leader starts with every key.
 	case apierrors.IsConflict(err):
 		logger.V(4).Info("Object changed meanwhile, syncing again", "err", err)
-		q.queue.AddRateLimited(key)
+		p.AddRateLimited(key)
 	case err != nil:
-		utilruntime.HandleErrorWithContext(klog.NewContext(ctx, logger), err, "Sync failed", "retries", q.queue.NumRequeues(key))
-		q.queue.AddRateLimited(key)
+		utilruntime.HandleErrorWithContext(klog.NewContext(ctx, logger), err, "Sync failed", "retries", p.NumRequeues(key))
+		p.AddRateLimited(key)
 	default:
-		q.queue.Forget(key)
+		p.Forget(key)
 		if requeue > 0 {
-			q.queue.AddAfter(key, requeue)
+			p.AddAfter(key, requeue)
 		}
 	}
 	return true
+}
+
+// begin reports whether no other worker syncs key, and marks it as synced by this one.
+func (q *Queue[Key]) begin(key Key) bool {
+	if q.partOf == nil {
+		return true
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if _, busy := q.syncing[key]; busy {
+		return false
+	}
+	q.syncing[key] = struct{}{}
+	return true
+}
+
+func (q *Queue[Key]) end(key Key) {
+	if q.partOf == nil {
+		return
+	}
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	delete(q.syncing, key)
 }

@@ -7,11 +7,14 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime/schema"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
@@ -249,5 +252,84 @@ func TestQueueRunWaitsForItsWorkers(t *testing.T) {
 		if syncs != 1 {
 			t.Errorf("%d syncs, want only the one that had begun before the end", syncs)
 		}
+	})
+}
+
+// shardOfName is the part of a name before the dash.
+func shardOfName(key cache.ObjectName) string {
+	shard, _, _ := strings.Cut(key.Name, "-")
+	return shard
+}
+
+func TestShardThatHangsDelaysNoOther(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
+		released := make(chan struct{})
+		var mu sync.Mutex
+		synced := map[string]int{}
+		queue := NewShardQueue("test", func(_ context.Context, key cache.ObjectName) (time.Duration, error) {
+			if shardOfName(key) == "slow" {
+				<-released
+			}
+			mu.Lock()
+			defer mu.Unlock()
+			synced[key.Name]++
+			return 0, nil
+		}, shardOfName)
+		add := func(names ...string) {
+			for _, name := range names {
+				queue.Add(cache.NewObjectName("default", name))
+			}
+		}
+		add("slow-1", "slow-2", "slow-3", "fast-1")
+		done := make(chan struct{})
+		go func() { defer close(done); queue.Run(ctx, 2) }()
+		synctest.Wait()
+		// A shard that is added later has workers too.
+		add("slow-4", "fast-2", "new-1")
+		synctest.Wait()
+		mu.Lock()
+		assert.Equal(t, map[string]int{"fast-1": 1, "fast-2": 1, "new-1": 1}, synced)
+		mu.Unlock()
+
+		close(released)
+		synctest.Wait()
+		mu.Lock()
+		assert.Len(t, synced, 7)
+		mu.Unlock()
+		cancel()
+		<-done
+		// Nothing is synced, and no worker is left, for a shard that comes too late.
+		add("late-1")
+		synctest.Wait()
+		assert.NotContains(t, synced, "late-1")
+	})
+}
+
+// A key that gets another shard while it is synced is not synced by two workers at once.
+func TestKeyThatChangesItsShardIsSyncedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
+		var shard atomic.Value
+		shard.Store("")
+		var running, most, calls atomic.Int64
+		queue := NewShardQueue("test", func(context.Context, cache.ObjectName) (time.Duration, error) {
+			most.Store(max(most.Load(), running.Add(1)))
+			defer running.Add(-1)
+			calls.Add(1)
+			time.Sleep(time.Second)
+			return 0, nil
+		}, func(cache.ObjectName) string { return shard.Load().(string) })
+		done := make(chan struct{})
+		go func() { defer close(done); queue.Run(ctx, 2) }()
+		queue.Add(workers)
+		synctest.Wait()
+		shard.Store("a")
+		queue.Add(workers)
+		time.Sleep(10 * time.Second)
+		assert.EqualValues(t, 1, most.Load(), "syncs at once")
+		assert.EqualValues(t, 2, calls.Load())
+		cancel()
+		<-done
 	})
 }

@@ -73,7 +73,7 @@ type Controller struct {
 	metrics     *metrics
 
 	queue      *controller.Queue[Key]
-	shardCalls *shardCalls
+	shardCalls *controller.Queue[Key]
 	evictions  *evictions
 	nodeLookup *nodeLookup
 	progress   *progress
@@ -111,7 +111,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		byProviderID: make(map[string]sets.Set[Key]),
 	}
 	c.queue = controller.NewQueue("drain", c.sync)
-	c.shardCalls = newShardCalls(c.callShard)
+	c.shardCalls = controller.NewShardQueue("drain-calls", c.callShard, func(key Key) string { return key.Shard })
 	c.evictions = newEvictions(d.Kube, d.Clock, metrics, c.queue.Add)
 	c.nodeLookup = newNodeLookup(d.Kube, d.Clock, c.queue.AddAfter)
 	c.Registrations, err = controller.Watch(
@@ -132,10 +132,8 @@ func New(d controller.Dependencies) (*Controller, error) {
 // started has stopped.
 func (c *Controller) Run(ctx context.Context) {
 	var queues sync.WaitGroup
-	c.shardCalls.start = func(queue *controller.Queue[Key]) {
-		queues.Go(func() { queue.Run(ctx, shardCallWorkers) })
-	}
 	queues.Go(func() { c.queue.Run(ctx, drainWorkers) })
+	queues.Go(func() { c.shardCalls.Run(ctx, shardCallWorkers) })
 	queues.Go(func() { c.evictions.queue.Run(ctx, evictionWorkers) })
 	// One list at a time: drains that need one in the meantime share the next.
 	queues.Go(func() { c.nodeLookup.queue.Run(ctx, 1) })

@@ -5,40 +5,10 @@ package drain
 
 import (
 	"context"
-	"sync"
 	"time"
 
 	"k8s.io/klog/v2"
-
-	"nstance.dev/operator/pkg/controller"
 )
-
-// shardCalls has a queue of calls for each shard, so that a shard that hangs does
-// not delay calls to other shards.
-type shardCalls struct {
-	sync controller.SyncFunc[Key]
-	// start runs a queue.
-	start func(*controller.Queue[Key])
-
-	mu     sync.Mutex
-	queues map[string]*controller.Queue[Key]
-}
-
-func newShardCalls(sync controller.SyncFunc[Key]) *shardCalls {
-	return &shardCalls{sync: sync, queues: make(map[string]*controller.Queue[Key])}
-}
-
-func (s *shardCalls) add(key Key) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	queue, ok := s.queues[key.Shard]
-	if !ok {
-		queue = controller.NewQueue("drain-calls", s.sync)
-		s.queues[key.Shard] = queue
-		s.start(queue)
-	}
-	queue.Add(key)
-}
 
 // callShard makes the call to a shard that the next step of a drain needs.
 func (c *Controller) callShard(ctx context.Context, key Key) (time.Duration, error) {

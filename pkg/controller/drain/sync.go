@@ -79,7 +79,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 		c.forget(key, next.outcome)
 	case checkWithdrawal:
 		c.forget(key, withdrawn)
-		c.shardCalls.add(key)
+		c.shardCalls.Add(key)
 	case lookUpNode:
 		c.nodeLookup.request(key, observed.notice.ProviderID)
 	case cordon:
@@ -98,7 +98,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 	case evict:
 		c.evictions.set(key, observed.nodes[0], notDeleted(observed.pods.remaining), observed.notice.Deadline)
 	case acknowledge:
-		c.shardCalls.add(key)
+		c.shardCalls.Add(key)
 	case nothing, reportAmbiguity, awaitVolumes:
 	}
 	return nil

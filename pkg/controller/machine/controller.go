@@ -9,6 +9,7 @@
 package machine
 
 import (
+	"cmp"
 	"context"
 	"sync"
 	"time"
@@ -27,8 +28,8 @@ import (
 )
 
 const (
-	// workers is the number of NstanceMachines that are synced at once, and so of
-	// calls to shards at once.
+	// workers is the number of NstanceMachines of one shard that are synced at once, and
+	// so of calls to it at once.
 	workers = 8
 	// rejectionRetry is the delay of a create request after the shard rejected it,
 	// unless the group changes before.
@@ -127,7 +128,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		placements:           make(map[cache.ObjectName]placement),
 		syncStates:           make(map[cache.ObjectName]*syncState),
 	}
-	c.queue = controller.NewQueue("machine", c.sync)
+	c.queue = controller.NewShardQueue("machine", c.sync, c.shardOf)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: indexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "Machines", Informer: d.Informers.Machines, Handler: controller.OnChange(c.machineChanged)},
@@ -144,4 +145,14 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 }
 
 // Run syncs NstanceMachines until ctx is done.
+// shardOf returns the shard of the instance of an NstanceMachine, empty while it has
+// none.
+func (c *Controller) shardOf(key cache.ObjectName) string {
+	nstanceMachine, err := c.nstanceMachineLister.Get(key.Name)
+	if err != nil {
+		return ""
+	}
+	return cmp.Or(nstanceMachine.Status.Shard, string(nstanceMachine.Spec.Shard))
+}
+
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }

@@ -7,6 +7,7 @@ package shardgroup
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,13 +19,13 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/shard"
 )
 
 const (
-	// workers is the number of shard groups that are synced at once. One that waits
-	// for a shard must not delay the others.
-	workers = 8
+	// workers is the number of shard groups of one shard that are synced at once.
+	workers = 4
 	// rejectedRetry is the delay before a rejected configuration is sent again, unless
 	// something changes before.
 	rejectedRetry = 5 * time.Minute
@@ -99,7 +100,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		failures:   make(map[cache.ObjectName]string),
 		deletions:  make(map[cache.ObjectName]deletion),
 	}
-	c.queue = controller.NewQueue("shardgroup", c.sync)
+	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf)
 
 	var err error
 	c.Registrations, err = controller.Watch(
@@ -110,6 +111,12 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 	o.Pools.AddPauseHandler(c.queue.Add)
 	o.Drains.AddHandler(c.drainsChanged)
 	return c, err
+}
+
+// shardOf returns the shard of a shard group, which is the end of its name.
+func shardOf(key cache.ObjectName) string {
+	_, id, _ := strings.Cut(key.Name, identifier.Separator)
+	return id
 }
 
 // Run syncs shard groups until ctx is done.
