@@ -30,6 +30,7 @@ func TestInstallation(t *testing.T) {
 	client := kubernetes.NewForConfigOrDie(cp.AdminConfig())
 	t.Run("a shard server creates Nodes", func(t *testing.T) { testShardServer(t, n, client) })
 	t.Run("the operator is no administrator", func(t *testing.T) { testRights(t, cp, n) })
+	t.Run("the operator's Pods are restricted", func(t *testing.T) { testRestricted(t, n, client) })
 }
 
 func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
