@@ -84,7 +84,7 @@ func DefaultOptions() *Options {
 		OnDemandLimit:        100,
 		LeaseDuration:        15 * time.Second,
 		RenewDeadline:        10 * time.Second,
-		RetryPeriod:          2 * time.Second,
+		RetryPeriod:          800 * time.Millisecond,
 		ResyncPeriod:         10 * time.Minute,
 	}
 }

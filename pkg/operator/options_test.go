@@ -47,7 +47,7 @@ func TestValidate(t *testing.T) {
 		"an endpoint without TLS":         {func(o *Options) { o.CAPIEndpoint = "http://host:6443" }, `--capi-endpoint: "http://host:6443" must be of the form https://host:port`},
 		"no server for the kubeconfig":    {func(o *Options) { o.CAPIKubeconfigServer = "" }, "--capi-kubeconfig-server: "},
 		"a retry period of nothing":       {func(o *Options) { o.RetryPeriod = 0 }, "--leader-elect-retry-period: 0s must be more than 0"},
-		"a renew deadline within jitter":  {func(o *Options) { o.RenewDeadline = 2400 * time.Millisecond }, "--leader-elect-renew-deadline: 2.4s must be more than 2.4s"},
+		"a renew deadline within jitter":  {func(o *Options) { o.RenewDeadline = 960 * time.Millisecond }, "--leader-elect-renew-deadline: 960ms must be more than 960ms"},
 		"a lease shorter than its renew":  {func(o *Options) { o.LeaseDuration = 10 * time.Second }, "--leader-elect-lease-duration: 10s must be more than the renew deadline 10s"},
 		"a lease of less than a second": {func(o *Options) {
 			o.RetryPeriod, o.RenewDeadline, o.LeaseDuration = 100*time.Millisecond, 500*time.Millisecond, 900*time.Millisecond
