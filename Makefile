@@ -60,7 +60,7 @@ test-e2e: ## Run the tests against a real control plane.
 	cd e2e && $(RACETEST) $$(comm -23 <(go list ./... | sort) <(go list $(CLUSTERS) | sort))
 	@# Three clusters at a time, because most tests wait, and the longest first. The 500
 	@# Pods at once keep the whole machine busy.
-	cd e2e && $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./autoscaler ./ondemand $(CLUSTERS)
+	cd e2e && $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./faults ./autoscaler ./ondemand $(CLUSTERS)
 	cd e2e && $(COMPILE) $(GOTEST) -timeout 40m -run '^TestManyPodsAtOnce$$' ./ondemand
 
 .PHONY: bench

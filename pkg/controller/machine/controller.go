@@ -144,7 +144,6 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 	return c, nil
 }
 
-// Run syncs NstanceMachines until ctx is done.
 // shardOf returns the shard of the instance of an NstanceMachine, empty while it has
 // none.
 func (c *Controller) shardOf(key cache.ObjectName) string {
@@ -155,4 +154,5 @@ func (c *Controller) shardOf(key cache.ObjectName) string {
 	return cmp.Or(nstanceMachine.Status.Shard, string(nstanceMachine.Spec.Shard))
 }
 
+// Run syncs NstanceMachines until ctx is done.
 func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
