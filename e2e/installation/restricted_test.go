@@ -16,7 +16,6 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/utils/ptr"
 )
 
 // testRestricted applies manifests/operator: its namespace accepts restricted Pods only,
@@ -34,12 +33,10 @@ func testRestricted(t *testing.T, n *Installation, client kubernetes.Interface) 
 	})
 	require.NoError(t, err, "waiting for two Pods")
 
-	privileged := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: "privileged"},
-		Spec: corev1.PodSpec{Containers: []corev1.Container{{
-			Name: "main", Image: "none", SecurityContext: &corev1.SecurityContext{Privileged: ptr.To(true)},
-		}}},
+	unrestricted := &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{Name: "unrestricted"},
+		Spec:       corev1.PodSpec{Containers: []corev1.Container{{Name: "main", Image: "none"}}},
 	}
-	_, err = client.CoreV1().Pods(Namespace).Create(t.Context(), privileged, metav1.CreateOptions{})
-	assert.True(t, apierrors.IsForbidden(err), "a privileged Pod: %v", err)
+	_, err = client.CoreV1().Pods(Namespace).Create(t.Context(), unrestricted, metav1.CreateOptions{})
+	assert.True(t, apierrors.IsForbidden(err), "a Pod that may run as root: %v", err)
 }
