@@ -70,6 +70,40 @@ func TestRegistrationIsResumed(t *testing.T) {
 	untilIdentityReady(t)
 }
 
+// An operator whose certificate was revoked is not served any more. With a new nonce it
+// registers again, without a restart.
+func TestRevocation(t *testing.T) {
+	const name = "revoked"
+	o := runFaultyOperator(t)
+	env.CreatePoolForTest(t, name, 3)
+	env.UntilRunning(t, name, 3)
+	untilIdentityReady(t)
+	losses := env.NewLossChecker(t, name)
+	pid, _ := o.Process.PID()
+
+	_, err := env.Installation.Admin(t.Context(), "operator", "revoke", "--tenant", installation.Tenant, "--all")
+	require.NoError(t, err)
+	testcluster.Eventually(t, 2*time.Minute, "the shards reject the certificate", func(ctx context.Context) error {
+		cluster, err := env.NstanceClusters().Get(ctx, installation.ClusterName, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		ready := meta.FindStatusCondition(cluster.Status.Conditions, v1beta1.ConditionIdentityReady)
+		if ready == nil || ready.Status != metav1.ConditionFalse || ready.Reason != "CertificateRejected" {
+			return fmt.Errorf("the condition is %+v", ready)
+		}
+		return nil
+	})
+	env.Scale(t, name, 6)
+	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
+	untilIdentityReady(t)
+	env.UntilRunning(t, name, 6)
+	losses.ExpectNone(t)
+	if now, running := o.Process.PID(); !running || now != pid {
+		t.Errorf("the operator was process %d and is %d, running %t", pid, now, running)
+	}
+}
+
 // killAt starts the operator and kills it while it writes a Secret.
 func (o *faultyOperator) killAt(t *testing.T, secret string) {
 	t.Helper()
