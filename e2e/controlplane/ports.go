@@ -96,17 +96,29 @@ func CheckPorts(uses []PortUse) error {
 	return errors.Join(busy...)
 }
 
-// FreePorts returns n different ports on which no process listens. They are below
-// the range from which the kernel takes the ports of outgoing connections
-// (from 32768), so that none is taken before its server has started.
+// FreePorts returns n different ports on which no process listens, and which no other
+// process of these tests chooses.
 func FreePorts(n int) ([]int, error) {
-	const lowest, highest, attempts = 20000, 32000, 1000
+	const attempts = 1000
+	lowest, err := portRange()
+	if err != nil {
+		return nil, err
+	}
+	chosen.Lock()
+	defer chosen.Unlock()
 	ports := make([]int, 0, n)
-	for range attempts {
+	for attempt := range attempts {
 		if len(ports) == n {
+			for _, port := range ports {
+				chosen.ports[port] = true
+			}
 			return ports, nil
 		}
-		port := lowest + rand.IntN(highest-lowest)
+		port := lowest + rand.IntN(rangeLength)
+		// The server of a port that was chosen before may not have started yet.
+		if chosen.ports[port] && attempt < attempts/2 {
+			continue
+		}
 		listener, err := listen(port)
 		if err != nil {
 			continue
@@ -114,7 +126,7 @@ func FreePorts(n int) ([]int, error) {
 		defer listener.Close() // open until all are chosen, so that they differ
 		ports = append(ports, port)
 	}
-	return nil, fmt.Errorf("found %d of %d free ports between %d and %d", len(ports), n, lowest, highest)
+	return nil, fmt.Errorf("found %d of %d free ports from %d to %d", len(ports), n, lowest, lowest+rangeLength-1)
 }
 
 func listen(port int) (net.Listener, error) {
