@@ -27,16 +27,15 @@ const (
 var portRange = sync.OnceValues(func() (lowest int, err error) {
 	for n := range ranges {
 		path := filepath.Join(os.TempDir(), fmt.Sprintf("nstance-e2e-ports-%d.lock", n))
-		file, err := os.OpenFile(path, os.O_CREATE|os.O_RDWR, 0o666)
+		// An os.File is closed when it is collected.
+		file, err := unix.Open(path, unix.O_CREAT|unix.O_RDWR|unix.O_CLOEXEC, 0o666)
 		if err != nil {
-			return 0, fmt.Errorf("reserve ports: %w", err)
+			return 0, fmt.Errorf("reserve ports: open %s: %w", path, err)
 		}
-		if unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB) == nil {
-			// A file that is collected is closed.
-			lockedRange = file
+		if unix.Flock(file, unix.LOCK_EX|unix.LOCK_NB) == nil {
 			return lowestPort + n*rangeLength, nil
 		}
-		_ = file.Close()
+		_ = unix.Close(file)
 	}
 	return 0, fmt.Errorf("reserve ports: %d processes have all of them", ranges)
 })
@@ -46,6 +45,3 @@ var chosen = struct {
 	sync.Mutex
 	ports map[int]bool
 }{ports: map[int]bool{}}
-
-// lockedRange is the lock on the range of this process.
-var lockedRange *os.File
