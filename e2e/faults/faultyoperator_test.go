@@ -23,16 +23,9 @@ import (
 // faultyOperator is the only operator that runs, through a proxy that injects faults.
 type faultyOperator struct{ *testcluster.ProxiedOperator }
 
-// shortLease are the flags of an operator that soon notices the loss of its lease.
-var shortLease = []string{
-	"--leader-elect-lease-duration", "6s",
-	"--leader-elect-renew-deadline", "4s",
-	"--leader-elect-retry-period", "1s",
-}
-
 func runFaultyOperator(t *testing.T) *faultyOperator {
 	t.Helper()
-	o := &faultyOperator{env.ReplaceOperator(t, shortLease...)}
+	o := &faultyOperator{env.ReplaceOperator(t, testcluster.ShortLease...)}
 	// From now on it may start while its caches cannot be complete.
 	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
 	return o
@@ -66,17 +59,7 @@ func (o *faultyOperator) ensureRunning(t *testing.T) {
 // untilExited waits until the operator has exited because it cannot renew its lease.
 func (o *faultyOperator) untilExited(t *testing.T) {
 	t.Helper()
-	untilExited(t, o.Process)
-}
-
-func untilExited(t *testing.T, process *controlplane.Component) {
-	t.Helper()
-	testcluster.Eventually(t, time.Minute, process.Name+" exits", func(context.Context) error {
-		if pid, running := process.PID(); running {
-			return fmt.Errorf("it runs as process %d", pid)
-		}
-		return nil
-	})
+	testcluster.UntilExited(t, o.Process)
 }
 
 // untilWorking waits until the operator leads, has queued pools, and its queues are

@@ -17,7 +17,7 @@ func TestPausedLeader(t *testing.T) {
 		pauses = 4
 	)
 	leader := runFaultyOperator(t).Process
-	standby := env.Component(env.RunStandby(t, shortLease...).Component)
+	standby := env.Component(env.RunStandby(t, testcluster.ShortLease...).Component)
 	replicas := int32(6)
 	env.CreatePoolForTest(t, name, replicas)
 	env.UntilRunning(t, name, replicas)
@@ -31,7 +31,7 @@ func TestPausedLeader(t *testing.T) {
 		env.Scale(t, name, replicas)
 		env.UntilRunning(t, name, replicas)
 		thaw()
-		untilExited(t, leader)
+		testcluster.UntilExited(t, leader)
 		losses.ExpectNone(t)
 		testcluster.Start(t, leader)
 		leader, standby = standby, leader

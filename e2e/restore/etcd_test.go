@@ -92,7 +92,7 @@ func TestEtcdRestore(t *testing.T) {
 	for _, name := range []string{grown, deleted, steady} {
 		untilSizes(t, name, 2, 2)
 	}
-	standby := env.Component(env.RunStandby(t, electionFlags...).Component)
+	standby := env.Component(env.RunStandby(t, testcluster.ShortLease...).Component)
 	leader := env.OperatorProcess()
 
 	backup := backUpEtcd(t)
@@ -108,7 +108,7 @@ func TestEtcdRestore(t *testing.T) {
 	restoreEtcd(t, backup)
 	// Neither process acts with what it knew before; a Deployment starts them again.
 	for _, process := range []*controlplane.Component{leader, standby} {
-		untilExited(t, process)
+		testcluster.UntilExited(t, process)
 	}
 	log, err := os.ReadFile(standby.LogPath())
 	require.NoError(t, err)
@@ -125,7 +125,7 @@ func TestEtcdRestore(t *testing.T) {
 		}
 		return err
 	})
-	// What is not affected goes on.
+	// A pool that is not affected is scaled as before.
 	env.Scale(t, steady, 6)
 	untilSizes(t, steady, 3, 3)
 	after := servers.instances(t)
@@ -186,16 +186,6 @@ func restoreEtcd(t *testing.T, backup string) {
 }
 
 func etcdDir() string { return filepath.Join(env.Dir(), "etcd") }
-
-func untilExited(t *testing.T, process *controlplane.Component) {
-	t.Helper()
-	testcluster.Eventually(t, time.Minute, process.Name+" exits", func(context.Context) error {
-		if pid, running := process.PID(); running {
-			return fmt.Errorf("it runs as process %d", pid)
-		}
-		return nil
-	})
-}
 
 // untilSizes waits until the shard groups of a pool have these sizes and as many
 // instances.

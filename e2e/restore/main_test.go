@@ -13,19 +13,12 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// electionFlags let a standby lead soon after the leader has exited.
-var electionFlags = []string{
-	"--leader-elect-lease-duration", "6s",
-	"--leader-elect-renew-deadline", "4s",
-	"--leader-elect-retry-period", "1s",
-}
-
 // env is the cluster that all tests of this package share.
 var env *testcluster.Cluster
 
 func TestMain(m *testing.M) {
 	// The operator registers at this shard, which has no groups.
 	testcluster.Main(m, &env, testcluster.Options{
-		Shards: installation.Shards("us-west-2c"), OperatorFlags: electionFlags,
+		Shards: installation.Shards("us-west-2c"), OperatorFlags: testcluster.ShortLease,
 	})
 }

@@ -15,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -185,6 +186,17 @@ func Kill(t testing.TB, component *controlplane.Component) {
 	t.Helper()
 	require.NoError(t, component.Kill(t.Context()))
 	t.Cleanup(func() { startUnlessRunning(t, component) })
+}
+
+// UntilExited waits until the process of a component has exited.
+func UntilExited(t testing.TB, component *controlplane.Component) {
+	t.Helper()
+	Eventually(t, time.Minute, component.Name+" exits", func(context.Context) error {
+		if pid, running := component.PID(); running {
+			return fmt.Errorf("it runs as process %d", pid)
+		}
+		return nil
+	})
 }
 
 // Freeze suspends a component until thaw is called, at the latest at the end of

@@ -19,6 +19,14 @@ import (
 	"nstance.dev/operator/e2e/installation"
 )
 
+// ShortLease are the flags of an operator that soon notices the loss of its lease, and of
+// a standby that soon leads.
+var ShortLease = []string{
+	"--leader-elect-lease-duration", "6s",
+	"--leader-elect-renew-deadline", "4s",
+	"--leader-elect-retry-period", "1s",
+}
+
 // StartOperator starts the operator that the tests share.
 func (c *Cluster) StartOperator(ctx context.Context, flags ...string) (err error) {
 	c.Operator, err = c.Installation.StartOperator(ctx, installation.Operator{Component: "operator", Flags: flags})

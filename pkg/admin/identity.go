@@ -87,6 +87,19 @@ func ensureKey(folder string) (ed25519.PrivateKey, error) {
 	return key, writeFile(path, data)
 }
 
+// writeCertificate writes the certificate of an identity and that of the authority. The
+// folder has the key already.
+func writeCertificate(folder string, caPEM, certPEM []byte) error {
+	err := errors.Join(
+		writeFile(filepath.Join(folder, authorityFile), caPEM),
+		writeFile(filepath.Join(folder, certificateFile), certPEM),
+	)
+	if err != nil {
+		return fmt.Errorf("--%s: %w", identityFlag, err)
+	}
+	return nil
+}
+
 // writeFile atomically creates or replaces a file that only its owner may read.
 func writeFile(path string, data []byte) error {
 	// CreateTemp creates the file with mode 0600.

@@ -7,10 +7,8 @@ import (
 	"context"
 	"crypto/ed25519"
 	"crypto/x509"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -101,12 +99,5 @@ func (o *issueOptions) issue(ctx context.Context) (client string, certificate *x
 	if err := registration.RecordIssued(ctx, store, identity, certificate); err != nil {
 		return "", nil, fmt.Errorf("record the certificate of client %s: %w", identity.ID, err)
 	}
-	err = errors.Join(
-		writeFile(filepath.Join(o.identity, authorityFile), loaded.Authority.CertificatePEM()),
-		writeFile(filepath.Join(o.identity, certificateFile), pki.EncodeCertificate(certificate)),
-	)
-	if err != nil {
-		return "", nil, fmt.Errorf("--%s: %w", identityFlag, err)
-	}
-	return identity.ID, certificate, nil
+	return identity.ID, certificate, writeCertificate(o.identity, loaded.Authority.CertificatePEM(), pki.EncodeCertificate(certificate))
 }

@@ -6,10 +6,8 @@ package admin
 import (
 	"context"
 	"crypto/ed25519"
-	"errors"
 	"fmt"
 	"os"
-	"path/filepath"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -111,12 +109,5 @@ func (o *registerOptions) register(ctx context.Context) (expires time.Time, err 
 	if err != nil {
 		return time.Time{}, fmt.Errorf("register at %s: %w", o.registration, statusError(err))
 	}
-	err = errors.Join(
-		writeFile(filepath.Join(o.identity, authorityFile), caPEM),
-		writeFile(filepath.Join(o.identity, certificateFile), response.GetClientCertificatePem()),
-	)
-	if err != nil {
-		return time.Time{}, fmt.Errorf("--%s: %w", identityFlag, err)
-	}
-	return response.GetExpiresAt().AsTime(), nil
+	return response.GetExpiresAt().AsTime(), writeCertificate(o.identity, caPEM, response.GetClientCertificatePem())
 }

@@ -46,9 +46,9 @@ type Queue[Key comparable] struct {
 	partOf func(Key) string
 
 	mu    sync.Mutex
-	parts map[string]*part[Key]
+	parts map[string]part[Key]
 	// start starts the workers of a part; nil while Run is not running.
-	start func(*part[Key])
+	start func(part[Key])
 	// stopped is true after Run.
 	stopped bool
 	// syncing are the keys that workers sync now. A key whose part changes may be in two
@@ -56,14 +56,12 @@ type Queue[Key comparable] struct {
 	syncing map[Key]struct{}
 }
 
-// part is the keys that share workers.
-type part[Key comparable] struct {
-	workqueue.TypedRateLimitingInterface[Key]
-}
+// part is the queue of the keys that share workers.
+type part[Key comparable] = workqueue.TypedRateLimitingInterface[Key]
 
 // NewQueue returns a queue whose metrics and logs carry name.
 func NewQueue[Key comparable](name string, sync SyncFunc[Key]) *Queue[Key] {
-	return &Queue[Key]{name: name, sync: sync, parts: map[string]*part[Key]{}, syncing: map[Key]struct{}{}}
+	return &Queue[Key]{name: name, sync: sync, parts: map[string]part[Key]{}, syncing: map[Key]struct{}{}}
 }
 
 // NewShardQueue returns a queue with workers of its own for each shard, so that the calls
@@ -82,7 +80,7 @@ func (q *Queue[Key]) Add(key Key) { q.part(key).Add(key) }
 func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) { q.part(key).AddAfter(key, delay) }
 
 // part returns the part of a key. A new one has workers if the others have.
-func (q *Queue[Key]) part(key Key) *part[Key] {
+func (q *Queue[Key]) part(key Key) part[Key] {
 	var name string
 	if q.partOf != nil {
 		name = q.partOf(key)
@@ -92,8 +90,8 @@ func (q *Queue[Key]) part(key Key) *part[Key] {
 	p, ok := q.parts[name]
 	if !ok {
 		limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)
-		p = &part[Key]{workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
-			workqueue.TypedRateLimitingQueueConfig[Key]{Name: q.name})}
+		p = workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
+			workqueue.TypedRateLimitingQueueConfig[Key]{Name: q.name})
 		q.parts[name] = p
 		switch {
 		case q.stopped:
@@ -114,7 +112,7 @@ func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 
 	var wg sync.WaitGroup
 	q.mu.Lock()
-	q.start = func(p *part[Key]) {
+	q.start = func(p part[Key]) {
 		for range workers {
 			wg.Go(func() {
 				for q.next(ctx, p) {
@@ -138,7 +136,7 @@ func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 	logger.Info("Workers stopped")
 }
 
-func (q *Queue[Key]) next(ctx context.Context, p *part[Key]) bool {
+func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 	key, shutdown := p.Get()
 	if shutdown || ctx.Err() != nil {
 		return false
@@ -173,9 +171,6 @@ func (q *Queue[Key]) next(ctx context.Context, p *part[Key]) bool {
 
 // begin reports whether no other worker syncs key, and marks it as synced by this one.
 func (q *Queue[Key]) begin(key Key) bool {
-	if q.partOf == nil {
-		return true
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	if _, busy := q.syncing[key]; busy {
@@ -186,9 +181,6 @@ func (q *Queue[Key]) begin(key Key) bool {
 }
 
 func (q *Queue[Key]) end(key Key) {
-	if q.partOf == nil {
-		return
-	}
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	delete(q.syncing, key)

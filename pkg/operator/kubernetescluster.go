@@ -21,7 +21,7 @@ const readRetryDelay = 2 * time.Second
 // kubernetesCluster returns the UID of the Kubernetes cluster that the operator runs in:
 // that of the namespace kube-system, which exists as long as the cluster. It is read
 // again until it succeeds. Without the right to read it kubernetesCluster fails at once:
-// the shards could not tell this operator from that of another cluster.
+// the shards could not distinguish this operator from that of another cluster.
 func kubernetesCluster(ctx context.Context, client kubernetes.Interface) (uid string, err error) {
 	err = wait.PollUntilContextCancel(ctx, readRetryDelay, true, func(ctx context.Context) (bool, error) {
 		namespace, err := client.CoreV1().Namespaces().Get(ctx, metav1.NamespaceSystem, metav1.GetOptions{})

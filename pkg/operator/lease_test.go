@@ -40,7 +40,7 @@ func TestLeaderEndsWhenItSeesAnother(t *testing.T) {
 						t.Errorf("lead returned %v", err)
 					}
 				case <-time.After(complete().RetryPeriod + 1):
-					t.Error("the leader goes on after its next renewal")
+					t.Error("the leader continues after its next renewal")
 					leader.stop()
 				}
 				synctest.Wait()
@@ -73,7 +73,7 @@ func TestOlderLeaseEndsLeaderAndStandby(t *testing.T) {
 					t.Errorf("%s: lead returned %v", name, err)
 				}
 			case <-time.After(2 * complete().RetryPeriod):
-				t.Errorf("%s goes on", name)
+				t.Errorf("%s continues", name)
 				process.stop()
 			}
 		}

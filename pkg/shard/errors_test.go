@@ -57,7 +57,7 @@ func check(t *testing.T, err error, unreachable, rejected bool, message string) 
 	assert.Equal(t, message, shard.Message(err), "Message(%v)", err)
 }
 
-// A stale request is told apart from a rejected configuration by the detail alone.
+// Only the detail distinguishes a stale request from a rejected configuration.
 func TestIsStale(t *testing.T) {
 	with := func(code codes.Code, detail *errdetails.ErrorInfo) error {
 		detailed, err := status.New(code, "older").WithDetails(&errdetails.RetryInfo{}, detail)

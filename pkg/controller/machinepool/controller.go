@@ -8,6 +8,7 @@ package machinepool
 
 import (
 	"context"
+	"sync"
 
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
@@ -61,7 +62,9 @@ type Controller struct {
 	queue         *controller.Queue[cache.ObjectName]
 	pauseHandlers []func(shardGroup cache.ObjectName)
 	lastReported  lastReported
-	created       createdMachinePools
+	// created has the UIDs of the MachinePools that this process created, by the name of
+	// the pool.
+	created sync.Map
 	// annotations are those of MachinePools that annotate does not change.
 	annotations foreignAnnotations
 

@@ -143,7 +143,7 @@ func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clu
 			failed = append(failed, fmt.Errorf("delete MachinePool %s: %w", klog.KObj(machinePool), err))
 			continue
 		}
-		c.created.forget(cache.MetaObjectToName(machinePool))
+		c.created.Delete(cache.MetaObjectToName(machinePool))
 	}
 	return errors.Join(failed...)
 }

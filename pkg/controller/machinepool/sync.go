@@ -171,7 +171,7 @@ func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.Nstanc
 		return fmt.Errorf("create MachinePool %s: %w", klog.KObj(pool), err)
 	}
 	c.machinePoolWrites.Record(created)
-	c.created.store(cache.MetaObjectToName(pool), created.UID)
+	c.created.Store(cache.MetaObjectToName(pool), created.UID)
 	klog.FromContext(ctx).Info("Created the MachinePool", "replicas", replicas)
 	return nil
 }

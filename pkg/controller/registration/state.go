@@ -71,9 +71,7 @@ func newState(o observation, decided decision, err error, now time.Time) metav1.
 		return notReady(decided.blocked.reason, decided.blocked.message)
 	case decided.step == register && nonceRejected(err):
 		return notReady(reasonNonceRejected, shard.Message(err))
-	case decided.step == register && err != nil:
-		return notReady(reasonRegistrationFailed, err.Error())
-	case decided.step == createKey && err != nil:
+	case (decided.step == createKey || decided.step == register) && err != nil:
 		return notReady(reasonRegistrationFailed, err.Error())
 	case decided.step == createKey, decided.step == register:
 		return notReady(v1beta1.ReasonNotRegistered, "the operator is registering")

@@ -65,7 +65,7 @@ func (c *Controller) storeCertificate(ctx context.Context, i issued) error {
 	if !now.Before(pair.Leaf.NotAfter) {
 		return fmt.Errorf("the server issued a certificate that expires at %s, which has passed: the clocks differ", format(pair.Leaf.NotAfter))
 	}
-	existing, err := cached[corev1.Secret](c.options.Cert, c.name(c.options.CertSecret))
+	existing, err := c.secret(c.options.Cert, c.options.CertSecret)
 	if err != nil {
 		return err
 	}

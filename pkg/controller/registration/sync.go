@@ -14,6 +14,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	corev1listers "k8s.io/client-go/listers/core/v1"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
@@ -61,7 +62,8 @@ func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duratio
 
 // observe reads the caches.
 func (c *Controller) observe() (observation, error) {
-	ca, err := cached[corev1.ConfigMap](c.options.CA, c.name(c.options.CAConfigMap))
+	ca, err := controller.GetCached(corev1listers.NewConfigMapLister(c.options.CA.GetIndexer()).ConfigMaps(c.namespace).Get,
+		"ConfigMap", cache.NewObjectName(c.namespace, c.options.CAConfigMap))
 	if err != nil {
 		return observation{}, err
 	}
@@ -71,7 +73,7 @@ func (c *Controller) observe() (observation, error) {
 		c.options.KeySecret:   c.options.Key,
 		c.options.CertSecret:  c.options.Cert,
 	} {
-		if secrets[name], err = cached[corev1.Secret](informer, c.name(name)); err != nil {
+		if secrets[name], err = c.secret(informer, name); err != nil {
 			return observation{}, err
 		}
 	}
@@ -88,17 +90,10 @@ func (c *Controller) observe() (observation, error) {
 
 func (c *Controller) name(object string) string { return c.namespace + "/" + object }
 
-// cached returns an object of an informer, nil if there is none.
-func cached[T any](informer cache.SharedIndexInformer, key string) (*T, error) {
-	found, exists, err := informer.GetStore().GetByKey(key)
-	if err != nil || !exists {
-		return nil, err
-	}
-	object, ok := found.(*T)
-	if !ok {
-		return nil, fmt.Errorf("the cache has a %T under %s", found, key)
-	}
-	return object, nil
+// secret returns a Secret of an informer, nil if there is none.
+func (c *Controller) secret(informer cache.SharedIndexInformer, name string) (*corev1.Secret, error) {
+	return controller.GetCached(corev1listers.NewSecretLister(informer.GetIndexer()).Secrets(c.namespace).Get,
+		"Secret", cache.NewObjectName(c.namespace, name))
 }
 
 // refused returns the text of a shard that rejects the certificate, "" if none does or

@@ -89,7 +89,7 @@ func TestLateLeaderDoesNotShrinkAGroup(t *testing.T) {
 	require.NoError(t, err)
 	assert.Len(t, s.server.Upserts("workers"), 3, "a refused request is repeated")
 
-	// The present leader goes on, and has lost no instance.
+	// The present leader continues, and has lost no instance.
 	s.change(func(g *v1beta1.NstanceShardGroup) { g.Spec.Size = 5 })
 	s.untilRunning(5)
 	after := ids(s.until("all are listed", listsRunning))

@@ -119,8 +119,8 @@ func (g *Guard) expire(c *connection) *time.Timer {
 }
 
 // checkConnection closes a connection whose certificate is not accepted any more, or
-// whose grace period is over before the next check. Records that were read since start have every certificate of the
-// connections.
+// whose grace period is over before the next check. Records that were read since start
+// have every certificate of the connections.
 func (g *Guard) checkConnection(c *connection, start int64) {
 	state := g.records.state(c.recordKey)
 	now := time.Now()

@@ -43,8 +43,8 @@ type objects[T any] struct {
 
 	mu     sync.Mutex
 	cached map[string]*object[T]
-	// began counts reads when they begin. Times would not tell a read that began just
-	// before an event from one that began just after.
+	// began counts reads when they begin. Times are too coarse to order a read and an
+	// event.
 	began int64
 }
 

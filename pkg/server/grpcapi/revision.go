@@ -29,8 +29,8 @@ func setRevision(status *nstancev1.GroupStatus, revision *groups.Revision) {
 	}
 }
 
-// staleStatus returns FailedPrecondition with the detail by which a client tells a
-// stale request from a rejected configuration.
+// staleStatus returns FailedPrecondition with the detail that distinguishes a stale
+// request from a rejected configuration.
 func staleStatus(err *groups.StaleError) *status.Status {
 	metadata := map[string]string{nstancev1.MetadataRevision: err.Revision.String()}
 	if err.Stored != nil {

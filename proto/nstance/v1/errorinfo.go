@@ -4,8 +4,8 @@
 package nstancev1
 
 // The google.rpc.ErrorInfo of a request whose revision is older than an accepted one
-// (docs/protocol.md#revisions). It tells this FailedPrecondition apart from a rejected
-// configuration.
+// (docs/protocol.md#revisions). It distinguishes this FailedPrecondition from that of a
+// rejected configuration.
 const (
 	ErrorDomain         = "nstance.dev"
 	ReasonStaleRevision = "STALE_REVISION"
