@@ -23,8 +23,8 @@ import (
 // is based on a stale cache, such as that of a new leader, would erase it, and a
 // second instance would be created.
 
-// report writes the result of a sync: first finalizer and provider id, then the
-// status, which has the generation of that spec. Finally it sets the Node of the
+// report writes the result of a sync: first finalizer, annotations and provider id, then
+// the status, which has the generation of that spec. Finally it sets the Node of the
 // Machine. It returns the delay until the next sync.
 func (c *Controller) report(ctx context.Context, observed observation, done outcome, state *syncState) (time.Duration, error) {
 	nstanceMachine := observed.nstanceMachine
@@ -32,10 +32,11 @@ func (c *Controller) report(ctx context.Context, observed observation, done outc
 	if observed.paused == "" && nstanceMachine.DeletionTimestamp.IsZero() {
 		id := wantedProviderID(nstanceMachine.Spec.ProviderID, reportedProviderID(nstanceMachine, done), nodes)
 		needsFinalizer := done.shard != "" || observed.shardID != ""
-		if needsFinalizer && !hasFinalizer(nstanceMachine) || id != nstanceMachine.Spec.ProviderID {
-			written, err := c.nstanceMachines.Apply(ctx, applyNstanceMachine(nstanceMachine, id), controller.Apply)
+		annotations := wantedAnnotations(nstanceMachine, observed, done, id)
+		if needsFinalizer && !hasFinalizer(nstanceMachine) || id != nstanceMachine.Spec.ProviderID || !hasAll(nstanceMachine.Annotations, annotations) {
+			written, err := c.nstanceMachines.Apply(ctx, applyNstanceMachine(nstanceMachine, id, annotations), controller.Apply)
 			if err != nil {
-				return 0, fmt.Errorf("write finalizer and provider id of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
+				return 0, fmt.Errorf("write finalizer, annotations and provider id of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 			}
 			c.writes.Record(written)
 			nstanceMachine = written
@@ -60,6 +61,16 @@ func (c *Controller) report(ctx context.Context, observed observation, done outc
 	return c.setNodeRef(ctx, observed, nodes, state)
 }
 
+// hasAll reports whether an object has all these annotations.
+func hasAll(annotations, wanted map[string]string) bool {
+	for name, value := range wanted {
+		if annotations[name] != value {
+			return false
+		}
+	}
+	return true
+}
+
 // matchingNodes returns the Nodes that may be that of the instance.
 func (c *Controller) matchingNodes(nstanceMachine *v1beta1.NstanceMachine, done outcome) []*corev1.Node {
 	id := reportedProviderID(nstanceMachine, done)
@@ -79,11 +90,12 @@ func reportedProviderID(nstanceMachine *v1beta1.NstanceMachine, done outcome) st
 }
 
 // applyNstanceMachine returns all fields that the operator owns outside the status.
-func applyNstanceMachine(nstanceMachine *v1beta1.NstanceMachine, providerID string) *applyv1beta1.NstanceMachineApplyConfiguration {
+func applyNstanceMachine(nstanceMachine *v1beta1.NstanceMachine, providerID string, annotations map[string]string) *applyv1beta1.NstanceMachineApplyConfiguration {
 	applied := applyv1beta1.NstanceMachine(nstanceMachine.Name, nstanceMachine.Namespace).
 		WithUID(nstanceMachine.UID).
 		WithResourceVersion(nstanceMachine.ResourceVersion).
-		WithFinalizers(v1beta1.FinalizerMachine)
+		WithFinalizers(v1beta1.FinalizerMachine).
+		WithAnnotations(annotations)
 	if providerID != "" {
 		applied.WithSpec(applyv1beta1.NstanceMachineSpec().WithProviderID(providerID))
 	}

@@ -151,7 +151,7 @@ func (c *Controller) shardOf(key cache.ObjectName) string {
 	if err != nil {
 		return ""
 	}
-	return cmp.Or(nstanceMachine.Status.Shard, string(nstanceMachine.Spec.Shard))
+	return cmp.Or(locate(nstanceMachine).shardID, string(nstanceMachine.Spec.Shard))
 }
 
 // Run syncs NstanceMachines until ctx is done.

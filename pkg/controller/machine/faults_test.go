@@ -103,8 +103,9 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 	s := newShards("a", "b")
 	h := newHarness(t, s, newNstanceMachine("m"), withShard(newNstanceMachine("neighbour")))
 	s.OnCreate = func(id, requestID string) {
-		if stored := h.nstanceMachine("m"); !hasFinalizer(stored) || stored.Status.Shard != id || stored.Status.RequestID != requestID {
-			t.Errorf("requested %q from shard %q, stored is %+v", requestID, id, stored.Status)
+		stored := h.nstanceMachine("m")
+		if at := locate(stored); !hasFinalizer(stored) || at.shardID != id || at.requestID != requestID {
+			t.Errorf("requested %q from shard %q, stored is %+v", requestID, id, at)
 		}
 	}
 	calls := 0

@@ -54,7 +54,7 @@ func newPoolMember(name string) *v1beta1.NstanceMachine {
 // runningPoolMember returns a pool member whose instance is reported as running.
 func runningPoolMember(name string) *v1beta1.NstanceMachine {
 	nstanceMachine := running(newPoolMember(name), name)
-	nstanceMachine.Status.RequestID = ""
+	nstanceMachine.Status.RequestID, nstanceMachine.Annotations = "", nil
 	return nstanceMachine
 }
 
@@ -130,6 +130,7 @@ func withFinalizer(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachi
 func withShard(nstanceMachine *v1beta1.NstanceMachine) *v1beta1.NstanceMachine {
 	withFinalizer(nstanceMachine)
 	nstanceMachine.Status.Shard, nstanceMachine.Status.RequestID = "a", string(nstanceMachine.UID)
+	nstanceMachine.Annotations = map[string]string{v1beta1.AnnotationRequest: "a/" + string(nstanceMachine.UID)}
 	return nstanceMachine
 }
 
@@ -140,6 +141,7 @@ func withInstance(nstanceMachine *v1beta1.NstanceMachine, instance string) *v1be
 
 func running(nstanceMachine *v1beta1.NstanceMachine, instance string) *v1beta1.NstanceMachine {
 	withInstance(nstanceMachine, instance)
+	nstanceMachine.Annotations[v1beta1.AnnotationInstanceID] = instance
 	nstanceMachine.Spec.ProviderID = "provider-" + instance
 	nstanceMachine.Status.ProviderID = nstanceMachine.Spec.ProviderID
 	nstanceMachine.Status.Ready, nstanceMachine.Status.Initialization.Provisioned = ptr.To(true), ptr.To(true)

@@ -43,7 +43,7 @@ func (c *Controller) groupChanged(shard, key string) {
 		}
 	}
 	for _, nstanceMachine := range c.indexed(byGroup, key) {
-		if nstanceMachine.Status.InstanceID == "" {
+		if locate(nstanceMachine).instanceID == "" {
 			c.queue.AddAfter(cache.MetaObjectToName(nstanceMachine), controller.BatchPeriod)
 		}
 	}

@@ -25,14 +25,19 @@ const (
 	byPoolMembership = "poolMembership"
 	// byInstance indexes NstanceMachines by instance, see instanceKey.
 	byInstance = "instance"
+	// byRequest indexes NstanceMachines by the create request in the status, see
+	// requestKey.
+	byRequest = "request"
 	// byProviderID indexes NstanceMachines by the key of the provider id that the
 	// shard reported.
 	byProviderID = "machineProviderID"
 )
 
-// placementKey and instanceKey are unambiguous because identifiers have no slash.
+// placementKey, instanceKey and requestKey are unambiguous because identifiers have no
+// slash.
 func placementKey(group, shard string) string { return group + "/" + shard }
 func instanceKey(shard, id string) string     { return shard + "/" + id }
+func requestKey(shard, id string) string      { return shard + "/" + id }
 
 var indexers = cache.Indexers{
 	byShard: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
@@ -52,6 +57,9 @@ var indexers = cache.Indexers{
 	byInstance: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
 		at := locate(nstanceMachine)
 		return instanceKey(at.shardID, at.instanceID), at.instanceID != ""
+	}),
+	byRequest: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
+		return requestKey(nstanceMachine.Status.Shard, nstanceMachine.Status.RequestID), nstanceMachine.Status.RequestID != ""
 	}),
 	byProviderID: indexBy(func(nstanceMachine *v1beta1.NstanceMachine) (string, bool) {
 		return providerid.Key(nstanceMachine.Status.ProviderID), nstanceMachine.Status.ProviderID != ""

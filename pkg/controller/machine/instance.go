@@ -22,7 +22,7 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 	}
 	nstanceMachine := observed.nstanceMachine
 	deleting := !nstanceMachine.DeletionTimestamp.IsZero()
-	instance, err := c.shardClient.CreateInstance(ctx, observed.shardID, nstanceMachine.Status.RequestID, instanceSpecOf(nstanceMachine))
+	instance, err := c.shardClient.CreateInstance(ctx, observed.shardID, observed.requestID, instanceSpecOf(nstanceMachine))
 	switch {
 	case err == nil && instance.ID == "":
 		err = fmt.Errorf("shard %q has created an instance and returned no id", observed.shardID)

@@ -22,6 +22,9 @@ import (
 type observation struct {
 	nstanceMachine *v1beta1.NstanceMachine
 	location
+	// claimedBy is the name of another NstanceMachine that has the create request of the
+	// annotations, "" when there is none.
+	claimedBy string
 	// machine is the Machine that owns the NstanceMachine, nil when there is none.
 	machine *clusterv1.Machine
 	// machineDeleted: a Machine owned the NstanceMachine, and the API server does not
@@ -58,32 +61,13 @@ type drain struct {
 	message          string
 }
 
-// location is where the instance of an NstanceMachine is.
-type location struct {
-	// poolMember: the instance belongs to a pool. Its shard has created it, so shard
-	// and instance id are known from the start, and no create request is sent.
-	poolMember bool
-	// shardID is "" while no shard is chosen.
-	shardID string
-	// instanceID is "" while there is no instance.
-	instanceID string
-}
-
-// locate returns the location of an NstanceMachine's instance. An NstanceMachine
-// with a request id is not a pool member, even if it has the label. The name of a
-// pool member is the id of its instance.
-func locate(nstanceMachine *v1beta1.NstanceMachine) location {
-	_, labelled := nstanceMachine.Labels[clusterv1.MachinePoolNameLabel]
-	if labelled && nstanceMachine.Status.RequestID == "" {
-		return location{poolMember: true, shardID: string(nstanceMachine.Spec.Shard), instanceID: nstanceMachine.Name}
-	}
-	return location{shardID: nstanceMachine.Status.Shard, instanceID: nstanceMachine.Status.InstanceID}
-}
-
 // observe reads the caches. Only a Machine that the cache does not have is read from
 // the API server.
 func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (observation, error) {
 	observed := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine), now: c.clock.Now()}
+	if observed.claimedBy = c.claimant(nstanceMachine); observed.claimedBy != "" {
+		observed.location = location{}
+	}
 	var err error
 	if observed.machine, observed.machineDeleted, err = c.observeMachine(ctx, nstanceMachine); err != nil {
 		return observation{}, err

@@ -95,12 +95,12 @@ func TestADeletionNoticeDuringAPause(t *testing.T) {
 			h.Expect(getOnA)
 			h.Expect()
 
-			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations[clusterv1.PausedAnnotation] = "" })
 			h.Expect(applyStatusM)
 			test.report(h)
 			h.Expect()
 			delete(h.shardA().Notices, "i-1")
-			h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
+			h.change(func(m *v1beta1.NstanceMachine) { delete(m.Annotations, clusterv1.PausedAnnotation) })
 			h.Expect(test.want...)
 			h.expectCondition(v1beta1.ConditionPaused, "False NotPaused: ")
 			_, exists := h.shardA().Instances["i-1"]
@@ -138,11 +138,11 @@ func TestAnInstanceIsVerifiedAfterAPause(t *testing.T) {
 	h.shardA().Session = 1
 	h.runInstance()
 	h.Expect(getOnA)
-	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = map[string]string{clusterv1.PausedAnnotation: ""} })
+	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations[clusterv1.PausedAnnotation] = "" })
 	h.Expect(applyStatusM)
 	delete(h.shardA().Instances, "i-1")
 	h.Expect()
-	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations = nil })
+	h.change(func(m *v1beta1.NstanceMachine) { delete(m.Annotations, clusterv1.PausedAnnotation) })
 	h.Expect(getOnA, applyStatusM)
 	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
 }

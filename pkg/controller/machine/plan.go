@@ -78,7 +78,10 @@ func planCreation(observed observation, state syncState) decision {
 	if blocked := checkPreconditions(observed); blocked != nil {
 		return decision{problem: blocked}
 	}
-	if !assigned(observed.nstanceMachine) {
+	if blocked := checkUnknown(observed); blocked != nil {
+		return decision{problem: blocked}
+	}
+	if !assigned(observed) {
 		return decision{step: assignShard}
 	}
 	if blocked := checkShard(observed); blocked != nil {
@@ -141,7 +144,13 @@ func planDeletion(observed observation, state syncState) decision {
 	if !hasFinalizer(observed.nstanceMachine) {
 		return decision{}
 	}
-	if deleted || observed.shardID == "" || observed.instanceID == "" && !assigned(observed.nstanceMachine) {
+	if deleted || observed.claimedBy != "" {
+		return decision{step: removeFinalizer}
+	}
+	if blocked := checkUnknown(observed); blocked != nil {
+		return decision{problem: blocked}
+	}
+	if observed.shardID == "" || observed.instanceID == "" && !assigned(observed) {
 		return decision{step: removeFinalizer}
 	}
 	if blocked := checkShard(observed); blocked != nil {
@@ -188,6 +197,21 @@ func checkPreconditions(observed observation) *problem {
 	return nil
 }
 
+// checkUnknown returns why it is not known which instance the NstanceMachine has, nil
+// when that is known or it has none. A second instance must not be created, and an
+// instance that may exist must not be forgotten.
+func checkUnknown(observed observation) *problem {
+	switch id := observed.nstanceMachine.Spec.ProviderID; {
+	case observed.claimedBy != "":
+		return &problem{v1beta1.ReasonInstanceUnknown, fmt.Sprintf("the instance of annotation %s is that of NstanceMachine %q; without the annotation and spec.providerID, an instance is created",
+			v1beta1.AnnotationRequest, observed.claimedBy)}
+	case observed.shardID == "" && id != "":
+		return &problem{v1beta1.ReasonInstanceUnknown, fmt.Sprintf("spec.providerID is %q, and neither the status nor annotation %s names the shard; set the annotations %s and %s",
+			id, v1beta1.AnnotationRequest, v1beta1.AnnotationRequest, v1beta1.AnnotationInstanceID)}
+	}
+	return nil
+}
+
 // checkShard returns why the shard cannot be called, nil when it can.
 func checkShard(observed observation) *problem {
 	switch {
@@ -203,8 +227,8 @@ func checkShard(observed observation) *problem {
 }
 
 // assigned reports whether shard and request id of the create request are stored.
-func assigned(nstanceMachine *v1beta1.NstanceMachine) bool {
-	return nstanceMachine.Status.Shard != "" && nstanceMachine.Status.RequestID != ""
+func assigned(observed observation) bool {
+	return observed.shardID != "" && observed.requestID != ""
 }
 
 // ready reports whether the instance was running when it was last reported. It

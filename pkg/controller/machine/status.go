@@ -22,6 +22,7 @@ import (
 func newStatus(nstanceMachine *v1beta1.NstanceMachine, observed observation, done outcome, nodes []*corev1.Node) v1beta1.NstanceMachineStatus {
 	status := *nstanceMachine.Status.DeepCopy()
 	status.ObservedGeneration = nstanceMachine.Generation
+	status.RequestID = observed.requestID
 	if done.shard != "" {
 		status.RequestID = string(nstanceMachine.UID)
 	}

@@ -38,8 +38,10 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 			WithSize(spec.Size).
 			WithRemoveFirst(spec.RemoveFirst...))
 	applied.Spec.GroupSettingsApplyConfiguration = applySettings(&spec.GroupSettings)
-	if want.kept != "" {
-		applied.WithAnnotations(map[string]string{v1beta1.AnnotationKept: want.kept})
+	for name, value := range map[string]string{v1beta1.AnnotationKept: want.kept, v1beta1.AnnotationReplaces: want.replaces} {
+		if value != "" {
+			applied.WithAnnotations(map[string]string{name: value})
+		}
 	}
 	if want.uid != "" {
 		applied.WithUID(types.UID(want.uid)).WithResourceVersion(want.resourceVersion)
@@ -59,6 +61,8 @@ func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShar
 	return metav1.IsControlledBy(group, pool) &&
 		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
 		group.Annotations[v1beta1.AnnotationKept] == wanted.kept &&
+		// An annotation for an earlier revision has no effect and is not worth a write.
+		(wanted.replaces == "" || group.Annotations[v1beta1.AnnotationReplaces] == wanted.replaces) &&
 		equality.Semantic.DeepEqual(group.Spec, want)
 }
 

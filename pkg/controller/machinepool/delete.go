@@ -26,7 +26,7 @@ import (
 // Cluster API keeps a MachinePool until its pool was deleted (docs/capi.md#deletion).
 func planDeletion(observed observation) decision {
 	d := decision{
-		machines:  machinesMode{on: hasMachines(observed.pool)},
+		machines:  machinesMode{on: hasMachines(observed)},
 		addOwners: slices.ContainsFunc(observed.machinePools, func(machinePool *clusterv1.MachinePool) bool { return !ownedBy(observed.pool, machinePool) }),
 		blocked:   &problem{v1beta1.ReasonDeleting, "the pool is being deleted and waits for its shard groups"},
 	}

@@ -26,7 +26,7 @@ import (
 // needsCandidates reports whether the sync scales down a pool with Machines, so that
 // it matters which instances are deletion candidates.
 func needsCandidates(observed observation) bool {
-	if observed.paused != "" || !observed.pool.DeletionTimestamp.IsZero() || !hasMachines(observed.pool) ||
+	if observed.paused != "" || !observed.pool.DeletionTimestamp.IsZero() || !hasMachines(observed) ||
 		len(observed.machinePools) != 1 || checkPreconditions(observed) != nil {
 		return false
 	}

@@ -27,7 +27,7 @@ type machinesMode struct {
 // scale-down selects. Once enabled, they stay until the user disables them, because the
 // existing Machines depend on that.
 func planMachines(observed observation) machinesMode {
-	mode := machinesMode{on: hasMachines(observed.pool)}
+	mode := machinesMode{on: hasMachines(observed)}
 	if len(observed.machinePools) != 1 {
 		return mode
 	}
@@ -59,9 +59,14 @@ func planMachines(observed observation) machinesMode {
 	return mode
 }
 
-// hasMachines reports whether an earlier sync enabled Machines.
-func hasMachines(pool *v1beta1.NstanceMachinePool) bool {
-	return pool.Status.InfrastructureMachineKind != ""
+// hasMachines reports whether an earlier sync enabled Machines. A backup may restore
+// the pool without its status; then its NstanceMachines show it.
+func hasMachines(observed observation) bool {
+	if observed.pool.Status.InfrastructureMachineKind != "" {
+		return true
+	}
+	return len(observed.nstanceMachines) > 0 && len(observed.machinePools) == 1 &&
+		disabledBecause(observed.pool, observed.machinePools[0]) == ""
 }
 
 // disabledBecause returns why a pool should have no Machines, "" if it should.

@@ -89,6 +89,8 @@ type wantedShardGroup struct {
 	spec                 v1beta1.NstanceShardGroupSpec
 	// kept is the value of AnnotationKept, "" for none.
 	kept string
+	// replaces is the value of AnnotationReplaces, "" for none.
+	replaces string
 }
 
 // plan decides how the replicas of a pool are spread. It changes nothing while
@@ -97,7 +99,7 @@ type wantedShardGroup struct {
 func plan(observed observation) decision {
 	switch {
 	case observed.paused != "":
-		return decision{statusOnly: true, sizes: currentSizes(observed.shards), machines: machinesMode{on: hasMachines(observed.pool)}}
+		return decision{statusOnly: true, sizes: currentSizes(observed.shards), machines: machinesMode{on: hasMachines(observed)}}
 	case !observed.pool.DeletionTimestamp.IsZero():
 		return planDeletion(observed)
 	}
@@ -123,11 +125,13 @@ func plan(observed observation) decision {
 	d := decision{machines: machines}
 	divided := spread(observed, *machinePool.Spec.Replicas, machines.on)
 	d.sizes = divided.sizes
+	resized := resizes(observed.shards, d.sizes)
 	for i, shard := range observed.shards {
 		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
 		want.spec.RemoveFirst = divided.removeFirst[i]
+		want.replaces = shard.replaces(want.spec.Size, resized)
 		switch {
-		case shard.group == nil && !shard.synced && hasMachines(observed.pool):
+		case shard.group == nil && !shard.synced && hasMachines(observed):
 			// The size is the one on the server, which is not known.
 		case shard.group == nil:
 			d.apply = append(d.apply, want)

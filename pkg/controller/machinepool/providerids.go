@@ -14,15 +14,13 @@ import (
 // providerIDs returns the ids of all instances of the shard groups, sorted, because
 // Cluster API compares the list in order. Each is written as on its Node, because
 // Cluster API finds the Node by comparing bytes. While there is no such Node, or
-// several match, an id stays written as it is in before: Cluster API deletes the Node
-// of an id that is removed from the list. A new id is written as the server reports
-// it.
-func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup) (ids []string, ambiguous *problem) {
-	listed := make(map[string][]string, len(before))
-	for _, id := range before {
-		key := providerid.Key(id)
-		listed[key] = append(listed[key], id)
-	}
+// several match, an id stays written as it is in before. A new id is written as the
+// server reports it.
+//
+// Cluster API deletes the Node of an id that is removed from the list. If the groups
+// are not complete, no id is removed.
+func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShardGroup, complete bool) (ids []string, ambiguous *problem) {
+	listed := byKey(before)
 	for _, group := range groups {
 		for _, id := range group.Status.ProviderIDs {
 			nodes := c.nodes.WithProviderID(id)
@@ -37,8 +35,38 @@ func (c *Controller) providerIDs(before []string, groups []*v1beta1.NstanceShard
 			ids = append(ids, asListed(listed[providerid.Key(id)], id))
 		}
 	}
+	if !complete {
+		reported := byKey(ids)
+		for _, id := range before {
+			ids = append(ids, asListed(reported[providerid.Key(id)], id))
+		}
+	}
 	slices.Sort(ids)
 	return slices.Compact(ids), ambiguous
+}
+
+// allReported reports whether every shard of the pool has a shard group that has
+// reported its instances. A new shard group has not, and neither has one that a backup
+// has restored without its status. While the pool is being deleted, a shard without a
+// shard group has no instances.
+func allReported(observed observation) bool {
+	deleting := !observed.pool.DeletionTimestamp.IsZero()
+	for _, shard := range observed.shards {
+		if shard.group == nil && !deleting || shard.group != nil && shard.group.Status.Replicas == nil {
+			return false
+		}
+	}
+	return true
+}
+
+// byKey groups provider ids that may name the same instance.
+func byKey(ids []string) map[string][]string {
+	grouped := make(map[string][]string, len(ids))
+	for _, id := range ids {
+		key := providerid.Key(id)
+		grouped[key] = append(grouped[key], id)
+	}
+	return grouped
 }
 
 // asListed returns the first of listed that names the same instance as id, or id.

@@ -22,6 +22,7 @@ func TestProviderIDs(t *testing.T) {
 	pool := newPool("a", "b")
 	tests := map[string]struct {
 		before    []string
+		partial   bool
 		groups    []*v1beta1.NstanceShardGroup
 		nodes     []*corev1.Node
 		want      []string
@@ -71,6 +72,13 @@ func TestProviderIDs(t *testing.T) {
 			nodes:  []*corev1.Node{node("one", "aws:///us-west-2a/i-1"), node("two", "aws:///us-west-2a/i-2")},
 			want:   []string{"aws:///us-west-2a/i-1"},
 		},
+		"an id that no shard reports stays while a shard has reported nothing": {
+			before:  []string{"aws:///us-west-2a/i-1", "i-2", "i-3"},
+			partial: true,
+			groups:  []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "us-west-2a/i-1", "i-2")},
+			nodes:   []*corev1.Node{node("two", "aws:///us-west-2a/i-2")},
+			want:    []string{"aws:///us-west-2a/i-1", "aws:///us-west-2a/i-2", "i-3"},
+		},
 		"a Node with another id of the same instance is right": {
 			before: []string{"i-1"},
 			groups: []*v1beta1.NstanceShardGroup{ready(newShardGroup(pool, "a", 1), "i-1")},
@@ -84,7 +92,7 @@ func TestProviderIDs(t *testing.T) {
 			for _, node := range test.nodes {
 				h.Put(h.Informers.Nodes, node)
 			}
-			got, ambiguous := h.controller.providerIDs(test.before, test.groups)
+			got, ambiguous := h.controller.providerIDs(test.before, test.groups, !test.partial)
 			if !slices.Equal(got, test.want) {
 				t.Errorf("got %q, want %q", got, test.want)
 			}

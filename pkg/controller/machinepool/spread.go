@@ -41,7 +41,7 @@ func spread(observed observation, replicas int32, keepsMachines bool) spreading 
 	noted, unnoted := func(*shardState) string { return note }, func(*shardState) string { return "" }
 
 	result, selected := spreading{sizes: even, kept: unnoted}, make([][]string, len(shards))
-	if hasMachines(observed.pool) {
+	if hasMachines(observed) {
 		result.sizes, selected = distribute.Scale(shards, replicas, observed.candidates)
 		switch {
 		case keepsMachines:

@@ -69,7 +69,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	if err != nil {
 		// The mode changes only with shard groups that were written.
-		d.machines.on = hasMachines(observed.pool)
+		d.machines.on = hasMachines(observed)
 	}
 	if !d.statusOnly && len(observed.machinePools) == 1 && autoscaled(observed.machinePools[0]) && observed.pool.DeletionTimestamp.IsZero() {
 		err = errors.Join(err, c.annotate(ctx, observed.machinePools[0], shapeOf(observed)))
@@ -225,7 +225,7 @@ func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.Nstance
 // spec.
 func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
 	pool := observed.pool
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups)
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed))
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controller.Apply)
 		if err != nil {

@@ -99,6 +99,9 @@ const (
 	// ReasonInstanceRefused: the shard rejects the create request; the message is the
 	// message of the shard.
 	ReasonInstanceRefused = "InstanceRefused"
+	// ReasonInstanceUnknown: the object has or had an instance, and nothing in it names
+	// the instance, as after a restore without status and annotations.
+	ReasonInstanceUnknown = "InstanceUnknown"
 	// ReasonProvisioning: the instance is not running yet.
 	ReasonProvisioning = "Provisioning"
 	// ReasonMachinesEnabled and ReasonMachinesDisabled: whether the instances of a pool

@@ -46,6 +46,16 @@ const (
 // have it, and the operator does not uncordon it.
 const AnnotationCordonedFor = "nstance.dev/cordoned-for"
 
+// Annotations on an NstanceMachine that repeat its status, so that the instance is found
+// again after a restore without the status (docs/operations.md#backup-and-restore). The
+// status precedes them.
+const (
+	// AnnotationRequest is the create request of the instance: {shard}/{request id}.
+	AnnotationRequest = "nstance.dev/request"
+	// AnnotationInstanceID is the id of the instance on that shard.
+	AnnotationInstanceID = "nstance.dev/instance-id"
+)
+
 // AnnotationTokenExpiry is on the kubeconfig Secret: the time at which its token
 // expires, in RFC 3339.
 const AnnotationTokenExpiry = "nstance.dev/token-expiry"
