@@ -69,6 +69,8 @@ func (r *noticeReader) watch(ctx context.Context) {
 			}
 			return 0
 		},
+		reopenInterval: r.notices.timing.reopenInterval,
+		overlap:        r.notices.timing.settleQuiet,
 	}
 	watch.keepOpen(ctx, r.notices.timing)
 }

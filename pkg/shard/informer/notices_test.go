@@ -327,15 +327,35 @@ func TestNoticesOfDeletionsExpire(t *testing.T) {
 		p.instances <- event("deleting", shard.Deleting)
 		p.instances <- event("deleted", shard.Deleted)
 		w.expect("at first", "draining pending_deletion", "settled true", "deleting deleting", "deleted deleted")
-		<-time.After(10 * time.Minute)
-		w.expect("after 10 minutes")
-		<-time.After(time.Minute)
-		w.expect("after 11 minutes", "deleted removed", "deleting removed")
+		<-time.After(8 * time.Minute)
+		w.expect("after 8 minutes")
+		<-time.After(3*time.Minute + 5*time.Second)
+		w.expect("after 11 minutes", "settled false", "draining pending_deletion", "settled true", "deleted removed", "deleting removed")
+	})
+}
+
+// A server may send nothing more to a client when another one has connected.
+func TestWatchOfInstancesIsOpenedAgain(t *testing.T) {
+	p := &peer{drains: drains("i1")}
+	withWatcher(t, p, func(t *testing.T, w *watcher) {
+		<-time.After(3 * time.Second)
+		w.expect("at first", "i1 pending_deletion", "settled true")
+		p.change(func() { p.drains = drains("i2") })
+		session := w.Session("a")
+		<-time.After(11*time.Minute + 3*time.Second)
+		w.expect("after 11 minutes", "settled false", "i2 pending_deletion", "i1 removed", "settled true")
+		if w.Session("a") <= session {
+			t.Error("the session is the same")
+		}
+		p.instances <- event("i2", shard.Deleted)
+		w.expect("from the other watch", "i2 deleted")
 		<-time.After(24 * time.Hour)
-		w.expect("after a day")
 		p.change(func() {
-			if p.instanceWatches != 1 || p.statusRequests != 1 {
-				t.Errorf("%d watches and %d status requests in a quiet day, want 1 of each", p.instanceWatches, p.statusRequests)
+			if p.instanceWatches < 24*6-15 || p.instanceWatches > 24*6+15 {
+				t.Errorf("%d watches in a day, want one every 10 minutes", p.instanceWatches)
+			}
+			if p.mostInstanceWatches != 2 || p.openInstanceWatches != 1 {
+				t.Errorf("at most %d watches were open at a time, and %d are, want the next before the last is closed", p.mostInstanceWatches, p.openInstanceWatches)
 			}
 		})
 	})

@@ -56,6 +56,9 @@ type peer struct {
 	// blockStatus delays the replies to GetConfigStatus.
 	blockStatus                     chan struct{}
 	instanceWatches, statusRequests int
+	// openInstanceWatches are the present watches of instances, and mostInstanceWatches
+	// the most that there were at a time.
+	openInstanceWatches, mostInstanceWatches int
 }
 
 func (p *peer) change(change func()) {
@@ -110,8 +113,11 @@ func (p *peer) WatchErrors(_ *emptypb.Empty, stream grpc.ServerStreamingServer[n
 func (p *peer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServer[nstancev1.InstanceEvent]) error {
 	p.mu.Lock()
 	p.instanceWatches++
+	p.openInstanceWatches++
+	p.mostInstanceWatches = max(p.mostInstanceWatches, p.openInstanceWatches)
 	drains, err := p.drains, p.instancesErr
 	p.mu.Unlock()
+	defer p.change(func() { p.openInstanceWatches-- })
 	if err != nil {
 		return err
 	}

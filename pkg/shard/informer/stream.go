@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"io"
+	"sync"
 	"time"
 
 	"google.golang.org/grpc"
@@ -26,6 +27,13 @@ type stream[Event any] struct {
 	// lost is called with the error each time the stream could not be opened or was
 	// closed. It returns the minimum delay before the next opening.
 	lost func(error) time.Duration
+	// reopenInterval is the time after which the stream is opened again, before the
+	// present one is closed; 0 for never. A server that sends nothing any more is
+	// detected in this way.
+	reopenInterval time.Duration
+	// overlap is how long both are open, so that the server sends each event to one of
+	// them: a stream is open for the client before the server has received the request.
+	overlap time.Duration
 }
 
 // keepOpen opens the stream, and opens it again whenever it was closed, until ctx is
@@ -54,23 +62,96 @@ func (s *stream[Event]) keepOpen(ctx context.Context, timing timing) {
 // receive opens the stream and receives its events until it is closed. It returns how
 // long the stream was open, and the error.
 func (s *stream[Event]) receive(ctx context.Context) (time.Duration, error) {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	// WaitForReady detects the recovery of a server as soon as gRPC, with its own
-	// backoff, has a connection.
-	events, err := s.open(ctx, &emptypb.Empty{}, grpc.WaitForReady(true))
+	current, err := s.openOnce(ctx, ctx)
 	if err != nil {
 		return 0, err
 	}
 	start := time.Now()
-	s.opened()
+	for current != nil {
+		s.opened()
+		current, err = s.receiveUntilReopened(ctx, current)
+	}
+	return time.Since(start), err
+}
+
+// opening is a stream that is open.
+type opening[Event any] struct {
+	events grpc.ServerStreamingClient[Event]
+	close  context.CancelFunc
+}
+
+// openOnce opens the stream until ctx is done. It gives up when waiting is done.
+func (s *stream[Event]) openOnce(ctx, waiting context.Context) (*opening[Event], error) {
+	ctx, cancel := context.WithCancel(ctx)
+	giveUp := context.AfterFunc(waiting, cancel)
+	// WaitForReady detects the recovery of a server as soon as gRPC, with its own
+	// backoff, has a connection.
+	events, err := s.open(ctx, &emptypb.Empty{}, grpc.WaitForReady(true))
+	if !giveUp() && err == nil {
+		err = context.Cause(waiting)
+	}
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	return &opening[Event]{events: events, close: cancel}, nil
+}
+
+// receiveUntilReopened receives the events of a stream until it was opened another time,
+// and returns the other one. It returns an error if the stream was closed before. The
+// stream is closed when it returns.
+func (s *stream[Event]) receiveUntilReopened(ctx context.Context, current *opening[Event]) (*opening[Event], error) {
+	defer current.close()
+	var reopening sync.WaitGroup
+	var next *opening[Event]
+	waiting, stop := context.WithCancel(ctx)
+	reopening.Go(func() {
+		next = s.reopen(ctx, waiting)
+		if next == nil {
+			return
+		}
+		select {
+		case <-waiting.Done():
+		case <-time.After(s.overlap):
+		}
+		current.close()
+	})
+	err := s.receiveAll(current)
+	stop()
+	reopening.Wait()
+	if next != nil {
+		return next, nil
+	}
+	return nil, err
+}
+
+// reopen opens the stream after the interval, unless waiting is done before.
+func (s *stream[Event]) reopen(ctx, waiting context.Context) *opening[Event] {
+	if s.reopenInterval == 0 {
+		return nil
+	}
 	for {
-		event, err := events.Recv()
+		select {
+		case <-waiting.Done():
+			return nil
+		case <-time.After(jitter(s.reopenInterval)):
+		}
+		opened, err := s.openOnce(ctx, waiting)
+		if err == nil {
+			return opened
+		}
+	}
+}
+
+// receiveAll receives the events of a stream until it is closed.
+func (s *stream[Event]) receiveAll(current *opening[Event]) error {
+	for {
+		event, err := current.events.Recv()
 		if errors.Is(err, io.EOF) {
-			err = status.Error(codes.Unavailable, "the server closed the watch")
+			return status.Error(codes.Unavailable, "the server closed the watch")
 		}
 		if err != nil {
-			return time.Since(start), err
+			return err
 		}
 		s.received(event)
 	}

@@ -26,6 +26,10 @@ type timing struct {
 	// unimplementedDelay is the delay before a stream is opened again on a server
 	// that does not implement it.
 	unimplementedDelay time.Duration
+	// reopenInterval is the time after which the watch of instances is opened again, plus
+	// or minus listJitter: a server that another client has connected to may send nothing
+	// more to the first one (docs/protocol.md#watches).
+	reopenInterval time.Duration
 	// settleQuiet is the time without instance events after which the snapshot of a
 	// watch of instances is considered complete. Servers send the snapshot right
 	// after the opening and do not mark its end. settleQuiet is much longer than the
@@ -46,12 +50,14 @@ var defaultTiming = timing{
 	retryMin:           500 * time.Millisecond,
 	retryMax:           15 * time.Second,
 	unimplementedDelay: 5 * time.Minute,
+	reopenInterval:     10 * time.Minute,
 	settleQuiet:        2 * time.Second,
 	settleTimeout:      10 * time.Second,
 	retention:          10 * time.Minute,
 }
 
-// listJitter spreads the lists of shards that were connected at the same time.
+// listJitter spreads the lists, and the openings, of shards that were connected at the
+// same time.
 const listJitter = 0.1
 
 // newBackoff returns a backoff from retryMin to retryMax without a time limit.
