@@ -35,7 +35,7 @@ type GetCertificate func(*tls.ClientHelloInfo) (*tls.Certificate, error)
 func Serve(ctx context.Context, address string, handler http.Handler, certificate GetCertificate) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
-		return fmt.Errorf("listen for admission reviews on %s: %w", address, err)
+		return fmt.Errorf("listen on %s: %w", address, err)
 	}
 	serve(ctx, listener, handler, certificate)
 	return nil
@@ -61,7 +61,7 @@ func serve(ctx context.Context, listener net.Listener, handler http.Handler, cer
 	})
 	go func() {
 		if err := server.ServeTLS(listener, "", ""); !errors.Is(err, http.ErrServerClosed) {
-			klog.FromContext(ctx).Error(err, "Admission server stopped", "address", listener.Addr())
+			klog.FromContext(ctx).Error(err, "HTTPS server stopped", "address", listener.Addr())
 		}
 	}()
 }

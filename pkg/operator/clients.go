@@ -26,6 +26,9 @@ type clients struct {
 	metadata metadata.Interface
 	nstance  versioned.Interface
 	capi     *capi.Client
+	// metrics decides who may read the metrics. Reviews change nothing, and standbys
+	// make them too.
+	metrics *metricsAccess
 	// ca verifies the API server's certificate, PEM.
 	ca []byte
 }
@@ -50,6 +53,11 @@ func newClients(options *Options) (*clients, error) {
 	if made.lease, err = newLease(leases, options); err != nil {
 		return nil, err
 	}
+	reviews, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client for access reviews: %w", err)
+	}
+	made.metrics = newMetricsAccess(reviews.AuthenticationV1(), reviews.AuthorizationV1())
 	config.Wrap(made.lease.guard)
 	builtIn := rest.CopyConfig(config)
 	builtIn.ContentType = runtime.ContentTypeProtobuf

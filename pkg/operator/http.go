@@ -9,19 +9,11 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"sync"
 	"sync/atomic"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus/collectors/version"
 	"k8s.io/client-go/tools/leaderelection"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
-
-	// Metrics of the queues, of the clients and of the election.
-	_ "k8s.io/component-base/metrics/prometheus/clientgo/leaderelection"
-	_ "k8s.io/component-base/metrics/prometheus/restclient"
-	_ "k8s.io/component-base/metrics/prometheus/workqueue"
 )
 
 const (
@@ -43,13 +35,8 @@ func newHealth() *health {
 	return &health{watchdog: leaderelection.NewLeaderHealthzAdaptor(renewTolerance)}
 }
 
-// registerBuildInfo registers the metric nstance_operator_build_info, once in a process.
-var registerBuildInfo = sync.OnceFunc(func() {
-	legacyregistry.Registerer().MustRegister(version.NewCollector("nstance_operator"))
-})
-
-// handler answers /healthz, /readyz and /metrics.
-func (h *health) handler() http.Handler {
+// handler answers /healthz and /readyz, and leaves the rest to other.
+func (h *health) handler(other http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		answer(w, h.watchdog.Check(r))
@@ -61,19 +48,18 @@ func (h *health) handler() http.Handler {
 		}
 		answer(w, nil)
 	})
-	registerBuildInfo()
-	mux.Handle("GET /metrics", legacyregistry.Handler())
+	mux.Handle("/", other)
 	return mux
 }
 
 // serve serves the handler at address until ctx is done. It returns once the
 // address is bound.
-func (h *health) serve(ctx context.Context, address string) error {
+func (h *health) serve(ctx context.Context, address string, other http.Handler) error {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return fmt.Errorf("listen on --http-address %s: %w", address, err)
 	}
-	server := &http.Server{Handler: h.handler(), ReadHeaderTimeout: readHeaderTimeout}
+	server := &http.Server{Handler: h.handler(other), ReadHeaderTimeout: readHeaderTimeout}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {
 		if err := server.Serve(listener); !errors.Is(err, http.ErrServerClosed) {

@@ -17,7 +17,7 @@ import (
 func ask(t *testing.T, h *health, path string) (int, string) {
 	t.Helper()
 	answer := httptest.NewRecorder()
-	h.handler().ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
+	h.handler(newMetricsHandler()).ServeHTTP(answer, httptest.NewRequestWithContext(t.Context(), http.MethodGet, path, nil))
 	return answer.Code, answer.Body.String()
 }
 
@@ -35,20 +35,11 @@ func TestProbes(t *testing.T) {
 	}
 }
 
-func TestMetrics(t *testing.T) {
-	code, body := ask(t, newHealth(), "/metrics")
-	for _, name := range []string{"go_goroutines", "nstance_operator_build_info{"} {
-		if code != http.StatusOK || !strings.Contains(body, name) {
-			t.Errorf("/metrics answers %d with %d bytes, without %s", code, len(body), name)
-		}
-	}
-}
-
 func TestServeNamesTheFlagOfAnAddressThatIsTaken(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
 	defer func() { _ = taken.Close() }()
-	err = newHealth().serve(t.Context(), taken.Addr().String())
+	err = newHealth().serve(t.Context(), taken.Addr().String(), http.NotFoundHandler())
 	if err == nil || !strings.Contains(err.Error(), "--http-address "+taken.Addr().String()) {
 		t.Errorf("got error %v", err)
 	}
@@ -60,7 +51,7 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	require.NoError(t, err)
 	address := free.Addr().String()
 	_ = free.Close()
-	require.NoError(t, newHealth().serve(ctx, address))
+	require.NoError(t, newHealth().serve(ctx, address, http.NotFoundHandler()))
 	answer, err := http.Get("http://" + address + "/healthz")
 	require.NoError(t, err)
 	_ = answer.Body.Close()

@@ -8,6 +8,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"sync"
 
 	"k8s.io/apimachinery/pkg/runtime"
@@ -43,7 +44,12 @@ func Run(ctx context.Context, options *Options) error {
 		return err
 	}
 	health := newHealth()
-	if err := health.serve(ctx, options.HTTPAddress); err != nil {
+	metrics := newMetricsHandler()
+	unprotected := metrics
+	if options.MetricsAddress != "" {
+		unprotected = http.NotFoundHandler()
+	}
+	if err := health.serve(ctx, options.HTTPAddress, unprotected); err != nil {
 		return err
 	}
 	recorder, err := newRecorder(ctx, clients)
@@ -61,6 +67,11 @@ func Run(ctx context.Context, options *Options) error {
 
 	if err := components.webhook.serve(ctx, options.WebhookAddress); err != nil {
 		return err
+	}
+	if options.MetricsAddress != "" {
+		if err := components.webhook.serveMetrics(ctx, options.MetricsAddress, clients.metrics.protect(metrics)); err != nil {
+			return err
+		}
 	}
 	informers.run(ctx)
 	if !cache.WaitFor(ctx, "caches", components.synced...) {

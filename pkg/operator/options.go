@@ -32,8 +32,11 @@ type Options struct {
 	Namespace string
 	// ClusterID and Tenant name the cluster: {ClusterID}--{Tenant}.
 	ClusterID, Tenant string
-	// HTTPAddress serves /healthz, /readyz and /metrics.
+	// HTTPAddress serves /healthz and /readyz.
 	HTTPAddress string
+	// MetricsAddress serves /metrics over TLS, to clients that may get it. If it is empty,
+	// HTTPAddress serves /metrics to everyone.
+	MetricsAddress string
 	// WebhookAddress serves the admission webhook.
 	WebhookAddress string
 
@@ -72,6 +75,7 @@ func DefaultOptions() *Options {
 	return &Options{
 		Tenant:               "default",
 		HTTPAddress:          ":8081",
+		MetricsAddress:       ":8443",
 		WebhookAddress:       ":9443",
 		ShardsConfigMap:      "nstance-shards",
 		CAConfigMap:          "nstance-cluster-ca",
@@ -95,7 +99,8 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Namespace, "namespace", o.Namespace, "namespace of the operator's objects; empty for the Pod's own")
 	flags.StringVar(&o.ClusterID, "cluster-id", o.ClusterID, "id of the cluster (required)")
 	flags.StringVar(&o.Tenant, "tenant", o.Tenant, "id of the tenant")
-	flags.StringVar(&o.HTTPAddress, "http-address", o.HTTPAddress, "address that serves /healthz, /readyz and /metrics")
+	flags.StringVar(&o.HTTPAddress, "http-address", o.HTTPAddress, "address that serves /healthz and /readyz")
+	flags.StringVar(&o.MetricsAddress, "metrics-address", o.MetricsAddress, "address that serves /metrics over TLS to clients whose token may get it; empty to serve it at the HTTP address to everyone")
 	flags.StringVar(&o.WebhookAddress, "webhook-address", o.WebhookAddress, "address that serves the admission webhook")
 	flags.StringVar(&o.ShardsConfigMap, "shards-configmap", o.ShardsConfigMap, "ConfigMap with the shards' endpoints")
 	flags.StringVar(&o.CAConfigMap, "ca-configmap", o.CAConfigMap, "ConfigMap with the shards' CA in ca.crt")

@@ -6,6 +6,7 @@ package operator
 import (
 	"context"
 	"fmt"
+	"net/http"
 
 	"k8s.io/utils/clock"
 
@@ -43,7 +44,10 @@ func newWebhook(ctx context.Context, options *Options, clients *clients, informe
 	}
 	w.Registrations = controller.Registrations{served}
 	w.certificates, err = certificate.New(
-		certificate.Config{Namespace: options.Namespace, Secret: options.WebhookSecret, Configuration: webhookConfiguration},
+		certificate.Config{
+			Namespace: options.Namespace, Secret: options.WebhookSecret, Configuration: webhookConfiguration,
+			Hosts: []string{metricsService + "." + options.Namespace + ".svc"},
+		},
 		clients.kube, informers.webhookCert, informers.webhookConfiguration, clock.RealClock{})
 	return w, err
 }
@@ -52,6 +56,15 @@ func newWebhook(ctx context.Context, options *Options, clients *clients, informe
 func (w *webhook) serve(ctx context.Context, address string) error {
 	if err := admission.Serve(ctx, address, admission.NewHandler(w.validator), w.serving.GetCertificate); err != nil {
 		return fmt.Errorf("--webhook-address: %w", err)
+	}
+	return nil
+}
+
+// serveMetrics serves the metrics with the certificate of the webhook until ctx is done.
+// It returns once the address is bound.
+func (w *webhook) serveMetrics(ctx context.Context, address string, handler http.Handler) error {
+	if err := admission.Serve(ctx, address, handler, w.serving.GetCertificate); err != nil {
+		return fmt.Errorf("--metrics-address: %w", err)
 	}
 	return nil
 }

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package certificate manages the serving certificate of the admission webhook. The
-// leader issues it, with an authority of its own, stores both in a Secret, and
-// writes the authority to the webhook configuration for the API server; every
+// Package certificate manages the serving certificate of the admission webhook and of the
+// metrics. The leader issues it, with an authority of its own, stores both in a Secret,
+// and writes the authority to the webhook configuration for the API server; every
 // replica serves with the Secret. The leader replaces both before they expire, and
 // repairs them after changes by other writers.
 package certificate
@@ -30,6 +30,8 @@ type Config struct {
 	// Configuration is the ValidatingWebhookConfiguration whose webhooks are
 	// served with the certificate.
 	Configuration string
+	// Hosts are further names that the certificate is for.
+	Hosts []string
 }
 
 // Controller is the controller of the one certificate.

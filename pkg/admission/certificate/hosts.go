@@ -13,9 +13,9 @@ import (
 )
 
 // hostsOf returns the sorted names and addresses by which the API server calls the
-// webhooks of a configuration. The host of a Service is name.namespace.svc.
-func hostsOf(configuration *admissionregistrationv1.ValidatingWebhookConfiguration) ([]string, error) {
-	var hosts []string
+// webhooks of a configuration, and more. The host of a Service is name.namespace.svc.
+func hostsOf(configuration *admissionregistrationv1.ValidatingWebhookConfiguration, more []string) ([]string, error) {
+	hosts := slices.Clone(more)
 	for _, webhook := range configuration.Webhooks {
 		if service := webhook.ClientConfig.Service; service != nil {
 			hosts = append(hosts, service.Name+"."+service.Namespace+".svc")

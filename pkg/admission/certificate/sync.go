@@ -37,7 +37,7 @@ func (c *Controller) sync(ctx context.Context, _ cache.ObjectName) (time.Duratio
 		logger.Info("Admission webhook is not installed", "configuration", c.config.Configuration)
 		return 0, nil
 	}
-	hosts, err := hostsOf(configuration)
+	hosts, err := hostsOf(configuration, c.config.Hosts)
 	if err != nil {
 		return 0, err
 	}

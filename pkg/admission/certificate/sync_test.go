@@ -183,9 +183,11 @@ func TestHostsOfAConfiguration(t *testing.T) {
 	}
 	for name, test := range map[string]struct {
 		clients []admissionregistrationv1.WebhookClientConfig
+		more    []string
 		want    []string
 		err     string
 	}{
+		"and more":    {clients: []admissionregistrationv1.WebhookClientConfig{service("b")}, more: []string{"c", "a"}, want: []string{"a", "b.ns.svc", "c"}},
 		"none":        {},
 		"each once":   {clients: []admissionregistrationv1.WebhookClientConfig{service("b"), service("a"), service("b")}, want: []string{"a.ns.svc", "b.ns.svc"}},
 		"both kinds":  {clients: []admissionregistrationv1.WebhookClientConfig{service("b"), url("https://[::1]:9443/v")}, want: []string{"::1", "b.ns.svc"}},
@@ -194,7 +196,7 @@ func TestHostsOfAConfiguration(t *testing.T) {
 		"only a path": {clients: []admissionregistrationv1.WebhookClientConfig{url("/validate")}, err: "webhook a.nstance.dev"},
 	} {
 		t.Run(name, func(t *testing.T) {
-			got, err := hostsOf(newConfiguration(test.clients...))
+			got, err := hostsOf(newConfiguration(test.clients...), test.more)
 			if test.err != "" {
 				if err == nil || !strings.Contains(err.Error(), test.err) {
 					t.Errorf("got %q, error %v, want an error about %s", got, err, test.err)
