@@ -59,8 +59,11 @@ test-e2e: ## Run the tests against a real control plane.
 	@# processes of their own.
 	cd e2e && $(RACETEST) $$(comm -23 <(go list ./... | sort) <(go list $(CLUSTERS) | sort))
 	@# Three clusters at a time, because most tests wait, and the longest first. The 500
-	@# Pods at once keep the whole machine busy.
-	cd e2e && $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./faults ./autoscaler ./ondemand $(CLUSTERS)
+	@# Pods at once keep the whole machine busy. In the end, all clusters together must
+	@# have used every right of the operator.
+	rights=$$(mktemp -d) && trap 'rm -rf "$$rights"' EXIT && cd e2e && \
+		NSTANCE_E2E_RIGHTS=$$rights $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./faults ./autoscaler ./ondemand $(CLUSTERS) && \
+		$(COMPILE) go run ./cmd/rights "$$rights"
 	cd e2e && $(COMPILE) $(GOTEST) -timeout 40m -run '^TestManyPodsAtOnce$$' ./ondemand
 
 .PHONY: bench

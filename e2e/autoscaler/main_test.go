@@ -69,7 +69,7 @@ var env struct {
 
 func TestMain(m *testing.M) {
 	options := testcluster.Options{
-		AuditReads: []string{installation.OperatorUser}, Prepare: prepare,
+		Prepare:       prepare,
 		OperatorFlags: []string{"--resync-period", resync.String()},
 	}
 	for _, id := range append(shardIDs, oldShard) {

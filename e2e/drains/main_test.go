@@ -49,7 +49,6 @@ var env struct {
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env.Cluster, testcluster.Options{
-		AuditReads: []string{installation.OperatorUser},
 		Shards: []installation.Shard{
 			{ID: steadyShard, DrainTimeout: drainTimeout},
 			{ID: restartedShard, DrainTimeout: drainTimeout},

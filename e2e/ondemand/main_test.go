@@ -58,7 +58,7 @@ func TestMain(m *testing.M) {
 		})
 	}
 	testcluster.Main(m, &env, testcluster.Options{
-		AuditReads: []string{installation.OperatorUser}, Shards: shards,
+		Shards:        shards,
 		OperatorFlags: []string{"--resync-period", resync.String(), "--on-demand-limit", "1000"},
 	})
 }

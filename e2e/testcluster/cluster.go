@@ -24,6 +24,7 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/rights"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -31,7 +32,7 @@ import (
 type Options struct {
 	// Without names parts of the control plane to leave out.
 	Without []string
-	// AuditReads are the users whose reads the audit log contains too.
+	// AuditReads are the users besides the operator whose reads the audit log contains too.
 	AuditReads []string
 	// Shards are those of the installation. Their servers are started.
 	Shards []installation.Shard
@@ -83,7 +84,8 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 		return 1, err
 	}
 	cp, err := controlplane.Start(ctx, controlplane.Options{
-		Dir: dir, Binaries: binaries, Namespace: installation.Namespace, Without: o.Without, AuditReads: o.AuditReads,
+		Dir: dir, Binaries: binaries, Namespace: installation.Namespace, Without: o.Without,
+		AuditReads: append(slices.Clone(o.AuditReads), installation.OperatorUser),
 	})
 	if err != nil {
 		return 1, err
@@ -133,7 +135,8 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 			return 1, err
 		}
 	}
-	return m.Run(), nil
+	code = m.Run()
+	return code, rights.Record(cp.AuditLog(), installation.OperatorUser, filepath.Join(root, "manifests"))
 }
 
 // Kubectl runs kubectl as the administrator, in the namespace of the

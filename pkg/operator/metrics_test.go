@@ -62,16 +62,16 @@ func TestMetricsAccess(t *testing.T) {
 	client := reviewer(t)
 	handler := newMetricsAccess(client.AuthenticationV1(), client.AuthorizationV1()).protect(newMetricsHandler())
 	for header, want := range map[string]int{
-		"":                    http.StatusUnauthorized,
-		"Bearer":              http.StatusUnauthorized,
-		"Bearer ":             http.StatusUnauthorized,
+		"":                     http.StatusUnauthorized,
+		"Bearer":               http.StatusUnauthorized,
+		"Bearer ":              http.StatusUnauthorized,
 		"Basic cHJvbWV0aGV1cw": http.StatusUnauthorized,
-		"Bearer unknown":      http.StatusUnauthorized,
-		"Bearer visitor":      http.StatusForbidden,
-		"Bearer prometheus":   http.StatusOK,
-		"bearer prometheus":   http.StatusOK,
-		"Bearer broken":       http.StatusServiceUnavailable,
-		"Bearer unlucky":      http.StatusServiceUnavailable,
+		"Bearer unknown":       http.StatusUnauthorized,
+		"Bearer visitor":       http.StatusForbidden,
+		"Bearer prometheus":    http.StatusOK,
+		"bearer prometheus":    http.StatusOK,
+		"Bearer broken":        http.StatusServiceUnavailable,
+		"Bearer unlucky":       http.StatusServiceUnavailable,
 	} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 		request.Header.Set("Authorization", header)

@@ -7,6 +7,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
@@ -63,6 +64,7 @@ func TestAnNstanceMachineGetsARunningInstance(t *testing.T) {
 		got.Status.ObservedGeneration != got.Generation {
 		t.Errorf("the NstanceMachine is %+v, %+v", got.Spec, got.Status)
 	}
+	assert.Equal(t, map[string]string{v1beta1.AnnotationRequest: "a/uid-of-m", v1beta1.AnnotationInstanceID: "i-1"}, got.Annotations)
 	for range 3 {
 		h.Advance(time.Hour)
 		if requeue := h.Expect(); requeue != 0 {

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package rights compares the rights that the manifests grant to the operator with those
+// that it used in the tests of all clusters.
+package rights
+
+import (
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+
+	rbacv1 "k8s.io/api/rbac/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+// role is the name of the operator's Role and of its ClusterRole.
+const role = "nstance-operator"
+
+// Granted returns the rights that the manifests in a folder grant to the operator, sorted.
+// A right is text, such as "patch nodes" or "get secrets nstance-operator-key". Wildcards
+// are an error.
+func Granted(manifests string) ([]string, error) {
+	objects, err := controlplane.Render(filepath.Join(manifests, "rbac"))
+	if err != nil {
+		return nil, err
+	}
+	var rights []string
+	for _, object := range objects {
+		if kind := object.GetKind(); object.GetName() != role || kind != "Role" && kind != "ClusterRole" {
+			continue
+		}
+		// Both kinds have the same rules.
+		var parsed rbacv1.ClusterRole
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &parsed); err != nil {
+			return nil, fmt.Errorf("read %s %s: %w", object.GetKind(), role, err)
+		}
+		for _, rule := range parsed.Rules {
+			rights = append(rights, ofRule(rule)...)
+		}
+	}
+	slices.Sort(rights)
+	rights = slices.Compact(rights)
+	for _, right := range rights {
+		if strings.Contains(right, "*") {
+			return nil, fmt.Errorf("a right has a wildcard: %s", right)
+		}
+	}
+	return rights, nil
+}
+
+func ofRule(rule rbacv1.PolicyRule) (rights []string) {
+	names := rule.ResourceNames
+	if len(names) == 0 {
+		names = []string{""}
+	}
+	for _, verb := range rule.Verbs {
+		for _, group := range rule.APIGroups {
+			for _, resource := range rule.Resources {
+				for _, name := range names {
+					rights = append(rights, text(verb, group, resource, name))
+				}
+			}
+		}
+	}
+	return rights
+}
+
+func text(verb, group, resource, name string) string {
+	if group != "" {
+		resource += "." + group
+	}
+	return strings.TrimSpace(verb + " " + resource + " " + name)
+}
+
+// Used returns the rights for which the API server consulted the roles of the operator,
+// each with and without the name of the object, sorted, and the requests of a user that
+// it refused for lack of a right.
+func Used(log controlplane.AuditLog, user string) (used []string, refused []controlplane.Request, err error) {
+	requests, err := log.Requests(0, func(r controlplane.Request) bool { return r.User == user })
+	if err != nil {
+		return nil, nil, err
+	}
+	for _, r := range requests {
+		switch {
+		case strings.HasPrefix(r.Reason, "RBAC: allowed") && strings.Contains(r.Reason, fmt.Sprintf("Role %q", role)):
+			used = append(used, ofRequest(r)...)
+		case r.Reason == "" && r.Code == http.StatusForbidden:
+			refused = append(refused, r)
+		}
+	}
+	slices.Sort(used)
+	return slices.Compact(used), refused, nil
+}
+
+// ofRequest returns the rights each of which allows a request.
+func ofRequest(r controlplane.Request) []string {
+	resource := r.Resource
+	if r.Subresource != "" {
+		resource += "/" + r.Subresource
+	}
+	return []string{text(r.Verb, r.Group, resource, ""), text(r.Verb, r.Group, resource, r.Name)}
+}
+
+// missing returns the requests that no granted right allows. An API server that has just
+// started may refuse others, before it has read the roles.
+func missing(refused []controlplane.Request, granted []string) []controlplane.Request {
+	return slices.DeleteFunc(refused, func(r controlplane.Request) bool {
+		return slices.ContainsFunc(ofRequest(r), func(right string) bool { return slices.Contains(granted, right) })
+	})
+}
+
+// Unused returns the rights in granted that are not in used. An informer needs the right
+// to list what it watches, with an API server that does not send the first objects of a
+// watch; that of the tests does.
+func Unused(granted, used []string) (unused []string) {
+	for _, right := range granted {
+		verb, rest, _ := strings.Cut(right, " ")
+		if !slices.Contains(used, right) && (verb != "list" || !slices.Contains(used, "watch "+rest)) {
+			unused = append(unused, right)
+		}
+	}
+	return unused
+}
