@@ -357,6 +357,9 @@ func TestWatchOfInstancesIsOpenedAgain(t *testing.T) {
 			if p.mostInstanceWatches != 2 || p.openInstanceWatches != 1 {
 				t.Errorf("at most %d watches were open at a time, and %d are, want the next before the last is closed", p.mostInstanceWatches, p.openInstanceWatches)
 			}
+			if p.overlap != 2*time.Second {
+				t.Errorf("two watches were open for %s", p.overlap)
+			}
 		})
 	})
 }

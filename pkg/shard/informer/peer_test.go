@@ -59,6 +59,10 @@ type peer struct {
 	// openInstanceWatches are the present watches of instances, and mostInstanceWatches
 	// the most that there were at a time.
 	openInstanceWatches, mostInstanceWatches int
+	// instancesOpened is when the last watch of instances was opened, and overlap is how
+	// long the one before was open after that.
+	instancesOpened time.Time
+	overlap         time.Duration
 }
 
 func (p *peer) change(change func()) {
@@ -115,9 +119,13 @@ func (p *peer) WatchInstances(_ *emptypb.Empty, stream grpc.ServerStreamingServe
 	p.instanceWatches++
 	p.openInstanceWatches++
 	p.mostInstanceWatches = max(p.mostInstanceWatches, p.openInstanceWatches)
+	p.instancesOpened = time.Now()
 	drains, err := p.drains, p.instancesErr
 	p.mu.Unlock()
-	defer p.change(func() { p.openInstanceWatches-- })
+	defer p.change(func() {
+		p.openInstanceWatches--
+		p.overlap = time.Since(p.instancesOpened)
+	})
 	if err != nil {
 		return err
 	}
