@@ -17,11 +17,14 @@ import (
 func TestChangedReplicasReplaceWhatTheShardsHave(t *testing.T) {
 	for name, test := range map[string]struct {
 		replicas int32
-		change   func(*shard.Revision)
-		want     map[string]string
+		// onB is the size of the shard group on shard b, 2 if it is 0.
+		onB    int32
+		change func(*shard.Revision)
+		want   map[string]string
 	}{
 		"the replicas of the backup replace nothing": {replicas: 4, want: map[string]string{"a": "", "b": ""}},
 		"as many as the shards have":                 {replicas: 12, want: map[string]string{"a": "uid-a/9", "b": "uid-b/9"}},
+		"the size of one shard group is unchanged":   {replicas: 12, onB: 6, want: map[string]string{"a": "uid-a/9", "b": "uid-b/9"}},
 		"more than the shards have":                  {replicas: 20, want: map[string]string{"a": "uid-a/9", "b": "uid-b/9"}},
 		"one shard would terminate an instance":      {replicas: 11, want: map[string]string{"a": "uid-a/9", "b": ""}},
 		"fewer than in the backup":                   {replicas: 2, want: map[string]string{"a": "", "b": ""}},
@@ -40,7 +43,11 @@ func TestChangedReplicasReplaceWhatTheShardsHave(t *testing.T) {
 					test.change(revision)
 				}
 				groups[id] = &shard.Group{Key: "workers", Size: 6, Revision: revision}
-				restored[id] = ready(newShardGroup(pool, id, 2))
+				size := int32(2)
+				if id == "b" {
+					size = max(size, test.onB)
+				}
+				restored[id] = ready(newShardGroup(pool, id, size))
 				restored[id].UID, restored[id].Generation = types.UID("uid-"+id), 1
 			}
 			h := newHarness(t, withGroups(groups), pool, restored["a"], restored["b"])
