@@ -48,7 +48,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		MachinePools:      capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Machines:          capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Nodes:             nodes.Core().V1().Nodes().Informer(),
-		Pods:              ondemand.NewPodInformer(clients.metadata, options.ResyncPeriod),
+		Pods:              ondemand.NewPodInformer(clients.metadata, options.ClusterName(), options.ResyncPeriod),
 		VolumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
 	}}
 	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
@@ -77,7 +77,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	all.cert = one(options.CertSecret).Core().V1().Secrets().Informer()
 	all.webhookCert = one(options.WebhookSecret).Core().V1().Secrets().Informer()
 	// The webhook configuration has no namespace; that of the factory is ignored.
-	all.webhookConfiguration = one(webhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
+	all.webhookConfiguration = one(options.WebhookConfiguration).Admissionregistration().V1().ValidatingWebhookConfigurations().Informer()
 	all.Kubeconfig = one(cluster.SecretName(options.ClusterName())).Core().V1().Secrets().Informer()
 	return all, nil
 }

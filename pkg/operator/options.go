@@ -50,6 +50,9 @@ type Options struct {
 	// WebhookSecret names the Secret that the operator keeps the admission
 	// webhook's certificate in.
 	WebhookSecret string
+	// WebhookConfiguration names the ValidatingWebhookConfiguration of this operator,
+	// which has no namespace.
+	WebhookConfiguration string
 
 	// CAPIEndpoint is the URL of the API server of an external cluster; empty
 	// means that the operator runs in the cluster it makes Nodes for.
@@ -83,6 +86,7 @@ func DefaultOptions() *Options {
 		KeySecret:            "nstance-operator-key",
 		CertSecret:           "nstance-operator-cert",
 		WebhookSecret:        "nstance-webhook-cert",
+		WebhookConfiguration: "nstance-operator",
 		CAPIServiceAccount:   "nstance-capi-workload",
 		CAPIKubeconfigServer: "https://kubernetes.default.svc:443",
 		OnDemandLimit:        100,
@@ -108,6 +112,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.KeySecret, "key-secret", o.KeySecret, "Secret that the operator keeps the key of its client certificate in")
 	flags.StringVar(&o.CertSecret, "cert-secret", o.CertSecret, "Secret with the operator's client certificate in tls.crt and tls.key")
 	flags.StringVar(&o.WebhookSecret, "webhook-secret", o.WebhookSecret, "Secret that the admission webhook's certificate is kept in")
+	flags.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "ValidatingWebhookConfiguration of this operator, in which it writes the CA")
 	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
 	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
 	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
@@ -186,6 +191,7 @@ func (o *Options) Validate() error {
 		{"key-secret", o.KeySecret},
 		{"cert-secret", o.CertSecret},
 		{"webhook-secret", o.WebhookSecret},
+		{"webhook-configuration", o.WebhookConfiguration},
 		{"capi-serviceaccount", o.CAPIServiceAccount},
 	} {
 		if problems := validation.IsDNS1123Subdomain(object.name); len(problems) > 0 {

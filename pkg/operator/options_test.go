@@ -42,6 +42,7 @@ func TestValidate(t *testing.T) {
 		"a bad ConfigMap of the CA":       {func(o *Options) { o.CAConfigMap = "a b" }, `--ca-configmap: "a b": `},
 		"a bad Secret":                    {func(o *Options) { o.CertSecret = "-" }, `--cert-secret: "-": `},
 		"a bad Secret of the webhook":     {func(o *Options) { o.WebhookSecret = "a/b" }, `--webhook-secret: "a/b": `},
+		"a bad webhook configuration":     {func(o *Options) { o.WebhookConfiguration = "a b" }, `--webhook-configuration: "a b": `},
 		"a bad ServiceAccount":            {func(o *Options) { o.CAPIServiceAccount = "a_b" }, `--capi-serviceaccount: "a_b": `},
 		"an endpoint without a scheme":    {func(o *Options) { o.CAPIEndpoint = "host:6443" }, `--capi-endpoint: `},
 		"an endpoint without TLS":         {func(o *Options) { o.CAPIEndpoint = "http://host:6443" }, `--capi-endpoint: "http://host:6443" must be of the form https://host:port`},

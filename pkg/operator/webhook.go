@@ -15,10 +15,6 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
-// webhookConfiguration is the name of the ValidatingWebhookConfiguration that the
-// manifests install.
-const webhookConfiguration = "nstance-operator"
-
 // webhook is the admission webhook. It is served on every replica; the leader
 // keeps its certificate.
 type webhook struct {
@@ -45,7 +41,7 @@ func newWebhook(ctx context.Context, options *Options, clients *clients, informe
 	w.Registrations = controller.Registrations{served}
 	w.certificates, err = certificate.New(
 		certificate.Config{
-			Namespace: options.Namespace, Secret: options.WebhookSecret, Configuration: webhookConfiguration,
+			Namespace: options.Namespace, Secret: options.WebhookSecret, Configuration: options.WebhookConfiguration,
 			Hosts: []string{metricsService + "." + options.Namespace + ".svc"},
 		},
 		clients.kube, informers.webhookCert, informers.webhookConfiguration, clock.RealClock{})

@@ -60,7 +60,7 @@ func (h *harness) start(limit int, shards *shardtest.Shards) {
 	capiClient, err := capi.NewForConfig(h.config())
 	require.NoError(h.T, err)
 	h.Metadata, h.Nstance, h.Dependencies.CAPI = podClient, client.InfrastructureV1beta1(), capiClient
-	h.Informers.Pods = NewPodInformer(podClient, 0)
+	h.Informers.Pods = NewPodInformer(podClient, clusterName, 0)
 	h.controller, err = New(h.Dependencies, Options{Limit: limit})
 	require.NoError(h.T, err)
 	assert.Len(h.t, h.controller.HasSynced(), 4, "one handler per informer")
@@ -80,7 +80,7 @@ func (h *harness) show() {
 		resource, _, _ := strings.Cut(key, "/")
 		switch resource {
 		case "pods":
-			if pod := metadataOf(object); requestsMachine(pod) && unfinished.Matches(fieldsOf(object)) {
+			if pod := metadataOf(object); requestsMachine(pod, clusterName) && unfinished.Matches(fieldsOf(object)) {
 				pods = append(pods, essentials(pod))
 			}
 		case "machines":

@@ -56,7 +56,7 @@ func TestMemoryDoesNotGrowWithPodsThatRequestNothing(t *testing.T) {
 			defer server.Close()
 			client, err := metadata.NewForConfig(&rest.Config{Host: server.URL, QPS: -1})
 			require.NoError(t, err)
-			informer := NewPodInformer(client, 0)
+			informer := NewPodInformer(client, clusterName, 0)
 
 			before := heap(true)
 			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)

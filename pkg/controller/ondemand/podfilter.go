@@ -25,7 +25,8 @@ const pageSize = 500
 // cannot select by annotation. A filter after the reflector would be too late: a
 // reflector collects a whole list before it passes anything on.
 type requestingPods struct {
-	client metadata.ResourceInterface
+	client  metadata.ResourceInterface
+	cluster string
 
 	mu sync.Mutex
 	// passed are the Pods that the reader has. When one of them does not request a
@@ -33,8 +34,8 @@ type requestingPods struct {
 	passed sets.Set[cache.ObjectName]
 }
 
-func newRequestingPods(client metadata.ResourceInterface) *requestingPods {
-	return &requestingPods{client: client, passed: sets.New[cache.ObjectName]()}
+func newRequestingPods(client metadata.ResourceInterface, cluster string) *requestingPods {
+	return &requestingPods{client: client, cluster: cluster, passed: sets.New[cache.ObjectName]()}
 }
 
 // list returns all Pods that request a machine, read page by page. A list with a
@@ -48,7 +49,7 @@ func (r *requestingPods) list(ctx context.Context, options metav1.ListOptions) (
 		if err != nil {
 			return nil, err
 		}
-		return onlyRequesting(page), nil
+		return r.onlyRequesting(page), nil
 	})
 	// Restarting is better than fetching everything in one piece.
 	pages.FullListIfExpired = false
@@ -71,10 +72,10 @@ func (r *requestingPods) list(ctx context.Context, options metav1.ListOptions) (
 	return list, nil
 }
 
-func onlyRequesting(page *metav1.PartialObjectMetadataList) *metav1.PartialObjectMetadataList {
+func (r *requestingPods) onlyRequesting(page *metav1.PartialObjectMetadataList) *metav1.PartialObjectMetadataList {
 	kept := &metav1.PartialObjectMetadataList{TypeMeta: page.TypeMeta, ListMeta: page.ListMeta}
 	for i := range page.Items {
-		if requestsMachine(&page.Items[i]) {
+		if requestsMachine(&page.Items[i], r.cluster) {
 			kept.Items = append(kept.Items, *essentials(&page.Items[i]))
 		}
 	}
@@ -102,7 +103,7 @@ func (r *requestingPods) filter(event watch.Event) (watch.Event, bool) {
 	switch {
 	case !ok || event.Type == watch.Bookmark || event.Type == watch.Error:
 		return event, true
-	case event.Type != watch.Deleted && requestsMachine(pod):
+	case event.Type != watch.Deleted && requestsMachine(pod, r.cluster):
 		return watch.Event{Type: event.Type, Object: essentials(pod)}, true
 	default:
 		return watch.Event{Type: watch.Deleted, Object: essentials(pod)}, r.has(pod)

@@ -32,7 +32,7 @@ func follow(t *testing.T, api *apiServer) (cache.SharedIndexInformer, func() []s
 	t.Helper()
 	client, err := metadata.NewForConfig(api.config())
 	require.NoError(t, err)
-	informer := NewPodInformer(client, 0)
+	informer := NewPodInformer(client, clusterName, 0)
 	var changes []string
 	_, err = informer.AddEventHandler(controller.OnChange(func(before, after *metav1.PartialObjectMetadata) {
 		switch {
@@ -224,7 +224,7 @@ func TestListIsReadInPages(t *testing.T) {
 // comes next has to see it.
 func TestWatchRepeatsWhatWasNotReceived(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		requesting := newRequestingPods(nil)
+		requesting := newRequestingPods(nil, clusterName)
 		requesting.delivered(watch.Event{Type: watch.Added, Object: inCache(newPod("requesting", "gpu"))})
 		source := watch.NewFake()
 		watched := newFilteredWatch(source, requesting.filter, requesting.delivered)
@@ -250,4 +250,25 @@ func TestWatchRepeatsWhatWasNotReceived(t *testing.T) {
 			t.Errorf("still has %v", requesting.passed)
 		}
 	})
+}
+
+// Several operators may run in one cluster. Each sees all Pods.
+func TestRequestsMachine(t *testing.T) {
+	for name, test := range map[string]struct {
+		annotations map[string]string
+		want        bool
+	}{
+		"no annotation": {},
+		"a group":       {map[string]string{v1beta1.AnnotationOnDemandGroup: "workers"}, true},
+		"this cluster": {map[string]string{
+			v1beta1.AnnotationOnDemandGroup: "workers", v1beta1.AnnotationOnDemandCluster: clusterName}, true},
+		"another cluster": {map[string]string{
+			v1beta1.AnnotationOnDemandGroup: "workers", v1beta1.AnnotationOnDemandCluster: "prod--other"}, false},
+		"no group": {map[string]string{v1beta1.AnnotationOnDemandCluster: clusterName}, false},
+	} {
+		pod := &metav1.PartialObjectMetadata{ObjectMeta: metav1.ObjectMeta{Annotations: test.annotations}}
+		if got := requestsMachine(pod, clusterName); got != test.want {
+			t.Errorf("%s: got %t", name, got)
+		}
+	}
 }

@@ -31,11 +31,12 @@ var unfinished = fields.AndSelectors(
 )
 
 // NewPodInformer returns an informer of the Pods of all namespaces that request a
-// machine and have not finished. resync is the period of its resyncs, 0 for none. Its
-// cache has *metav1.PartialObjectMetadata with little more than name and UID. Other Pods
-// are dropped on arrival, so that their number costs no memory.
-func NewPodInformer(client metadata.Interface, resync time.Duration) cache.SharedIndexInformer {
-	requesting := newRequestingPods(client.Resource(podResource))
+// machine of a cluster and have not finished. cluster is the name of the NstanceCluster,
+// and resync the period of resyncs, 0 for none. The cache has
+// *metav1.PartialObjectMetadata with little more than name and UID. Other Pods are
+// dropped on arrival, so that their number costs no memory.
+func NewPodInformer(client metadata.Interface, cluster string, resync time.Duration) cache.SharedIndexInformer {
+	requesting := newRequestingPods(client.Resource(podResource), cluster)
 	lw := &cache.ListWatch{ListWithContextFunc: requesting.list, WatchFuncWithContext: requesting.watch}
 	return cache.NewSharedIndexInformerWithOptions(
 		cache.ToListWatcherWithWatchListSemantics(lw, client), &metav1.PartialObjectMetadata{},
@@ -61,10 +62,11 @@ var podIndexers = cache.Indexers{
 	},
 }
 
-// requestsMachine reports whether a Pod requests a machine.
-func requestsMachine(pod *metav1.PartialObjectMetadata) bool {
-	_, ok := pod.Annotations[v1beta1.AnnotationOnDemandGroup]
-	return ok
+// requestsMachine reports whether a Pod requests a machine of a cluster.
+func requestsMachine(pod *metav1.PartialObjectMetadata, cluster string) bool {
+	_, requested := pod.Annotations[v1beta1.AnnotationOnDemandGroup]
+	named, ok := pod.Annotations[v1beta1.AnnotationOnDemandCluster]
+	return requested && (!ok || named == cluster)
 }
 
 // essentials returns what the cache keeps of a Pod. It shares no memory with pod, and

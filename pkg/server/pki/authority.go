@@ -23,9 +23,9 @@ import (
 const (
 	// authorityLifetime is how long a new certificate authority is valid.
 	authorityLifetime = 10 * 365 * 24 * time.Hour
-	// clockSkew is how far notBefore is in the past, so that a peer whose clock is
-	// slightly behind accepts a certificate that was just issued.
-	clockSkew = 5 * time.Minute
+	// clockSkew is how far notBefore is in the past, so that a peer whose clock is behind
+	// accepts a certificate that was just issued.
+	clockSkew = 15 * time.Minute
 )
 
 // Authority is the certificate authority of one cluster. It is safe for concurrent

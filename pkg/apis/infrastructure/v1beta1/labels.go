@@ -32,6 +32,9 @@ const (
 	AnnotationOnDemandGroup = "on-demand.nstance.dev/group"
 	// AnnotationOnDemandInstanceType overrides the instance type of the group.
 	AnnotationOnDemandInstanceType = "on-demand.nstance.dev/instance-type"
+	// AnnotationOnDemandCluster is the name of the NstanceCluster whose operator serves the
+	// Pod, {cluster id}--{tenant}. Without it every operator does that has the group.
+	AnnotationOnDemandCluster = "on-demand.nstance.dev/cluster"
 )
 
 // Annotations on a Machine and its NstanceMachine that name the Pod that requested
