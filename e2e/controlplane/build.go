@@ -40,6 +40,7 @@ type Builder struct {
 	Root     string    // the repository
 	CacheDir string    // "" is e2e/.cache in the repository
 	Progress io.Writer // gets lines on what is being built and how far it is
+	flags    []string  // more flags of go build
 }
 
 // stamp records what the third-party programs were built from.

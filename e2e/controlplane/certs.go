@@ -37,7 +37,7 @@ func newAuthority(dir string) (*authority, error) {
 	}
 	template := &x509.Certificate{
 		Subject:               pkix.Name{CommonName: "nstance-devcluster"},
-		NotBefore:             time.Now().Add(-time.Minute),
+		NotBefore:             time.Now().Add(-time.Hour), // for processes whose clock is behind
 		NotAfter:              time.Now().Add(certificateLifetime),
 		IsCA:                  true,
 		BasicConstraintsValid: true,

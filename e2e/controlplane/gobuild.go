@@ -111,6 +111,7 @@ func (b Builder) buildArguments(programs []program) []string {
 	// than processors uses the time in which another one waits for the disk.
 	arguments := []string{"-buildvcs=false", "-gcflags=all=-dwarf=false", "-p", strconv.Itoa(runtime.NumCPU() + 1),
 		"-o", b.cache() + string(filepath.Separator)}
+	arguments = append(arguments, b.flags...)
 	for _, p := range programs {
 		arguments = append(arguments, p.linkerFlags())
 	}

@@ -49,6 +49,7 @@ var env struct {
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env.Cluster, testcluster.Options{
+		Clocks: true,
 		Shards: []installation.Shard{
 			{ID: steadyShard, DrainTimeout: drainTimeout},
 			{ID: restartedShard, DrainTimeout: drainTimeout},

@@ -38,6 +38,8 @@ type Options struct {
 	Shards []installation.Shard
 	// Prepare is called with the cluster set, before an operator is started. Optional.
 	Prepare func(context.Context) error
+	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
+	Clocks bool
 	// OperatorFlags are those of the operator that is started; nil starts none.
 	OperatorFlags []string
 }
@@ -75,7 +77,11 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	if err != nil {
 		return 1, err
 	}
-	operator, server, err := builder.Product(ctx)
+	build := builder.Product
+	if o.Clocks {
+		build = builder.ProductWithClock
+	}
+	operator, server, err := build(ctx)
 	if err != nil {
 		return 1, err
 	}
