@@ -17,7 +17,6 @@ import (
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 )
 
@@ -137,7 +136,7 @@ func podOn(pool, node string) string { return pool + "-on-" + node }
 // returns when it runs.
 func runPod(t *testing.T, pool, node string) {
 	t.Helper()
-	name, pods := podOn(pool, node), env.Kube.CoreV1().Pods(installation.Namespace)
+	name, pods := podOn(pool, node), env.Kube.CoreV1().Pods(metav1.NamespaceDefault)
 	_, err := pods.Create(t.Context(), &corev1.Pod{
 		ObjectMeta: metav1.ObjectMeta{Name: name},
 		Spec: corev1.PodSpec{

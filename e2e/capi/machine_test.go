@@ -18,7 +18,6 @@ import (
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 )
 
@@ -40,8 +39,11 @@ func createMachine(t testing.TB, name, group string) *machine {
 	return m
 }
 
+// podNamespace accepts Pods that are not restricted.
+const podNamespace = metav1.NamespaceDefault
+
 func (m *machine) meta() metav1.ObjectMeta {
-	return metav1.ObjectMeta{Name: m.name, Namespace: installation.Namespace}
+	return metav1.ObjectMeta{Name: m.name, Namespace: podNamespace}
 }
 
 // hasNode succeeds when Cluster API has matched the Machine with its Node.
@@ -70,11 +72,11 @@ func (m *machine) fill(t testing.TB) {
 		},
 	}
 	selector := &metav1.LabelSelector{MatchLabels: labels}
-	_, err := env.Kube.AppsV1().Deployments(installation.Namespace).Create(t.Context(), &appsv1.Deployment{
+	_, err := env.Kube.AppsV1().Deployments(podNamespace).Create(t.Context(), &appsv1.Deployment{
 		ObjectMeta: m.meta(), Spec: appsv1.DeploymentSpec{Selector: selector, Template: template},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	_, err = env.Kube.AppsV1().DaemonSets(installation.Namespace).Create(t.Context(), &appsv1.DaemonSet{
+	_, err = env.Kube.AppsV1().DaemonSets(podNamespace).Create(t.Context(), &appsv1.DaemonSet{
 		ObjectMeta: m.meta(), Spec: appsv1.DaemonSetSpec{Selector: selector, Template: template},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
@@ -93,7 +95,7 @@ func (m *machine) fill(t testing.TB) {
 
 // hasPods succeeds when both Pods run on the Node.
 func (m *machine) hasPods(ctx context.Context) error {
-	pods, err := env.Kube.CoreV1().Pods(installation.Namespace).List(ctx, metav1.ListOptions{
+	pods, err := env.Kube.CoreV1().Pods(podNamespace).List(ctx, metav1.ListOptions{
 		LabelSelector: "app=" + m.name, FieldSelector: "spec.nodeName=" + m.node + ",status.phase=Running",
 	})
 	if err == nil && len(pods.Items) != 2 {
@@ -122,8 +124,8 @@ func (m *machine) cleanUp(t testing.TB) {
 	ctx := context.WithoutCancel(t.Context())
 	options := metav1.DeleteOptions{}
 	for what, err := range map[string]error{
-		"Deployment":       env.Kube.AppsV1().Deployments(installation.Namespace).Delete(ctx, m.name, options),
-		"DaemonSet":        env.Kube.AppsV1().DaemonSets(installation.Namespace).Delete(ctx, m.name, options),
+		"Deployment":       env.Kube.AppsV1().Deployments(podNamespace).Delete(ctx, m.name, options),
+		"DaemonSet":        env.Kube.AppsV1().DaemonSets(podNamespace).Delete(ctx, m.name, options),
 		"VolumeAttachment": env.Kube.StorageV1().VolumeAttachments().Delete(ctx, m.name, options),
 		"Machine":          env.Machines().Delete(ctx, m.name, options),
 	} {

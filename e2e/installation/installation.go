@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package installation installs Nstance on a running control plane: its kinds and rights
-// from the repository's manifests, shard servers whose instances are Nodes, and operators
-// that use their own ServiceAccount.
+// Package installation installs Nstance on a running control plane as an administrator
+// does: it applies the repository's manifests and what nstance-admin prints. Shard servers,
+// whose instances are Nodes, and operators run as processes: the operators with the
+// arguments, the environment and the ServiceAccount of their Deployment.
 package installation
 
 import (
@@ -53,8 +54,10 @@ type Installation struct {
 	client    kubernetes.Interface
 	authority *pki.Authority
 	dir       string
-	// webhook is the port that the API server finds the admission webhook at.
-	webhook int
+	// webhook is the port at which the API server calls the admission webhook, and
+	// webhookServed whether an operator was started for it.
+	webhook       int
+	webhookServed bool
 }
 
 // Install applies the manifests and writes the configuration and the
@@ -79,7 +82,10 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 	if n.authority, err = n.createKeys(ctx); err != nil {
 		return nil, fmt.Errorf("install Nstance: %w", err)
 	}
-	if err := n.applyBases(ctx); err != nil {
+	if err := controlplane.FillInPorts([]*int{&n.webhook}); err != nil {
+		return nil, fmt.Errorf("install Nstance: %w", err)
+	}
+	if err := n.applyOperator(ctx); err != nil {
 		return nil, err
 	}
 	return n, n.applyConfiguration(ctx)

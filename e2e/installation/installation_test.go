@@ -91,7 +91,7 @@ func testShardServer(t *testing.T, n *Installation, client kubernetes.Interface)
 }
 
 func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
-	token, err := n.token(t.Context())
+	token, err := n.token(t.Context(), serviceAccount)
 	require.NoError(t, err)
 	path, err := cp.KubeconfigWithToken("operator", token)
 	require.NoError(t, err)

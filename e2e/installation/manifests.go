@@ -4,9 +4,12 @@
 package installation
 
 import (
+	"bytes"
 	"context"
+	_ "embed"
 	"fmt"
 	"path/filepath"
+	"text/template"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
@@ -17,22 +20,30 @@ import (
 // fieldManager is the field manager of what an administrator would apply.
 const fieldManager = "devcluster"
 
-// bases are the manifests that an installation outside of the cluster needs:
-// all but the operator's Deployment.
-var bases = []string{"crd", "rbac", "capi-workload"}
+//go:embed overlay/kustomization.yaml
+var overlayText string
 
-func (n *Installation) applyBases(ctx context.Context) error {
-	namespace := corev1.Namespace(Namespace)
-	_, err := n.client.CoreV1().Namespaces().Apply(ctx, namespace, applyOptions())
+// overlay is the kustomization of what is applied: the manifests of the operator, changed
+// for a machine without a kubelet.
+var overlay = template.Must(template.New("overlay").Option("missingkey=error").Parse(overlayText))
+
+// applyOperator applies the manifests of the operator as an administrator does, with an
+// overlay.
+func (n *Installation) applyOperator(ctx context.Context) error {
+	dir := filepath.Join(n.dir, "overlay")
+	// A kustomization names others by relative paths only.
+	operator, err := filepath.Rel(dir, filepath.Join(n.options.Manifests, "operator"))
 	if err != nil {
-		return fmt.Errorf("apply Namespace %s: %w", Namespace, err)
+		return fmt.Errorf("write the overlay: %w", err)
 	}
-	for _, base := range bases {
-		if err := n.Apply(ctx, filepath.Join(n.options.Manifests, base)); err != nil {
-			return err
-		}
+	var text bytes.Buffer
+	if err := overlay.Execute(&text, map[string]string{"Operator": operator, "Webhook": webhookURL(n.webhook)}); err != nil {
+		return fmt.Errorf("write the overlay: %w", err)
 	}
-	return nil
+	if err := n.writeFile(filepath.Join(dir, "kustomization.yaml"), text.Bytes()); err != nil {
+		return fmt.Errorf("write the overlay: %w", err)
+	}
+	return n.Apply(ctx, dir)
 }
 
 // Apply builds a kustomization and applies it as the administrator.

@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -21,7 +22,8 @@ type Operator struct {
 	Component string
 	// HTTPPort serves health and metrics. Zero means any free one.
 	HTTPPort int
-	// WebhookPort serves the admission webhook. Zero means any free one.
+	// WebhookPort serves the admission webhook. Zero means the one that the API server
+	// calls for the operator that is started first, and any free one for others.
 	WebhookPort int
 	// Server is the URL at which the operator reaches the API server. Empty
 	// means the API server's own.
@@ -33,18 +35,30 @@ type Operator struct {
 // URL is where the operator serves health and metrics.
 func (o Operator) URL() string { return "http://" + address(o.HTTPPort) }
 
-// StartOperator runs an operator with the rights of its ServiceAccount and
-// nothing more, and returns it with its ports filled in once its caches have
-// synced. Several may run: one leads, and the API server calls the webhook of the one
-// that was started first.
+// WebhookURL is where the operator serves the admission webhook.
+func (o Operator) WebhookURL() string { return webhookURL(o.WebhookPort) }
+
+func webhookURL(port int) string { return "https://" + address(port) + "/validate" }
+
+// StartOperator runs an operator as a kubelet would run a Pod of its Deployment, with the
+// rights of its ServiceAccount and nothing more. It returns the operator with its ports
+// filled in once its caches have synced. Several may run: one leads.
+//
+// Arguments, environment and account are those of the Deployment. Only what a Pod gets
+// from its Node or its network are flags.
 func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator, error) {
+	if o.WebhookPort == 0 && !n.webhookServed {
+		o.WebhookPort = n.webhook
+	}
+	n.webhookServed = true
 	if err := controlplane.FillInPorts([]*int{&o.HTTPPort, &o.WebhookPort}); err != nil {
 		return o, err
 	}
-	if err := n.installWebhook(ctx, o); err != nil {
+	c, err := n.operatorContainer(ctx, o.Component)
+	if err != nil {
 		return o, err
 	}
-	token, err := n.token(ctx)
+	token, err := n.token(ctx, c.serviceAccount)
 	if err != nil {
 		return o, err
 	}
@@ -54,32 +68,29 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 	}
 	_, err = n.cp.Run(ctx, controlplane.Spec{
 		Name: o.Component,
-		Argv: append([]string{
-			n.options.Operator,
+		Argv: slices.Concat([]string{n.options.Operator}, c.args, []string{
 			"--kubeconfig", kubeconfig,
-			"--namespace", Namespace,
-			"--cluster-id", ClusterID,
-			"--tenant", Tenant,
 			"--http-address", address(o.HTTPPort),
 			"--webhook-address", address(o.WebhookPort),
 			"--capi-kubeconfig-server", n.cp.Server(),
-		}, o.Flags...),
+		}, o.Flags),
+		Env:   c.env,
 		Ports: []int{o.HTTPPort, o.WebhookPort},
-		Ready: controlplane.Probe{URL: o.URL() + "/readyz"},
+		Ready: controlplane.Probe{URL: o.URL() + c.readinessPath},
 	})
 	return o, err
 }
 
-// token requests a token of the operator's ServiceAccount with the lifetime of the
-// certificates: nothing renews it, as the kubelet does for a Pod.
-func (n *Installation) token(ctx context.Context) (string, error) {
+// token requests a token of a ServiceAccount with the lifetime of the certificates:
+// nothing renews it, as the kubelet does for a Pod.
+func (n *Installation) token(ctx context.Context, account string) (string, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(certificateLifetime.Seconds())),
 	}}
 	response, err := n.client.CoreV1().ServiceAccounts(Namespace).
-		CreateToken(ctx, serviceAccount, request, metav1.CreateOptions{})
+		CreateToken(ctx, account, request, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", Namespace, serviceAccount, err)
+		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", Namespace, account, err)
 	}
 	return response.Status.Token, nil
 }

@@ -18,13 +18,12 @@ import (
 	"k8s.io/client-go/kubernetes"
 )
 
-// testRestricted applies manifests/operator: its namespace accepts restricted Pods only,
-// and the Deployment's are.
+// testRestricted applies manifests/operator without the overlay: its namespace accepts
+// restricted Pods only, and the Deployment's are.
 func testRestricted(t *testing.T, n *Installation, client kubernetes.Interface) {
 	require.NoError(t, n.Apply(t.Context(), filepath.Join(n.options.Manifests, "operator")))
 	t.Cleanup(func() {
-		ctx := context.WithoutCancel(t.Context())
-		assert.NoError(t, client.AppsV1().Deployments(Namespace).Delete(ctx, "nstance-operator", metav1.DeleteOptions{}))
+		assert.NoError(t, n.applyOperator(context.WithoutCancel(t.Context())))
 	})
 	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=nstance-operator"}
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {

@@ -157,7 +157,7 @@ func callWebhook(ctx context.Context, operator installation.Operator, pool *v1be
 	if err != nil {
 		return nil, err
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, operator.WebhookURL()+"/validate", bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, operator.WebhookURL(), bytes.NewReader(body))
 	if err != nil {
 		return nil, err
 	}
