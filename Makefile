@@ -45,6 +45,17 @@ image: build ## Write an image archive of each binary to bin/images/NAME.tar.
 		echo "bin/images/$$name.tar: $$name:$(VERSION)"; \
 	done
 
+# clusterctl reads releases whose version is semantic only.
+RELEASE_DIR ?= $(CURDIR)/bin/release
+.PHONY: release
+release: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
+release: ## Write the release VERSION to bin/release, as clusterctl reads it.
+	@dir='$(RELEASE_DIR)/infrastructure-nstance/$(VERSION)' && mkdir -p "$$dir" && \
+		$(TOOL) kustomize build manifests/release | sed 's/nstance-operator:VERSION/nstance-operator:$(VERSION)/' \
+			>"$$dir/infrastructure-components.yaml" && \
+		cp manifests/release/metadata.yaml manifests/release/cluster-template.yaml "$$dir" && \
+		echo "$$dir"
+
 .PHONY: test
 test: test-unit test-e2e ## Run every test.
 
