@@ -23,18 +23,10 @@ import (
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// TestInstallation checks the installation without an operator: shard servers that
-// answer and create Nodes, and rights that are not too wide.
+// TestInstallation checks what is installed: shard servers that answer and create Nodes,
+// rights that are not too wide, Pods that are restricted, and a release that clusterctl
+// installs over it.
 func TestInstallation(t *testing.T) {
-	cp, n := install(t)
-	client := kubernetes.NewForConfigOrDie(cp.AdminConfig())
-	t.Run("a shard server creates Nodes", func(t *testing.T) { testShardServer(t, n, client) })
-	t.Run("the operator is no administrator", func(t *testing.T) { testRights(t, cp, n) })
-	t.Run("the operator's Pods are restricted", func(t *testing.T) { testRestricted(t, n, client) })
-}
-
-func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
-	t.Helper()
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
 	builder := controlplane.Builder{Root: root, Progress: os.Stderr}
@@ -42,21 +34,29 @@ func install(t *testing.T) (*controlplane.ControlPlane, *Installation) {
 	require.NoError(t, err)
 	operator, server, err := builder.Product(t.Context())
 	require.NoError(t, err)
-	cp, err := controlplane.Start(t.Context(), controlplane.Options{
-		Dir:      t.TempDir(),
-		Binaries: binaries,
-		Without:  []string{controlplane.CAPI},
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() {
-		assert.NoError(t, cp.Stop(context.Background()))
-	})
-	n, err := Install(t.Context(), cp, Options{
+	cp, n := install(t, binaries, Options{
 		Manifests: filepath.Join(root, "manifests"),
 		Operator:  operator,
 		Server:    server,
 		Shards:    []Shard{{ID: "us-west-2a"}, {ID: "us-west-2b"}},
 	})
+	client := kubernetes.NewForConfigOrDie(cp.AdminConfig())
+	t.Run("a shard server creates Nodes", func(t *testing.T) { testShardServer(t, n, client) })
+	t.Run("the operator is no administrator", func(t *testing.T) { testRights(t, cp, n) })
+	t.Run("the operator's Pods are restricted", func(t *testing.T) { testRestricted(t, n, client) })
+	clusterctl := newClusterctl(t, root, binaries)
+	t.Run("the variables of a release are replaced", func(t *testing.T) { testVariables(t, clusterctl) })
+	t.Run("clusterctl installs a release", func(t *testing.T) { testClusterctl(t, cp, n, clusterctl) })
+}
+
+func install(t *testing.T, binaries controlplane.Binaries, o Options) (*controlplane.ControlPlane, *Installation) {
+	t.Helper()
+	cp, err := controlplane.Start(t.Context(), controlplane.Options{Dir: t.TempDir(), Binaries: binaries})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		assert.NoError(t, cp.Stop(context.Background()))
+	})
+	n, err := Install(t.Context(), cp, o)
 	require.NoError(t, err)
 	require.NoError(t, n.StartShards(t.Context()))
 	return cp, n

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package installation
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
+	clusterctl "sigs.k8s.io/cluster-api/cmd/clusterctl/client"
+	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/tree"
+	runtimeclient "sigs.k8s.io/controller-runtime/pkg/client"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+const releaseVersion = "v0.1.0"
+
+// newClusterctl returns clusterctl with a repository of its own, which has the release of
+// this source and a core provider without components: Cluster API runs already.
+func newClusterctl(t *testing.T, root string, binaries controlplane.Binaries) clusterctl.Client {
+	t.Helper()
+	repository := t.TempDir()
+	release := exec.CommandContext(t.Context(), "make", "-C", root, "release", "VERSION="+releaseVersion, "RELEASE_DIR="+repository)
+	output, err := release.CombinedOutput()
+	require.NoError(t, err, "make release: %s", output)
+
+	_, coreVersion, _ := strings.Cut(filepath.Base(binaries.CAPIModule), "@")
+	core := filepath.Join(repository, "cluster-api", coreVersion)
+	metadata, err := os.ReadFile(filepath.Join(binaries.CAPIModule, "metadata.yaml"))
+	require.NoError(t, err)
+	for path, data := range map[string][]byte{
+		filepath.Join(core, "metadata.yaml"):        metadata,
+		filepath.Join(core, "core-components.yaml"): []byte("{apiVersion: v1, kind: Namespace, metadata: {name: capi-system}}"),
+		filepath.Join(repository, "clusterctl.yaml"): fmt.Appendf(nil, `
+overridesFolder: %[1]s/overrides
+providers:
+  - name: nstance
+    type: InfrastructureProvider
+    url: %[1]s/infrastructure-nstance/latest/infrastructure-components.yaml
+  - name: cluster-api
+    type: CoreProvider
+    url: %[1]s/cluster-api/latest/core-components.yaml
+`, repository),
+	} {
+		require.NoError(t, os.MkdirAll(filepath.Dir(path), 0o755))
+		require.NoError(t, os.WriteFile(path, data, 0o600))
+	}
+	client, err := clusterctl.New(t.Context(), filepath.Join(repository, "clusterctl.yaml"))
+	require.NoError(t, err)
+	return client
+}
+
+// testVariables checks that the variables of the release are replaced wherever the
+// manifests have their defaults.
+func testVariables(t *testing.T, client clusterctl.Client) {
+	t.Setenv("NSTANCE_NAMESPACE", "nodes")
+	t.Setenv("NSTANCE_CLUSTER_ID", "prod")
+	t.Setenv("NSTANCE_TENANT", "team")
+	components, err := client.GetProviderComponents(t.Context(), "nstance", clusterctlv1.InfrastructureProviderType, clusterctl.ComponentsOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, "nodes", components.TargetNamespace())
+	assert.Equal(t, []string{"docker.io/library/nstance-operator:" + releaseVersion}, components.Images())
+	text, err := components.Yaml()
+	require.NoError(t, err)
+	for value, count := range map[string]int{
+		"value: dev\n": 0, "dev--default-kubeconfig": 0, Namespace: 0, "${": 0,
+		"value: prod\n": 1, "value: team\n": 1, "- prod--team-kubeconfig\n": 1,
+	} {
+		assert.Equal(t, count, strings.Count(string(text), value), "how often the components contain %q", value)
+	}
+}
+
+// testClusterctl installs the release with clusterctl, runs the operator of its
+// Deployment, and creates a pool from the release's template.
+func testClusterctl(t *testing.T, cp *controlplane.ControlPlane, n *Installation, client clusterctl.Client) {
+	require.NoError(t, n.Apply(t.Context(), filepath.Join("testdata", "cert-manager")))
+	kubeconfig := clusterctl.Kubeconfig{Path: cp.KubeconfigPath()}
+	installed, err := client.Init(t.Context(), clusterctl.InitOptions{
+		Kubeconfig:              kubeconfig,
+		InfrastructureProviders: []string{"nstance"},
+		BootstrapProviders:      []string{clusterctl.NoopProvider},
+		ControlPlaneProviders:   []string{clusterctl.NoopProvider},
+	})
+	require.NoError(t, err)
+	require.Len(t, installed, 2)
+	assert.Equal(t, "infrastructure-nstance "+releaseVersion+" in "+Namespace,
+		installed[1].ManifestLabel()+" "+installed[1].Version()+" in "+installed[1].TargetNamespace())
+
+	_, err = n.StartOperator(t.Context(), Operator{Component: "operator"})
+	require.NoError(t, err)
+	t.Setenv("NSTANCE_SHARDS", "us-west-2a, us-west-2b")
+	template, err := client.GetClusterTemplate(t.Context(), clusterctl.GetClusterTemplateOptions{
+		Kubeconfig: kubeconfig, ClusterName: ClusterName, TargetNamespace: Namespace, WorkerMachineCount: ptr.To[int64](3),
+	})
+	require.NoError(t, err)
+	var objects []*unstructured.Unstructured
+	for _, object := range template.Objs() {
+		objects = append(objects, &object)
+	}
+	require.NoError(t, controlplane.Apply(t.Context(), cp.AdminConfig(), "kubectl", objects))
+
+	var described *tree.ObjectTree
+	var state error
+	err = wait.PollUntilContextTimeout(t.Context(), 250*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		described, err = client.DescribeCluster(ctx, clusterctl.DescribeClusterOptions{
+			Kubeconfig: kubeconfig, Namespace: Namespace, ClusterName: ClusterName, Echo: true,
+		})
+		if state = err; err == nil {
+			state = checkTree(described)
+		}
+		return state == nil, nil
+	})
+	require.NoError(t, errors.Join(err, state))
+	printTree(t, described, described.GetRoot(), "")
+}
+
+// checkTree succeeds when clusterctl shows the Cluster of the operator, that the operator
+// is registered at the shards, and the pool of the template with its Nodes.
+func checkTree(described *tree.ObjectTree) error {
+	root := described.GetRoot()
+	infrastructure, err := child(described, root, "NstanceCluster", ClusterName)
+	if err != nil {
+		return err
+	}
+	for _, condition := range []string{"Ready", "IdentityReady"} {
+		if !meta.IsStatusConditionTrue(tree.GetConditions(infrastructure), condition) {
+			return fmt.Errorf("conditions of the NstanceCluster: %+v, want %s", tree.GetConditions(infrastructure), condition)
+		}
+	}
+	workers, err := child(described, root, "WorkerGroup", "Workers")
+	if err != nil {
+		return err
+	}
+	object, err := child(described, workers, "MachinePool", "workers")
+	if err != nil {
+		return err
+	}
+	if pool := object.(*clusterv1.MachinePool); pool.Status.Phase != string(clusterv1.MachinePoolPhaseRunning) || ptr.Deref(pool.Status.ReadyReplicas, 0) != 3 {
+		return fmt.Errorf("MachinePool is %s with %d ready, want Running with 3", pool.Status.Phase, ptr.Deref(pool.Status.ReadyReplicas, 0))
+	}
+	pool, err := child(described, object, "NstanceMachinePool", "workers")
+	if err != nil {
+		return err
+	}
+	if ready := tree.GetReadyCondition(pool); ready == nil || ready.Status != metav1.ConditionTrue {
+		return fmt.Errorf("NstanceMachinePool is not ready: %+v", ready)
+	}
+	return nil
+}
+
+// child finds an object below another.
+func child(described *tree.ObjectTree, parent runtimeclient.Object, kind, name string) (runtimeclient.Object, error) {
+	for _, object := range described.GetObjectsByParent(parent.GetUID()) {
+		if object.GetObjectKind().GroupVersionKind().Kind == kind && object.GetName() == name {
+			return object, nil
+		}
+	}
+	return nil, fmt.Errorf("the tree shows no %s %s below %s", kind, name, parent.GetName())
+}
+
+func printTree(t *testing.T, described *tree.ObjectTree, object runtimeclient.Object, indent string) {
+	ready := "-"
+	if condition := tree.GetReadyCondition(object); condition != nil {
+		ready = string(condition.Status)
+	}
+	t.Logf("%s%s/%s ready %s", indent, object.GetObjectKind().GroupVersionKind().Kind, object.GetName(), ready)
+	for _, below := range described.GetObjectsByParent(object.GetUID()) {
+		printTree(t, described, below, indent+"  ")
+	}
+}
