@@ -87,13 +87,11 @@ func testVariables(t *testing.T, client clusterctl.Client) {
 	}
 }
 
-// testClusterctl installs the release with clusterctl, runs the operator of its
-// Deployment, and creates a pool from the release's template.
-func testClusterctl(t *testing.T, cp *controlplane.ControlPlane, n *Installation, client clusterctl.Client) {
+// testInit installs the release with clusterctl and runs the operator of its Deployment.
+func testInit(t *testing.T, cp *controlplane.ControlPlane, n *Installation, client clusterctl.Client) {
 	require.NoError(t, n.Apply(t.Context(), filepath.Join("testdata", "cert-manager")))
-	kubeconfig := clusterctl.Kubeconfig{Path: cp.KubeconfigPath()}
 	installed, err := client.Init(t.Context(), clusterctl.InitOptions{
-		Kubeconfig:              kubeconfig,
+		Kubeconfig:              clusterctl.Kubeconfig{Path: cp.KubeconfigPath()},
 		InfrastructureProviders: []string{"nstance"},
 		BootstrapProviders:      []string{clusterctl.NoopProvider},
 		ControlPlaneProviders:   []string{clusterctl.NoopProvider},
@@ -105,6 +103,12 @@ func testClusterctl(t *testing.T, cp *controlplane.ControlPlane, n *Installation
 
 	_, err = n.StartOperator(t.Context(), Operator{Component: "operator"})
 	require.NoError(t, err)
+}
+
+// testPool creates a pool from the release's template, and waits until clusterctl shows
+// it.
+func testPool(t *testing.T, cp *controlplane.ControlPlane, client clusterctl.Client) {
+	kubeconfig := clusterctl.Kubeconfig{Path: cp.KubeconfigPath()}
 	t.Setenv("NSTANCE_SHARDS", "us-west-2a, us-west-2b")
 	template, err := client.GetClusterTemplate(t.Context(), clusterctl.GetClusterTemplateOptions{
 		Kubeconfig: kubeconfig, ClusterName: ClusterName, TargetNamespace: Namespace, WorkerMachineCount: ptr.To[int64](3),

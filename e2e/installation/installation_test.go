@@ -46,7 +46,8 @@ func TestInstallation(t *testing.T) {
 	t.Run("the operator's Pods are restricted", func(t *testing.T) { testRestricted(t, n, client) })
 	clusterctl := newClusterctl(t, root, binaries)
 	t.Run("the variables of a release are replaced", func(t *testing.T) { testVariables(t, clusterctl) })
-	t.Run("clusterctl installs a release", func(t *testing.T) { testClusterctl(t, cp, n, clusterctl) })
+	t.Run("clusterctl installs a release", func(t *testing.T) { testInit(t, cp, n, clusterctl) })
+	t.Run("clusterctl creates and shows a pool", func(t *testing.T) { testPool(t, cp, clusterctl) })
 }
 
 func install(t *testing.T, binaries controlplane.Binaries, o Options) (*controlplane.ControlPlane, *Installation) {

@@ -72,6 +72,9 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 			"--kubeconfig", kubeconfig,
 			"--http-address", address(o.HTTPPort),
 			"--webhook-address", address(o.WebhookPort),
+			// For Metric: a scrape over TLS is two requests of the operator, and tests
+			// count those.
+			"--metrics-address", "",
 			"--capi-kubeconfig-server", n.cp.Server(),
 		}, o.Flags),
 		Env:   c.env,
