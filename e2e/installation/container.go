@@ -31,13 +31,13 @@ type container struct {
 // operatorContainer returns the operator's container of the Deployment that the API server
 // has. The Pod has the name pod.
 func (n *Installation) operatorContainer(ctx context.Context, pod string) (*container, error) {
-	deployment, err := n.client.AppsV1().Deployments(Namespace).Get(ctx, deploymentName, metav1.GetOptions{})
+	deployment, err := n.client.AppsV1().Deployments(n.namespace).Get(ctx, deploymentName, metav1.GetOptions{})
 	if err != nil {
-		return nil, fmt.Errorf("get Deployment %s/%s: %w", Namespace, deploymentName, err)
+		return nil, fmt.Errorf("get Deployment %s/%s: %w", n.namespace, deploymentName, err)
 	}
 	c, err := newContainer(deployment, pod)
 	if err != nil {
-		return nil, fmt.Errorf("read container %s of Deployment %s/%s: %w", containerName, Namespace, deploymentName, err)
+		return nil, fmt.Errorf("read container %s of Deployment %s/%s: %w", containerName, n.namespace, deploymentName, err)
 	}
 	return c, nil
 }

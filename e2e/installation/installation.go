@@ -54,6 +54,8 @@ type Installation struct {
 	client    kubernetes.Interface
 	authority *pki.Authority
 	dir       string
+	// namespace is that of the operator, and tenant its tenant.
+	namespace, tenant string
 	// webhook is the port at which the API server calls the admission webhook, and
 	// webhookServed whether an operator was started for it.
 	webhook       int
@@ -75,6 +77,9 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 		cp:      cp,
 		client:  client,
 		dir:     filepath.Join(cp.Dir(), "nstance"),
+
+		namespace: Namespace,
+		tenant:    Tenant,
 	}
 	if err := os.RemoveAll(n.dir); err != nil {
 		return nil, fmt.Errorf("remove old state: %w", err)
@@ -85,10 +90,25 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 	if err := controlplane.FillInPorts([]*int{&n.webhook}); err != nil {
 		return nil, fmt.Errorf("install Nstance: %w", err)
 	}
-	if err := n.applyOperator(ctx); err != nil {
+	if err := n.applyOperator(ctx, overlay); err != nil {
 		return nil, err
 	}
 	return n, n.applyConfiguration(ctx)
+}
+
+// InstallSecond installs a second operator, for another tenant of the same shards and in
+// another namespace. StartOperator of the result starts it.
+func (n *Installation) InstallSecond(ctx context.Context, namespace, tenant string) (*Installation, error) {
+	other := *n
+	other.namespace, other.tenant = namespace, tenant
+	other.webhook, other.webhookServed = 0, false
+	if err := controlplane.FillInPorts([]*int{&other.webhook}); err != nil {
+		return nil, fmt.Errorf("install a second operator: %w", err)
+	}
+	if err := other.applyOperator(ctx, second); err != nil {
+		return nil, err
+	}
+	return &other, other.applyConfiguration(ctx)
 }
 
 // writeFile writes a file that only its owner may read.

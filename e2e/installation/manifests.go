@@ -23,21 +23,35 @@ const fieldManager = "devcluster"
 //go:embed overlay/kustomization.yaml
 var overlayText string
 
-// overlay is the kustomization of what is applied: the manifests of the operator, changed
-// for a machine without a kubelet.
-var overlay = template.Must(template.New("overlay").Option("missingkey=error").Parse(overlayText))
+//go:embed second/kustomization.yaml
+var secondText string
+
+var (
+	// overlay is the kustomization of what is applied: the manifests of the operator,
+	// changed for a machine without a kubelet.
+	overlay = parse(overlayText)
+	// second is that of a second operator of the cluster.
+	second = parse(secondText)
+)
+
+func parse(text string) *template.Template {
+	return template.Must(template.New("overlay").Option("missingkey=error").Parse(text))
+}
 
 // applyOperator applies the manifests of the operator as an administrator does, with an
 // overlay.
-func (n *Installation) applyOperator(ctx context.Context) error {
-	dir := filepath.Join(n.dir, "overlay")
+func (n *Installation) applyOperator(ctx context.Context, overlay *template.Template) error {
+	dir := filepath.Join(n.dir, "overlay", n.namespace)
 	// A kustomization names others by relative paths only.
 	operator, err := filepath.Rel(dir, filepath.Join(n.options.Manifests, "operator"))
 	if err != nil {
 		return fmt.Errorf("write the overlay: %w", err)
 	}
 	var text bytes.Buffer
-	if err := overlay.Execute(&text, map[string]string{"Operator": operator, "Webhook": webhookURL(n.webhook)}); err != nil {
+	if err := overlay.Execute(&text, map[string]string{
+		"Operator": operator, "Webhook": webhookURL(n.webhook),
+		"Namespace": n.namespace, "ClusterID": ClusterID, "Tenant": n.tenant,
+	}); err != nil {
 		return fmt.Errorf("write the overlay: %w", err)
 	}
 	if err := n.writeFile(filepath.Join(dir, "kustomization.yaml"), text.Bytes()); err != nil {
@@ -68,12 +82,12 @@ func (n *Installation) applyConfiguration(ctx context.Context) error {
 		return err
 	}
 	for _, configMap := range []*corev1.ConfigMapApplyConfiguration{
-		corev1.ConfigMap("nstance-shards", Namespace).WithData(shards),
-		corev1.ConfigMap("nstance-cluster-ca", Namespace).WithData(map[string]string{
+		corev1.ConfigMap("nstance-shards", n.namespace).WithData(shards),
+		corev1.ConfigMap("nstance-cluster-ca", n.namespace).WithData(map[string]string{
 			"ca.crt": ca,
 		}),
 	} {
-		if _, err := n.client.CoreV1().ConfigMaps(Namespace).Apply(ctx, configMap, applyOptions()); err != nil {
+		if _, err := n.client.CoreV1().ConfigMaps(n.namespace).Apply(ctx, configMap, applyOptions()); err != nil {
 			return fmt.Errorf("apply ConfigMap %s: %w", *configMap.Name, err)
 		}
 	}
@@ -82,12 +96,12 @@ func (n *Installation) applyConfiguration(ctx context.Context) error {
 
 // ApplyNonce gives the operator a new nonce to register with.
 func (n *Installation) ApplyNonce(ctx context.Context) error {
-	nonce, err := n.Admin(ctx, "cluster", "nonce", "--tenant", Tenant)
+	nonce, err := n.Admin(ctx, "cluster", "nonce", "--tenant", n.tenant)
 	if err != nil {
 		return err
 	}
-	secret := corev1.Secret("nstance-operator-nonce", Namespace).WithData(map[string][]byte{"nonce.jwt": []byte(nonce)})
-	if _, err := n.client.CoreV1().Secrets(Namespace).Apply(ctx, secret, applyOptions()); err != nil {
+	secret := corev1.Secret("nstance-operator-nonce", n.namespace).WithData(map[string][]byte{"nonce.jwt": []byte(nonce)})
+	if _, err := n.client.CoreV1().Secrets(n.namespace).Apply(ctx, secret, applyOptions()); err != nil {
 		return fmt.Errorf("apply Secret %s: %w", *secret.Name, err)
 	}
 	return nil

@@ -90,10 +90,10 @@ func (n *Installation) token(ctx context.Context, account string) (string, error
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(certificateLifetime.Seconds())),
 	}}
-	response, err := n.client.CoreV1().ServiceAccounts(Namespace).
+	response, err := n.client.CoreV1().ServiceAccounts(n.namespace).
 		CreateToken(ctx, account, request, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", Namespace, account, err)
+		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", n.namespace, account, err)
 	}
 	return response.Status.Token, nil
 }

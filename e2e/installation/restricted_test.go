@@ -23,7 +23,7 @@ import (
 func testRestricted(t *testing.T, n *Installation, client kubernetes.Interface) {
 	require.NoError(t, n.Apply(t.Context(), filepath.Join(n.options.Manifests, "operator")))
 	t.Cleanup(func() {
-		assert.NoError(t, n.applyOperator(context.WithoutCancel(t.Context())))
+		assert.NoError(t, n.applyOperator(context.WithoutCancel(t.Context()), overlay))
 	})
 	selector := metav1.ListOptions{LabelSelector: "app.kubernetes.io/name=nstance-operator"}
 	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {

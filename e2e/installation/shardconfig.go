@@ -83,6 +83,10 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 		}
 		groups[id] = static
 	}
+	tenants := object{Tenant: groups}
+	for _, tenant := range shard.Tenants {
+		tenants[tenant] = object{}
+	}
 	options := object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
 	if len(shard.Quota) > 0 {
 		options["quota"] = shard.Quota
@@ -145,7 +149,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 				"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
 			},
 		},
-		"groups": object{Tenant: groups},
+		"groups": tenants,
 	}
 }
 

@@ -25,6 +25,8 @@ type Shard struct {
 	ElectionPort     int
 	// Groups are the static groups by id.
 	Groups map[string]Group
+	// Tenants are further tenants, which have no static group.
+	Tenants []string
 	// Quota is the most instances that there may be of an instance type. A type
 	// that is not listed has no limit.
 	Quota map[string]int

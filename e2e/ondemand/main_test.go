@@ -50,9 +50,10 @@ func TestMain(m *testing.M) {
 	var shards []installation.Shard
 	for _, id := range shardIDs {
 		shards = append(shards, installation.Shard{
-			ID:     id,
-			Groups: map[string]installation.Group{group: {Template: installation.OnDemandTemplate}},
-			Quota:  map[string]int{unavailable: 0},
+			ID:      id,
+			Tenants: []string{otherTenant},
+			Groups:  map[string]installation.Group{group: {Template: installation.OnDemandTemplate}},
+			Quota:   map[string]int{unavailable: 0},
 
 			RegistrationTimeout: registrationTimeout,
 		})
