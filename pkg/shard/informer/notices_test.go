@@ -322,7 +322,7 @@ func TestUnimplementedWatchOfInstancesIsRetriedRarely(t *testing.T) {
 
 func TestNoticesOfDeletionsExpire(t *testing.T) {
 	p := &peer{drains: drains("draining")}
-	withWatcher(t, p, func(t *testing.T, w *watcher) {
+	withWatcher(t, p, func(_ *testing.T, w *watcher) {
 		<-time.After(3 * time.Second)
 		p.instances <- event("deleting", shard.Deleting)
 		p.instances <- event("deleted", shard.Deleted)
