@@ -27,6 +27,9 @@ type Record struct {
 	Vars         map[string]string `json:"vars,omitempty"`
 	// InfraConfigHash is the group's hash at the time of creation.
 	InfraConfigHash string `json:"infra_config_hash"`
+	// Adopted is true of a record that was created from what the provider has stored of
+	// the instance. What it overrides of its group's settings is not known.
+	Adopted bool `json:"adopted,omitempty"`
 	// CreatedAt is when the server decided to create the instance. The age of the
 	// instance counts from here.
 	CreatedAt time.Time `json:"created_at"`
@@ -36,6 +39,11 @@ type Record struct {
 	// zero until then. The server cannot derive this reason again, so it is stored
 	// before the client gets its answer.
 	DeletionRequestedAt time.Time `json:"deletion_requested_at,omitzero"`
+}
+
+// Origin returns the part of the record that the provider stores with the instance.
+func (r *Record) Origin() Origin {
+	return Origin{OnDemand: r.OnDemand, IdempotencyKey: r.IdempotencyKey, InfraConfigHash: r.InfraConfigHash}
 }
 
 // Key returns the group of the instance.

@@ -34,6 +34,19 @@ type VM struct {
 	// ProviderID is the provider's own id. It may be empty while pending.
 	ProviderID string
 	Group      GroupKey
+	// Origin is what the provider has stored of the instance's record.
+	Origin Origin
 	// State is never Missing.
 	State State
+}
+
+// Origin is the part of a record that a provider stores with the instance, as metadata
+// of the machine. A server that has lost the record creates it again from there.
+type Origin struct {
+	// OnDemand and IdempotencyKey are those of the record.
+	OnDemand       bool
+	IdempotencyKey string
+	// InfraConfigHash is that of the record. It is empty for an instance of a server
+	// that did not store it.
+	InfraConfigHash string
 }

@@ -117,7 +117,7 @@ func TestSpecOfAnOnDemandInstance(t *testing.T) {
 	spec, err := p.Spec(t.Context(), &group, record, "subnet-c")
 	require.NoError(t, err)
 	want := provider.Spec{
-		ID: instanceID, Group: record.Key(), Template: "gpu", Kind: "gpu", CreatedAt: time.Unix(1, 0),
+		ID: instanceID, Group: record.Key(), Origin: instance.Origin{OnDemand: true}, Template: "gpu", Kind: "gpu", CreatedAt: time.Unix(1, 0),
 		Type: c.Shard.Infra.InstanceTypes["r7g.large"], Subnet: "subnet-c",
 		Args: map[string]any{"labels": map[string]any{
 			"defaults": "yes", "from": "gpu", "gpu": "yes", "rendered": "record r7g.large",

@@ -73,6 +73,7 @@ func (p *Provisioner) spec(ctx context.Context, group *groups.Group, record *ins
 	return provider.Spec{
 		ID:        record.ID,
 		Group:     record.Key(),
+		Origin:    record.Origin(),
 		Template:  group.Template,
 		Kind:      group.Kind,
 		CreatedAt: record.CreatedAt,

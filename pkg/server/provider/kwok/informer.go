@@ -57,8 +57,13 @@ func strip(obj any) (any, error) {
 		return obj, nil
 	}
 	var annotations map[string]string
-	if status, found := node.Annotations[AnnotationProviderStatus]; found {
-		annotations = map[string]string{AnnotationProviderStatus: status}
+	for _, name := range []string{AnnotationProviderStatus, AnnotationIdempotencyKey, AnnotationInfraConfigHash} {
+		if value, found := node.Annotations[name]; found {
+			if annotations == nil {
+				annotations = map[string]string{}
+			}
+			annotations[name] = value
+		}
 	}
 	return &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{

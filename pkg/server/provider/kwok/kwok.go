@@ -171,7 +171,7 @@ func (p *Provider) vm(id string) (instance.VM, bool) {
 	case found:
 		vm = fromNode(node)
 	case requested:
-		vm = instance.VM{ID: id, Group: request.spec.Group, State: instance.Pending}
+		vm = instance.VM{ID: id, Group: request.spec.Group, Origin: request.spec.Origin, State: instance.Pending}
 	default:
 		return instance.VM{}, false
 	}
@@ -250,7 +250,7 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 		if !found {
 			return nil
 		}
-		current.spec = provider.Spec{ID: id, Group: groupOf(node)}
+		current.spec = provider.Spec{ID: id, Group: groupOf(node), Origin: originOf(node)}
 	}
 	current.delete = true
 	p.requests[id] = current

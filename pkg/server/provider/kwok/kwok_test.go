@@ -31,8 +31,8 @@ func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 			ID: id, Group: group, Template: "worker", Kind: "knd", CreatedAt: time.Date(2026, 2, 3, 4, 5, 6, 7, time.FixedZone("", 3600)),
 			Type: instanceTypes["m7i.large"], Subnet: "subnet-a", Userdata: []byte("a secret"),
 			Args: map[string]any{
-				"labels":      map[string]any{"pool": "gold", "nstance.dev/group": "other", "kubernetes.io/os": "windows"},
-				"annotations": map[string]any{"example.com/owner": "us", "nstance.dev/kind": "abc"},
+				"labels":      map[string]any{"pool": "gold", "nstance.dev/group": "other", "nstance.dev/on-demand": "true", "kubernetes.io/os": "windows"},
+				"annotations": map[string]any{"example.com/owner": "us", "nstance.dev/kind": "abc", "nstance.dev/infra-config-hash": "abc"},
 			},
 		}
 		require.NoError(t, p.Create(t.Context(), spec))

@@ -15,16 +15,25 @@ import (
 )
 
 // Labels of a Node. By the first three a shard finds its instances again
-// (docs/server.md#providers); by tenant and group it adopts those of which it has
-// no record.
+// (docs/server.md#providers); by tenant, group and LabelOnDemand it adopts those of
+// which it has no record.
 const (
-	LabelManaged    = "nstance.dev/managed"
-	LabelClusterID  = "nstance.dev/cluster-id"
-	LabelShard      = "nstance.dev/shard"
-	LabelTenant     = "nstance.dev/tenant"
-	LabelGroup      = "nstance.dev/group"
+	LabelManaged   = "nstance.dev/managed"
+	LabelClusterID = "nstance.dev/cluster-id"
+	LabelShard     = "nstance.dev/shard"
+	LabelTenant    = "nstance.dev/tenant"
+	LabelGroup     = "nstance.dev/group"
+	// LabelOnDemand is "true" on the Node of an on-demand instance. Others do not have it.
+	LabelOnDemand   = "nstance.dev/on-demand"
 	LabelInstanceID = "nstance.dev/instance-id"
 	LabelSubnet     = "nstance.dev/subnet"
+)
+
+// Annotations from which the record of an instance is created again if it is lost. An
+// empty value has no annotation.
+const (
+	AnnotationIdempotencyKey  = "nstance.dev/idempotency-key"
+	AnnotationInfraConfigHash = "nstance.dev/infra-config-hash"
 )
 
 // Annotations for users. No code reads them.
@@ -47,8 +56,11 @@ const (
 	StatusImpaired = "impaired"
 )
 
-// managed is the value of LabelManaged.
-const managed = "true"
+// The values of LabelManaged and LabelOnDemand.
+const (
+	managed    = "true"
+	isOnDemand = "true"
+)
 
 const (
 	fieldManager = "nstance-server"
@@ -75,7 +87,7 @@ func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
 		corev1.ResourceEphemeralStorage: *resource.NewQuantity(diskGiB<<30, resource.BinarySI),
 		corev1.ResourcePods:             *resource.NewQuantity(podsPerNode, resource.DecimalSI),
 	}
-	return &corev1.Node{
+	node := &corev1.Node{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: spec.ID,
 			Labels: overlay(stringsOf(spec.Args, argLabels), map[string]string{
@@ -111,6 +123,33 @@ func (p *Provider) newNode(spec provider.Spec) *corev1.Node {
 			},
 		},
 	}
+	setOrigin(node, spec.Origin)
+	return node
+}
+
+// setOrigin replaces what an argument may have set.
+func setOrigin(node *corev1.Node, origin instance.Origin) {
+	set := func(values map[string]string, name, value string) {
+		delete(values, name)
+		if value != "" {
+			values[name] = value
+		}
+	}
+	onDemand := ""
+	if origin.OnDemand {
+		onDemand = isOnDemand
+	}
+	set(node.Labels, LabelOnDemand, onDemand)
+	set(node.Annotations, AnnotationIdempotencyKey, origin.IdempotencyKey)
+	set(node.Annotations, AnnotationInfraConfigHash, origin.InfraConfigHash)
+}
+
+func originOf(node *corev1.Node) instance.Origin {
+	return instance.Origin{
+		OnDemand:        node.Labels[LabelOnDemand] == isOnDemand,
+		IdempotencyKey:  node.Annotations[AnnotationIdempotencyKey],
+		InfraConfigHash: node.Annotations[AnnotationInfraConfigHash],
+	}
 }
 
 // ExpectedNode returns the Node that Create would create, without what differs per
@@ -131,6 +170,7 @@ func fromNode(node *corev1.Node) instance.VM {
 		ID:         node.Name,
 		ProviderID: node.Spec.ProviderID,
 		Group:      groupOf(node),
+		Origin:     originOf(node),
 		State:      stateOf(node),
 	}
 }

@@ -5,6 +5,7 @@ package providertest
 
 import (
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -228,8 +229,18 @@ func (s *suite) testDeletedByOther() {
 
 func (s *suite) testRestart() {
 	h := s.start()
-	for _, group := range []instance.GroupKey{workers, workers, otherWorkers} {
-		h.MustRun(s.spec(group))
+	origins := map[string]instance.Origin{}
+	for _, origin := range []instance.Origin{{}, {OnDemand: true, IdempotencyKey: "Any: text/\u00e9"}, {InfraConfigHash: strings.Repeat("0f", 32)}} {
+		spec := s.spec(workers)
+		if origin.OnDemand {
+			spec = s.spec(otherWorkers)
+		}
+		spec.Origin = origin
+		id := h.MustCreate(spec)
+		vm, _ := h.Get(id)
+		assert.Equal(s.t, origin, vm.Origin, "the origin of a pending instance")
+		h.Await(spec.Group, map[string]instance.State{id: instance.Running})
+		origins[id] = origin
 	}
 	all := func() map[string]instance.VM {
 		vms := map[string]instance.VM{}
@@ -239,6 +250,9 @@ func (s *suite) testRestart() {
 		return vms
 	}
 	before := all()
+	for id, origin := range origins {
+		assert.Equal(s.t, origin, before[id].Origin, "the origin of instance %s", id)
+	}
 	h.Stop()
 	s.Calls()
 
