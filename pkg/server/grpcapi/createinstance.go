@@ -119,12 +119,16 @@ func existingResponse(existing instance.Instance, wanted instance.Record) (*nsta
 }
 
 // sameParameters reports whether wanted has the parameters that record was created
-// with.
+// with, as far as they are known.
 func sameParameters(record, wanted instance.Record) bool {
 	return record.OnDemand && record.Key() == wanted.Key() &&
 		record.IdempotencyKey == wanted.IdempotencyKey &&
 		(wanted.ID == "" || record.ID == wanted.ID) &&
-		record.Template == wanted.Template &&
+		(record.Adopted || sameOverrides(record, wanted))
+}
+
+func sameOverrides(record, wanted instance.Record) bool {
+	return record.Template == wanted.Template &&
 		record.InstanceType == wanted.InstanceType &&
 		record.SubnetPool == wanted.SubnetPool &&
 		maps.Equal(record.Vars, wanted.Vars)

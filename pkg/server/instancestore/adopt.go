@@ -8,59 +8,92 @@ import (
 	"errors"
 	"fmt"
 
+	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// Adopt creates records for the provider's instances that have none, so that
-// they count towards their group instead of being created a second time. Such
-// an instance is a managed one, because nothing says otherwise. Its age is that
-// of its id. It has no configuration hash and so counts as created from another
-// configuration. The provider must be synced.
-//
-// Adopt returns the instances whose record was removed earlier. They were
-// deleted and have reappeared; the caller deletes them again.
-//
-// The error joins the errors of all instances that could not be adopted.
-func (s *Store) Adopt(ctx context.Context) (returned []instance.VM, err error) {
-	var errs []error
+// Unrecorded returns the provider's instances that have no record and are not being
+// deleted: the storage was restored from an older backup, or has lost records.
+func (s *Store) Unrecorded() []instance.VM {
+	unrecorded, _ := s.compare()
+	return unrecorded
+}
+
+// compare returns the provider's instances that have no record, and those whose record
+// was removed, without instances whose deletion is in progress.
+func (s *Store) compare() (unrecorded, returned []instance.VM) {
 	for _, group := range s.provider.Groups() {
 		for _, vm := range s.provider.List(group) {
 			e, found := s.entry(vm.ID)
 			switch {
 			case vm.State == instance.Terminating:
-				// Its deletion is already in progress.
 			case !found:
-				errs = append(errs, s.adopt(ctx, vm))
+				unrecorded = append(unrecorded, vm)
 			case e.isDeleted():
 				returned = append(returned, vm)
 			}
 		}
 	}
+	return unrecorded, returned
+}
+
+// Adopt creates records for the provider's instances that have none, so that they
+// are neither created a second time nor terminated. A record has the group and the
+// origin that the provider has stored, and the age of the id. The provider must be
+// synced.
+//
+// Adopt returns the instances whose record was removed earlier. They were
+// deleted and have reappeared; the caller deletes them again.
+//
+// The error joins the errors of all instances that another attempt may adopt. Those that
+// never can be, because their metadata is damaged, are logged.
+func (s *Store) Adopt(ctx context.Context) (returned []instance.VM, err error) {
+	unrecorded, returned := s.compare()
+	errs := make([]error, len(unrecorded))
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), readers, len(unrecorded), func(i int) {
+		errs[i] = s.adopt(ctx, unrecorded[i])
+	})
 	return returned, errors.Join(errs...)
 }
 
 func (s *Store) adopt(ctx context.Context, vm instance.VM) error {
-	id, err := puidv7.Parse(vm.ID)
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "instance", vm.ID, "tenant", vm.Group.Tenant, "group", vm.Group.Group)
+	record, err := s.recordOf(vm)
 	if err != nil {
-		return fmt.Errorf("adopt an instance of group %s: %w", vm.Group, err)
+		logger.Error(err, "An instance without a record is ignored, because its metadata is damaged")
+		return nil
 	}
-	err = s.Add(ctx, instance.Record{
-		ID:         vm.ID,
-		Tenant:     vm.Group.Tenant,
-		Group:      vm.Group.Group,
-		CreatedAt:  id.Time(),
-		ProviderID: vm.ProviderID,
-	})
+	err = s.Add(ctx, record)
 	if errors.Is(err, ErrExists) {
 		return nil // was added concurrently
 	}
 	if err != nil {
 		return fmt.Errorf("adopt an instance of group %s: %w", vm.Group, err)
 	}
-	klog.FromContext(ctx).Info("Adopted an instance without a record",
-		"instance", vm.ID, "tenant", vm.Group.Tenant, "group", vm.Group.Group, "createdAt", id.Time())
+	logger.Info("Adopted an instance without a record", "onDemand", record.OnDemand, "createdAt", record.CreatedAt)
 	return nil
+}
+
+// recordOf returns the record that the metadata of an instance gives.
+func (s *Store) recordOf(vm instance.VM) (instance.Record, error) {
+	id, err := puidv7.Parse(vm.ID)
+	if err != nil {
+		return instance.Record{}, err
+	}
+	record := instance.Record{
+		ID:              vm.ID,
+		Tenant:          vm.Group.Tenant,
+		Group:           vm.Group.Group,
+		OnDemand:        vm.Origin.OnDemand,
+		IdempotencyKey:  vm.Origin.IdempotencyKey,
+		InfraConfigHash: vm.Origin.InfraConfigHash,
+		Adopted:         true,
+		CreatedAt:       id.Time(),
+		ProviderID:      vm.ProviderID,
+	}
+	_, err = recordKey(s.shard, &record)
+	return record, err
 }

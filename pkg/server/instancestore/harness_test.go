@@ -149,7 +149,7 @@ func keyOf(t testing.TB, record instance.Record) string {
 }
 
 func vmOf(record instance.Record, state instance.State) instance.VM {
-	return instance.VM{ID: record.ID, ProviderID: "cloud:///" + record.ID, Group: record.Key(), State: state}
+	return instance.VM{ID: record.ID, ProviderID: "cloud:///" + record.ID, Group: record.Key(), Origin: record.Origin(), State: state}
 }
 
 func onDemand(key string) func(*instance.Record) {

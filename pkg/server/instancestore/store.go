@@ -125,13 +125,18 @@ func (s *Store) Draining(tenant string) []instance.Instance {
 	return s.views(entries)
 }
 
+// Recorded returns the keys of the groups that have instances with a record, in no
+// particular order.
+func (s *Store) Recorded() []instance.GroupKey {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	return s.index.keys()
+}
+
 // Keys returns the keys of all groups that have instances, in order. They
 // include groups of instances that only the provider knows.
 func (s *Store) Keys() []instance.GroupKey {
-	s.mu.RLock()
-	keys := s.index.keys()
-	s.mu.RUnlock()
-	keys = append(keys, s.provider.Groups()...)
+	keys := append(s.Recorded(), s.provider.Groups()...)
 	slices.SortFunc(keys, instance.GroupKey.Compare)
 	return slices.Compact(keys)
 }
