@@ -96,7 +96,7 @@ func (s *Store) store(requests []*request) {
 			r.fail(err)
 			continue
 		}
-		r.group, r.changed = after, before.etagOrEmpty() != after.etagOrEmpty()
+		r.group, r.changed = after, before.etagOrEmpty() != after.etagOrEmpty() || current.mark != next.mark
 		content, groups[r.key] = content.apply(r.key, next), after
 		writes = append(writes, r)
 	}
@@ -119,13 +119,15 @@ func (s *Store) store(requests []*request) {
 // the stored object is known and already contains it. After a failed write the
 // object may differ from content.
 func (s *Store) isStored(current, next edit) bool {
-	return s.object.unconfirmed == nil && current.retired == next.retired && reflect.DeepEqual(current.group, next.group)
+	return s.object.unconfirmed == nil && current.retired == next.retired && current.mark == next.mark && reflect.DeepEqual(current.group, next.group)
 }
 
-// publish makes changed groups visible. A nil group is removed.
+// publish makes changed groups visible, and the marks of the content. A nil group is
+// removed.
 func (s *Store) publish(changed map[instance.GroupKey]*Group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	s.marks = s.content.marks
 	for key, group := range changed {
 		if group != nil {
 			s.groups[key] = group

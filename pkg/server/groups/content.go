@@ -16,12 +16,15 @@ type content struct {
 	groups map[string]map[string]*stored
 	// retired are the retired uids by tenant.
 	retired map[string]*retiredUIDs
+	// marks are the groups that were deleted or are unconfirmed.
+	marks marks
 }
 
 // edit is what a request makes of the content: what is stored of its group, nil for
-// nothing, and the retired uids of its tenant.
+// nothing, the mark of the group, and the retired uids of its tenant.
 type edit struct {
 	group   *stored
+	mark    mark
 	retired *retiredUIDs
 }
 
@@ -32,12 +35,13 @@ func (c content) get(key instance.GroupKey) *stored {
 
 // current returns the edit that changes nothing.
 func (c content) current(key instance.GroupKey) edit {
-	return edit{group: c.get(key), retired: c.retired[key.Tenant]}
+	return edit{group: c.get(key), mark: c.marks.get(key), retired: c.retired[key.Tenant]}
 }
 
 // apply returns a copy of c after e.
 func (c content) apply(key instance.GroupKey, e edit) content {
 	c = c.with(key, e.group)
+	c.marks = c.marks.with(key, e.mark)
 	if e.retired != c.retired[key.Tenant] {
 		changed := maps.Clone(c.retired)
 		if changed == nil {

@@ -41,7 +41,7 @@ type encodedUIDs struct {
 }
 
 // encode returns c as json.MarshalIndent does: an object with a field for each tenant,
-// and one for the retired uids if there are any.
+// one for the retired uids and one for the marks if there are any.
 func (e *encoder) encode(c content) ([]byte, error) {
 	if e.groups == nil {
 		e.groups = map[instance.GroupKey]encodedGroup{}
@@ -53,8 +53,13 @@ func (e *encoder) encode(c content) ([]byte, error) {
 		if err := writeName(&b, tenant); err != nil {
 			return err
 		}
-		if tenant == retiredKey {
+		switch tenant {
+		case retiredKey:
 			return e.writeRetired(&b, c.retired)
+		case marksKey:
+			text, err := encodeMarks(c.marks)
+			b.Write(text)
+			return err
 		}
 		count += len(groups)
 		return writeObject(&b, indent, groups, func(name string, of *stored) error {
@@ -73,13 +78,22 @@ func (e *encoder) encode(c content) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// fields returns the groups by tenant, and retiredKey if c has retired uids.
+// fields returns the groups by tenant, retiredKey if c has retired uids, and marksKey if
+// c has marks.
 func (c content) fields() map[string]map[string]*stored {
-	if len(c.retired) == 0 {
+	if len(c.retired) == 0 && len(c.marks) == 0 {
 		return c.groups
 	}
-	fields := map[string]map[string]*stored{retiredKey: nil}
-	maps.Copy(fields, c.groups)
+	fields := maps.Clone(c.groups)
+	if fields == nil {
+		fields = map[string]map[string]*stored{}
+	}
+	if len(c.retired) > 0 {
+		fields[retiredKey] = nil
+	}
+	if len(c.marks) > 0 {
+		fields[marksKey] = nil
+	}
 	return fields
 }
 

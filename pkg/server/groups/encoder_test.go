@@ -22,6 +22,9 @@ func plainJSON(c content) map[string]any {
 	if len(c.retired) > 0 {
 		fields["retired_uids"] = c.retired
 	}
+	if len(c.marks) > 0 {
+		fields["group_marks"] = c.marks
+	}
 	return fields
 }
 
@@ -63,6 +66,15 @@ func TestEncodeIsMarshalIndent(t *testing.T) {
 			return c.apply(keyOf("default", "b"), edit{group: c.get(keyOf("default", "b")), retired: c.retired["default"].with("x")})
 		}},
 		{"no retired uids of one tenant", func(c content) content { return c.apply(keyOf("zone", "b"), edit{}) }},
+		{"a mark", func(c content) content {
+			return c.apply(keyOf("default", "old"), edit{mark: markDeleted, retired: c.retired["default"]})
+		}},
+		{"another mark of another tenant", func(c content) content {
+			return c.apply(keyOf("also", "b"), edit{group: c.get(keyOf("also", "b")), mark: markUnconfirmed})
+		}},
+		{"a mark is removed", func(c content) content {
+			return c.apply(keyOf("also", "b"), edit{group: c.get(keyOf("also", "b"))})
+		}},
 		{"a deleted group", func(c content) content { return c.with(keyOf("default", "b"), nil) }},
 		{"a deleted group created as another one", func(c content) content { return c.with(keyOf("default", "b"), full) }},
 		{"a quoted name", func(c content) content { return c.with(keyOf("default", "\"<"), full) }},

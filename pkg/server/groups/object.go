@@ -107,6 +107,9 @@ func (o *object) resolveUnconfirmed(ctx context.Context) error {
 // name of a tenant, because it is no identifier.
 const retiredKey = "retired_uids"
 
+// marksKey is the field of the object that has the marks, likewise.
+const marksKey = "group_marks"
+
 // decode rejects unknown fields, because the next write would lose them.
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
@@ -122,9 +125,12 @@ func decode(data []byte) (content, error) {
 	}
 	decoded := content{groups: map[string]map[string]*stored{}}
 	for name, value := range fields {
-		if name == retiredKey {
+		switch name {
+		case retiredKey:
 			decoded.retired, err = decodeRetired(value)
-		} else {
+		case marksKey:
+			decoded.marks, err = decodeMarks(value)
+		default:
 			var groups map[string]*stored
 			err = decodeStrictly(value, &groups)
 			decoded.groups[name] = groups

@@ -53,6 +53,12 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	}
 
 	content = content.updateWhenDropped(next, groups)
+	for key := range groups {
+		if content.marks.get(key) == markDeleted {
+			// The configuration names a group that was deleted before.
+			content.marks = content.marks.with(key, noMark)
+		}
+	}
 	if !reflect.DeepEqual(content, s.content) {
 		if err := s.object.write(ctx, content); err != nil {
 			return fmt.Errorf("store the groups: %w", err)
@@ -65,7 +71,7 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.config, s.groups = next, groups
+	s.config, s.groups, s.marks = next, groups, s.content.marks
 	return nil
 }
 

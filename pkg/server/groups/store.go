@@ -39,6 +39,10 @@ type Store struct {
 	config *config.Config
 	// groups are all merged groups.
 	groups map[instance.GroupKey]*Group
+	// marks are those of content.
+	marks marks
+	// refused are the unconfirmed groups of which a request was refused as stale.
+	refused map[instance.GroupKey]struct{}
 }
 
 // Open reads the dynamic groups of the shard from store. Without an object
@@ -50,7 +54,7 @@ type Store struct {
 // Reconfigure, if an operator changed it while it was static. Otherwise nothing
 // is stored of it, and it no longer exists.
 func Open(ctx context.Context, c *config.Config, store storage.Store) (*Store, error) {
-	s := &Store{object: object{store: store, key: storage.GroupsKey(c.Shard.ID)}}
+	s := &Store{object: object{store: store, key: storage.GroupsKey(c.Shard.ID)}, refused: map[instance.GroupKey]struct{}{}}
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
 	var err error
@@ -98,6 +102,7 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 	r := &request{ctx: ctx, key: key, plan: func(current edit, before *Group) (edit, *Group, error) {
 		retired, err := current.upserted(key, change)
 		if err != nil {
+			s.setRefused(key)
 			return edit{}, nil, err
 		}
 		_, static := s.config.Groups[key.Tenant][key.Group]
@@ -117,7 +122,7 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 
 // Delete removes the stored settings of a group: a static group returns to its
 // configured settings, and a dynamic one ceases to exist. It succeeds for a
-// group that does not exist. revision is that of the object whose group is deleted,
+// group that does not exist, which is deleted from then on. revision is that of the object whose group is deleted,
 // nil when the client sends none; later changes from this object are older. changed
 // and the errors are as in Upsert.
 func (s *Store) Delete(ctx context.Context, key instance.GroupKey, revision *Revision) (changed bool, err error) {
@@ -130,6 +135,7 @@ func (s *Store) Delete(ctx context.Context, key instance.GroupKey, revision *Rev
 			return edit{}, nil, err
 		}
 		if _, static := s.config.Groups[key.Tenant][key.Group]; next.group == nil && !static {
+			next.mark = markDeleted
 			return next, nil, nil
 		}
 		after, err := merge(s.config, key, next.group)
