@@ -50,15 +50,7 @@ func IsWrongServer(err error) bool {
 // another Kubernetes cluster than the one that the operator runs in. The call had no
 // effect.
 func IsOtherCluster(err error) bool {
-	if code(err) != codes.PermissionDenied {
-		return false
-	}
-	for _, detail := range status.Convert(err).Details() {
-		if info, ok := detail.(*errdetails.ErrorInfo); ok && info.GetDomain() == nstancev1.ErrorDomain && info.GetReason() == identifier.OtherClusterReason {
-			return true
-		}
-	}
-	return false
+	return code(err) == codes.PermissionDenied && hasReason(err, identifier.OtherClusterReason)
 }
 
 // IsUnreachable reports whether err, wrapped or not, means that the shard did not
@@ -71,6 +63,23 @@ func IsUnreachable(err error) bool {
 		return true
 	case codes.Canceled:
 		return !errors.Is(err, context.Canceled)
+	}
+	return false
+}
+
+// IsNotServing reports whether err, wrapped or not, means that the server of the shard
+// cannot serve before an administrator does something. Such an error is unreachable too.
+func IsNotServing(err error) bool {
+	return code(err) == codes.Unavailable && hasReason(err, nstancev1.ReasonNotServing)
+}
+
+// hasReason reports whether err has the detail of this project with a reason.
+func hasReason(err error, reason string) bool {
+	for _, detail := range status.Convert(err).Details() {
+		info, ok := detail.(*errdetails.ErrorInfo)
+		if ok && info.GetDomain() == nstancev1.ErrorDomain && info.GetReason() == reason {
+			return true
+		}
 	}
 	return false
 }
@@ -95,16 +104,7 @@ func IsRejected(err error) bool {
 // newer revision than that of the request. The call had no effect, and the
 // configuration in the request is not the reason.
 func IsStale(err error) bool {
-	if code(err) != codes.FailedPrecondition {
-		return false
-	}
-	for _, detail := range status.Convert(err).Details() {
-		info, ok := detail.(*errdetails.ErrorInfo)
-		if ok && info.GetDomain() == nstancev1.ErrorDomain && info.GetReason() == nstancev1.ReasonStaleRevision {
-			return true
-		}
-	}
-	return false
+	return code(err) == codes.FailedPrecondition && hasReason(err, nstancev1.ReasonStaleRevision)
 }
 
 // IsDeclined reports whether err, wrapped or not, is a rejection that only the

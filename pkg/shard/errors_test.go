@@ -103,6 +103,20 @@ func TestIsOtherCluster(t *testing.T) {
 	}
 }
 
+func TestIsNotServing(t *testing.T) {
+	of := func(code codes.Code, reason string) error {
+		detailed, err := status.New(code, "text").WithDetails(&errdetails.ErrorInfo{Domain: "nstance.dev", Reason: reason})
+		require.NoError(t, err)
+		return detailed.Err()
+	}
+	blocked := of(codes.Unavailable, "NOT_SERVING")
+	assert.True(t, shard.IsNotServing(fmt.Errorf("list: %w", blocked)))
+	assert.True(t, shard.IsUnreachable(blocked))
+	for _, err := range []error{nil, status.Error(codes.Unavailable, "no leader"), of(codes.Unavailable, "OTHER"), of(codes.PermissionDenied, "NOT_SERVING")} {
+		assert.False(t, shard.IsNotServing(err), "%v", err)
+	}
+}
+
 // A connection that breaks during a call is Internal, as some rejections are.
 func TestIsDeclined(t *testing.T) {
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {

@@ -139,7 +139,7 @@ func (c *groupCache) setReason(err error) {
 
 func sameKind(a, b error) bool {
 	return shard.IsUnreachable(a) == shard.IsUnreachable(b) && shard.IsWrongServer(a) == shard.IsWrongServer(b) &&
-		shard.IsOtherCluster(a) == shard.IsOtherCluster(b)
+		shard.IsOtherCluster(a) == shard.IsOtherCluster(b) && shard.IsNotServing(a) == shard.IsNotServing(b)
 }
 
 func (c *groupCache) set(group shard.Group) []string {

@@ -11,10 +11,13 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/require"
+	"google.golang.org/genproto/googleapis/rpc/errdetails"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 
 	"nstance.dev/operator/pkg/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 func group(key string, size int32) shard.Group {
@@ -187,9 +190,15 @@ func TestReasonChangesOnlyWithItsKind(t *testing.T) {
 	late := fmt.Errorf("listing: %w", status.Error(codes.DeadlineExceeded, "too late"))
 	denied := fmt.Errorf("watching: %w", status.Error(codes.Unauthenticated, "expired"))
 	wrong := fmt.Errorf("list: %w", &shard.WrongServerError{Want: "nstance://prod/a", Got: "nstance://prod/b"})
+	blocked, err := status.New(codes.Unavailable, "the groups are lost").WithDetails(&errdetails.ErrorInfo{
+		Domain: nstancev1.ErrorDomain, Reason: nstancev1.ReasonNotServing,
+	})
+	require.NoError(t, err)
 	for _, step := range []struct{ err, want error }{
 		{refused, refused},
-		{late, refused},
+		{blocked.Err(), blocked.Err()},
+		{late, late},
+		{refused, late},
 		{denied, denied},
 		{late, late},
 		{wrong, wrong},

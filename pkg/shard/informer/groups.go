@@ -76,8 +76,8 @@ func (g *Groups) Synced(shards []string) bool {
 // Reachable reports whether the watch of a shard is open and the last list since
 // then succeeded, and if not the reason. The reason is the first error since the shard
 // was last reachable. Only an error of another kind (see shard.IsUnreachable,
-// shard.IsWrongServer and shard.IsOtherCluster) replaces it, so that a condition can
-// have it as its message.
+// shard.IsWrongServer, shard.IsOtherCluster and shard.IsNotServing) replaces it, so that
+// a condition can have it as its message.
 // There is no reason while the first connection is being established.
 func (g *Groups) Reachable(shard string) (bool, error) {
 	g.mu.RLock()

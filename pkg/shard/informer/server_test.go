@@ -137,13 +137,13 @@ func TestOutageKeepsTheCacheAndRecoveryUpdatesIt(t *testing.T) {
 	o := startOperator(t, nil)
 	first := servertest.Start(t, servertest.Options{
 		Authority: o.Authority,
-		Groups:    `{"default": {"static": {"template": "worker", "size": 1}}}`,
+		Groups:    `{"default": {"static": {"template": "worker", "size": 0}}}`,
 	})
 	o.set(map[string]string{shardID: first.Addr})
 	o.expectReachable(t, true)
 	o.scale(t, 2)
 	before := o.expectInstances(t, "workers", 2)
-	o.expectInstances(t, "static", 1)
+	o.expectInstances(t, "static", 0)
 
 	first.Kill()
 	o.expectReachable(t, false)
