@@ -90,7 +90,8 @@ func TestDeletedGroups(t *testing.T) {
 }
 
 // TestAConfigurationThatDropsGroupsWhileTheServerIsDown: a group that an operator has
-// changed stays as it was, the others are deleted.
+// changed stays as it was. Of the others only the instances are known, which stay until an
+// operator decides.
 func TestAConfigurationThatDropsGroupsWhileTheServerIsDown(t *testing.T) {
 	first := servertest.Start(t, servertest.Options{Groups: `{"default": {"main": {"template": "worker", "size": 2}, "other": {"template": "worker"}}}`})
 	upsert(t, first.Operator("default"), "main", &nstancev1.GroupConfig{Size: 3})
@@ -99,7 +100,10 @@ func TestAConfigurationThatDropsGroupsWhileTheServerIsDown(t *testing.T) {
 	first.Stop()
 
 	second := servertest.Start(t, servertest.Options{Authority: first.Authority, DataDir: first.DataDir, Kubernetes: first.Kubernetes})
-	groups := untilListed(t, second.Operator("default"), "main")
+	groups := untilListed(t, second.Operator("default"), "main", "other")
+	_, err := second.Operator("default").DeleteGroup(t.Context(), &nstancev1.DeleteGroupRequest{Key: "other"})
+	require.NoError(t, err)
+	untilListed(t, second.Operator("default"), "main")
 	if groups[0].IsStatic || groups[0].Size != 3 || !slices.Equal(groups[0].ProviderIds, before.ProviderIds) {
 		t.Errorf("there are groups %v, want main alone, dynamic and otherwise as before: %v", groups, before)
 	}

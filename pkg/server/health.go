@@ -20,22 +20,29 @@ import (
 type health struct {
 	// ready reports whether the server serves operators, or stands by for a server
 	// that does.
-	ready   func() bool
+	ready func() bool
+	// blocked returns why the server does not serve although it leads, nil if nothing is
+	// known.
+	blocked func() error
 	handler *http.ServeMux
 }
 
-func newHealth(metrics prometheus.Gatherer, ready func() bool) *health {
-	h := &health{ready: ready, handler: http.NewServeMux()}
+func newHealth(metrics prometheus.Gatherer, ready func() bool, blocked func() error) *health {
+	h := &health{ready: ready, blocked: blocked, handler: http.NewServeMux()}
 	h.handler.HandleFunc("GET /health", h.probe)
 	h.handler.HandleFunc("GET /{$}", h.probe)
 	h.handler.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return h
 }
 
-// probe responds 200 with the body "ok" and no line break, or 503.
+// probe responds 200 with the body "ok" and no line break, or 503 and the reason.
 func (h *health) probe(w http.ResponseWriter, _ *http.Request) {
 	if !h.ready() {
-		http.Error(w, "not ready", http.StatusServiceUnavailable)
+		message := "not ready"
+		if err := h.blocked(); err != nil {
+			message += ": " + err.Error()
+		}
+		http.Error(w, message, http.StatusServiceUnavailable)
 		return
 	}
 	// A client that disconnected needs no response.

@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/access"
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -74,6 +75,8 @@ type shared struct {
 	reconcilerMetrics *reconciler.Metrics
 	// serving is true while operators are served.
 	serving atomic.Bool
+	// blocked is why this server leads and does not serve, nil if nothing is known.
+	blocked atomic.Pointer[groups.MissingError]
 }
 
 // newProcess reads the configuration and creates what does not need the cluster's
@@ -109,9 +112,10 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection)
 	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election)
 	sh.gate = grpcapi.NewGate(sh.elector.Leading, p.leaderMessage)
+	sh.gate.Blocked = p.blocked
 	sh.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
-	p.health = newHealth(sh.registry, p.ready)
+	p.health = newHealth(sh.registry, p.ready, p.blocked)
 	return p, nil
 }
 
@@ -135,6 +139,14 @@ func (p *process) otherLeader() (leader.Lock, bool) {
 func (p *process) ready() bool {
 	_, standby := p.otherLeader()
 	return p.shared.serving.Load() || standby
+}
+
+// blocked returns why this server leads and does not serve, nil when nothing is known.
+func (p *process) blocked() error {
+	if missing := p.shared.blocked.Load(); missing != nil && p.shared.elector.Leading() {
+		return missing
+	}
+	return nil
 }
 
 // leaderMessage returns which server an operator has to call instead of this one.
@@ -161,19 +173,30 @@ func openSecrets(c config.Secrets, store storage.Store) (*secrets.Store, error) 
 	return secrets.New(store, key, old...)
 }
 
+// missingInterval is how often to look for an object whose loss prevents a term. Only
+// an administrator can restore it.
+const missingInterval = 10 * time.Second
+
 // termAttempts is how often a term is started that never serves. Then the server
 // stops and releases the lock: another server may succeed, and a supervisor
 // restarts this one.
 const termAttempts = 3
 
 // lead runs terms until ctx, which is the leadership's, is done. A term that stops
-// early, such as after a write by another writer, is followed by the next.
+// early, such as after a write by another writer, is followed by the next. While the
+// groups are missing from the storage, the server leads without serving: no other server
+// could do more.
 func (p *process) lead(ctx context.Context) error {
 	first := wait.Backoff{Duration: time.Second, Factor: 2, Steps: termAttempts}
 	for backoff := first; ; {
 		served, err := p.runTerm(ctx)
 		if ctx.Err() != nil {
 			return ctx.Err()
+		}
+		if missing, ok := errors.AsType[*groups.MissingError](err); ok {
+			p.awaitGroups(ctx, missing)
+			backoff = first
+			continue
 		}
 		if served {
 			backoff = first
@@ -188,5 +211,16 @@ func (p *process) lead(ctx context.Context) error {
 			return nil
 		case <-time.After(delay):
 		}
+	}
+}
+
+// awaitGroups waits a while, and reports meanwhile what is missing.
+func (p *process) awaitGroups(ctx context.Context, missing *groups.MissingError) {
+	klog.FromContext(ctx).Error(missing, "Not serving, will look for the groups again", "delay", missingInterval)
+	p.shared.blocked.Store(missing)
+	select {
+	case <-ctx.Done():
+	case <-time.After(missingInterval):
+	case <-p.shared.readConfigTicks:
 	}
 }

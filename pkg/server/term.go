@@ -152,9 +152,9 @@ func (s exclusiveStore) stopOnConflict(err error) {
 	}
 }
 
-// start waits until all instances are known, because groups would seem to have
-// none before that. It gives up after a while: another server may be able to reach
-// the provider.
+// start waits until all instances are known and have a record, because groups would seem
+// to have none before that. It gives up after a while: another server may be able to
+// reach the provider.
 func (t *term) start(ctx context.Context) (err error) {
 	timeout := time.NewTimer(syncTimeouts * t.groups.Config().Shard.RequestTimeout)
 	defer timeout.Stop()
@@ -179,6 +179,9 @@ func (t *term) start(ctx context.Context) (err error) {
 	if err := t.cache.SetLeadershipID(ctx, t.shared.elector.LeadershipID()); err != nil {
 		klog.FromContext(ctx).Error(err, "The cache will not be used after the next start")
 	}
+	if err := t.groups.CheckPresent(t.usedGroups()); err != nil {
+		return err
+	}
 	t.statuses = grpcapi.NewStatusCache(t.groups, t.instances, t.provider)
 	t.reconciler = reconciler.New(reconciler.Options{
 		Groups:    t.groups,
@@ -197,8 +200,20 @@ func (t *term) start(ctx context.Context) (err error) {
 		Metrics:     t.shared.reconcilerMetrics,
 	})
 	t.hashes = newGroupHashes(t.groups, t.cache)
+	if err := t.reconciler.Adopt(ctx); err != nil {
+		return err
+	}
 	close(t.started)
 	return nil
+}
+
+// usedGroups returns the groups that have an instance, with or without a record.
+func (t *term) usedGroups() []instance.GroupKey {
+	keys := t.instances.Recorded()
+	for _, vm := range t.instances.Unrecorded() {
+		keys = append(keys, vm.Group)
+	}
+	return keys
 }
 
 // cacheIsStale reports whether another server may have led since the cache was
@@ -256,6 +271,7 @@ func (t *term) serve(ctx context.Context) error {
 		},
 	})
 	defer closeGate()
+	t.shared.blocked.Store(nil)
 	t.shared.serving.Store(true)
 	defer t.shared.serving.Store(false)
 	klog.FromContext(ctx).Info("Serving operators", "shard", t.shared.shard, "groups", len(t.groups.Keys()))

@@ -24,6 +24,9 @@ type Gate struct {
 
 	// Issuer renews the certificates of clients.
 	Issuer Issuer
+	// Blocked returns why this server, which leads, cannot serve before an administrator
+	// does something. It returns nil when nothing is known. It is optional.
+	Blocked func() error
 
 	// leading reports whether this server leads now: a term is over a moment after
 	// the leadership.
@@ -87,9 +90,20 @@ func (g *Gate) enter() (current *openService, leave func(), err error) {
 	}
 	g.mu.Unlock()
 	if current == nil {
-		return nil, nil, status.Error(codes.Unavailable, "this server does not lead: "+g.whoLeads())
+		return nil, nil, g.notServing()
 	}
 	return current, current.calls.Done, nil
+}
+
+// notServing returns the error of a call without a term. Clients can distinguish one that
+// passes by itself from one that does not.
+func (g *Gate) notServing() error {
+	if g.Blocked != nil {
+		if err := g.Blocked(); err != nil {
+			return withReason(codes.Unavailable, "this server cannot serve: "+err.Error(), nstancev1.ReasonNotServing, nil).Err()
+		}
+	}
+	return status.Error(codes.Unavailable, "this server does not lead: "+g.whoLeads())
 }
 
 // closeStreams closes all streams, present and future, with Unavailable.

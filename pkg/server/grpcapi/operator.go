@@ -72,6 +72,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	})
 	if err != nil {
 		logger.Error(err, "Group was not changed", "group", key.Group)
+		s.Statuses.Refresh(key) // may have its revision now
 		return nil, toStatus(err)
 	}
 	if changed {

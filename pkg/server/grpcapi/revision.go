@@ -36,12 +36,13 @@ func staleStatus(err *groups.StaleError) *status.Status {
 	if err.Stored != nil {
 		metadata[nstancev1.MetadataStoredRevision] = err.Stored.String()
 	}
-	plain := status.New(codes.FailedPrecondition, err.Error())
-	detailed, failure := plain.WithDetails(&errdetails.ErrorInfo{
-		Reason:   nstancev1.ReasonStaleRevision,
-		Domain:   nstancev1.ErrorDomain,
-		Metadata: metadata,
-	})
+	return withReason(codes.FailedPrecondition, err.Error(), nstancev1.ReasonStaleRevision, metadata)
+}
+
+// withReason returns a status with a detail that distinguishes it from others of the code.
+func withReason(code codes.Code, message, reason string, metadata map[string]string) *status.Status {
+	plain := status.New(code, message)
+	detailed, failure := plain.WithDetails(&errdetails.ErrorInfo{Reason: reason, Domain: nstancev1.ErrorDomain, Metadata: metadata})
 	if failure != nil {
 		return plain
 	}

@@ -52,6 +52,18 @@ func newDeletingStatus(key instance.GroupKey, last *nstancev1.GroupStatus, insta
 	return status
 }
 
+// newLostStatus returns the status of a group that the storage has lost: only its
+// instances are known. It is not being deleted, and has the size that keeps them. Without
+// a revision, each operator that has the group sends it.
+func newLostStatus(key instance.GroupKey, instances []instance.Instance) *nstancev1.GroupStatus {
+	status := &nstancev1.GroupStatus{
+		Key: key.Group, Tenant: key.Tenant, Size: int32(len(instances)), Declared: &nstancev1.GroupSettings{},
+	}
+	setRevision(status, nil)
+	setInstances(status, instances)
+	return status
+}
+
 // setInstances lists all instances in the extension field, and the provider ids of
 // the running ones in the field that clients without the extension read
 // (docs/protocol.md#extensions).

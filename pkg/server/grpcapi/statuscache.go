@@ -22,6 +22,10 @@ import (
 // Groups returns the desired state.
 type Groups interface {
 	Get(instance.GroupKey) (*groups.Group, bool)
+	// Deleted reports whether a group was deleted.
+	Deleted(instance.GroupKey) bool
+	// HidesRevision reports whether a group is reported without its revision.
+	HidesRevision(instance.GroupKey) bool
 }
 
 // Instances returns the actual state: the instances of a group that are not
@@ -41,7 +45,7 @@ type Nodes interface {
 type groupWatcher = watcher[string, nstancev1.GroupEvent]
 
 // StatusCache has the status of every group for lists and watches: of those that
-// exist, and of those that were deleted but still have instances. Callers that
+// exist, and of those that were deleted or lost but still have instances. Callers that
 // change a group or an instance call Refresh. Watchers get an event when the
 // status differs.
 type StatusCache struct {
@@ -87,21 +91,30 @@ func (c *StatusCache) Refresh(keys ...instance.GroupKey) {
 }
 
 // status returns the status of a group, or nil if the group does not exist. A
-// deleted group exists until its last instance is deleted. mu must be locked.
+// deleted or lost group exists until its last instance is deleted. mu must be locked.
 func (c *StatusCache) status(key instance.GroupKey) *nstancev1.GroupStatus {
 	instances := managed(c.instances.List(key))
-	if group, found := c.groups.Get(key); found {
+	group, found := c.groups.Get(key)
+	switch {
+	case found:
 		return c.statusOf(group, instances)
-	}
-	if len(instances) == 0 {
+	case len(instances) == 0:
 		return nil
+	case c.groups.Deleted(key):
+		return newDeletingStatus(key, c.statuses[key], instances)
+	default:
+		return newLostStatus(key, instances)
 	}
-	return newDeletingStatus(key, c.statuses[key], instances)
 }
 
-// statusOf returns the status of a group with these instances.
+// statusOf returns the status of a group with these instances. Without
+// its revision, the operator sends the group again.
 func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
-	return newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
+	status := newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
+	if c.groups.HidesRevision(group.Key) {
+		setRevision(status, nil)
+	}
+	return status
 }
 
 // Close closes all watches, present and future.

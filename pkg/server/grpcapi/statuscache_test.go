@@ -11,6 +11,7 @@ import (
 	"testing/synctest"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	corev1 "k8s.io/api/core/v1"
@@ -27,12 +28,18 @@ type shard struct {
 	groups    map[instance.GroupKey]*groups.Group
 	instances map[instance.GroupKey][]instance.Instance
 	node      *corev1.Node
+	// lost: groups that do not exist were not deleted. hides: revisions are hidden.
+	lost, hides bool
 }
 
 func (s *shard) Get(key instance.GroupKey) (*groups.Group, bool) {
 	group, found := s.groups[key]
 	return group, found
 }
+
+func (s *shard) Deleted(instance.GroupKey) bool { return !s.lost }
+
+func (s *shard) HidesRevision(instance.GroupKey) bool { return s.hides }
 
 func (s *shard) List(key instance.GroupKey) []instance.Instance { return s.instances[key] }
 
@@ -194,4 +201,39 @@ func TestNextWaitsForGroupEvent(t *testing.T) {
 			t.Errorf("a watch that began after Close returns %v", err)
 		}
 	})
+}
+
+// TestLostGroup is listed with its instances, as a group that keeps them.
+func TestLostGroup(t *testing.T) {
+	c, s := newStatusCache()
+	s.lost = true
+	s.instances[key("lost")] = []instance.Instance{shown("a", instance.Running), shown("b", instance.Running), onDemand(shown("c", instance.Running))}
+	c.Refresh(key("lost"))
+	listed := c.list("default")
+	require.Len(t, listed, 1)
+	status := listed[0]
+	require.False(t, status.Deleting)
+	require.EqualValues(t, 2, status.Size)
+	require.Equal(t, []string{"id-a", "id-b"}, status.ProviderIds)
+	require.NotNil(t, status.Revision)
+	require.Empty(t, status.Revision.Uid)
+}
+
+// TestHiddenRevision is reported as none, and the rest of the group as it is.
+func TestHiddenRevision(t *testing.T) {
+	c, s := newStatusCache()
+	group := &groups.Group{Key: key("main"), Size: 3, Revision: &groups.Revision{UID: "u", Generation: 4}}
+	s.groups[group.Key] = group
+	for _, s.hides = range []bool{true, false} {
+		c.Refresh(group.Key)
+		status := c.list("default")[0]
+		require.EqualValues(t, 3, status.Size)
+		require.NotNil(t, status.Revision)
+		require.Equal(t, s.hides, status.Revision.Uid == "")
+	}
+}
+
+func onDemand(i instance.Instance) instance.Instance {
+	i.OnDemand = true
+	return i
 }

@@ -149,6 +149,8 @@ func (c *crash) proceed(key instance.GroupKey) {
 				c.s.loseCache()
 			}
 			c.s.lead()
+			// An operator might send another size for instances that are missing.
+			c.s.pass(confirmTimeout)
 		}
 		for _, i := range c.s.instances.Draining("default") {
 			c.s.acknowledge(key, i.ID)

@@ -7,33 +7,80 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"slices"
 	"time"
 
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
 const (
 	// adoptAttempts is the maximum number of attempts to adopt all instances
-	// before the first group is reconciled.
+	// before operators are served.
 	adoptAttempts = 5
 	// disabledInterval is how often to check whether garbage collection was
 	// enabled.
 	disabledInterval = time.Minute
 )
 
-// adoptFirst adopts instances, with retries. It finally gives up, so that one
-// instance with damaged metadata does not block all groups.
-func (r *Reconciler) adoptFirst(ctx context.Context) {
+// Adopt gives all instances of the provider a record, with retries. Until then the lists
+// of instances are incomplete. The provider must be synced. Adopt is called before Run.
+func (r *Reconciler) Adopt(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: minBackoff, Factor: 2, Steps: adoptAttempts}
+	var last error
 	err := wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
-		return r.collectGarbage(ctx) == nil, nil
+		_, last = r.adopt(ctx)
+		if last != nil {
+			klog.FromContext(ctx).Error(last, "Failed to adopt all instances of the provider")
+		}
+		return last == nil, nil
 	})
-	if err != nil && ctx.Err() == nil {
-		klog.FromContext(ctx).Error(err, "Continuing although some instances could not be adopted")
+	if err != nil {
+		return fmt.Errorf("adopt the instances of the provider: %w", cmp.Or(last, err))
 	}
+	r.started, r.missingFirst = time.Now(), map[instance.GroupKey]string{}
+	for _, key := range r.Instances.Keys() {
+		missing := slices.ContainsFunc(r.Instances.List(key), func(i instance.Instance) bool {
+			return !i.OnDemand && i.State == instance.Missing && !i.BeingDeleted()
+		})
+		if group, found := r.Groups.Get(key); found && missing {
+			r.missingFirst[key] = group.ETag
+		}
+	}
+	return nil
+}
+
+// waitFor returns how long the managed instances of a group are left alone, because an
+// operator may send another size.
+func (r *Reconciler) waitFor(group *groups.Group, now time.Time) time.Duration {
+	etag, missing := r.missingFirst[group.Key]
+	if !missing || etag != group.ETag {
+		return 0
+	}
+	return max(0, confirmTimeout-now.Sub(r.started))
+}
+
+// adopt gives the provider's instances a record. An instance without one shows that the
+// storage is older than the instance, or has lost a record. The stored settings of its
+// group may then be outdated too. That is stored before the record, from which it cannot
+// be seen any more.
+func (r *Reconciler) adopt(ctx context.Context) (returned []instance.VM, err error) {
+	var keys []instance.GroupKey
+	for _, vm := range r.Instances.Unrecorded() {
+		if !slices.Contains(keys, vm.Group) {
+			keys = append(keys, vm.Group)
+		}
+	}
+	if len(keys) > 0 {
+		err = r.withCallContext(ctx, func(ctx context.Context) error { return r.Groups.MarkUnconfirmed(ctx, keys) })
+		if err != nil {
+			return nil, err
+		}
+	}
+	return r.Instances.Adopt(ctx)
 }
 
 // collectRegularly collects garbage at the configured interval until ctx is
@@ -64,7 +111,7 @@ func (r *Reconciler) purge(ctx context.Context) {
 // case a change was missed.
 func (r *Reconciler) collectGarbage(ctx context.Context) error {
 	logger := klog.FromContext(ctx)
-	returned, err := r.Instances.Adopt(ctx)
+	returned, err := r.adopt(ctx)
 	if err != nil {
 		logger.Error(err, "Failed to adopt all instances of the provider")
 	}
@@ -77,6 +124,7 @@ func (r *Reconciler) collectGarbage(ctx context.Context) error {
 		}
 	}
 	r.purge(ctx)
+	r.forgetDeletedGroups(ctx)
 	r.enqueueAll(r.Groups.Keys())
 	r.enqueueAll(r.Instances.Keys())
 	return err

@@ -140,6 +140,7 @@ func (s *server) lead() {
 	reconciler := s.reconciler
 	s.running.Go(func() { _ = s.cloud.Run(ctx, reconciler.Enqueue, s.reportFailure) })
 	synctest.Wait()
+	require.NoError(s.t, reconciler.Adopt(ctx))
 	s.running.Go(func() { reconciler.Run(ctx) })
 	synctest.Wait()
 }

@@ -15,8 +15,14 @@ import (
 
 // state is the input of a plan for one group.
 type state struct {
-	// deleted is true for a group that does not exist. Its size is 0.
+	// deleted is true for a group that was deleted. Its size is 0.
 	deleted bool
+	// lost is true for a group that neither exists nor was deleted: the storage has lost
+	// it. Neither its size nor its settings are known.
+	lost bool
+	// unconfirmed is true for a group whose settings may be outdated: it may be larger
+	// than its size.
+	unconfirmed bool
 	// size is the desired number of managed instances.
 	size int
 	// removeFirst contains the ids of the instances to delete first when there
@@ -25,6 +31,8 @@ type state struct {
 	// replaced is true when an instance of removeFirst was deleted and replaced
 	// before its removal was requested.
 	replaced bool
+	// waiting is true while an operator may send another size for missing instances.
+	waiting bool
 	// infraConfigHash is the hash of the group. If it is empty, no instance has
 	// drifted.
 	infraConfigHash string
@@ -97,10 +105,20 @@ type action struct {
 // point.
 func plan(s state, now time.Time) (actions []action, next time.Time) {
 	p := newPlanner(s, now)
-	p.scaleDown()
-	p.replaceOverdue()
-	p.replaceUnhealthy()
-	p.rotate()
+	if s.lost || s.waiting {
+		// An operator or an administrator decides about the managed instances.
+		p.deleteOnDemand()
+		return p.actions, p.nextDeadline()
+	}
+	if s.unconfirmed {
+		// Only what nothing runs on is deleted, until an operator confirms the size.
+		p.replaceDown()
+	} else {
+		p.scaleDown()
+		p.replaceOverdue()
+		p.replaceUnhealthy()
+		p.rotate()
+	}
 	// Instances with a record come before scaling up, so that a provider that
 	// rejects requests does not leave another record behind with every attempt.
 	p.createRecorded(p.staying)

@@ -59,7 +59,12 @@ func (o *outcome) within(d time.Duration) {
 func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outcome, error) {
 	current := &reconciliation{Reconciler: r, key: key, config: r.Groups.Config()}
 	now := time.Now()
-	actions, next := plan(current.observe(), now)
+	observed := current.observe()
+	if wait := r.waitFor(current.group, now); wait > 0 {
+		observed.waiting = true
+		current.outcome.within(wait)
+	}
+	actions, next := plan(observed, now)
 	if !next.IsZero() {
 		current.outcome.within(next.Sub(now))
 	}
@@ -78,6 +83,10 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 
 // observe returns the input of a plan.
 func (r *reconciliation) observe() state {
+	// The order of these calls matters. An adopted instance is seen only with the mark of
+	// its group, or with the settings that an operator has confirmed since.
+	instances := r.Instances.List(r.key)
+	deleted, unconfirmed := r.Groups.Deleted(r.key), r.Groups.Unconfirmed(r.key)
 	group, found := r.Groups.Get(r.key)
 	if !found {
 		// The drain timeout was deleted with the group. Its instances drain as
@@ -86,14 +95,16 @@ func (r *reconciliation) observe() state {
 	}
 	r.group = group
 	s := state{
-		deleted:             !found,
+		deleted:             !found && deleted,
+		lost:                !found && !deleted,
+		unconfirmed:         unconfirmed,
 		size:                int(group.Size),
 		removeFirst:         map[string]bool{},
 		infraConfigHash:     group.InfraConfigHash,
 		drainTimeout:        group.DrainTimeout,
 		expiry:              r.config.Shard.Expiry,
 		registrationTimeout: r.config.Shard.GarbageCollection.RegistrationTimeout,
-		instances:           r.Instances.List(r.key),
+		instances:           instances,
 		attempted:           map[string]time.Time{},
 		providerIDs:         map[string]string{},
 	}

@@ -27,6 +27,10 @@ const (
 	// minBackoff and maxBackoff bound the delay after an error of a group.
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 30 * time.Second
+	// confirmTimeout is how long a new leader waits before it replaces instances that
+	// are missing from the beginning. If the storage was restored, an operator may have
+	// a smaller size, which it sends when it connects.
+	confirmTimeout = 15 * time.Second
 )
 
 // Groups provides the desired state.
@@ -36,6 +40,17 @@ type Groups interface {
 	Get(instance.GroupKey) (*groups.Group, bool)
 	// Keys returns the keys of all groups.
 	Keys() []instance.GroupKey
+	// Deleted reports whether a group was deleted. A group that neither exists nor was
+	// deleted is missing from the storage.
+	Deleted(instance.GroupKey) bool
+	// Unconfirmed reports whether the settings of a group may be outdated.
+	Unconfirmed(instance.GroupKey) bool
+	// DeletedGroups returns the groups of which Deleted is true, and ForgetDeleted
+	// removes some of them.
+	DeletedGroups() []instance.GroupKey
+	ForgetDeleted(context.Context, []instance.GroupKey) error
+	// MarkUnconfirmed stores that groups are unconfirmed.
+	MarkUnconfirmed(context.Context, []instance.GroupKey) error
 	// Config returns the current configuration.
 	Config() *config.Config
 }
@@ -55,6 +70,8 @@ type Instances interface {
 	// Remove removes the record of an instance that the provider no longer
 	// lists.
 	Remove(ctx context.Context, id string) error
+	// Unrecorded returns the provider's instances that have no record.
+	Unrecorded() []instance.VM
 	// Adopt creates records for the provider's instances that have none, and
 	// returns instances that have reappeared after their deletion.
 	Adopt(ctx context.Context) (returned []instance.VM, err error)
@@ -105,12 +122,19 @@ type Reconciler struct {
 	queue         workqueue.TypedRateLimitingInterface[instance.GroupKey]
 	createLimiter createLimiter
 	attempts      attempts
+	// started is when the instances of the provider had records.
+	started time.Time
+	// missingFirst has the etags of the groups that had missing instances then.
+	missingFirst map[instance.GroupKey]string
+	// unusedSince is when each deleted group was first seen without instances.
+	unusedSince map[instance.GroupKey]time.Time
 }
 
 // New returns a reconciler, which starts to work in Run.
 func New(options Options) *Reconciler {
 	return &Reconciler{
-		Options: options,
+		Options:     options,
+		unusedSince: map[instance.GroupKey]time.Time{},
 		queue: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[instance.GroupKey](minBackoff, maxBackoff)),
 	}
@@ -122,17 +146,11 @@ func (r *Reconciler) Enqueue(key instance.GroupKey) {
 }
 
 // Run reconciles all groups, and then those that change, until ctx is done. It
-// returns after all workers have returned. It first waits until the provider is
-// synced and its instances have records: unknown instances would be created a
-// second time.
+// returns after all workers have returned. Adopt must have succeeded: unknown instances
+// would be created a second time.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.queue.ShutDown()
-	select {
-	case <-ctx.Done():
-		return
-	case <-r.Provider.Synced():
-	}
-	r.adoptFirst(ctx)
+	_ = r.collectGarbage(ctx) // logs its errors; the next interval is the retry
 	var running sync.WaitGroup
 	running.Go(func() { r.collectRegularly(ctx) })
 	for range workers {

@@ -26,6 +26,18 @@ func (p *planner) replaceOverdue() {
 // replaceUnhealthy creates replacements for unhealthy instances, as far as size
 // + 1 allows.
 func (p *planner) replaceUnhealthy() {
+	p.replaceDown()
+	for range p.count(impaired) {
+		if p.total > p.size {
+			return
+		}
+		p.create(impaired.reason())
+	}
+}
+
+// replaceDown terminates the instances on which nothing runs, and creates replacements
+// as far as size + 1 allows.
+func (p *planner) replaceDown() {
 	// Terminating an instance that is down needs no drain and makes room at
 	// once. Without room, scaling up creates its replacement next.
 	p.staying = slices.DeleteFunc(p.staying, func(i *instance.Instance) bool {
@@ -38,12 +50,6 @@ func (p *planner) replaceUnhealthy() {
 		p.startDeletion(i, down.reason())
 		return true
 	})
-	for range p.count(impaired) {
-		if p.total > p.size {
-			return
-		}
-		p.create(impaired.reason())
-	}
 }
 
 // rotate creates a replacement for one instance that is outdated but healthy,
