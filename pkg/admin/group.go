@@ -74,10 +74,41 @@ func newGroupScaleCommand(options *shardOptions) *cobra.Command {
 	}
 }
 
+func newGroupDeleteCommand(options *shardOptions) *cobra.Command {
+	return &cobra.Command{
+		Use:   "delete GROUP",
+		Short: "Delete a group and terminate its instances on each shard that is called",
+		Long: "Delete a group and terminate its instances, after a drain, on each shard that is called. A static group " +
+			"returns to its configured size.\n\nA group that an operator has a pool of is created again: delete the pool instead.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			group := args[0]
+			if err := validateGroup(group); err != nil {
+				return err
+			}
+			answers, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*emptypb.Empty, error) {
+				return client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Key: group})
+			})
+			rows := newTable("SHARD", "GROUP")
+			for _, a := range answers {
+				rows.add(a.shard, group)
+			}
+			return errors.Join(err, rows.print(command.OutOrStdout()))
+		},
+	}
+}
+
+func validateGroup(group string) error {
+	if err := identifier.Validate(group); err != nil {
+		return fmt.Errorf("GROUP: %w", err)
+	}
+	return nil
+}
+
 func parseScale(args []string) (group string, size int32, err error) {
 	group = args[0]
-	if err := identifier.Validate(group); err != nil {
-		return "", 0, fmt.Errorf("GROUP: %w", err)
+	if err := validateGroup(group); err != nil {
+		return "", 0, err
 	}
 	number, err := strconv.ParseUint(args[1], 10, 31)
 	if err != nil {

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin
+
+import (
+	"fmt"
+
+	"github.com/spf13/cobra"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/groups"
+)
+
+const shardFlag = "shard"
+
+func newShardResetGroupsCommand() *cobra.Command {
+	var options storageOptions
+	var shard string
+	command := &cobra.Command{
+		Use:   "reset-groups --storage-bucket BUCKET --shard SHARD",
+		Short: "Confirm that the groups of a shard are lost",
+		Long: "Confirm that the object with the dynamic groups of a shard is lost and that there is no backup: an empty one is " +
+			"created, if there is none. The server of the shard then serves again. It terminates no instance of the lost " +
+			"groups, and keeps them until an operator sends their groups, or until they are deleted.",
+		Args: cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			options.validate(&wrong)
+			wrong.add(shardFlag, identifier.Validate(shard))
+			if err := wrong.join(); err != nil {
+				return err
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			if err := groups.Reset(command.Context(), store, shard); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "Shard %s has no dynamic groups now. Its server serves within seconds.\n", shard)
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	command.Flags().StringVar(&shard, shardFlag, "", "id of the shard (required)")
+	return command
+}

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin_test
+
+import (
+	"context"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// TestShardResetGroups confirms the loss of the groups of a shard, and then deletes one of
+// them, whose instance was kept.
+func TestShardResetGroups(t *testing.T) {
+	s := servertest.Start(t, servertest.Options{})
+	storage := []string{"--storage", "file", "--storage-bucket", s.Bucket()}
+	reset := append([]string{"shard", "reset-groups", "--shard", "us-west-2a"}, storage...)
+	upsert(t, s, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 1})
+	until(t, func() bool { return len(groupsOf(t, s)["workers"].GetInstances().GetInstances()) == 1 })
+	_, err := run(t, reset...)
+	wantError(t, err, "groups/us-west-2a.jsonc", "not changed")
+	flags := shardFlags(register(t, s), "us-west-2a="+s.Addr)
+	s.Stop()
+	require.NoError(t, os.Remove(s.GroupsPath()))
+
+	s = servertest.Prepare(t, servertest.Options{DataDir: s.DataDir, Kubernetes: s.Kubernetes, Addr: s.Addr})
+	s.Launch()
+	s.UntilListening()
+	until(t, func() bool {
+		_, body := s.Get("/health")
+		return len(body) > len("not ready\n")
+	})
+	assert.Contains(t, mustRun(t, reset...), "Shard us-west-2a has no dynamic groups now.")
+	s.ReadConfig()
+	s.UntilHealthy()
+	assert.EqualValues(t, 1, groupsOf(t, s)["workers"].GetSize())
+
+	mustRun(t, append([]string{"group", "delete", "workers", "--shard", "us-west-2a"}, flags...)...)
+	until(t, func() bool { return len(groupsOf(t, s)) == 0 })
+}
+
+// until waits until a condition is true.
+func until(t *testing.T, condition func() bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 5*time.Millisecond, 30*time.Second, true, func(context.Context) (bool, error) {
+		return condition(), nil
+	})
+	require.NoError(t, err)
+}
+
+func TestShardResetGroupsFlags(t *testing.T) {
+	for name, test := range map[string]struct {
+		args []string
+		want string
+	}{
+		"no shard":   {[]string{"--storage-bucket", "b"}, "--shard"},
+		"no bucket":  {[]string{"--shard", "a"}, "--storage-bucket"},
+		"ill-formed": {[]string{"--shard", "A", "--storage-bucket", "b"}, "--shard"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := run(t, append([]string{"shard", "reset-groups"}, test.args...)...)
+			wantError(t, err, test.want)
+		})
+	}
+}
