@@ -35,9 +35,10 @@ var shardIDs = []string{"us-west-2a", "us-west-2b"}
 // servers are shard servers with their instances in memory, by shard.
 type servers map[string]*servertest.Server
 
-// startServers starts the servers and has the operator connect to them.
-func startServers(t *testing.T) servers {
+// newServers starts the servers, and has the operator connect to them during the test.
+func newServers(t *testing.T) servers {
 	t.Helper()
+	t.Cleanup(env.SaveConfigMap(t, "nstance-shards"))
 	started := servers{}
 	for _, id := range shardIDs {
 		started[id] = servertest.Start(t, servertest.Options{
@@ -84,7 +85,7 @@ func (s servers) instances(t *testing.T) []string {
 // were deleted since the backup neither terminate nor create an instance, and an
 // administrator decides about each.
 func TestEtcdRestore(t *testing.T) {
-	servers := startServers(t)
+	servers := newServers(t)
 	const grown, created, deleted, steady = "grown", "created", "deleted", "steady"
 	for _, name := range []string{grown, deleted, steady} {
 		require.NoError(t, env.CreatePoolOn(t.Context(), name, 4, shardIDs...))

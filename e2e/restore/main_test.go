@@ -2,8 +2,9 @@
 // Copyright The Nstance Authors.
 
 // Package restore shows that a restore from a backup terminates nothing
-// (docs/operations.md#backup-and-restore). Its instances are in shard servers that do
-// not use the API server, so that they survive its restore as machines do.
+// (docs/operations.md#backup-and-restore). For a restore of etcd, the instances are in
+// shard servers that do not use the API server, so that they survive its restore as
+// machines do.
 package restore
 
 import (
@@ -16,9 +17,15 @@ import (
 // env is the cluster that all tests of this package share.
 var env *testcluster.Cluster
 
+// builders is a group of each shard that has only instances that are created on demand.
+const builders = "builders"
+
 func TestMain(m *testing.M) {
-	// The operator registers at this shard, which has no groups.
-	testcluster.Main(m, &env, testcluster.Options{
-		Shards: installation.Shards("us-west-2c"), OperatorFlags: testcluster.ShortLease,
-	})
+	// The operator registers at these shards. Instances are deleted without a drain, so
+	// that none is saved by an operator that connects in time.
+	shards := installation.Shards("us-west-2c", "us-west-2d")
+	for i := range shards {
+		shards[i].Groups = map[string]installation.Group{builders: {Template: installation.OnDemandTemplate}}
+	}
+	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: testcluster.ShortLease})
 }
