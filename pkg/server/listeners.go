@@ -47,10 +47,11 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := p.loadKeys(ctx); err != nil {
 		return err
 	}
-	certificate := pki.NewServing(p.shared.keys.Authority, pki.Names{
-		Hosts: hosts(p.shared.advertise),
-		URI:   identifier.ServerURI(p.shared.config.ClusterID, p.shared.shard),
-	})
+	names := pki.Names{Hosts: hosts(p.shared.advertise)}
+	if !p.server.Nameless {
+		names.URI = identifier.ServerURI(p.shared.config.ClusterID, p.shared.shard)
+	}
+	certificate := pki.NewServing(p.shared.keys.Authority, names)
 	operators, err := p.server.Listen(ctx, p.bind.OperatorAddr)
 	if err != nil {
 		return fmt.Errorf("listen for operators (shard.bind.operator_addr): %w", err)

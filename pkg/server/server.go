@@ -45,6 +45,9 @@ type Server struct {
 	// GRPCOptions are added before those of the server, so that interceptors
 	// among them see every call, also rejected ones.
 	GRPCOptions []grpc.ServerOption
+	// Nameless leaves the URI of the shard out of the server's certificate, as servers of
+	// other versions do.
+	Nameless bool
 	// ReadConfig triggers reading the configuration. Default: every two seconds.
 	ReadConfig <-chan time.Time
 }

@@ -61,6 +61,8 @@ type Options struct {
 	// CertificateTTL is how long the certificates of operators are valid, in the
 	// configuration's syntax. Default: a day.
 	CertificateTTL string
+	// Nameless leaves the shard out of the server's certificate.
+	Nameless bool
 	// Authority issues the server's certificate, and its clients' must come
 	// from it. Default: one of its own.
 	Authority *pki.Authority
@@ -163,6 +165,7 @@ func (s *Server) Launch() {
 		CacheDir:  filepath.Join(s.DataDir, "cache"),
 		Providers: kwoktest.Providers(s.Kubernetes),
 		Listen:    s.network.listen,
+		Nameless:  s.options.Nameless,
 		GRPCOptions: []grpc.ServerOption{
 			grpc.ChainUnaryInterceptor(s.recordUnary),
 			grpc.ChainStreamInterceptor(s.recordStream),
