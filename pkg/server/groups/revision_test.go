@@ -95,6 +95,15 @@ var revisionTests = map[string][]revisionStep{
 		{upsertOf("u", 6, 60), true, "10 of v/1", 0},
 		{upsertOf("v", 2, 20), false, "20 of v/2", 1},
 	},
+	"two objects that alternate end with one owner": {
+		{upsertOf("u", 5, 50), false, "50 of u/5", 1},
+		{upsertOf("v", 1, 10), false, "10 of v/1", 1},
+		{upsertOf("u", 5, 50), true, "10 of v/1", 0},
+		{upsertOf("v", 1, 10), false, "10 of v/1", 0},
+		{upsertOf("u", 6, 60), true, "10 of v/1", 0},
+		{upsertOf("v", 2, 20), false, "20 of v/2", 1},
+		{upsertOf("u", 7, 70), true, "20 of v/2", 0},
+	},
 	"a deleted group stays deleted for its object": {
 		{upsertOf("u", 5, 50), false, "50 of u/5", 1},
 		{deleteOf("u", 6), false, none, 1},
