@@ -13,3 +13,14 @@ const ServerScheme = "nstance"
 func ServerURI(cluster, shard string) *url.URL {
 	return &url.URL{Scheme: ServerScheme, Host: cluster, Path: "/" + shard}
 }
+
+// ServerNames returns those of the URIs of a certificate that name a server.
+func ServerNames(uris []*url.URL) []string {
+	var names []string
+	for _, uri := range uris {
+		if uri.Scheme == ServerScheme {
+			names = append(names, uri.String())
+		}
+	}
+	return names
+}

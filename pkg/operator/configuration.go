@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
@@ -39,8 +40,8 @@ type configuration struct {
 	cert, key []byte
 	// leading is true while this process records events.
 	leading bool
-	// problem is the error in shards, the ConfigMap that endpoints were last read from;
-	// nil when it is valid.
+	// problem is the error in shards, the last ConfigMap, whose data endpoints were read
+	// from; nil when it is valid.
 	problem error
 	shards  *corev1.ConfigMap
 	// handlers are called when the ConfigMap names other shards than before, or
@@ -130,6 +131,8 @@ func (c *configuration) readEndpoints(ctx context.Context, object *corev1.Config
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.shards != nil && c.shards.UID == object.UID && maps.Equal(c.shards.Data, object.Data) {
+		// The annotations may have changed.
+		c.shards = object
 		return nil, false
 	}
 	endpoints, err := shard.ParseEndpoints(object.Data)
@@ -151,6 +154,20 @@ func (c *configuration) readEndpoints(ctx context.Context, object *corev1.Config
 	}
 	c.endpoints = endpoints
 	return endpoints, true
+}
+
+// confirmed reports whether an administrator has confirmed that the server at an address
+// is that of a shard, and how to do so. The confirmation of another address than the
+// configured one has no effect.
+func (c *configuration) confirmed(id, address string) (confirmed bool, how string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.shards == nil || c.endpoints[id].Operator != address {
+		return false, "the address has changed"
+	}
+	annotation := v1beta1.AnnotationConfirmedAddress + id
+	return c.shards.Annotations[annotation] == address, fmt.Sprintf("correct the address, or confirm it with the annotation %s=%s of the ConfigMap %s",
+		annotation, address, c.shards.Name)
 }
 
 func (c *configuration) recordProblem() {

@@ -168,3 +168,32 @@ func TestTroubleOfAShardIsToldOnTheConfigMapThatNamesIt(t *testing.T) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
 }
+
+// The annotation may be set alone, and must not outlive the address.
+func TestConfirmedAddress(t *testing.T) {
+	c, _, ctx := startConfiguration(t)
+	c.AddHandler(func(string) {})
+	expect := func(when, id, address string, want bool, message string) {
+		t.Helper()
+		confirmed, how := c.confirmed(id, address)
+		assert.Equal(t, want, confirmed, when)
+		assert.Contains(t, how, message, when)
+	}
+	expect("without a ConfigMap", "a", "host-a:8993", false, "")
+	object := shardsOf("a=host-a:08993", "b=host-b:8993")
+	c.setEndpoints(ctx, object)
+	expect("without the annotation", "a", "host-a:8993", false, "the annotation nstance.dev/confirmed-address.a=host-a:8993 of the ConfigMap nstance-shards")
+
+	object = object.DeepCopy()
+	object.Annotations = map[string]string{"nstance.dev/confirmed-address.a": "host-a:8993"}
+	c.setEndpoints(ctx, object)
+	expect("with the annotation alone", "a", "host-a:8993", true, "")
+	expect("another shard", "b", "host-b:8993", false, "")
+	expect("a connection to a former address", "a", "host-x:8993", false, "")
+
+	moved := shardsOf("a=host-x:8993")
+	moved.Annotations = object.Annotations
+	c.setEndpoints(ctx, moved)
+	expect("another address", "a", "host-x:8993", false, "nstance.dev/confirmed-address.a=host-x:8993")
+	expect("a connection to the former address", "a", "host-a:8993", false, "")
+}

@@ -129,7 +129,6 @@ func newComponents(
 			Deadline:          clients.lease.Deadline,
 			KubernetesCluster: kubernetesCluster,
 		}),
-		groups:  informer.NewGroups(),
 		notices: informer.NewNotices(),
 	}
 	var err error
@@ -137,6 +136,10 @@ func newComponents(
 	if err != nil {
 		return nil, err
 	}
+	c.groups = informer.NewGroups(informer.Options{
+		KnownInstances: knownInstances(informers.Nstance, options.Namespace),
+		Confirmed:      c.configuration.confirmed,
+	})
 	c.groups.AddHandler(shard.GroupHandler{OnError: c.configuration.errorReported})
 	c.webhook, err = newWebhook(ctx, options, clients, informers)
 	if err != nil {

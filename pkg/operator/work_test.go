@@ -33,7 +33,7 @@ func TestWorkStopsControllersBeforeConnections(t *testing.T) {
 		slow := slowController{stopping: make(chan struct{}), release: make(chan struct{})}
 		c := &components{
 			configuration: configuration, connections: configuration.connections,
-			groups: informer.NewGroups(), notices: informer.NewNotices(),
+			groups: informer.NewGroups(informer.Options{}), notices: informer.NewNotices(),
 			controllers: []leaderController{slow},
 		}
 		done := make(chan error, 1)

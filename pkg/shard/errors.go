@@ -25,13 +25,20 @@ var ErrUnknownShard = errors.New("shard is not configured")
 var ErrRemoved = errors.New("shard was removed from the configuration")
 
 // WrongServerError is the error of calls to a shard at whose address the server of
-// another shard or cluster listens. The shard is unreachable: the call was not made.
+// another shard or cluster listens. The shard is unreachable: the call was not made, or
+// only read and its reply ignored.
 type WrongServerError struct {
 	// Want and Got are the names of the servers (identifier.ServerURI).
 	Want, Got string
+	// Doubt is set instead of both for a server that names no shard: why it is not taken
+	// for the server of the shard.
+	Doubt string
 }
 
 func (e *WrongServerError) Error() string {
+	if e.Doubt != "" {
+		return e.Doubt
+	}
 	return fmt.Sprintf("the server at the address of the shard is %s, not %s", e.Got, e.Want)
 }
 

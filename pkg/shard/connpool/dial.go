@@ -36,11 +36,12 @@ const (
 	maxReceivedBytes = 64 << 20
 )
 
-// dialOptions returns the options of a connection, and more.
-func dialOptions(credentials credentials.TransportCredentials, more ...grpc.DialOption) []grpc.DialOption {
-	handshakes := &handshakes{TransportCredentials: credentials}
+// dialOptions returns the options of a connection to an address, and more.
+func dialOptions(address string, credentials credentials.TransportCredentials, more ...grpc.DialOption) []grpc.DialOption {
+	handshakes := &handshakes{TransportCredentials: credentials, address: address}
 	return append([]grpc.DialOption{
 		grpc.WithTransportCredentials(handshakes),
+		grpc.WithPerRPCCredentials(verifiedOnly{}),
 		grpc.WithChainUnaryInterceptor(handshakes.explain),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time:    keepaliveTime,

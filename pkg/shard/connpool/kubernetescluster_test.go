@@ -34,7 +34,7 @@ func operatorOf(t *testing.T, server *servertest.Server, cluster string) (*Pool,
 	})
 	p.options = append(p.options, grpc.WithContextDialer(server.DialAddress))
 	p.Set(map[string]shard.Endpoint{"a": endpoint(server.Addr)})
-	groups := informer.NewGroups()
+	groups := informer.NewGroups(informer.Options{})
 	runtest.Start(t, func(ctx context.Context) {
 		p.Run(ctx, func(ctx context.Context, id string, client nstancev1.OperatorServiceClient) {
 			groups.Serve(ctx, id, client)

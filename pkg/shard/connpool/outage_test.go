@@ -87,7 +87,7 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 		b := &bubble{
 			network:      newNetwork(),
 			servers:      map[string]*quietServer{},
-			groups:       informer.NewGroups(),
+			groups:       informer.NewGroups(informer.Options{}),
 			notices:      informer.NewNotices(),
 			shardChanges: make(chan string, 1000),
 		}

@@ -155,7 +155,7 @@ func (p *Pool) update(ctx context.Context) []*connection {
 		if p.connections[id] != nil || ctx.Err() != nil {
 			continue
 		}
-		c, err := newConnection(ctx, id, endpoint.Operator, dialOptions(p.credentials(id), p.options...))
+		c, err := newConnection(ctx, id, endpoint.Operator, dialOptions(endpoint.Operator, p.credentials(id), p.options...))
 		if err != nil {
 			logger.Error(err, "Cannot create a client for a shard", "shard", id, "address", endpoint.Operator)
 			continue

@@ -61,7 +61,7 @@ func testRenewedCertificates(t *testing.T, ttl time.Duration, lifetimes int, int
 	p := New(Options{Credentials: id.Credentials(servertest.ClusterID), KubernetesCluster: "cluster-1"})
 	p.options = append(p.options, grpc.WithContextDialer(server.DialAddress), grpc.WithAuthority("localhost"))
 	p.Set(map[string]shard.Endpoint{"a": endpoint(server.Addr)})
-	groups := informer.NewGroups()
+	groups := informer.NewGroups(informer.Options{})
 	runtest.Start(t, func(ctx context.Context) {
 		p.Run(ctx, func(ctx context.Context, id string, client nstancev1.OperatorServiceClient) {
 			groups.Serve(ctx, id, client)

@@ -22,7 +22,7 @@ import (
 // client certificate and the CA that are current at that moment. The server's
 // certificate must contain the host of the dialed endpoint, and must not name another
 // shard: the error is then a shard.WrongServerError. A certificate that names no shard
-// is accepted (docs/protocol.md#authentication).
+// is accepted, and the server verified by its groups (docs/protocol.md#authentication).
 func (i *Identity) Credentials(cluster string) func(shard string) credentials.TransportCredentials {
 	return func(shard string) credentials.TransportCredentials {
 		return &transportCredentials{
@@ -74,12 +74,7 @@ func (c *transportCredentials) Clone() credentials.TransportCredentials {
 // verifyServer returns a shard.WrongServerError if the certificate names other servers
 // than the wanted one.
 func verifyServer(certificate *x509.Certificate, want string) error {
-	var names []string
-	for _, uri := range certificate.URIs {
-		if uri.Scheme == identifier.ServerScheme {
-			names = append(names, uri.String())
-		}
-	}
+	names := identifier.ServerNames(certificate.URIs)
 	if len(names) == 0 || slices.Contains(names, want) {
 		return nil
 	}

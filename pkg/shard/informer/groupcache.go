@@ -19,6 +19,9 @@ type groupCache struct {
 	// capacities are the last capacity of the Nodes by instance type.
 	capacities map[string]map[string]string
 
+	// known reports whether groups contains, or was, all groups of the shard: the reply to
+	// a list, of this Serve or an earlier one.
+	known bool
 	// opened and listed report whether a watch was opened and a list succeeded since
 	// Serve was called.
 	opened, listed bool
@@ -56,7 +59,7 @@ func (c *groupCache) status() any {
 
 // restart keeps the groups.
 func (c *groupCache) restart() {
-	*c = groupCache{groups: c.groups, touched: map[string]struct{}{}, capacities: c.capacities}
+	*c = groupCache{groups: c.groups, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities}
 }
 
 // droppedKeys returns nil: shardChanged covers all groups of a removed shard.
@@ -84,7 +87,7 @@ func (c *groupCache) startList() {
 // finishList makes the cache equal to the reply to the last list, except for groups
 // that changed since startList, and returns the keys of the groups that changed.
 func (c *groupCache) finishList(groups []shard.Group) []string {
-	c.listed = true
+	c.known, c.listed = true, true
 	c.fresh = c.open
 	c.clearReason()
 

@@ -111,7 +111,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 }
 
 func TestObserve(t *testing.T) {
-	g := NewGroups()
+	g := NewGroups(Options{})
 	var handled []string
 	g.AddHandler(shard.GroupHandler{OnGroup: func(shard, key string) { handled = append(handled, shard+"/"+key) }})
 	g.Observe("a", group("workers", 1))
@@ -212,7 +212,7 @@ func TestReasonChangesOnlyWithItsKind(t *testing.T) {
 }
 
 func TestHandlersRunInOrderAndMayReadTheCache(t *testing.T) {
-	g := NewGroups()
+	g := NewGroups(Options{})
 	var handled []string
 	handler := func(name string) shard.GroupHandler {
 		return shard.GroupHandler{
@@ -246,7 +246,7 @@ func TestHandlersRunInOrderAndMayReadTheCache(t *testing.T) {
 }
 
 func TestSyncedNeedsEveryShard(t *testing.T) {
-	g := NewGroups()
+	g := NewGroups(Options{})
 	for _, id := range []string{"a", "b"} {
 		g.start(id)
 	}

@@ -10,10 +10,13 @@ import (
 	"sync"
 	"time"
 
+	"google.golang.org/grpc"
+	grpcpeer "google.golang.org/grpc/peer"
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/internal/conninfo"
 	"nstance.dev/operator/pkg/shard/internal/wire"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -28,6 +31,9 @@ import (
 // returns, unless the cause is shard.ErrRemoved: then the shard is dropped. Another
 // watch receives errors for OnError. Its state has no effect on the other methods and
 // handlers.
+//
+// A server that names no shard is verified by a list (see Options). Until then its
+// events are ignored.
 func (g *Groups) Serve(ctx context.Context, shardID string, client nstancev1.OperatorServiceClient) {
 	g.start(shardID)
 	r := &groupReader{groups: g, shard: shardID, client: client, opened: make(chan struct{}, 1)}
@@ -81,7 +87,12 @@ func (r *groupReader) list(ctx context.Context) bool {
 	})
 	limited, cancel := context.WithTimeout(ctx, r.groups.timing.callTimeout)
 	defer cancel()
-	reply, err := r.client.ListGroups(limited, &emptypb.Empty{})
+	var server grpcpeer.Peer
+	reply, err := r.client.ListGroups(limited, &emptypb.Empty{}, grpc.Peer(&server))
+	groups := convert(reply)
+	if err == nil {
+		err = r.verify(ctx, conninfo.Of(&server), groups)
+	}
 	if ctx.Err() != nil {
 		return false
 	}
@@ -94,12 +105,19 @@ func (r *groupReader) list(ctx context.Context) bool {
 		})
 		return false
 	}
+	r.update(func(c *groupCache) []string { return c.finishList(groups) })
+	if info := conninfo.Of(&server); info != nil {
+		info.Verify()
+	}
+	return true
+}
+
+func convert(reply *nstancev1.ListGroupsResponse) []shard.Group {
 	groups := make([]shard.Group, 0, len(reply.GetGroups()))
 	for _, group := range reply.GetGroups() {
 		groups = append(groups, wire.Group(group))
 	}
-	r.update(func(c *groupCache) []string { return c.finishList(groups) })
-	return true
+	return groups
 }
 
 func (r *groupReader) update(change func(*groupCache) []string) {

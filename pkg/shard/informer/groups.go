@@ -33,14 +33,16 @@ func (h groupHandler) shardChanged(shard string) {
 // and are read only.
 type Groups struct {
 	shards[*groupCache, groupHandler]
-	timing timing
+	options Options
+	timing  timing
 }
 
 // NewGroups returns an empty cache. Serve fills it.
-func NewGroups() *Groups {
+func NewGroups(options Options) *Groups {
 	return &Groups{
-		shards: shards[*groupCache, groupHandler]{newCache: newGroupCache, caches: map[string]*groupCache{}},
-		timing: defaultTiming,
+		shards:  shards[*groupCache, groupHandler]{newCache: newGroupCache, caches: map[string]*groupCache{}},
+		options: options,
+		timing:  defaultTiming,
 	}
 }
 

@@ -19,17 +19,21 @@ import (
 // watchGroups watches groups until ctx is done, and puts the events into the cache.
 func (r *groupReader) watchGroups(ctx context.Context) {
 	logger := klog.FromContext(ctx)
+	requestList := func() {
+		select {
+		case r.opened <- struct{}{}:
+		default:
+		}
+	}
 	watch := stream[nstancev1.GroupEvent]{
-		open: r.client.WatchGroups,
+		open:       r.client.WatchGroups,
+		unverified: requestList,
 		opened: func() {
 			r.update(func(c *groupCache) []string {
 				c.watchOpened()
 				return nil
 			})
-			select {
-			case r.opened <- struct{}{}:
-			default:
-			}
+			requestList()
 		},
 		received: func(event *nstancev1.GroupEvent) { r.apply(ctx, event) },
 		lost: func(err error) time.Duration {
@@ -64,8 +68,9 @@ func (r *groupReader) apply(ctx context.Context, event *nstancev1.GroupEvent) {
 func (r *groupReader) watchErrors(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	watch := stream[nstancev1.ErrorEvent]{
-		open:   r.client.WatchErrors,
-		opened: func() {},
+		open:       r.client.WatchErrors,
+		unverified: func() {},
+		opened:     func() {},
 		received: func(event *nstancev1.ErrorEvent) {
 			r.groups.report(r.shard, wire.ErrorEvent(event))
 		},

@@ -21,7 +21,9 @@ import (
 
 // Serve updates the cache of one shard until ctx is done, and returns when all its
 // goroutines have returned. There must be one Serve per shard at a time. It may run at
-// the same time as Groups.Serve. The logger of ctx should have the name of the shard.
+// the same time as Groups.Serve, with the same client: the events of a server that names
+// no shard are ignored until Groups.Serve has verified it. The logger of ctx should have
+// the name of the shard.
 //
 // The notices stay when Serve returns, unless the cause is shard.ErrRemoved: then they
 // are dropped, and the handlers are called for each.
@@ -49,7 +51,8 @@ type noticeReader struct {
 func (r *noticeReader) watch(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	watch := stream[nstancev1.InstanceEvent]{
-		open: r.client.WatchInstances,
+		open:       r.client.WatchInstances,
+		unverified: func() {},
 		opened: func() {
 			r.update(func(c *noticeCache) []string {
 				c.watchOpened(r.notices.next(), time.Now())

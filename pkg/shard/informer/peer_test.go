@@ -31,6 +31,8 @@ import (
 // our own server does not: watches miss changes, replies are late, calls are rejected.
 type peer struct {
 	nstancev1.UnimplementedOperatorServiceServer
+	// nameless is a server whose certificate names no shard.
+	nameless bool
 	// events are sent to the watch of groups; nil closes it.
 	events chan *nstancev1.GroupEvent
 	// errors are sent to the watch of errors; nil closes it.
@@ -63,6 +65,9 @@ type peer struct {
 	// long the one before was open after that.
 	instancesOpened time.Time
 	overlap         time.Duration
+
+	// connections are all that were opened.
+	connections []net.Conn
 }
 
 func (p *peer) change(change func()) {
@@ -184,9 +189,16 @@ func (p *peer) serve(t *testing.T) nstancev1.OperatorServiceClient {
 	nstancev1.RegisterOperatorServiceServer(server, p)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	connection, err := grpc.NewClient("passthrough:///peer",
-		grpc.WithTransportCredentials(insecure.NewCredentials()),
-		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) { return listener.DialContext(ctx) }))
+	plain := insecure.NewCredentials()
+	if p.nameless {
+		plain = namelessCredentials{plain}
+	}
+	connection, err := grpc.NewClient("passthrough:///peer", grpc.WithTransportCredentials(plain),
+		grpc.WithContextDialer(func(ctx context.Context, _ string) (net.Conn, error) {
+			opened, err := listener.DialContext(ctx)
+			p.change(func() { p.connections = append(p.connections, opened) })
+			return opened, err
+		}))
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = connection.Close() })
 	return nstancev1.NewOperatorServiceClient(connection)
@@ -195,9 +207,15 @@ func (p *peer) serve(t *testing.T) nstancev1.OperatorServiceClient {
 // withPeer runs test on a fake clock while g serves shard "a" at p. handled returns the
 // calls of the handlers since the last time.
 func withPeer(t *testing.T, p *peer, test func(t *testing.T, g *Groups, handled func() []string)) {
+	t.Helper()
+	withPeerAndOptions(t, p, Options{}, test)
+}
+
+func withPeerAndOptions(t *testing.T, p *peer, options Options, test func(t *testing.T, g *Groups, handled func() []string)) {
+	t.Helper()
 	synctest.Test(t, func(t *testing.T) {
 		client := p.serve(t)
-		g := NewGroups()
+		g := NewGroups(options)
 		var mu sync.Mutex
 		var lines []string
 		record := func(line string) {

@@ -14,13 +14,18 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
+
+	"nstance.dev/operator/pkg/shard/internal/conninfo"
 )
 
 // stream is a watch of a server.
 type stream[Event any] struct {
 	// open is the method of the client.
 	open func(context.Context, *emptypb.Empty, ...grpc.CallOption) (grpc.ServerStreamingClient[Event], error)
-	// opened is called after each opening of the stream.
+	// unverified is called after each opening of the stream whose server is not verified.
+	// Its events are ignored, and the stream is opened again when the server is verified.
+	unverified func()
+	// opened is called after each other opening of the stream.
 	opened func()
 	// received is called for each event, in the order in which they are received.
 	received func(*Event)
@@ -68,8 +73,16 @@ func (s *stream[Event]) receive(ctx context.Context) (time.Duration, error) {
 	}
 	start := time.Now()
 	for current != nil {
-		s.opened()
-		current, err = s.receiveUntilReopened(ctx, current)
+		if current.server.Verified() {
+			s.opened()
+			current, err = s.receiveUntilReopened(ctx, current)
+			continue
+		}
+		s.unverified()
+		if err = receiveUntilVerified(current); err != nil {
+			break
+		}
+		current, err = s.openOnce(ctx, ctx)
 	}
 	return time.Since(start), err
 }
@@ -77,6 +90,7 @@ func (s *stream[Event]) receive(ctx context.Context) (time.Duration, error) {
 // opening is a stream that is open.
 type opening[Event any] struct {
 	events grpc.ServerStreamingClient[Event]
+	server *conninfo.Info
 	close  context.CancelFunc
 }
 
@@ -94,7 +108,29 @@ func (s *stream[Event]) openOnce(ctx, waiting context.Context) (*opening[Event],
 		cancel()
 		return nil, err
 	}
-	return &opening[Event]{events: events, close: cancel}, nil
+	server := conninfo.OfStream(events) //nolint:contextcheck // the stream has ctx
+	return &opening[Event]{events: events, server: server, close: cancel}, nil
+}
+
+// receiveUntilVerified ignores the events of a stream until its server is verified. It
+// returns an error if the stream was closed before. The stream is closed when it returns.
+func receiveUntilVerified[Event any](current *opening[Event]) error {
+	var closing sync.WaitGroup
+	closed := make(chan struct{})
+	closing.Go(func() {
+		select {
+		case <-current.server.UntilVerified():
+		case <-closed:
+		}
+		current.close()
+	})
+	err := receiveAll(current, func(*Event) {})
+	close(closed)
+	closing.Wait()
+	if current.server.Verified() {
+		return nil
+	}
+	return err
 }
 
 // receiveUntilReopened receives the events of a stream until it was opened another time,
@@ -116,7 +152,7 @@ func (s *stream[Event]) receiveUntilReopened(ctx context.Context, current *openi
 		}
 		current.close()
 	})
-	err := s.receiveAll(current)
+	err := receiveAll(current, s.received)
 	stop()
 	reopening.Wait()
 	if next != nil {
@@ -143,8 +179,8 @@ func (s *stream[Event]) reopen(ctx, waiting context.Context) *opening[Event] {
 	}
 }
 
-// receiveAll receives the events of a stream until it is closed.
-func (s *stream[Event]) receiveAll(current *opening[Event]) error {
+// receiveAll calls received with the events of a stream until it is closed.
+func receiveAll[Event any](current *opening[Event], received func(*Event)) error {
 	for {
 		event, err := current.events.Recv()
 		if errors.Is(err, io.EOF) {
@@ -153,6 +189,6 @@ func (s *stream[Event]) receiveAll(current *opening[Event]) error {
 		if err != nil {
 			return err
 		}
-		s.received(event)
+		received(event)
 	}
 }

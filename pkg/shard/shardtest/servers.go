@@ -31,10 +31,14 @@ type Servers struct {
 	ByID      map[string]*servertest.Server
 	Authority *pki.Authority
 	Identity  *identity.Identity
+	// Known are what Kubernetes objects have, for Groups; set before Connect.
+	Known map[string]informer.Known
 	// Wrap replaces the clients that the caches read from; nil for no change.
 	Wrap func(nstancev1.OperatorServiceClient) nstancev1.OperatorServiceClient
 
 	t testing.TB
+	// confirmed are the addresses of Confirm by shard.
+	confirmed sync.Map
 }
 
 // StartServers starts a server for each of options, whose authority it sets, and
@@ -42,13 +46,19 @@ type Servers struct {
 func StartServers(t testing.TB, options ...servertest.Options) *Servers {
 	t.Helper()
 	s := &Servers{
-		Groups:    informer.NewGroups(),
 		Notices:   informer.NewNotices(),
 		ByID:      map[string]*servertest.Server{},
 		Authority: pkitest.NewAuthority(t),
 		Identity:  &identity.Identity{},
 		t:         t,
 	}
+	s.Groups = informer.NewGroups(informer.Options{
+		KnownInstances: func() map[string]informer.Known { return s.Known },
+		Confirmed: func(shard, address string) (bool, string) {
+			confirmed, _ := s.confirmed.Load(shard)
+			return confirmed == address, "confirm the address"
+		},
+	})
 	s.SetIdentity("operator")
 	s.Pool = connpool.New(connpool.Options{Credentials: s.Identity.Credentials(servertest.ClusterID)})
 	endpoints := map[string]shard.Endpoint{}
@@ -67,6 +77,9 @@ func (s *Servers) SetIdentity(id string) {
 	certPEM, keyPEM := pkitest.Operator(s.t, s.Authority, id, "default")
 	require.NoError(s.t, s.Identity.Set(certPEM, keyPEM, s.Authority.CertificatePEM()))
 }
+
+// Confirm confirms the address of a shard.
+func (s *Servers) Confirm(shard, address string) { s.confirmed.Store(shard, address) }
 
 // Connect connects to the servers until the test is over. It is called after the
 // controllers have registered their handlers.

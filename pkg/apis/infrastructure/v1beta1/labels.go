@@ -85,6 +85,13 @@ const AnnotationKept = "nstance.dev/kept-for"
 // no effect on any other revision (docs/operations.md#backup-and-restore).
 const AnnotationReplaces = "nstance.dev/replaces-revision"
 
+// AnnotationConfirmedAddress is the beginning of annotations of the ConfigMap
+// nstance-shards; the rest is the id of a shard. With one an administrator confirms that
+// the server at an address, the value, is that of the shard although its certificate
+// names none and it has none of the known instances. The annotation has no effect while
+// the shard has another address (docs/operations.md#servers-that-name-no-shard).
+const AnnotationConfirmedAddress = "nstance.dev/confirmed-address."
+
 // ShardGroupName is the name of the shard group of group on shard. It is
 // unambiguous because no identifier contains two hyphens in a row.
 func ShardGroupName(group, shard string) string {
