@@ -79,6 +79,8 @@ type Controller struct {
 	// deletions are the first deletions that a shard has confirmed although it still
 	// reports a group of another revision.
 	deletions map[cache.ObjectName]deletion
+	// sent is what the shards have accepted.
+	sent map[cache.ObjectName]sent
 }
 
 // New returns the controller and registers its handlers.
@@ -99,6 +101,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		rejections: make(map[cache.ObjectName]rejection),
 		failures:   make(map[cache.ObjectName]string),
 		deletions:  make(map[cache.ObjectName]deletion),
+		sent:       make(map[cache.ObjectName]sent),
 	}
 	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf)
 

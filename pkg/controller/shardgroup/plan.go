@@ -31,6 +31,9 @@ type observation struct {
 	// settling is true when the group was deleted so recently that the cache may be
 	// older.
 	settling bool
+	// nextCorrection is the time before which the group is not sent again, because another
+	// writer reverts it each time; zero for none.
+	nextCorrection time.Time
 	// failure is the last error of the shard's provider, "" when it no longer applies.
 	failure string
 	drains  drains
@@ -73,7 +76,7 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 		return remove
 	case observed.group != nil && inOrder(&object.Spec, observed.group) && recorded(object, observed.group):
 		return nothing
-	case rejected != nil, blockedByShard(object, observed.group, rejected):
+	case rejected != nil, blockedByShard(object, observed.group, rejected), now.Before(observed.nextCorrection):
 		return nothing
 	default:
 		return upsert

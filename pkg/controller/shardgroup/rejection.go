@@ -103,4 +103,5 @@ func (c *Controller) forget(key cache.ObjectName) {
 	delete(c.rejections, key)
 	delete(c.failures, key)
 	delete(c.deletions, key)
+	delete(c.sent, key)
 }

@@ -60,6 +60,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	case result.step == upsert && rejected != nil, result.step == nothing && rejected.stillApplies(object, observed.group, now.Time),
 		shard.IsStale(result.err):
 		return rejected.until.Sub(now.Time), nil
+	case result.step == nothing && now.Time.Before(observed.nextCorrection):
+		return observed.nextCorrection.Sub(now.Time), nil
 	default:
 		return c.settling(key, object, observed.group), result.err
 	}
@@ -77,6 +79,7 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 			return observation{}, err
 		}
 	}
+	observed.nextCorrection = c.nextCorrection(cache.MetaObjectToName(object), object)
 	observed.settling = c.settling(cache.MetaObjectToName(object), object, observed.group) > 0
 	observed.drains.draining, observed.drains.blocked, observed.drains.message = c.options.Drains.Summary(id, string(object.Spec.Group))
 	observed.failure = c.reviewFailure(cache.MetaObjectToName(object), object, observed)
@@ -106,6 +109,7 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 			klog.FromContext(ctx).Info("Replaced a newer revision of the group as the annotation says", "shard", id, "revision", config.Revision, "replaced", config.Replaces, "size", config.Size)
 		}
 		klog.FromContext(ctx).V(2).Info("Group updated on shard", "shard", id, "size", object.Spec.Size, "removeFirst", object.Spec.RemoveFirst)
+		c.recordSent(key, object)
 		c.groups.Observe(id, group)
 		// The cached instances are newer than those of the reply.
 		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
