@@ -53,7 +53,7 @@ func TestWrongClocks(t *testing.T) {
 				}
 				for _, attempt := range attempts {
 					if attempt.Code != http.StatusTooManyRequests {
-						t.Fatalf("an attempt was answered %d", attempt.Code)
+						t.Fatalf("an attempt has status %d", attempt.Code)
 					}
 				}
 				return nil

@@ -21,11 +21,11 @@ func newConfigStatusCommand(options *shardOptions) *cobra.Command {
 		Short: "Show which configuration is in force",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			answers, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*nstancev1.ConfigStatusResponse, error) {
+			replies, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*nstancev1.ConfigStatusResponse, error) {
 				return client.GetConfigStatus(ctx, &emptypb.Empty{})
 			})
 			rows := newTable("SHARD", "ETAG", "BYTES", "MODIFIED")
-			for _, a := range answers {
+			for _, a := range replies {
 				rows.add(a.shard, a.value.GetEtag(), strconv.FormatInt(a.value.GetSize(), 10), a.value.GetLastModified().AsTime().Format(time.RFC3339))
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))
@@ -39,11 +39,11 @@ func newConfigRefreshCommand(options *shardOptions) *cobra.Command {
 		Short: "Put the configuration in force if it has changed",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			answers, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*nstancev1.RefreshConfigResponse, error) {
+			replies, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*nstancev1.RefreshConfigResponse, error) {
 				return client.RefreshConfig(ctx, &emptypb.Empty{})
 			})
 			rows := newTable("SHARD", "UPDATED", "BEFORE", "ETAG")
-			for _, a := range answers {
+			for _, a := range replies {
 				rows.add(a.shard, strconv.FormatBool(a.value.GetUpdated()), a.value.GetPrevEtag(), a.value.GetEtag())
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))

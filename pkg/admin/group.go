@@ -24,9 +24,9 @@ func newGroupListCommand(options *shardOptions) *cobra.Command {
 		Short: "List the groups of the tenant",
 		Args:  cobra.NoArgs,
 		RunE: func(command *cobra.Command, _ []string) error {
-			answers, err := callEach(command.Context(), options, listGroups)
+			replies, err := callEach(command.Context(), options, listGroups)
 			rows := newTable("SHARD", "GROUP", "TEMPLATE", "TYPE", "SUBNETS", "SIZE", "ACTUAL", "STATIC")
-			for _, a := range answers {
+			for _, a := range replies {
 				for _, g := range a.value {
 					rows.add(a.shard, g.GetKey(), g.GetTemplate(), g.GetInstanceType(), strings.Join(g.GetSubnets(), ","),
 						formatSize(g.GetSize()), formatSize(g.GetActualSize()), strconv.FormatBool(g.GetIsStatic()))
@@ -62,11 +62,11 @@ func newGroupScaleCommand(options *shardOptions) *cobra.Command {
 			if err != nil {
 				return err
 			}
-			answers, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (scaled, error) {
+			replies, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (scaled, error) {
 				return scale(ctx, client, group, size)
 			})
 			rows := newTable("SHARD", "GROUP", "BEFORE", "SIZE", "ACTUAL")
-			for _, a := range answers {
+			for _, a := range replies {
 				rows.add(a.shard, group, formatSize(a.value.before.GetSize()), formatSize(a.value.after.GetSize()), formatSize(a.value.after.GetActualSize()))
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))
@@ -86,11 +86,11 @@ func newGroupDeleteCommand(options *shardOptions) *cobra.Command {
 			if err := validateGroup(group); err != nil {
 				return err
 			}
-			answers, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*emptypb.Empty, error) {
+			replies, err := callEach(command.Context(), options, func(ctx context.Context, client nstancev1.OperatorServiceClient) (*emptypb.Empty, error) {
 				return client.DeleteGroup(ctx, &nstancev1.DeleteGroupRequest{Key: group})
 			})
 			rows := newTable("SHARD", "GROUP")
-			for _, a := range answers {
+			for _, a := range replies {
 				rows.add(a.shard, group)
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))

@@ -35,7 +35,7 @@ func newHealth() *health {
 	return &health{watchdog: leaderelection.NewLeaderHealthzAdaptor(renewTolerance)}
 }
 
-// handler answers /healthz and /readyz, and leaves the rest to other.
+// handler serves /healthz and /readyz, and passes other requests to other.
 func (h *health) handler(other http.Handler) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {

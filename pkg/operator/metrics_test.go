@@ -22,7 +22,7 @@ func TestMetrics(t *testing.T) {
 	code, body := ask(t, newHealth(), "/metrics")
 	for _, name := range []string{"go_goroutines", "nstance_operator_build_info{"} {
 		if code != http.StatusOK || !strings.Contains(body, name) {
-			t.Errorf("/metrics answers %d with %d bytes, without %s", code, len(body), name)
+			t.Errorf("/metrics returns %d with %d bytes, without %s", code, len(body), name)
 		}
 	}
 }
@@ -34,7 +34,7 @@ func reviewer(t *testing.T) *kubefake.Clientset {
 	client.PrependReactor("create", "tokenreviews", func(action clienttesting.Action) (bool, runtime.Object, error) {
 		review := action.(clienttesting.CreateAction).GetObject().(*authenticationv1.TokenReview).DeepCopy()
 		switch token := review.Spec.Token; token {
-		case "prometheus", "visitor", "unlucky":
+		case "prometheus", "visitor", "unreviewed":
 			review.Status = authenticationv1.TokenReviewStatus{Authenticated: true, User: authenticationv1.UserInfo{
 				Username: token, UID: "1", Groups: []string{"monitoring"}, Extra: map[string]authenticationv1.ExtraValue{"pod": {"p"}},
 			}}
@@ -49,7 +49,7 @@ func reviewer(t *testing.T) *kubefake.Clientset {
 			User: review.Spec.User, UID: "1", Groups: []string{"monitoring"}, Extra: map[string]authorizationv1.ExtraValue{"pod": {"p"}},
 			NonResourceAttributes: &authorizationv1.NonResourceAttributes{Path: "/metrics", Verb: "get"},
 		}, review.Spec)
-		if review.Spec.User == "unlucky" {
+		if review.Spec.User == "unreviewed" {
 			return true, nil, errors.New("timeout")
 		}
 		review.Status.Allowed = review.Spec.User == "prometheus"
@@ -71,7 +71,7 @@ func TestMetricsAccess(t *testing.T) {
 		"Bearer prometheus":    http.StatusOK,
 		"bearer prometheus":    http.StatusOK,
 		"Bearer broken":        http.StatusServiceUnavailable,
-		"Bearer unlucky":       http.StatusServiceUnavailable,
+		"Bearer unreviewed":    http.StatusServiceUnavailable,
 	} {
 		request := httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/metrics", nil)
 		request.Header.Set("Authorization", header)

@@ -30,14 +30,14 @@ var ErrRemoved = errors.New("shard was removed from the configuration")
 type WrongServerError struct {
 	// Want and Got are the names of the servers (identifier.ServerURI).
 	Want, Got string
-	// Doubt is set instead of both for a server that names no shard: why it is not taken
-	// for the server of the shard.
-	Doubt string
+	// Unverified is set instead of both for a server that names no shard: why it is not
+	// taken for the server of the shard.
+	Unverified string
 }
 
 func (e *WrongServerError) Error() string {
-	if e.Doubt != "" {
-		return e.Doubt
+	if e.Unverified != "" {
+		return e.Unverified
 	}
 	return fmt.Sprintf("the server at the address of the shard is %s, not %s", e.Got, e.Want)
 }

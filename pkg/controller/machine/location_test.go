@@ -44,7 +44,7 @@ func TestALostStatusRepeatsTheCreateRequest(t *testing.T) {
 	assert.Len(t, h.shardA().Instances, 1)
 }
 
-// A second instance would not be found by anyone.
+// Nothing would delete a second instance.
 func TestAnUnknownInstanceIsNeitherReplacedNorForgotten(t *testing.T) {
 	bare := restored(running(newNstanceMachine("m"), "i-1"))
 	bare.Annotations = nil

@@ -53,26 +53,26 @@ func (r *groupReader) verify(ctx context.Context, server *conninfo.Info, groups 
 	if server.Verified() {
 		return nil
 	}
-	doubt, err := r.doubt(ctx, server, groups)
+	unverified, err := r.unverified(ctx, server, groups)
 	if err != nil {
 		return fmt.Errorf("verify the server: %w", err)
 	}
-	if doubt == "" {
+	if unverified == "" {
 		return nil
 	}
 	confirmed, how := r.groups.options.confirmed(r.shard, server.Address)
 	if confirmed {
-		klog.FromContext(ctx).Info("Accepted a server that an administrator has confirmed", "doubt", doubt)
+		klog.FromContext(ctx).Info("Accepted a server that an administrator has confirmed", "reason", unverified)
 		return nil
 	}
-	wrong := &shard.WrongServerError{Doubt: fmt.Sprintf("the server at %s names no shard and %s%s", server.Address, doubt, how)}
+	wrong := &shard.WrongServerError{Unverified: fmt.Sprintf("the server at %s names no shard and %s%s", server.Address, unverified, how)}
 	server.Reject(wrong)
 	return wrong
 }
 
-// doubt returns why the server of listed groups may not be that of the shard, "" if there
-// is no reason.
-func (r *groupReader) doubt(ctx context.Context, server *conninfo.Info, groups []shard.Group) (string, error) {
+// unverified returns why the server of listed groups may not be that of the shard, "" if
+// there is no reason.
+func (r *groupReader) unverified(ctx context.Context, server *conninfo.Info, groups []shard.Group) (string, error) {
 	known, onDemand := r.groups.knownInstances()
 	listed := sets.New[string]()
 	for _, group := range groups {
@@ -112,10 +112,10 @@ func (r *groupReader) hasAny(ctx context.Context, server *conninfo.Info, ids []s
 	slices.Reverse(newest)
 	for _, id := range newest[:min(len(newest), maxQueries)] {
 		limited, cancel := context.WithTimeout(conninfo.WithVerifying(ctx), r.groups.timing.callTimeout)
-		answered, err := queryInstance(limited, r.client, id)
+		replied, err := queryInstance(limited, r.client, id)
 		cancel()
 		switch {
-		case err == nil && answered != server:
+		case err == nil && replied != server:
 			return false, status.Error(codes.Unavailable, "the connection was lost meanwhile")
 		case err == nil:
 			return true, nil
@@ -167,9 +167,9 @@ func (o Options) confirmed(shard, address string) (confirmed bool, how string) {
 	return confirmed, "; " + how
 }
 
-// queryInstance returns the server that answered for an instance, and its error.
+// queryInstance queries for an instance, and returns the server that has replied, and its error.
 func queryInstance(ctx context.Context, client nstancev1.OperatorServiceClient, id string) (*conninfo.Info, error) {
-	var answered grpcpeer.Peer
-	_, err := client.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}, grpc.Peer(&answered))
-	return conninfo.Of(&answered), err
+	var server grpcpeer.Peer
+	_, err := client.GetInstanceStatus(ctx, &nstancev1.GetInstanceStatusRequest{InstanceId: id}, grpc.Peer(&server))
+	return conninfo.Of(&server), err
 }

@@ -45,7 +45,7 @@ func reported(key string, providerIDs ...string) *nstancev1.GroupStatus {
 	return &nstancev1.GroupStatus{Key: key, Size: int32(len(providerIDs)), ActualSize: int32(len(providerIDs)), ProviderIds: providerIDs}
 }
 
-func expectWrongServer(t *testing.T, g *Groups, doubt string) {
+func expectWrongServer(t *testing.T, g *Groups, unverified string) {
 	t.Helper()
 	synctest.Wait()
 	reachable, err := g.Reachable("a")
@@ -53,7 +53,7 @@ func expectWrongServer(t *testing.T, g *Groups, doubt string) {
 		t.Errorf("reachable %t, reason %v", reachable, err)
 		return
 	}
-	assert.Equal(t, doubt, shard.Message(err))
+	assert.Equal(t, unverified, shard.Message(err))
 }
 
 func TestServerThatNamesNoShardIsVerifiedByItsList(t *testing.T) {
@@ -61,17 +61,17 @@ func TestServerThatNamesNoShardIsVerifiedByItsList(t *testing.T) {
 		return func() map[string]Known { return map[string]Known{"a": known, "b": {ProviderIDs: []string{"b1", "b2"}}} }
 	}
 	for name, test := range map[string]struct {
-		known Known
-		list  []*nstancev1.GroupStatus
-		doubt string
+		known      Known
+		list       []*nstancev1.GroupStatus
+		unverified string
 	}{
 		"nothing is known of the shard":     {list: []*nstancev1.GroupStatus{reported("workers", "x")}},
 		"nothing is known, nothing listed":  {},
 		"one of the known instances":        {known: Known{ProviderIDs: []string{"a1", "a2", "a3"}}, list: []*nstancev1.GroupStatus{reported("empty"), reported("workers", "a9", "a2")}},
-		"another one":                       {known: Known{ProviderIDs: []string{"a1", "a2"}}, list: []*nstancev1.GroupStatus{reported("workers", "x")}, doubt: "the server at 10.0.0.2:8993 names no shard and has none of the 2 known instances of the shard; confirm it"},
-		"no instance":                       {known: Known{ProviderIDs: []string{"a1"}}, list: []*nstancev1.GroupStatus{reported("workers")}, doubt: "the server at 10.0.0.2:8993 names no shard and has none of the 1 known instances of the shard; confirm it"},
-		"no group":                          {known: Known{ProviderIDs: []string{"a1"}}, doubt: "the server at 10.0.0.2:8993 names no shard and has none of the 1 known instances of the shard; confirm it"},
-		"nothing known, but of another one": {list: []*nstancev1.GroupStatus{reported("workers", "b2")}, doubt: `the server at 10.0.0.2:8993 names no shard and has instances of shard "b"; confirm it`},
+		"another one":                       {known: Known{ProviderIDs: []string{"a1", "a2"}}, list: []*nstancev1.GroupStatus{reported("workers", "x")}, unverified: "the server at 10.0.0.2:8993 names no shard and has none of the 2 known instances of the shard; confirm it"},
+		"no instance":                       {known: Known{ProviderIDs: []string{"a1"}}, list: []*nstancev1.GroupStatus{reported("workers")}, unverified: "the server at 10.0.0.2:8993 names no shard and has none of the 1 known instances of the shard; confirm it"},
+		"no group":                          {known: Known{ProviderIDs: []string{"a1"}}, unverified: "the server at 10.0.0.2:8993 names no shard and has none of the 1 known instances of the shard; confirm it"},
+		"nothing known, but of another one": {list: []*nstancev1.GroupStatus{reported("workers", "b2")}, unverified: `the server at 10.0.0.2:8993 names no shard and has instances of shard "b"; confirm it`},
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := &peer{nameless: true, groups: test.list}
@@ -81,13 +81,13 @@ func TestServerThatNamesNoShardIsVerifiedByItsList(t *testing.T) {
 			}
 			withPeerAndOptions(t, p, Options{KnownInstances: known(test.known), Confirmed: confirmed}, func(t *testing.T, g *Groups, handled func() []string) {
 				<-time.After(5 * time.Minute)
-				if test.doubt == "" {
+				if test.unverified == "" {
 					if reachable, err := g.Reachable("a"); !reachable || !g.HasSynced("a") || len(g.List("a")) != len(test.list) {
 						t.Errorf("reachable %t, reason %v, synced %t, groups %+v", reachable, err, g.HasSynced("a"), g.List("a"))
 					}
 					return
 				}
-				expectWrongServer(t, g, test.doubt)
+				expectWrongServer(t, g, test.unverified)
 				if g.HasSynced("a") || len(g.List("a")) > 0 {
 					t.Errorf("synced %t, groups %+v", g.HasSynced("a"), g.List("a"))
 				}
