@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -33,7 +34,7 @@ type API struct {
 	*fake.Clientset
 
 	t       testing.TB
-	version int
+	version atomic.Int64
 	errors  map[string]error
 }
 
@@ -194,11 +195,11 @@ func (a *API) delete(action clienttesting.Action) (bool, runtime.Object, error) 
 
 // stamp gives an object a uid, if it has none, and the next resource version.
 func (a *API) stamp(object metav1.Object) {
-	a.version++
+	version := strconv.FormatInt(a.version.Add(1), 10)
 	if object.GetUID() == "" {
-		object.SetUID(types.UID("uid-" + strconv.Itoa(a.version)))
+		object.SetUID(types.UID("uid-" + version))
 	}
-	object.SetResourceVersion(strconv.Itoa(a.version))
+	object.SetResourceVersion(version)
 }
 
 func (a *API) spec(object runtime.Object) any {

@@ -44,5 +44,5 @@ func replace[T any](a *API, informer cache.SharedIndexInformer, items []T) {
 	for i := range items {
 		objects[i] = &items[i]
 	}
-	require.NoError(a.t, informer.GetIndexer().Replace(objects, strconv.Itoa(a.version)))
+	require.NoError(a.t, informer.GetIndexer().Replace(objects, strconv.FormatInt(a.version.Load(), 10)))
 }
