@@ -165,9 +165,9 @@ func (c *cloud) become(id string, state instance.State) {
 	})
 }
 
-// vanish deletes an instance without the server.
-func (c *cloud) vanish(id string) {
-	c.change(id, func(*instance.VM) bool { return false })
+// vanish deletes instances without the server, at the same moment.
+func (c *cloud) vanish(ids ...string) {
+	c.change("", func(vm *instance.VM) bool { return !slices.Contains(ids, vm.ID) })
 }
 
 // rejectNext makes the next calls of an operation fail.

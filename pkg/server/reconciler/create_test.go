@@ -235,8 +235,7 @@ func TestOneFailedCreationStopsTheGroup(t *testing.T) {
 		s := start(t, newConfig())
 		ids := s.run(workersKey, 3)
 		s.cloud.rejectCalls(noCreates)
-		s.cloud.vanish(ids[0])
-		s.cloud.vanish(ids[1])
+		s.cloud.vanish(ids[0], ids[1])
 		synctest.Wait()
 		// An instance that is down is deleted nevertheless, and no second
 		// instance is tried.
