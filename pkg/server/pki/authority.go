@@ -23,9 +23,9 @@ import (
 const (
 	// authorityLifetime is how long a new certificate authority is valid.
 	authorityLifetime = 10 * 365 * 24 * time.Hour
-	// clockSkew is how far notBefore is in the past, so that a peer whose clock is behind
+	// ClockSkew is how far notBefore is in the past, so that a peer whose clock is behind
 	// accepts a certificate that was just issued.
-	clockSkew = 15 * time.Minute
+	ClockSkew = 15 * time.Minute
 )
 
 // Authority is the certificate authority of one cluster. It is safe for concurrent
@@ -208,7 +208,7 @@ func newTemplate(ttl time.Duration) (*x509.Certificate, error) {
 	now := time.Now()
 	return &x509.Certificate{
 		SerialNumber:          serial,
-		NotBefore:             now.Add(-clockSkew),
+		NotBefore:             now.Add(-ClockSkew),
 		NotAfter:              now.Add(ttl),
 		BasicConstraintsValid: true,
 	}, nil

@@ -141,7 +141,7 @@ func TestRevokedClientRegistersWithANewNonce(t *testing.T) {
 		created := time.Now().Add(seconds * time.Second)
 		claims := jwt.MapClaims{
 			"kind": "operator", "sub": clusterID, "cluster_id": clusterID, "tenant": "a",
-			"nbf": created.Add(-30 * time.Second).Unix(), "exp": created.Add(time.Hour).Unix(),
+			"iat": created.Unix(), "nbf": created.Add(-time.Hour).Unix(), "exp": created.Add(time.Hour).Unix(),
 		}
 		change(claims)
 		token, err := jwt.NewWithClaims(jwt.SigningMethodEdDSA, claims).SignedString(c.keys.Nonce)
@@ -149,8 +149,9 @@ func TestRevokedClientRegistersWithANewNonce(t *testing.T) {
 		return token
 	}
 	unchanged := func(jwt.MapClaims) {}
-	undated := func(claims jwt.MapClaims) { delete(claims, "nbf") }
+	undated := func(claims jwt.MapClaims) { delete(claims, "iat"); delete(claims, "nbf") }
 	used, unused, usedUndated := of(-60, unchanged), of(-50, unchanged), of(-60, undated)
+	onlyNotBefore := of(-40, func(claims jwt.MapClaims) { delete(claims, "iat") })
 	for _, token := range []string{usedUndated, used} {
 		_, err := s.register(token, publicKeyPEM)
 		require.NoError(t, err)
@@ -165,7 +166,7 @@ func TestRevokedClientRegistersWithANewNonce(t *testing.T) {
 	_, err = s.renew(identity{answer.ClientCertificatePem, key}, publicKeyPEM)
 	wantCode(t, err, codes.Unauthenticated)
 	assert.ErrorContains(t, err, "was revoked")
-	for _, token := range []string{used, unused, usedUndated} {
+	for _, token := range []string{used, unused, usedUndated, onlyNotBefore} {
 		_, err = s.register(token, publicKeyPEM)
 		wantCode(t, err, codes.Unauthenticated)
 		assert.ErrorContains(t, err, "created before certificates of the tenant were revoked")

@@ -4,6 +4,7 @@
 package nonce
 
 import (
+	"cmp"
 	"crypto/ed25519"
 	"errors"
 	"fmt"
@@ -30,8 +31,8 @@ type Claims struct {
 	Group      string
 	OnDemand   bool
 	ConfigHash string
-	// CreatedAt is when the nonce was created, in whole seconds; zero if the nonce
-	// does not have it.
+	// CreatedAt is when the nonce was created or, if it does not contain that, from when
+	// on it is valid; in whole seconds. It is zero if the nonce contains neither.
 	CreatedAt time.Time
 	ExpiresAt time.Time
 }
@@ -71,8 +72,8 @@ func Parse(token string, key ed25519.PublicKey) (Claims, error) {
 		ConfigHash: c.ConfigHash,
 		ExpiresAt:  c.ExpiresAt.Time,
 	}
-	if c.NotBefore != nil {
-		parsed.CreatedAt = c.NotBefore.Add(clockSkew)
+	if created := cmp.Or(c.IssuedAt, c.NotBefore); created != nil {
+		parsed.CreatedAt = created.Time
 	}
 	return parsed, nil
 }

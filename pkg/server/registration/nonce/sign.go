@@ -22,12 +22,11 @@ const (
 	// DefaultOperatorLifetime is how long the nonce of an operator is valid by
 	// default (docs/server.md#registration).
 	DefaultOperatorLifetime = 3 * time.Hour
-	// agentLifetime and clockSkew together are less than the five minutes that the
-	// nonce of an agent may be valid (docs/protocol.md#registration).
-	agentLifetime = 4 * time.Minute
-	// clockSkew is how far the start of the validity is in the past, so that a
-	// server whose clock is slightly behind accepts a nonce that was just created.
-	clockSkew = 30 * time.Second
+	// agentLifetime and agentClockSkew together are less than the five minutes that the
+	// nonce of an agent may be valid (docs/protocol.md#registration). The servers of its
+	// shard create it and verify it.
+	agentLifetime  = 4 * time.Minute
+	agentClockSkew = 30 * time.Second
 )
 
 // Agent is the content of an agent's nonce. Group and ConfigHash may be empty.
@@ -71,7 +70,7 @@ func (s *Signer) Agent(a Agent) (string, error) {
 		Group:      a.Group,
 		OnDemand:   a.OnDemand,
 		ConfigHash: a.ConfigHash,
-	}, a.InstanceID, agentLifetime)
+	}, a.InstanceID, agentLifetime, agentClockSkew)
 }
 
 // Operator returns the nonce of an operator.
@@ -83,10 +82,12 @@ func (s *Signer) Operator(o Operator) (string, error) {
 		Kind:      pki.RoleOperator,
 		ClusterID: o.ClusterID,
 		Tenant:    o.Tenant,
-	}, o.ClusterID, o.Lifetime)
+	}, o.ClusterID, o.Lifetime, pki.ClockSkew)
 }
 
-func (s *Signer) sign(c claims, subject string, lifetime time.Duration) (string, error) {
+// sign returns a nonce whose validity begins in the past, so that a server whose clock is
+// behind accepts it.
+func (s *Signer) sign(c claims, subject string, lifetime, clockSkew time.Duration) (string, error) {
 	id, err := uuid.NewRandom()
 	if err != nil {
 		return "", fmt.Errorf("sign a registration nonce: %w", err)
@@ -97,6 +98,7 @@ func (s *Signer) sign(c claims, subject string, lifetime time.Duration) (string,
 		// Times are in whole seconds. Without an id, two nonces of the same second
 		// would be the same token, which is valid for one client only.
 		ID:        id.String(),
+		IssuedAt:  jwt.NewNumericDate(now),
 		NotBefore: jwt.NewNumericDate(now.Add(-clockSkew)),
 		ExpiresAt: jwt.NewNumericDate(now.Add(lifetime)),
 	}
