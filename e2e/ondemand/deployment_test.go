@@ -99,6 +99,9 @@ func untilDeployed(t *testing.T, name string, count int) []machine {
 			if err != nil {
 				return err
 			}
+			if m.node == "" {
+				return fmt.Errorf("the Machine %s has no Node", m.name)
+			}
 			if err := m.running(ctx); err != nil {
 				return err
 			}
