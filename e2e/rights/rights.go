@@ -97,13 +97,22 @@ func Used(log controlplane.AuditLog, user string) (used []string, refused []cont
 	return slices.Compact(used), refused, nil
 }
 
-// ofRequest returns the rights each of which allows a request.
-func ofRequest(r controlplane.Request) []string {
+// ofRequest returns the rights that a request needs, each with and without the name of
+// the object.
+func ofRequest(r controlplane.Request) (rights []string) {
 	resource := r.Resource
 	if r.Subresource != "" {
 		resource += "/" + r.Subresource
 	}
-	return []string{text(r.Verb, r.Group, resource, ""), text(r.Verb, r.Group, resource, r.Name)}
+	verbs := []string{r.Verb}
+	if r.Verb == "patch" && r.Code == http.StatusCreated {
+		// An apply that creates its object needs both rights.
+		verbs = append(verbs, "create")
+	}
+	for _, verb := range verbs {
+		rights = append(rights, text(verb, r.Group, resource, ""), text(verb, r.Group, resource, r.Name))
+	}
+	return rights
 }
 
 // missing returns the requests that no granted right allows. An API server that has just

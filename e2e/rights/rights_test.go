@@ -17,6 +17,7 @@ import (
 const auditLog = `{"verb":"patch","user":{"username":"op"},"objectRef":{"resource":"nodes","name":"n","subresource":"status"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding \"nstance-operator\" of ClusterRole \"nstance-operator\" to ServiceAccount"}}
 {"verb":"watch","user":{"username":"op"},"objectRef":{"resource":"leases","apiGroup":"coordination.k8s.io","name":"l"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by RoleBinding \"x\" of Role \"nstance-operator\" to ServiceAccount"}}
 {"verb":"get","user":{"username":"op"},"objectRef":{"resource":"pods"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding \"x\" of ClusterRole \"system:discovery\" to Group"}}
+{"verb":"patch","user":{"username":"op"},"objectRef":{"resource":"secrets","name":"s"},"responseStatus":{"code":201},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by RoleBinding \"x\" of Role \"nstance-operator\" to ServiceAccount"}}
 {"verb":"list","user":{"username":"early"},"objectRef":{"resource":"pods"},"responseStatus":{"code":403},"annotations":{"authorization.k8s.io/reason":""}}
 {"verb":"get","user":{"username":"other"},"objectRef":{"resource":"pods"},"responseStatus":{"code":403},"annotations":{"authorization.k8s.io/reason":""}}
 `
@@ -27,7 +28,7 @@ func TestUsed(t *testing.T) {
 	used, refused, err := Used(controlplane.AuditLog(log), "op")
 	require.NoError(t, err)
 	assert.Empty(t, refused)
-	assert.Equal(t, []string{"patch nodes/status", "patch nodes/status n", "watch leases.coordination.k8s.io", "watch leases.coordination.k8s.io l"}, used)
+	assert.Equal(t, []string{"create secrets", "create secrets s", "patch nodes/status", "patch nodes/status n", "patch secrets", "patch secrets s", "watch leases.coordination.k8s.io", "watch leases.coordination.k8s.io l"}, used)
 	_, refused, err = Used(controlplane.AuditLog(log), "other")
 	require.NoError(t, err)
 	assert.Len(t, refused, 1)
@@ -49,7 +50,7 @@ func TestRecords(t *testing.T) {
 	used, records, err := Recorded(folder)
 	require.NoError(t, err)
 	assert.Equal(t, 2, records)
-	assert.Len(t, used, 4)
+	assert.Len(t, used, 8)
 	assert.ErrorContains(t, Record(controlplane.AuditLog(log), "other", manifests), "other lacks the right to get pods")
 	assert.NoError(t, Record(controlplane.AuditLog(log), "early", manifests))
 }

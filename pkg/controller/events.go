@@ -21,8 +21,9 @@ const (
 	// an event with a longer one.
 	maxNote = 1024
 	// eventPeriod is the time in which an object gets no second event of the same
-	// reason.
-	eventPeriod = 5 * time.Minute
+	// reason. A recorder forgets an event after 12 minutes at most; until then it
+	// patches it if it is recorded again, and the operator has no right to do that.
+	eventPeriod = 15 * time.Minute
 )
 
 // Warn records an event of type Warning about object. A note that is too long
@@ -32,7 +33,7 @@ func Warn(recorder events.EventRecorder, object runtime.Object, reason, action, 
 }
 
 // LimitEvents returns a recorder that hands at most one event per object and
-// reason on to recorder in five minutes, and drops the others: conditions show the
+// reason on to recorder in a quarter of an hour, and drops the others: conditions show the
 // present state, an event only shows that a problem began.
 func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
 	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject]time.Time{}}
@@ -69,7 +70,7 @@ func (r *limitedRecorder) allow(about subject) bool {
 		return false
 	}
 	// Expired entries are dropped here, so that the size is bounded by the events of
-	// five minutes.
+	// one period.
 	maps.DeleteFunc(r.last, func(_ subject, last time.Time) bool { return now.Sub(last) >= eventPeriod })
 	r.last[about] = now
 	return true
