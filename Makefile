@@ -47,6 +47,10 @@ image: build ## Write an image archive of each binary to bin/images/NAME.tar.
 
 # clusterctl reads releases whose version is semantic only.
 RELEASE_DIR ?= $(CURDIR)/bin/release
+.PHONY: node-image
+node-image: ## Build the image of nodes that are containers, nstance-node:dev, for the provider docker.
+	hack/node-image.sh
+
 .PHONY: release
 release: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
 release: ## Write the release VERSION to bin/release, as clusterctl reads it.

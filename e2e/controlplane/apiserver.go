@@ -44,7 +44,7 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	if err := replaceFile(policy, encoded); err != nil {
 		return err
 	}
-	certs, err := cp.authority.serving(APIServer)
+	certs, err := cp.authority.serving(APIServer, cp.nodes.addresses()...)
 	if err != nil {
 		return err
 	}
@@ -52,9 +52,13 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	nodeFlags, err := cp.nodes.apiServerFlags(cp.authority)
+	if err != nil {
+		return err
+	}
 	_, err = cp.Run(ctx, Spec{
 		Name: APIServer,
-		Argv: []string{
+		Argv: append([]string{
 			cp.binaries.Kube, APIServer,
 			"--etcd-servers=" + cp.etcdURL(),
 			"--bind-address=127.0.0.1",
@@ -84,11 +88,14 @@ func (cp *ControlPlane) startAPIServer(ctx context.Context) error {
 			"--audit-log-mode=blocking",
 			// MiB; never rotated in practice, for a reader keeps its offset.
 			"--audit-log-maxsize=4096",
-		},
+		}, nodeFlags...),
 		// Garbage collection is a third of its work, and there is memory.
 		Env:   []string{"GOGC=400"},
 		Ports: []int{cp.ports.APIServer},
 		Ready: Probe{URL: cp.Server() + "/readyz", CAFile: cp.authority.caFile()},
 	})
-	return err
+	if err != nil || cp.nodes == nil {
+		return err
+	}
+	return cp.allowNodes(ctx)
 }

@@ -4,7 +4,6 @@
 package controlplane
 
 import (
-	"crypto"
 	"crypto/ecdsa"
 	"crypto/elliptic"
 	"crypto/rand"
@@ -22,11 +21,12 @@ const certificateLifetime = 365 * 24 * time.Hour
 
 // authority is the cluster's certificate authority. It signs the API server's
 // and the webhooks' serving certificates and the components' client
-// certificates. Its key never leaves the program.
+// certificates. Its key leaves the program only for the controller manager that signs the
+// certificates of kubelets.
 type authority struct {
 	dir         string
 	certificate *x509.Certificate
-	key         crypto.Signer
+	key         *ecdsa.PrivateKey
 }
 
 // newAuthority creates a certificate authority with its files below dir.
@@ -59,14 +59,14 @@ func (a *authority) caFile() string { return filepath.Join(a.dir, "ca.crt") }
 
 func (a *authority) caPEM() []byte { return certificatePEM(a.certificate.Raw) }
 
-// serving writes tls.crt and tls.key for a server on this machine to a folder
-// of its own, which it returns.
-func (a *authority) serving(name string) (string, error) {
+// serving writes tls.crt and tls.key for a server on this machine, which others reach at
+// addresses too, to a folder of its own, which it returns.
+func (a *authority) serving(name string, addresses ...net.IP) (string, error) {
 	certPEM, keyPEM, err := a.issue(&x509.Certificate{
 		Subject:     pkix.Name{CommonName: name},
 		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth},
 		DNSNames:    []string{"localhost", "kubernetes", "kubernetes.default", "kubernetes.default.svc"},
-		IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
+		IPAddresses: append([]net.IP{net.IPv4(127, 0, 0, 1)}, addresses...),
 	})
 	if err != nil {
 		return "", fmt.Errorf("issuing the serving certificate of %s: %w", name, err)

@@ -18,9 +18,13 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	nodeFlags, err := cp.nodes.controllerManagerFlags(cp.authority)
+	if err != nil {
+		return err
+	}
 	_, err = cp.Run(ctx, Spec{
 		Name: ControllerManager,
-		Argv: []string{
+		Argv: append([]string{
 			cp.binaries.Kube, ControllerManager,
 			"--kubeconfig=" + kubeconfig,
 			"--authentication-kubeconfig=" + kubeconfig,
@@ -33,7 +37,7 @@ func (cp *ControlPlane) startControllerManager(ctx context.Context) error {
 			"--use-service-account-credentials",
 			"--service-account-private-key-file=" + cp.authority.serviceAccountKeyFile(),
 			"--root-ca-file=" + cp.authority.caFile(),
-		},
+		}, nodeFlags...),
 		Ports: []int{cp.ports.ControllerManager},
 		Ready: Probe{
 			URL:    "https://" + address(cp.ports.ControllerManager) + "/healthz",

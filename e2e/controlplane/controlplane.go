@@ -35,6 +35,9 @@ type Options struct {
 	Binaries Binaries
 	// Ports that are zero are chosen.
 	Ports Ports
+	// NodeAddress is the address of this machine at which kubelets reach the API server;
+	// they can join with BootstrapToken. Empty if no kubelet runs.
+	NodeAddress string
 	// Without names parts to leave out; etcd and kube-apiserver always run.
 	Without []string
 	// Namespace is the one that the administrator's kubeconfig names; "" is
@@ -56,6 +59,7 @@ type ControlPlane struct {
 	binaries   Binaries
 	ports      Ports
 	auditReads []string
+	nodes      *nodes
 	progress   io.Writer
 	exited     func(*Component, string)
 	authority  *authority
@@ -82,6 +86,11 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 		return nil, err
 	}
 	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, auditReads: o.AuditReads, progress: o.Progress, exited: o.Exited}
+	if o.NodeAddress != "" {
+		if cp.nodes, err = newNodes(o.NodeAddress); err != nil {
+			return nil, err
+		}
+	}
 	if cp.progress == nil {
 		cp.progress = io.Discard
 	}

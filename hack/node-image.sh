@@ -1,0 +1,72 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Nstance Authors.
+
+# Builds the image of a node that is a container, for the provider docker, and imports it
+# into Docker as nstance-node:TAG: Debian packages, the kubelet of the Kubernetes of the
+# tests, nstance-agent, and images for Pods. What has not changed is not built again.
+#
+# Environment: TAG (dev), DOCKER_HOST, CACHE (e2e/.cache/node), SUITE (bookworm).
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+tag=nstance-node:${TAG:-dev}
+suite=${SUITE:-bookworm}
+cache=${CACHE:-$PWD/e2e/.cache/node}
+root=$cache/root
+packages=iproute2,iptables,kmod,mount,containerd,runc,containernetworking-plugins,procps,ethtool,conntrack,ca-certificates
+
+for program in mmdebstrap docker; do
+	if ! command -v "$program" >/dev/null; then
+		echo "node-image needs $program (Debian: apt-get install mmdebstrap docker.io)" >&2
+		exit 1
+	fi
+done
+if [ "$(id -u)" != 0 ]; then
+	echo "node-image needs root, which installs the Debian packages" >&2
+	exit 1
+fi
+
+begin=$SECONDS
+report() { printf '%4d s  %s\n' $((SECONDS - begin)) "$1"; }
+
+# Without documentation the packages need 280 MB.
+mkdir -p "$cache"
+if [ "$(cat "$cache/packages" 2>/dev/null)" != "$suite $packages" ]; then
+	rm -rf "$root" "$cache/packages"
+	mmdebstrap --quiet --mode=root --variant=essential --include="$packages" \
+		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
+		--dpkgopt='path-exclude=/usr/share/locale/*' --aptopt='Apt::Install-Recommends "false"' \
+		"$suite" "$root"
+	echo "$suite $packages" >"$cache/packages"
+	report "Debian packages: $(du -sm "$root" | cut -f1) MB"
+fi
+
+# The variables are those of the control plane (e2e/controlplane/gobuild.go).
+build() { # MODULE PACKAGE OUTPUT [VARIABLE...]
+	local module=$1 package=$2 output=$3 flags='-s -w' variable
+	shift 3
+	for variable in "$@"; do flags+=" -X $variable"; done
+	(cd "$module" && CGO_ENABLED=0 go build -buildvcs=false -gcflags=all=-dwarf=false -ldflags="$flags" -o "$output" "$package")
+}
+version=$(cd e2e/cmd/kube && go list -m -f '{{.Version}}' k8s.io/kubernetes)
+minor=${version#v*.}
+build e2e/cmd/kube ./kubelet "$root/usr/local/bin/kubelet" \
+	"k8s.io/component-base/version.gitVersion=$version" "k8s.io/client-go/pkg/version.gitVersion=$version" \
+	"k8s.io/component-base/version.gitMajor=1" "k8s.io/component-base/version.gitMinor=${minor%%.*}"
+report "kubelet $version: $(du -m "$root/usr/local/bin/kubelet" | cut -f1) MB"
+if [ -d cmd/nstance-agent ]; then
+	build . ./cmd/nstance-agent "$root/usr/local/bin/nstance-agent"
+	report "nstance-agent: $(du -m "$root/usr/local/bin/nstance-agent" | cut -f1) MB"
+fi
+
+mkdir -p "$root/images"
+for name in pause web; do
+	build e2e "./cmd/$name" "$cache/$name"
+	(cd hack/tools && CGO_ENABLED=0 go run ./image -binary "$cache/$name" -tag "localhost/$name:1" -output "$root/images/$name.tar")
+done
+report "images for Pods"
+
+cp -a hack/node/. "$root/"
+tar -C "$root" -c . | docker import -c 'ENTRYPOINT ["/usr/local/bin/entrypoint"]' - "$tag" >/dev/null
+report "$tag: $(($(docker image inspect -f '{{.Size}}' "$tag") / 1000000)) MB"
