@@ -15,7 +15,7 @@ func withHost(addresses config.Addresses, host string) config.Addresses {
 	if host == "" {
 		return addresses
 	}
-	for _, address := range []*string{&addresses.HealthAddr, &addresses.ElectionAddr, &addresses.RegistrationAddr, &addresses.OperatorAddr} {
+	for _, address := range []*string{&addresses.HealthAddr, &addresses.ElectionAddr, &addresses.RegistrationAddr, &addresses.OperatorAddr, &addresses.AgentAddr} {
 		// The configuration has been validated.
 		if _, port, err := net.SplitHostPort(*address); err == nil {
 			*address = net.JoinHostPort(host, port)
@@ -43,7 +43,7 @@ func machineHost() string {
 // addresses, and the loopback ones for tools on the same machine.
 func hosts(addresses config.Addresses) []string {
 	var hosts []string
-	for _, address := range []string{addresses.OperatorAddr, addresses.RegistrationAddr, addresses.ElectionAddr} {
+	for _, address := range []string{addresses.OperatorAddr, addresses.RegistrationAddr, addresses.ElectionAddr, addresses.AgentAddr} {
 		if host, _, err := net.SplitHostPort(address); err == nil {
 			hosts = append(hosts, host)
 		}

@@ -21,11 +21,16 @@ func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
 		}
 		return net.JoinHostPort(machine, port)
 	}
+	agents := ""
+	if bound.AgentAddr != "" {
+		agents = reachable(s.Advertise.AgentAddr, bound.AgentAddr)
+	}
 	return Addresses{
 		HealthAddr:       reachable(s.Advertise.HealthAddr, bound.HealthAddr),
 		ElectionAddr:     reachable(s.Advertise.ElectionAddr, bound.ElectionAddr),
 		RegistrationAddr: reachable(s.Advertise.RegistrationAddr, bound.RegistrationAddr),
 		OperatorAddr:     reachable(s.Advertise.OperatorAddr, bound.OperatorAddr),
+		AgentAddr:        agents,
 	}
 }
 

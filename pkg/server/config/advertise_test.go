@@ -16,7 +16,7 @@ func TestAdvertised(t *testing.T) {
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
-			addresses := func(address string) Addresses { return Addresses{address, address, address, address} }
+			addresses := func(address string) Addresses { return Addresses{address, address, address, address, address} }
 			shard := Shard{Advertise: addresses(tc.advertise)}
 			if got := shard.Advertised(addresses(tc.bound), "192.0.2.7"); got != addresses(tc.want) {
 				t.Errorf("got %+v, want %s", got, tc.want)
@@ -25,8 +25,8 @@ func TestAdvertised(t *testing.T) {
 	}
 	// Each is its own.
 	shard := Shard{Advertise: Addresses{OperatorAddr: "o:1"}}
-	want := Addresses{"h:1", "e:1", "r:1", "o:1"}
-	if got := shard.Advertised(Addresses{"h:1", "e:1", "r:1", "x:1"}, "m"); got != want {
+	want := Addresses{"h:1", "e:1", "r:1", "o:1", ""}
+	if got := shard.Advertised(Addresses{"h:1", "e:1", "r:1", "x:1", ""}, "m"); got != want {
 		t.Errorf("got %+v, want %+v", got, want)
 	}
 }

@@ -23,6 +23,8 @@ type Config struct {
 	Shard           Shard
 	// OperatorCertificateTTL is how long the certificate of an operator is valid.
 	OperatorCertificateTTL time.Duration
+	// AgentCertificateTTL is the same for an agent.
+	AgentCertificateTTL time.Duration
 	// Defaults apply to all templates.
 	Defaults Defaults
 	// Templates by name.
@@ -82,18 +84,22 @@ type Shard struct {
 	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration
 	GarbageCollection GarbageCollection
+	// HealthCheckInterval is how often an agent reports.
+	HealthCheckInterval time.Duration
 	// RequestTimeout bounds one call to the storage or to the provider.
 	RequestTimeout time.Duration
 	// ShutdownTimeout is how long running calls may take when the server stops.
 	ShutdownTimeout time.Duration
 }
 
-// Addresses are those of a server's listeners, host:port.
+// Addresses are those of a server's listeners, host:port. AgentAddr is empty for a
+// server that serves no agents.
 type Addresses struct {
 	HealthAddr       string
 	ElectionAddr     string
 	RegistrationAddr string
 	OperatorAddr     string
+	AgentAddr        string
 }
 
 // Expiry are the ages at which instances are replaced. Zero means never.
@@ -150,8 +156,7 @@ const (
 	EncodingGzipBase64 = "base64+gzip"
 )
 
-// File is a file that agents write on their instances. Servers keep it and its
-// digest for future agents.
+// File is a file that agents write on their instances (docs/server.md#files).
 type File struct {
 	// Kind is one of certificate, secret, storage, env, json and string.
 	Kind string

@@ -59,18 +59,20 @@ func TestParseReadsEveryKey(t *testing.T) {
 				Options: &providertest.Options{Endpoint: "/etc/endpoint", InstanceTypes: catalogue}, InstanceTypes: catalogue,
 			},
 			Election:            Election{Enabled: true, Interval: 2 * time.Second, Timeout: 6 * time.Second},
-			Bind:                Addresses{HealthAddr: "0.0.0.0:8990", ElectionAddr: "0.0.0.0:8991", RegistrationAddr: "0.0.0.0:8992", OperatorAddr: "[::]:8993"},
-			Advertise:           Addresses{HealthAddr: ":8080", ElectionAddr: "10.0.0.1:8991", RegistrationAddr: "shard-a.example:443", OperatorAddr: "[2600:1f18::a]:8993"},
+			Bind:                Addresses{HealthAddr: "0.0.0.0:8990", ElectionAddr: "0.0.0.0:8991", RegistrationAddr: "0.0.0.0:8992", OperatorAddr: "[::]:8993", AgentAddr: "[::]:8994"},
+			Advertise:           Addresses{HealthAddr: ":8080", ElectionAddr: "10.0.0.1:8991", RegistrationAddr: "shard-a.example:443", OperatorAddr: "[2600:1f18::a]:8993", AgentAddr: "shard-a.example:8994"},
 			SubnetPools:         map[string][]string{"default": {"subnet-a", "subnet-b"}, "extra": {"subnet-c"}},
 			DynamicSubnetPools:  []string{"default"},
 			Expiry:              Expiry{EligibleAge: 21 * 24 * time.Hour, ForcedAge: 720 * time.Hour, OnDemandAge: 7 * 24 * time.Hour},
 			DefaultDrainTimeout: 4 * time.Minute,
 			CreateRateLimit:     time.Second,
 			GarbageCollection:   GarbageCollection{Interval: 3 * time.Minute, RegistrationTimeout: 6 * time.Minute, DeletedRecordRetention: 31 * time.Minute},
+			HealthCheckInterval: 45 * time.Second,
 			RequestTimeout:      29 * time.Second,
 			ShutdownTimeout:     9 * time.Second,
 		},
 		OperatorCertificateTTL: 48 * time.Hour,
+		AgentCertificateTTL:    36 * time.Hour,
 		Defaults: Defaults{
 			Userdata: Userdata{Inline: "#!/bin/sh\necho {{.Nonce}}\n"},
 			Vars:     map[string]string{"tier": "none"},
@@ -134,8 +136,8 @@ func TestParseFillsInDefaults(t *testing.T) {
 	if c.Shard.Expiry != (Expiry{}) || c.Shard.CreateRateLimit != 0 {
 		t.Errorf("expiry is %v and the rate limit %s, want none", c.Shard.Expiry, c.Shard.CreateRateLimit)
 	}
-	times := []time.Duration{c.Shard.DefaultDrainTimeout, c.Shard.RequestTimeout, c.Shard.ShutdownTimeout, c.OperatorCertificateTTL}
-	if want := []time.Duration{5 * time.Minute, 30 * time.Second, 10 * time.Second, 24 * time.Hour}; !slices.Equal(times, want) {
+	times := []time.Duration{c.Shard.DefaultDrainTimeout, c.Shard.RequestTimeout, c.Shard.ShutdownTimeout, c.OperatorCertificateTTL, c.AgentCertificateTTL, c.Shard.HealthCheckInterval}
+	if want := []time.Duration{5 * time.Minute, 30 * time.Second, 10 * time.Second, 24 * time.Hour, 24 * time.Hour, time.Minute}; !slices.Equal(times, want) {
 		t.Errorf("got %s, want %s", times, want)
 	}
 }

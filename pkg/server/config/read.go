@@ -23,12 +23,13 @@ const (
 	defaultCollectionInterval     = 2 * time.Minute
 	defaultRegistrationTimeout    = 5 * time.Minute
 	defaultDeletedRecordRetention = 30 * time.Minute
+	defaultHealthCheckInterval    = time.Minute
 	defaultRequestTimeout         = 30 * time.Second
 	defaultShutdownTimeout        = 10 * time.Second
 )
 
 const (
-	// shortestTTL leaves an operator the time to renew its certificate.
+	// shortestTTL leaves a client the time to renew its certificate.
 	shortestTTL = 10 * time.Second
 	// longestTTL is how long a cluster's authority is valid.
 	longestTTL = 10 * 365 * 24 * time.Hour
@@ -51,7 +52,10 @@ func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
 	cluster.Finish()
 
 	config.Shard = readShard(root.Object("shard"), providers)
-	config.OperatorCertificateTTL = readOperatorTTL(root.Object("certificates"))
+	certificates := root.Object("certificates")
+	config.OperatorCertificateTTL = readTTL(certificates.Object("operator"))
+	config.AgentCertificateTTL = readTTL(certificates.Object("agent"))
+	certificates.Finish()
 	config.Defaults = readDefaults(root.Object("defaults"))
 	root.Object("templates").Each(func(name string, o *jsonc.Object) {
 		config.Templates[name] = readTemplate(o)
@@ -100,26 +104,24 @@ func readKeySource(o *jsonc.Object) KeySource {
 	return source
 }
 
-// readOperatorTTL returns 24 hours when the key is missing
+// readTTL returns how long the certificates of a role are valid: 24 hours when the key is missing
 // (docs/protocol.md#certificates). A number is one of hours. Zero is invalid: no
 // certificate is valid for ever.
-func readOperatorTTL(o *jsonc.Object) time.Duration {
+func readTTL(o *jsonc.Object) time.Duration {
 	defer o.Finish()
-	operator := o.Object("operator")
-	defer operator.Finish()
 	invalid := func(value any) time.Duration {
-		o.Report(field.Invalid(operator.Child("ttl"), value,
+		o.Report(field.Invalid(o.Child("ttl"), value,
 			fmt.Sprintf("must be between 1 and %d hours, or a duration of at least %q", longestTTL/time.Hour, shortestTTL)))
 		return 0
 	}
-	if operator.IsString("ttl") {
-		ttl := operator.OptionalDuration("ttl")
+	if o.IsString("ttl") {
+		ttl := o.OptionalDuration("ttl")
 		if ttl != nil && (*ttl < shortestTTL || *ttl > longestTTL) {
 			return invalid(ttl.String())
 		}
 		return ptr.Deref(ttl, 0)
 	}
-	hours := operator.Int32("ttl")
+	hours := o.Int32("ttl")
 	if hours == nil {
 		return 24 * time.Hour
 	}

@@ -22,6 +22,7 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		DefaultDrainTimeout: o.Duration("default_drain_timeout", defaultDrainTimeout),
 		CreateRateLimit:     o.Duration("create_rate_limit", 0),
 		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
+		HealthCheckInterval: o.Duration("health_check_interval", defaultHealthCheckInterval),
 		RequestTimeout:      o.Duration("request_timeout", defaultRequestTimeout),
 		ShutdownTimeout:     o.Duration("shutdown_timeout", defaultShutdownTimeout),
 	}
@@ -39,6 +40,7 @@ func readAddresses(o *jsonc.Object) Addresses {
 		ElectionAddr:     o.String("election_addr"),
 		RegistrationAddr: o.String("registration_addr"),
 		OperatorAddr:     o.String("operator_addr"),
+		AgentAddr:        o.String("agent_addr"),
 	}
 }
 

@@ -34,6 +34,7 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 	}
 	errs = append(errs, s.Expiry.validate(path.Child("expiry"))...)
 	errs = append(errs, s.GarbageCollection.validate(path.Child("garbage_collection"))...)
+	errs = append(errs, validation.Positive(path.Child("health_check_interval"), s.HealthCheckInterval)...)
 	// A call without a timeout could block for ever.
 	return append(errs, validation.Positive(path.Child("request_timeout"), s.RequestTimeout)...)
 }
@@ -55,22 +56,29 @@ func (s *Shard) validateInfra(path *field.Path, providers provider.Registry) fie
 type listener struct {
 	path    *field.Path
 	address string
+	// optional is true if the server need not listen there.
+	optional bool
 }
 
 func (a Addresses) listeners(path *field.Path) []listener {
 	return []listener{
-		{path.Child("health_addr"), a.HealthAddr},
-		{path.Child("election_addr"), a.ElectionAddr},
-		{path.Child("registration_addr"), a.RegistrationAddr},
-		{path.Child("operator_addr"), a.OperatorAddr},
+		{path: path.Child("health_addr"), address: a.HealthAddr},
+		{path: path.Child("election_addr"), address: a.ElectionAddr},
+		{path: path.Child("registration_addr"), address: a.RegistrationAddr},
+		{path: path.Child("operator_addr"), address: a.OperatorAddr},
+		{path: path.Child("agent_addr"), address: a.AgentAddr, optional: true},
 	}
 }
 
-// validateBind requires all addresses, and no address of two listeners.
+// validateBind requires all addresses, and no address of two listeners. The address for
+// agents may be missing if no instance has one.
 func (s *Shard) validateBind(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
 	listeners := s.Bind.listeners(path.Child("bind"))
 	for i, l := range listeners {
+		if l.address == "" && l.optional && !provider.RunsAgent(s.Infra.Options) {
+			continue
+		}
 		errs = append(errs, validation.Address(l.path, l.address)...)
 		for _, other := range listeners[:i] {
 			if collide(l.address, other.address) {

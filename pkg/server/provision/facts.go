@@ -4,6 +4,8 @@
 package provision
 
 import (
+	"time"
+
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -15,7 +17,13 @@ import (
 type facts struct {
 	Instance struct{ ID, Kind, Arch, Type string }
 	Cluster  struct{ ID, CACert string }
-	Server   struct{ Shard, RegistrationAddr, OperatorAddr string }
+	Server   struct {
+		Shard, RegistrationAddr, OperatorAddr string
+		// AgentAddr is empty if the server serves no agents.
+		AgentAddr string
+		// HealthCheckInterval is how often an agent has to report.
+		HealthCheckInterval time.Duration
+	}
 	Provider struct{ Kind, Region, Zone string }
 	Vars     map[string]string
 }
@@ -39,6 +47,8 @@ func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *insta
 	f.Server.Shard = c.Shard.ID
 	f.Server.RegistrationAddr = p.Addresses.RegistrationAddr
 	f.Server.OperatorAddr = p.Addresses.OperatorAddr
+	f.Server.AgentAddr = p.Addresses.AgentAddr
+	f.Server.HealthCheckInterval = c.Shard.HealthCheckInterval
 	f.Provider.Kind = c.Shard.Infra.Provider
 	f.Provider.Region = c.Shard.Infra.Region
 	f.Provider.Zone = c.Shard.Infra.Zone

@@ -19,7 +19,7 @@ import (
 // everything uses all that userdata can.
 const everything = `id={{.Instance.ID}} kind={{.Instance.Kind}} arch={{.Instance.Arch}} type={{.Instance.Type}}
 cluster={{.Cluster.ID}} ca={{.Cluster.CACert}}
-shard={{.Server.Shard}} registration={{.Server.RegistrationAddr}} operator={{.Server.OperatorAddr}}
+shard={{.Server.Shard}} registration={{.Server.RegistrationAddr}} operator={{.Server.OperatorAddr}} agent={{.Server.AgentAddr}} every={{.Server.HealthCheckInterval}}
 provider={{.Provider.Kind}} region={{.Provider.Region}} zone={{.Provider.Zone}}
 {{range $name, $value := .Vars}}{{$name}}={{$value}} {{end}}
 nonce={{.Nonce}}`
@@ -44,7 +44,7 @@ func TestSpec(t *testing.T) {
 		Userdata: []byte(`id=knc06bgm7733st2576nx5jht4ecjw kind=knc arch=amd64 type=m7i.large
 cluster=prod ca=-----BEGIN CERTIFICATE-----
 
-shard=us-west-2a registration=10.0.0.1:8992 operator=10.0.0.1:8993
+shard=us-west-2a registration=10.0.0.1:8992 operator=10.0.0.1:8993 agent=10.0.0.1:8994 every=1m0s
 provider=fake region=us-west-2 zone=us-west-2z
 defaults=yes from=worker main=yes worker=yes 
 nonce=` + nonces.signed[0]),
