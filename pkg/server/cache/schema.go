@@ -17,7 +17,7 @@ const schemaVersion = 1
 // There is no column for the nonce that an instance was started with, because a
 // row that is read from the storage again could not have it. A nonce is valid
 // when its signature is valid, and the record that it names exists and has no
-// registration yet.
+// registration with another key.
 const schema = `
 CREATE TABLE groups (
 	tenant              TEXT NOT NULL,

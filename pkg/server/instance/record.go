@@ -7,8 +7,9 @@ import "time"
 
 // Record is the durable part of an instance: one object in the storage, written
 // before the instance is requested from the provider and removed after the
-// provider has confirmed its deletion. Only ProviderID and DeletionRequestedAt
-// change after creation, each once, from empty to set (docs/server.md#records).
+// provider has confirmed its deletion. After creation only ProviderID and
+// DeletionRequestedAt change, each once, from empty to set, and Registration
+// (docs/server.md#records).
 type Record struct {
 	// ID is the permanent identity, a puidv7.
 	ID     string `json:"instance_id"`
@@ -39,6 +40,9 @@ type Record struct {
 	// zero until then. The server cannot derive this reason again, so it is stored
 	// before the client gets its answer.
 	DeletionRequestedAt time.Time `json:"deletion_requested_at,omitzero"`
+	// Registration is that of the agent, nil until it has registered. It is never
+	// modified, only replaced.
+	Registration *Registration `json:"registration,omitempty"`
 }
 
 // Origin returns the part of the record that the provider stores with the instance.

@@ -57,8 +57,8 @@ func (s *Store) write(ctx context.Context, key string, row *cache.Row) error {
 }
 
 // rebase prepares row to replace the stored object. Fields that can be set only
-// once keep their stored value. Any other difference means that another writer
-// has changed the object, which is an error.
+// once keep their stored value, and a registration is kept. Any other difference means
+// that another writer has changed the object, which is an error.
 func (s *Store) rebase(ctx context.Context, key string, row *cache.Row) error {
 	object, err := s.storage.Get(ctx, key)
 	if err != nil {
@@ -73,6 +73,10 @@ func (s *Store) rebase(ctx context.Context, key string, row *cache.Row) error {
 	if at := stored.DeletionRequestedAt; !at.IsZero() {
 		merged.DeletionRequestedAt = at
 	}
+	if merged.Registration, err = mergeRegistrations(merged.Registration, stored.Registration); err != nil {
+		return err
+	}
+	stored.Registration = merged.Registration
 	stored.ProviderID = cmp.Or(stored.ProviderID, merged.ProviderID)
 	stored.DeletionRequestedAt = merged.DeletionRequestedAt
 	if same, err := equal(merged, stored); err != nil || !same {
