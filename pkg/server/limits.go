@@ -23,6 +23,15 @@ const (
 	// maxOperatorRequest is the maximum size of a request, in bytes.
 	maxOperatorRequest = 4 << 20
 
+	// maxAgentConnections is the maximum number of connections of agents, each of which
+	// has one. Further ones wait.
+	maxAgentConnections = 16384
+	// maxAgentStreams is the maximum number of calls in progress on one connection. An
+	// agent has three streams and few calls.
+	maxAgentStreams = 16
+	// maxAgentRequest is the maximum size of a report or of public keys, in bytes.
+	maxAgentRequest = 256 << 10
+
 	// maxRegistrationConnections is the maximum number of connections of clients
 	// without a certificate, and maxRegistrationsPerAddress that of one address.
 	maxRegistrationConnections = 256

@@ -41,8 +41,8 @@ const (
 	window = 1 << 20
 )
 
-// serve serves operators, registrations, and peers that query the leader. It takes
-// part in the election of the shard.
+// serve serves operators, agents, registrations, and peers that query the leader. It
+// takes part in the election of the shard.
 func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	if err := p.loadKeys(ctx); err != nil {
 		return err
@@ -59,6 +59,15 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	registrations, err := p.server.Listen(ctx, p.bind.RegistrationAddr)
 	if err != nil {
 		return fmt.Errorf("listen for registrations (shard.bind.registration_addr): %w", err)
+	}
+	if p.shared.agentGate != nil {
+		agents, err := p.server.Listen(ctx, p.bind.AgentAddr)
+		if err != nil {
+			return fmt.Errorf("listen for agents (shard.bind.agent_addr): %w", err)
+		}
+		agentServer := p.newAgentServer(klog.FromContext(ctx), certificate)
+		agents = p.guard.Listener(limitConnections(agents, maxAgentConnections))
+		g.Go(func() error { return p.serveGRPC(ctx, agentServer, agents) })
 	}
 	peers, err := p.server.Listen(ctx, p.bind.ElectionAddr)
 	if err != nil {
@@ -77,11 +86,9 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 	return p.shared.elector.Run(ctx, p.lead)
 }
 
-// newGRPCServers returns the server for operators and that for registrations.
-func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (operators, registrations *grpc.Server) {
-	countUnary, countStream := grpcapi.Count(p.shared.registry)
-	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
-	common := slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
+// commonOptions returns the options of all gRPC servers.
+func (p *process) commonOptions() []grpc.ServerOption {
+	return slices.Concat(p.server.GRPCOptions, []grpc.ServerOption{
 		grpc.ConnectionTimeout(connectTimeout),
 		// Requests are small. To adapt its windows a server sends a ping for each.
 		grpc.StaticStreamWindowSize(window),
@@ -90,10 +97,15 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.NumStreamWorkers(uint32(runtime.NumCPU())),
 		grpc.MaxHeaderListSize(maxHeaders),
 		grpc.KeepaliveEnforcementPolicy(keepalive.EnforcementPolicy{MinTime: minPingInterval, PermitWithoutStream: true}),
-		grpc.ChainUnaryInterceptor(countUnary),
-		grpc.ChainStreamInterceptor(countStream),
+		grpc.ChainUnaryInterceptor(p.countUnary),
+		grpc.ChainStreamInterceptor(p.countStream),
 	})
-	operators = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{
+}
+
+// newGRPCServers returns the server for operators and that for registrations.
+func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (operators, registrations *grpc.Server) {
+	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleOperator)
+	operators = grpc.NewServer(slices.Concat(p.commonOptions(), []grpc.ServerOption{
 		grpc.Creds(p.guard.Credentials(credentials.NewTLS(certificate.MutualConfig()))),
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.MaxConcurrentStreams(maxOperatorStreams),
@@ -102,7 +114,7 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream),
 	})...)
 	nstancev1.RegisterOperatorServiceServer(operators, p.shared.gate)
-	registrations = grpc.NewServer(slices.Concat(common, []grpc.ServerOption{
+	registrations = grpc.NewServer(slices.Concat(p.commonOptions(), []grpc.ServerOption{
 		// A client has no certificate before its registration.
 		grpc.Creds(credentials.NewTLS(certificate.Config())),
 		grpc.KeepaliveParams(keepalive.ServerParameters{
@@ -112,8 +124,23 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.MaxConcurrentStreams(maxRegistrationStreams),
 		grpc.MaxRecvMsgSize(maxRegistrationRequest),
 	})...)
-	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Logger: logger})
+	nstancev1.RegisterRegistrationServiceServer(registrations, &grpcapi.RegistrationService{Registrar: p.registrar, Agents: p.shared.agentGate, Logger: logger})
 	return operators, registrations
+}
+
+// newAgentServer returns the server for agents.
+func (p *process) newAgentServer(logger klog.Logger, certificate *pki.Serving) *grpc.Server {
+	authorizeUnary, authorizeStream := grpcapi.Authorize(logger, pki.RoleAgent)
+	server := grpc.NewServer(slices.Concat(p.commonOptions(), []grpc.ServerOption{
+		grpc.Creds(p.guard.Credentials(credentials.NewTLS(certificate.MutualConfig()))),
+		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
+		grpc.MaxConcurrentStreams(maxAgentStreams),
+		grpc.MaxRecvMsgSize(maxAgentRequest),
+		grpc.ChainUnaryInterceptor(authorizeUnary, p.guard.Unary),
+		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream),
+	})...)
+	nstancev1.RegisterAgentServiceServer(server, p.shared.agentGate)
+	return server
 }
 
 // serveGRPC serves until ctx is done. Then it waits for running calls until the

@@ -14,6 +14,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/collectors/version"
+	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
@@ -43,8 +44,12 @@ type process struct {
 	// clusterElector elects the leader of the cluster.
 	clusterElector *leader.Elector
 	registrar      *registration.Registrar
-	// guard admits the clients of the gate.
-	guard  *access.Guard
+	// guard admits the clients of the gates.
+	guard *access.Guard
+	// countUnary and countStream count the calls of all services.
+	countUnary  grpc.UnaryServerInterceptor
+	countStream grpc.StreamServerInterceptor
+
 	shared *shared
 }
 
@@ -68,8 +73,10 @@ type shared struct {
 	elector *leader.Elector
 	// keys are those of the cluster, nil until they are loaded.
 	keys *clusterkeys.Keys
-	// gate passes calls to the current term.
-	gate *grpcapi.Gate
+	// gate passes calls to the current term, and agentGate those of agents. agentGate is
+	// nil if the server serves no agents.
+	gate      *grpcapi.Gate
+	agentGate *grpcapi.AgentGate
 	// registry has all metrics, reconcilerMetrics those that outlive a term.
 	registry          *prometheus.Registry
 	reconcilerMetrics *reconciler.Metrics
@@ -109,10 +116,15 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		return nil, err
 	}
 	p.guard = access.New(klog.FromContext(ctx), p.storage)
+	p.countUnary, p.countStream = grpcapi.Count(sh.registry)
 	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection)
 	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election)
 	sh.gate = grpcapi.NewGate(sh.elector.Leading, p.leaderMessage)
 	sh.gate.Blocked = p.blocked
+	if bind.AgentAddr != "" {
+		sh.agentGate = grpcapi.NewAgentGate(sh.elector.Leading, p.leaderMessage)
+		sh.agentGate.Blocked = p.blocked
+	}
 	sh.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
 	p.health = newHealth(sh.registry, p.ready, p.blocked)

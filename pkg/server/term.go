@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
@@ -51,6 +52,8 @@ type term struct {
 	events     *grpcapi.InstanceEvents
 	reconciler *reconciler.Reconciler
 	hashes     *groupHashes
+	// health has what the agents report.
+	health *agenthealth.Tracker
 	// started is closed when all fields above are set.
 	started chan struct{}
 }
@@ -165,14 +168,19 @@ func (t *term) start(ctx context.Context) (err error) {
 		return errors.New("the provider did not list its instances in time")
 	case <-t.provider.Synced():
 	}
-	t.instances, err = instancestore.Open(ctx, instancestore.Options{
+	t.health = t.newHealth()
+	options := instancestore.Options{
 		Storage:  t.storage,
 		Cache:    t.cache,
 		Provider: t.provider,
 		Shard:    t.shared.shard,
 		Clock:    clock.RealClock{},
 		Stale:    t.cacheIsStale(ctx),
-	})
+	}
+	if provider.RunsAgent(t.groups.Config().Shard.Infra.Options) {
+		options.Agents = t.health
+	}
+	t.instances, err = instancestore.Open(ctx, options)
 	if err != nil {
 		return err
 	}
@@ -265,12 +273,14 @@ func (t *term) serve(ctx context.Context) error {
 		Errors:         t.failures,
 		InstanceEvents: t.events,
 		Configuration:  reloader,
+		Health:         t.health,
 		Changed: func(key instance.GroupKey) {
 			t.hashes.enqueue()
 			t.changed(key)
 		},
 	})
 	defer closeGate()
+	defer t.serveAgents(ctx, &running)()
 	t.shared.blocked.Store(nil)
 	t.shared.serving.Store(true)
 	defer t.shared.serving.Store(false)

@@ -21,9 +21,14 @@ import (
 type Gate struct {
 	// With this type a missing method is a compile error, not Unimplemented.
 	nstancev1.UnsafeOperatorServiceServer
+	termGate[*OperatorService]
 
 	// Issuer renews the certificates of clients.
 	Issuer Issuer
+}
+
+// termGate forwards calls to the service of the current term.
+type termGate[S termService] struct {
 	// Blocked returns why this server, which leads, cannot serve before an administrator
 	// does something. It returns nil when nothing is known. It is optional.
 	Blocked func() error
@@ -35,12 +40,18 @@ type Gate struct {
 
 	mu sync.Mutex
 	// open is the service of the current term, nil when there is none.
-	open *openService
+	open *openService[S]
+}
+
+// termService is a service for one term.
+type termService interface {
+	// closeStreams closes all streams, present and future, with Unavailable.
+	closeStreams()
 }
 
 // openService is a service for one term of leadership.
-type openService struct {
-	service *OperatorService
+type openService[S termService] struct {
+	service S
 	// ctx is done when the term is over.
 	ctx context.Context
 	// calls counts the calls in flight, without streams: a stream may wait for
@@ -54,15 +65,15 @@ var _ nstancev1.OperatorServiceServer = (*Gate)(nil)
 // during a term when leading returns false. whoLeads returns the reason for the
 // client.
 func NewGate(leading func() bool, whoLeads func() string) *Gate {
-	return &Gate{leading: leading, whoLeads: whoLeads}
+	return &Gate{termGate: termGate[*OperatorService]{leading: leading, whoLeads: whoLeads}}
 }
 
 // Open forwards calls to service until shut is called. Shut rejects new calls,
 // closes the streams of service for good, cancels its other calls, and returns
-// when these have returned. The Gate must be shut before it is opened again.
-func (g *Gate) Open(service *OperatorService) (shut func()) {
+// when these have returned. The gate must be shut before it is opened again.
+func (g *termGate[S]) Open(service S) (shut func()) {
 	ctx, cancel := context.WithCancel(context.Background())
-	opened := &openService{service: service, ctx: ctx}
+	opened := &openService[S]{service: service, ctx: ctx}
 	g.set(opened)
 	return func() {
 		g.set(nil)
@@ -72,7 +83,7 @@ func (g *Gate) Open(service *OperatorService) (shut func()) {
 	}
 }
 
-func (g *Gate) set(s *openService) {
+func (g *termGate[S]) set(s *openService[S]) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	g.open = s
@@ -80,7 +91,7 @@ func (g *Gate) set(s *openService) {
 
 // enter returns the service of the current term for a call. The caller calls leave when the call
 // has returned.
-func (g *Gate) enter() (current *openService, leave func(), err error) {
+func (g *termGate[S]) enter() (current *openService[S], leave func(), err error) {
 	g.mu.Lock()
 	if g.leading() {
 		current = g.open
@@ -97,7 +108,7 @@ func (g *Gate) enter() (current *openService, leave func(), err error) {
 
 // notServing returns the error of a call without a term. Clients can distinguish one that
 // passes by itself from one that does not.
-func (g *Gate) notServing() error {
+func (g *termGate[S]) notServing() error {
 	if g.Blocked != nil {
 		if err := g.Blocked(); err != nil {
 			return withReason(codes.Unavailable, "this server cannot serve: "+err.Error(), nstancev1.ReasonNotServing, nil).Err()
@@ -114,7 +125,7 @@ func (s *OperatorService) closeStreams() {
 }
 
 // untilClosed returns a copy of ctx that is also done when the term is over.
-func (s *openService) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
+func (s *openService[S]) untilClosed(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancel(ctx)
 	stop := context.AfterFunc(s.ctx, cancel)
 	return ctx, func() {
@@ -124,8 +135,8 @@ func (s *openService) untilClosed(ctx context.Context) (context.Context, context
 }
 
 // forward forwards a unary call. Its context is also done when the term is over.
-func forward[Request, Response any](ctx context.Context, g *Gate, request *Request,
-	method func(*OperatorService, context.Context, *Request) (*Response, error),
+func forward[S termService, Request, Response any](ctx context.Context, g *termGate[S], request *Request,
+	method func(S, context.Context, *Request) (*Response, error),
 ) (*Response, error) {
 	current, leave, err := g.enter()
 	if err != nil {

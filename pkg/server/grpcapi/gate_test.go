@@ -98,7 +98,7 @@ func TestShuttingWaitsForCalls(t *testing.T) {
 		release, answered := make(chan struct{}), make(chan error, 1)
 		var cancelled, isShut atomic.Bool
 		go func() {
-			_, err := forward(t.Context(), gate, &emptypb.Empty{}, func(got *OperatorService, ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty, error) {
+			_, err := forward(t.Context(), &gate.termGate, &emptypb.Empty{}, func(got *OperatorService, ctx context.Context, _ *emptypb.Empty) (*emptypb.Empty, error) {
 				if got != service {
 					t.Error("another service is called")
 				}

@@ -14,62 +14,62 @@ import (
 
 // GetConfigStatus forwards the call to the current term.
 func (g *Gate) GetConfigStatus(ctx context.Context, request *emptypb.Empty) (*nstancev1.ConfigStatusResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).GetConfigStatus)
+	return forward(ctx, &g.termGate, request, (*OperatorService).GetConfigStatus)
 }
 
 // RefreshConfig forwards the call to the current term.
 func (g *Gate) RefreshConfig(ctx context.Context, request *emptypb.Empty) (*nstancev1.RefreshConfigResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).RefreshConfig)
+	return forward(ctx, &g.termGate, request, (*OperatorService).RefreshConfig)
 }
 
 // ListGroups forwards the call to the current term.
 func (g *Gate) ListGroups(ctx context.Context, request *emptypb.Empty) (*nstancev1.ListGroupsResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).ListGroups)
+	return forward(ctx, &g.termGate, request, (*OperatorService).ListGroups)
 }
 
 // UpsertGroup forwards the call to the current term.
 func (g *Gate) UpsertGroup(ctx context.Context, request *nstancev1.UpsertGroupRequest) (*nstancev1.GroupStatus, error) {
-	return forward(ctx, g, request, (*OperatorService).UpsertGroup)
+	return forward(ctx, &g.termGate, request, (*OperatorService).UpsertGroup)
 }
 
 // DeleteGroup forwards the call to the current term.
 func (g *Gate) DeleteGroup(ctx context.Context, request *nstancev1.DeleteGroupRequest) (*emptypb.Empty, error) {
-	return forward(ctx, g, request, (*OperatorService).DeleteGroup)
+	return forward(ctx, &g.termGate, request, (*OperatorService).DeleteGroup)
 }
 
 // CreateInstance forwards the call to the current term.
 func (g *Gate) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).CreateInstance)
+	return forward(ctx, &g.termGate, request, (*OperatorService).CreateInstance)
 }
 
 // DeleteInstance forwards the call to the current term.
 func (g *Gate) DeleteInstance(ctx context.Context, request *nstancev1.DeleteInstanceRequest) (*nstancev1.DeleteInstanceResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).DeleteInstance)
+	return forward(ctx, &g.termGate, request, (*OperatorService).DeleteInstance)
 }
 
 // GetInstanceStatus forwards the call to the current term.
 func (g *Gate) GetInstanceStatus(ctx context.Context, request *nstancev1.GetInstanceStatusRequest) (*nstancev1.InstanceStatusResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).GetInstanceStatus)
+	return forward(ctx, &g.termGate, request, (*OperatorService).GetInstanceStatus)
 }
 
 // AcknowledgeDrained forwards the call to the current term.
 func (g *Gate) AcknowledgeDrained(ctx context.Context, request *nstancev1.DrainAckRequest) (*emptypb.Empty, error) {
-	return forward(ctx, g, request, (*OperatorService).AcknowledgeDrained)
+	return forward(ctx, &g.termGate, request, (*OperatorService).AcknowledgeDrained)
 }
 
 // SleepTenant forwards the call to the current term.
 func (g *Gate) SleepTenant(ctx context.Context, request *nstancev1.SleepTenantRequest) (*nstancev1.SleepTenantResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).SleepTenant)
+	return forward(ctx, &g.termGate, request, (*OperatorService).SleepTenant)
 }
 
 // WakeTenant forwards the call to the current term.
 func (g *Gate) WakeTenant(ctx context.Context, request *nstancev1.WakeTenantRequest) (*nstancev1.WakeTenantResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).WakeTenant)
+	return forward(ctx, &g.termGate, request, (*OperatorService).WakeTenant)
 }
 
 // GetTenantStatus forwards the call to the current term.
 func (g *Gate) GetTenantStatus(ctx context.Context, request *nstancev1.GetTenantStatusRequest) (*nstancev1.GetTenantStatusResponse, error) {
-	return forward(ctx, g, request, (*OperatorService).GetTenantStatus)
+	return forward(ctx, &g.termGate, request, (*OperatorService).GetTenantStatus)
 }
 
 // WatchGroups forwards the call to the current term. The stream is closed when the term is over.

@@ -25,13 +25,17 @@ func (s *OperatorService) GetInstanceStatus(ctx context.Context, request *nstanc
 	if err != nil {
 		return nil, err
 	}
-	// The last report is not set: there are no agents yet that send reports.
 	response := &nstancev1.InstanceStatusResponse{
 		InstanceId:         i.ID,
 		Tenant:             i.Tenant,
 		Status:             instanceStatus(&i),
 		CreatedAt:          timestamppb.New(i.CreatedAt),
 		ProviderInstanceId: i.ProviderID,
+	}
+	if s.Health != nil {
+		if _, at := s.Health.LastReport(i.ID); !at.IsZero() {
+			response.LastSeen = timestamppb.New(at)
+		}
 	}
 	if i.Drain != nil {
 		response.DeleteAt = timestamppb.New(i.Drain.DeleteAt)

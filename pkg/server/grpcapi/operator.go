@@ -16,6 +16,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -24,8 +25,8 @@ import (
 )
 
 // OperatorService is the gRPC service of that name for one term of leadership of
-// the shard. Methods that it does not define return Unimplemented. All fields are
-// mandatory.
+// the shard. Methods that it does not define return Unimplemented. All fields but Health
+// are mandatory.
 type OperatorService struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
@@ -35,6 +36,8 @@ type OperatorService struct {
 	Errors         *Errors
 	InstanceEvents *InstanceEvents
 	Configuration  Configuration
+	// Health has the reports of agents. It is nil if the server serves none.
+	Health *agenthealth.Tracker
 	// Changed is called after a group or one of its instances was changed and
 	// before the client gets its response.
 	Changed func(instance.GroupKey)

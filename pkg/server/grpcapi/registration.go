@@ -27,13 +27,28 @@ type Registrar interface {
 }
 
 // RegistrationService is the gRPC service of that name. Its clients are anonymous.
-// RegisterAgent returns Unimplemented.
 type RegistrationService struct {
 	nstancev1.UnimplementedRegistrationServiceServer
 
 	Registrar Registrar
+	// Agents registers agents while this server leads its shard. It is nil if the server
+	// serves no agents.
+	Agents *AgentGate
 	// Logger logs the calls.
 	Logger klog.Logger
+}
+
+// RegisterAgent returns the first certificate of an instance's agent. The code is
+// Unavailable when another server leads the shard and for storage that fails,
+// Unauthenticated for a nonce that is invalid or not of an instance that may register,
+// and InvalidArgument for a nonce of another shard, cluster or tenant, for an invalid
+// public key and for an invalid address. A server that serves no agents returns
+// Unimplemented (docs/protocol.md#registration).
+func (s *RegistrationService) RegisterAgent(ctx context.Context, request *nstancev1.RegisterClientRequest) (*nstancev1.RegisterClientResponse, error) {
+	if s.Agents == nil {
+		return s.UnimplementedRegistrationServiceServer.RegisterAgent(ctx, request)
+	}
+	return forward(klog.NewContext(ctx, s.Logger), &s.Agents.termGate, request, (*AgentService).register)
 }
 
 // RegisterOperator returns the first certificate of a tenant's operator. The code

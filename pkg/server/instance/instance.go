@@ -21,8 +21,13 @@ const (
 type Instance struct {
 	Record
 	// State is the state that the provider reports. It is Missing or Pending for
-	// an instance that the provider does not list: Pending if it never did.
+	// an instance that the provider does not list: Pending if it never did. An instance
+	// that runs is Pending while its agent is awaited, and Impaired when its agent is
+	// lost.
 	State State
+	// Agent is what is known of the agent of the instance, the zero value if nothing is
+	// expected of it.
+	Agent Agent
 	// Known is true when the provider lists the instance now. A pending instance
 	// that is not known must be created at the provider.
 	Known bool

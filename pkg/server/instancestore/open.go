@@ -31,6 +31,7 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		provider: o.Provider,
 		shard:    o.Shard,
 		clock:    o.Clock,
+		agents:   o.Agents,
 		writing:  keymutex.NewHashed(writers),
 		index:    newIndex(),
 	}

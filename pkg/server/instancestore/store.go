@@ -40,7 +40,13 @@ var (
 // maximum number of concurrent changes.
 const writers = 256
 
-// Options configure a Store. All fields but Stale are required.
+// Agents knows what the agents of instances report.
+type Agents interface {
+	// State returns what is known of the agent of an instance that runs.
+	State(record *instance.Record) instance.Agent
+}
+
+// Options configure a Store. All fields but Stale and Agents are required.
 type Options struct {
 	Storage  storage.Store
 	Cache    *cache.DB
@@ -48,6 +54,8 @@ type Options struct {
 	// Shard is the id of the shard.
 	Shard string
 	Clock clock.PassiveClock
+	// Agents knows the agents of the instances. It is nil if the instances run none.
+	Agents Agents
 	// Stale is true when another server may have led the shard since the cache
 	// was written. Open then drops the cached drains and deletions, which may
 	// be outdated: an expired drain would delete an instance that was never
@@ -65,6 +73,7 @@ type Store struct {
 	provider provider.Provider
 	shard    string
 	clock    clock.PassiveClock
+	agents   Agents
 
 	// writing serializes the changes of an instance by its id.
 	writing keymutex.KeyMutex
@@ -166,12 +175,34 @@ func (s *Store) view(e entry) instance.Instance {
 	case known:
 		e.seen.Store(true)
 		i.Known, i.State = true, vm.State
+		if vm.Origin.InfraConfigHash != "" {
+			// The record may have been written before the configuration changed from
+			// which the instance was created.
+			i.InfraConfigHash = vm.Origin.InfraConfigHash
+		}
+		s.applyAgent(&i)
 	case (i.ProviderID != "" || e.seen.Load()) && s.synced():
 		i.State = instance.Missing
 	default:
 		i.State = instance.Pending
 	}
 	return i
+}
+
+// applyAgent adds what is known of the agent of an instance that runs. It runs for
+// others only when its agent has reported, and counts as impaired when the agent is lost.
+func (s *Store) applyAgent(i *instance.Instance) {
+	if s.agents == nil || i.State != instance.Running && i.State != instance.Impaired {
+		return
+	}
+	i.Agent = s.agents.State(&i.Record)
+	switch {
+	case i.State == instance.Impaired:
+	case i.Agent.State == instance.AgentAwaited:
+		i.State = instance.Pending
+	case i.Agent.State == instance.AgentLost:
+		i.State = instance.Impaired
+	}
 }
 
 // synced reports whether the provider knows all instances. Until then, an

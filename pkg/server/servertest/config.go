@@ -72,10 +72,39 @@ func (o Options) shard() string {
 
 func (o Options) bind() string {
 	if o.InMemory {
-		return `{"health_addr": "health:1", "election_addr": "election:1", "registration_addr": "registration:1", "operator_addr": "operator:1"}`
+		return `{"health_addr": "health:1", "election_addr": "election:1", "registration_addr": "registration:1", "operator_addr": "operator:1"` + o.bindAgents("agent:1") + `}`
 	}
-	return fmt.Sprintf(`{"health_addr": %q, "election_addr": "127.0.0.1:0", "registration_addr": "127.0.0.1:0", "operator_addr": %q}`,
-		cmp.Or(o.HealthAddr, "127.0.0.1:0"), cmp.Or(o.Addr, "127.0.0.1:0"))
+	return fmt.Sprintf(`{"health_addr": %q, "election_addr": "127.0.0.1:0", "registration_addr": %q, "operator_addr": %q%s}`,
+		cmp.Or(o.HealthAddr, "127.0.0.1:0"), cmp.Or(o.RegistrationAddr, "127.0.0.1:0"), cmp.Or(o.Addr, "127.0.0.1:0"),
+		o.bindAgents(cmp.Or(o.AgentAddr, "127.0.0.1:0")))
+}
+
+func (o Options) bindAgents(address string) string {
+	if !o.Agents {
+		return ""
+	}
+	return fmt.Sprintf(`, "agent_addr": %q`, address)
+}
+
+// more returns the keys of the shard that have values of the product by default.
+func (o Options) more() string {
+	var keys string
+	if o.HealthCheckInterval != "" {
+		keys += fmt.Sprintf(`"health_check_interval": %q,`, o.HealthCheckInterval)
+	}
+	if o.RegistrationTimeout != "" {
+		// The interval must be shorter.
+		keys += fmt.Sprintf(`"garbage_collection": {"interval": "1s", "registration_timeout": %q},`, o.RegistrationTimeout)
+	}
+	return keys
+}
+
+// defaults returns the userdata of instances with agents.
+func (o Options) defaults() string {
+	if !o.Agents {
+		return `{}`
+	}
+	return `{"userdata": "{{.Instance.ID}} {{.Nonce}}"}`
 }
 
 // configuration returns the file that o describes.
@@ -93,14 +122,17 @@ func (o Options) configuration(encryptionKeyPath string) string {
 			"default_drain_timeout": %q,
 			"subnet_pools": %s,
 			"dynamic_subnet_pools": %s,
+			%s
 		},
+		"defaults": %s,
 		"templates": %s,
 		"groups": %s,
-		"certificates": {"operator": {"ttl": %q}},
+		"certificates": {"operator": {"ttl": %q}, "agent": {"ttl": %q}},
 	}`, o.cluster(), encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
 		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
 		cmp.Or(o.SubnetPools, `{"default": ["subnet-a"]}`),
 		cmp.Or(o.DynamicSubnetPools, `[]`),
+		o.more(), cmp.Or(o.Defaults, o.defaults()),
 		cmp.Or(o.Templates, `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`),
-		cmp.Or(o.Groups, `{}`), cmp.Or(o.CertificateTTL, "24h"))
+		cmp.Or(o.Groups, `{}`), cmp.Or(o.CertificateTTL, "24h"), cmp.Or(o.AgentCertificateTTL, "24h"))
 }

@@ -28,7 +28,7 @@ type network struct {
 }
 
 func newNetwork(inMemory bool) *network {
-	n := &network{addresses: make(chan string, 4)}
+	n := &network{addresses: make(chan string, 5)}
 	if inMemory {
 		n.inMemory = map[string]*bufconn.Listener{}
 	}

@@ -43,6 +43,9 @@ type Options struct {
 	Cluster string
 	// Shard is the shard's id and zone. Default: us-west-2a.
 	Shard string
+	// Defaults is the value of this key of the configuration. Default: the userdata that
+	// Nonce needs, with Agents.
+	Defaults string
 	// Templates, SubnetPools, DynamicSubnetPools, Groups, InstanceTypes and Quota
 	// are the values of these keys of the configuration, in its own syntax.
 	// Default: a template "worker", a pool "default", no limit on pools, no
@@ -72,8 +75,22 @@ type Options struct {
 	// Addr is the address for operators. Default: a free port. To restart a server,
 	// pass its own.
 	Addr string
-	// HealthAddr is the address of /health. Default: a free port.
-	HealthAddr string
+	// HealthAddr is the address of /health, RegistrationAddr that for those without a
+	// certificate, and AgentAddr that for agents. Default: free ports.
+	HealthAddr       string
+	RegistrationAddr string
+	AgentAddr        string
+	// Agents makes instances run agents, which the test plays: an instance counts as
+	// running when its agent has registered with what Nonce returns, and reports. Default:
+	// instances run none, and the server serves no agents.
+	Agents bool
+	// HealthCheckInterval is how often an agent reports, RegistrationTimeout how long an
+	// instance without a registration is kept, and AgentCertificateTTL how long the
+	// certificates of agents are valid, in the configuration's syntax. Default: those of
+	// the configuration, and a day.
+	HealthCheckInterval string
+	RegistrationTimeout string
+	AgentCertificateTTL string
 	// InMemory keeps connections in memory, so that the server can run in a bubble of
 	// synctest. It reads its configuration by the clock then.
 	InMemory bool
@@ -92,6 +109,8 @@ type Server struct {
 	HealthAddr string
 	// RegistrationAddr is the address for those that have no certificate yet.
 	RegistrationAddr string
+	// AgentAddr is the address for agents, empty without them.
+	AgentAddr string
 	// Authority, DataDir and Kubernetes are those of Options or the defaults.
 	Authority  *pki.Authority
 	DataDir    string
@@ -105,6 +124,7 @@ type Server struct {
 	options    Options
 	readConfig chan time.Time
 	network    *network
+	machines   *machines
 	cancel     context.CancelFunc
 	stopped    chan struct{}
 	// err is what the server returned. It may be read once stopped is closed.
@@ -140,6 +160,7 @@ func Prepare(t testing.TB, o Options) *Server {
 		options:    o,
 		readConfig: make(chan time.Time),
 		network:    newNetwork(o.InMemory),
+		machines:   &machines{userdata: map[string][]byte{}},
 		cancel:     func() {},
 		stopped:    make(chan struct{}),
 	}
@@ -163,7 +184,7 @@ func (s *Server) Launch() {
 		ID:        "1",
 		Storage:   s.Storage,
 		CacheDir:  filepath.Join(s.DataDir, "cache"),
-		Providers: kwoktest.Providers(s.Kubernetes),
+		Providers: s.providers(),
 		Listen:    s.network.listen,
 		Nameless:  s.options.Nameless,
 		GRPCOptions: []grpc.ServerOption{
@@ -192,7 +213,11 @@ func (s *Server) Wait() error {
 func (s *Server) UntilListening() {
 	s.t.Helper()
 	// In the order in which the server listens.
-	for _, address := range []*string{&s.HealthAddr, &s.Addr, &s.RegistrationAddr, new(string)} {
+	addresses := []*string{&s.HealthAddr, &s.Addr, &s.RegistrationAddr}
+	if s.options.Agents {
+		addresses = append(addresses, &s.AgentAddr)
+	}
+	for _, address := range append(addresses, new(string)) {
 		select {
 		case *address = <-s.network.addresses:
 		case <-s.stopped:

@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package agenthealth follows the reports of agents and decides which agents count as lost
+// (docs/server.md#agents). It compares no clocks of different machines: every time is that
+// of this server, and every period is measured by its monotonic clock.
+package agenthealth
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// Options configure a Tracker. All fields are mandatory.
+type Options struct {
+	// Interval returns how often an agent has to report.
+	Interval func() time.Duration
+	// Changed is called after the state of the agent of an instance of a group has
+	// changed, and Check when the provider has to be queried for an instance. Both must
+	// not block.
+	Changed func(instance.GroupKey)
+	Check   func(instance.GroupKey, string)
+	// Failed is called with what concerns all instances.
+	Failed func(error)
+}
+
+// Tracker follows the agents of a shard during one term. It is safe for concurrent use.
+type Tracker struct {
+	Options
+
+	mu     sync.Mutex
+	agents map[string]*agent
+	hold   hold
+}
+
+// agent is what is known of one agent.
+type agent struct {
+	group instance.GroupKey
+	// state and since are those of instance.Agent. A state other than AgentAwaited has
+	// a registration.
+	state instance.AgentState
+	since time.Time
+	// registered is true when the agent has registered, in this term or before.
+	registered bool
+	link       link
+	reason     string
+	notice     *instance.Notice
+	// session is the stream of the agent, nil if there is none.
+	session *Session
+	// report is the latest one, and reportedAt is when it arrived.
+	report     *nstancev1.HealthReportRequest
+	reportedAt time.Time
+}
+
+// NewTracker returns a Tracker that knows no agents.
+func NewTracker(o Options) *Tracker {
+	return &Tracker{Options: o, agents: map[string]*agent{}}
+}
+
+// State returns what is known of the agent of an instance that its provider reports as
+// running.
+func (t *Tracker) State(record *instance.Record) instance.Agent {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a := t.agent(record)
+	return instance.Agent{State: a.state, Since: a.since, Reason: a.reason, Notice: a.notice}
+}
+
+// agent returns the entry of an instance. One that is new is given the time of several
+// reports before its silence counts.
+func (t *Tracker) agent(record *instance.Record) *agent {
+	a, found := t.agents[record.ID]
+	if !found {
+		now := time.Now()
+		a = &agent{group: record.Key(), state: instance.AgentAwaited, since: now}
+		if record.Registration != nil {
+			// It has registered before this server began to lead.
+			a.state, a.registered = instance.AgentUnknown, true
+			a.link.restart(now.Add(maxMissed * t.Interval()))
+		}
+		t.agents[record.ID] = a
+	}
+	return a
+}
+
+// Registered records that the agent of an instance has registered.
+func (t *Tracker) Registered(record *instance.Record) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	a := t.agent(record)
+	if a.registered {
+		return
+	}
+	a.registered = true
+	if !a.link.connected {
+		a.link.restart(time.Now().Add(maxMissed * t.Interval()))
+	}
+}
+
+// LastReport returns the latest report of an instance, nil if there is none since this
+// server leads, and when it arrived.
+func (t *Tracker) LastReport(id string) (*nstancev1.HealthReportRequest, time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if a, found := t.agents[id]; found {
+		return a.report, a.reportedAt
+	}
+	return nil, time.Time{}
+}
+
+// Instances has the instances by id. Deleted ones may be found for a while.
+type Instances interface {
+	Get(id string) (instance.Instance, bool)
+}
+
+// Run judges the agents until ctx is done.
+func (t *Tracker) Run(ctx context.Context, instances Instances) {
+	for {
+		// Often enough for the first of the checks, and for short intervals of tests.
+		period := min(time.Second, max(10*time.Millisecond, t.Interval()/20))
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(period):
+		}
+		t.judge(ctx, instances)
+	}
+}
+
+// judge looks at all agents once.
+func (t *Tracker) judge(ctx context.Context, instances Instances) {
+	expected := t.expected(instances)
+	now, interval := time.Now(), t.Interval()
+	var changed, check []subject
+	var failure error
+	t.mu.Lock()
+	silent := 0
+	for _, s := range expected {
+		if s.agent.link.silent(now, interval) {
+			silent++
+		}
+	}
+	if t.hold.update(silent, len(expected), now) {
+		for _, s := range expected {
+			if s.agent.link.silent(now, interval) {
+				s.agent.link.restart(now)
+			}
+		}
+	}
+	held := 0
+	for _, s := range expected {
+		query, lost := s.agent.link.step(now, interval)
+		if query {
+			check = append(check, s)
+		}
+		switch {
+		case lost == "":
+		case t.hold.active(now):
+			held++
+		default:
+			s.agent.set(instance.AgentLost, lost, now)
+			changed = append(changed, s)
+		}
+	}
+	if held > 0 && !t.hold.reported {
+		t.hold.reported = true
+		failure = fmt.Errorf("%d of %d agents do not report: none of their instances is replaced for up to %s unless its provider reports that it does not run",
+			silent, len(expected), holdLimit)
+	}
+	t.mu.Unlock()
+	logger := klog.FromContext(ctx)
+	if failure != nil {
+		logger.Error(failure, "Too many agents are silent, waiting")
+		t.Failed(failure)
+	}
+	for _, s := range check {
+		t.Check(s.agent.group, s.id)
+	}
+	for _, s := range changed {
+		logger.Info("An agent is lost", "instance", s.id, "tenant", s.agent.group.Tenant, "group", s.agent.group.Group, "reason", s.agent.reason)
+		t.Changed(s.agent.group)
+	}
+}
+
+// subject is an agent whose reports are expected.
+type subject struct {
+	id    string
+	agent *agent
+}
+
+// expected returns the agents that are not lost of instances that run and are not being
+// deleted. It removes the agents of other instances that do not exist any more.
+func (t *Tracker) expected(instances Instances) []subject {
+	t.mu.Lock()
+	all := make([]subject, 0, len(t.agents))
+	for id, a := range t.agents {
+		all = append(all, subject{id, a})
+	}
+	t.mu.Unlock()
+	// The instances query the tracker.
+	expected := all[:0]
+	var removed []string
+	for _, s := range all {
+		i, found := instances.Get(s.id)
+		switch {
+		case !found || !i.DeletedAt.IsZero():
+			removed = append(removed, s.id)
+		case i.Registration == nil || i.BeingDeleted():
+		case i.Agent.State == instance.AgentNone || i.Agent.State == instance.AgentLost:
+		default:
+			expected = append(expected, s)
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	for _, id := range removed {
+		delete(t.agents, id)
+	}
+	return expected
+}
+
+// set changes the state.
+func (a *agent) set(state instance.AgentState, reason string, now time.Time) {
+	a.state, a.reason, a.since = state, reason, now
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package servertest
+
+import (
+	"context"
+	"crypto/ed25519"
+	"crypto/rand"
+	"crypto/tls"
+	"maps"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// machines has what the instances were started with.
+type machines struct {
+	mu       sync.Mutex
+	userdata map[string][]byte
+}
+
+// providers returns the registry of the server. With Agents its provider says that
+// instances run one, and records their userdata.
+func (s *Server) providers() provider.Registry {
+	registry := kwoktest.Providers(s.Kubernetes)
+	if !s.options.Agents {
+		return registry
+	}
+	read := registry[kwoktest.Name]
+	return provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
+		return &agentOptions{read(o), s.machines}
+	}}
+}
+
+type agentOptions struct {
+	provider.Options
+	machines *machines
+}
+
+// RunsAgent returns true.
+func (o *agentOptions) RunsAgent() bool { return true }
+
+// NewProvider returns the provider.
+func (o *agentOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	p, err := o.Options.NewProvider(shard, callContext)
+	return &agentProvider{p, o.machines}, err
+}
+
+type agentProvider struct {
+	provider.Provider
+	machines *machines
+}
+
+// Create records the userdata.
+func (p *agentProvider) Create(ctx context.Context, spec provider.Spec) error {
+	if err := p.Provider.Create(ctx, spec); err != nil {
+		return err
+	}
+	p.machines.mu.Lock()
+	defer p.machines.mu.Unlock()
+	p.machines.userdata[spec.ID] = spec.Userdata
+	return nil
+}
+
+// Created returns the userdata of all instances that the server has created, by id.
+func (s *Server) Created() map[string][]byte {
+	s.machines.mu.Lock()
+	defer s.machines.mu.Unlock()
+	return maps.Clone(s.machines.userdata)
+}
+
+// Nonce returns what the agent of an instance registers with, as soon as the instance was
+// created.
+func (s *Server) Nonce(id string) string {
+	s.t.Helper()
+	var nonce string
+	err := wait.PollUntilContextTimeout(s.t.Context(), time.Millisecond, time.Minute, true, func(context.Context) (bool, error) {
+		userdata, created := s.Created()[id]
+		_, nonce, _ = strings.Cut(string(userdata), " ")
+		return created, nil
+	})
+	require.NoError(s.t, err, "waiting for the creation of instance %s", id)
+	return nonce
+}
+
+// AgentKey returns a new key, and its public part as PEM.
+func (s *Server) AgentKey() (ed25519.PrivateKey, []byte) {
+	s.t.Helper()
+	public, private, err := ed25519.GenerateKey(rand.Reader)
+	require.NoError(s.t, err)
+	publicPEM, err := keys.EncodePublic(public)
+	require.NoError(s.t, err)
+	return private, publicPEM
+}
+
+// RegisterAgent registers the agent of an instance with a new key, and returns a client
+// with its certificate.
+func (s *Server) RegisterAgent(id string) nstancev1.AgentServiceClient {
+	s.t.Helper()
+	key, publicPEM := s.AgentKey()
+	response, err := s.Registration().RegisterAgent(s.t.Context(), &nstancev1.RegisterClientRequest{
+		RegistrationNonceJwt: s.Nonce(id), PublicKeyPem: publicPEM, PrivateIpv4: "10.0.0.7", Hostname: "machine",
+	})
+	require.NoError(s.t, err)
+	return s.AgentWith(response.GetClientCertificatePem(), key)
+}
+
+// AgentWith returns a client for agents that has a certificate, PEM.
+func (s *Server) AgentWith(certificatePEM []byte, key ed25519.PrivateKey) nstancev1.AgentServiceClient {
+	s.t.Helper()
+	certificate, err := pki.ParseCertificate(certificatePEM)
+	require.NoError(s.t, err)
+	return nstancev1.NewAgentServiceClient(s.connect(s.AgentAddr, tls.Certificate{Certificate: [][]byte{certificate.Raw}, PrivateKey: key}))
+}
+
+// Agent returns a client for agents that calls as c, without a registration.
+func (s *Server) Agent(c pki.Client) nstancev1.AgentServiceClient {
+	s.t.Helper()
+	return nstancev1.NewAgentServiceClient(s.connect(s.AgentAddr, s.certificate(c)))
+}
