@@ -14,6 +14,7 @@ const (
 	ReasonConfigDrift  = "config-drift"
 	ReasonRequested    = "requested"
 	ReasonUnregistered = "unregistered"
+	ReasonSpot         = "spot"
 )
 
 // Instance is everything that is known about an instance: its record, what its

@@ -70,6 +70,10 @@ func (r *reconciliation) createRecorded(ctx context.Context, a action) error {
 // createInPools creates an instance in the first subnet with capacity.
 func (r *reconciliation) createInPools(ctx context.Context, record *instance.Record) error {
 	// An on-demand instance may have its own pool.
+	// The record may be older than the configuration from which the instance is created.
+	created := *record
+	created.InfraConfigHash = r.group.InfraConfigHash
+	record = &created
 	group, err := provision.Effective(r.config, r.group, record)
 	if err != nil {
 		return r.failed(record.ID, err)

@@ -38,9 +38,13 @@ func (p *planner) nextDeadline() time.Time {
 		age(i, p.expiry.OnDemandAge)
 	}
 	for _, i := range slices.Concat(p.staying, p.onDemand) {
-		if isUncreated(i) {
+		switch {
+		case isUncreated(i):
 			age(i, p.registrationTimeout)
+		case awaitsRegistration(i) && p.registrationTimeout > 0:
+			at(i.Agent.Since.Add(p.registrationTimeout))
 		}
 	}
+	at(p.createAfter)
 	return next
 }

@@ -9,8 +9,8 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// deleteOnDemand deletes on-demand instances that are down or have reached
-// their age. They have no replacements, wait for nothing, and outlive their
+// deleteOnDemand deletes on-demand instances that are down, will be terminated by their
+// provider, or have reached their age. They have no replacements, wait for nothing, and outlive their
 // group. Only an uncreated one does not, because its group's settings are
 // needed to create it.
 func (p *planner) deleteOnDemand() {
@@ -18,6 +18,8 @@ func (p *planner) deleteOnDemand() {
 		switch {
 		case i.Down():
 			p.startDeletion(i, instance.ReasonUnhealthy)
+		case i.Agent.Notice != nil:
+			p.startDeletion(i, instance.ReasonSpot)
 		case p.reachedAge(i, p.expiry.OnDemandAge):
 			p.startDeletion(i, instance.ReasonExpired)
 		case p.deleted && isUncreated(i):

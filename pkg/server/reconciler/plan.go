@@ -41,8 +41,13 @@ type state struct {
 	drainTimeout time.Duration
 	expiry       config.Expiry
 	// registrationTimeout is how long an instance may be unknown to its
-	// provider. Zero means forever.
+	// provider, and how long one that runs may take to register its agent. Zero
+	// means forever.
 	registrationTimeout time.Duration
+	// createAfter is when the next instance may be created because the agent of the
+	// last one has not registered. Then one is created at a time. It is zero if there
+	// was no such failure.
+	createAfter time.Time
 	// attempted contains, by instance id, when this server last tried to create
 	// an instance that the provider still does not list.
 	attempted map[string]time.Time
@@ -114,6 +119,7 @@ func plan(s state, now time.Time) (actions []action, next time.Time) {
 		// Only what nothing runs on is deleted, until an operator confirms the size.
 		p.replaceDown()
 	} else {
+		p.replaceNoticed()
 		p.scaleDown()
 		p.replaceOverdue()
 		p.replaceUnhealthy()
@@ -174,7 +180,7 @@ func newPlanner(s state, now time.Time) *planner {
 			}
 			// An instance that the provider terminates on its own does not
 			// count.
-			if !terminated && i.State != instance.Terminating {
+			if !terminated && i.State != instance.Terminating && !isNoticed(i) {
 				p.total++
 			}
 		default:
@@ -210,7 +216,7 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}
-	case registrationTimedOut(i, p.registrationTimeout, p.attempted[i.ID]):
+	case registrationTimedOut(i, p.registrationTimeout, p.attempted[i.ID]) || p.neverRegistered(i):
 		p.do(action{verb: terminate, id: i.ID, reason: instance.ReasonUnregistered})
 		return true
 	}
@@ -221,27 +227,42 @@ func (p *planner) do(a action) {
 	p.actions = append(p.actions, a)
 }
 
-// create plans a new instance. Every reason but scaling up means a replacement.
+// create plans a new instance. Every reason but scaling up means a replacement. A new
+// instance that has to wait, because others have failed, is counted as if it were created.
 func (p *planner) create(reason string) {
-	p.do(action{verb: create, reason: reason})
+	if p.mayCreate() {
+		p.do(action{verb: create, reason: reason})
+	}
 	p.created++
 	p.total++
 }
 
+// mayCreate reports whether an instance may be created now.
+func (p *planner) mayCreate() bool {
+	if p.createAfter.IsZero() {
+		return true
+	}
+	return !p.now.Before(p.createAfter) && p.created == 0 && !slices.ContainsFunc(p.staying, isPending)
+}
+
 // startDeletion plans the deletion of an instance. An instance that does not
-// run needs no drain.
+// run needs no drain. One that its provider will terminate drains until then.
 func (p *planner) startDeletion(i *instance.Instance, reason string) {
 	immediate := i.Down() || i.State == instance.Pending || p.drainTimeout == 0
 	if immediate {
 		p.do(action{verb: terminate, id: i.ID, reason: reason})
 	} else {
-		p.do(action{verb: drain, id: i.ID, reason: reason, deleteAt: p.now.Add(p.drainTimeout)})
+		deleteAt := p.now.Add(p.drainTimeout)
+		if notice := i.Agent.Notice; notice != nil && !notice.Deadline.IsZero() && notice.Deadline.Before(deleteAt) {
+			deleteAt = notice.Deadline
+		}
+		p.do(action{verb: drain, id: i.ID, reason: reason, deleteAt: deleteAt})
 	}
 	if i.OnDemand {
 		return
 	}
 	p.leaving++
-	if immediate {
+	if immediate || isNoticed(i) {
 		p.total--
 	}
 }
@@ -273,6 +294,22 @@ func isUncreated(i *instance.Instance) bool {
 // A zero timeout never passes.
 func registrationTimedOut(i *instance.Instance, timeout time.Duration, attempted time.Time) bool {
 	return timeout > 0 && isUncreated(i) && !attempted.Before(i.CreatedAt.Add(timeout))
+}
+
+// neverRegistered reports whether to give up an instance that runs and whose agent has
+// not registered in time.
+func (p *planner) neverRegistered(i *instance.Instance) bool {
+	return awaitsRegistration(i) && p.registrationTimeout > 0 && !p.now.Before(i.Agent.Since.Add(p.registrationTimeout))
+}
+
+func awaitsRegistration(i *instance.Instance) bool {
+	return i.Agent.State == instance.AgentAwaited && i.Registration == nil
+}
+
+// isNoticed reports whether the provider has announced that it will terminate an
+// instance. It does not count: nothing can keep it.
+func isNoticed(i *instance.Instance) bool {
+	return i.Agent.Notice != nil || i.Drain != nil && i.Drain.Reason == instance.ReasonSpot
 }
 
 // isDeletedAsUnhealthy reports whether an instance is being deleted for being

@@ -15,6 +15,9 @@ const (
 	candidate problem = iota
 	// down: nothing runs on it.
 	down
+	// abandoned: its agent is still awaited, and it was created with another
+	// configuration, which may be why.
+	abandoned
 	// overdue: it has reached the forced age.
 	overdue
 	// impaired: it runs, but is unhealthy.
@@ -23,8 +26,9 @@ const (
 	drifted
 	// eligible: it has reached the eligible age.
 	eligible
-	// uncreated: it does not exist at the provider yet. Without other problems
-	// it is deleted before the existing ones, because that costs nothing.
+	// uncreated: it does not exist at the provider yet, or its agent is still
+	// awaited. Without other problems it is deleted before the existing ones,
+	// because that costs nothing.
 	uncreated
 	noProblem
 )
@@ -40,19 +44,22 @@ func (p *planner) surplusProblemOf(i *instance.Instance) problem {
 
 // problemOf returns the worst problem of an instance.
 func (p *planner) problemOf(i *instance.Instance) problem {
+	// The configuration of an instance without a hash is unknown.
+	outdated := p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash
 	switch {
 	case i.Down():
 		return down
+	case outdated && isComingUp(i):
+		return abandoned
 	case p.reachedAge(i, p.expiry.ForcedAge):
 		return overdue
 	case i.State == instance.Impaired:
 		return impaired
-	case p.infraConfigHash != "" && i.InfraConfigHash != p.infraConfigHash:
-		// The configuration of an instance without a hash is unknown.
+	case outdated:
 		return drifted
 	case p.reachedAge(i, p.expiry.EligibleAge):
 		return eligible
-	case isUncreated(i):
+	case isUncreated(i) || isComingUp(i):
 		return uncreated
 	default:
 		return noProblem
@@ -66,7 +73,7 @@ func (p problem) reason() string {
 		return instance.ReasonUnhealthy
 	case overdue, eligible:
 		return instance.ReasonExpired
-	case drifted:
+	case drifted, abandoned:
 		return instance.ReasonConfigDrift
 	default:
 		return instance.ReasonScaleDown

@@ -108,6 +108,7 @@ func (r *reconciliation) observe() state {
 		attempted:           map[string]time.Time{},
 		providerIDs:         map[string]string{},
 	}
+	s.createAfter = r.failures.createAfter(group, instances)
 	for _, id := range group.RemoveFirst {
 		s.removeFirst[id] = true
 		i, found := r.Instances.Get(id)
@@ -179,6 +180,9 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 		}
 		klog.FromContext(ctx).Info("Deleting instance", "instance", a.id, "reason", a.reason)
 		r.Metrics.drained(&before)
+		if a.reason == instance.ReasonUnregistered && before.Known {
+			r.neverRegistered(ctx, &before)
+		}
 	}
 	// The decision may have been made elsewhere without an event. Operators
 	// ignore repeated events.

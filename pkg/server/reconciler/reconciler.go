@@ -116,12 +116,13 @@ type Options struct {
 // Reconciler reconciles groups when they are enqueued or when an action falls
 // due. All decisions are stored with the instances, so that every term can
 // start with a new Reconciler (docs/server.md#reconciliation). In memory it
-// keeps only its recent attempts to create instances.
+// keeps only its recent attempts to create instances, and which of them failed.
 type Reconciler struct {
 	Options
 	queue         workqueue.TypedRateLimitingInterface[instance.GroupKey]
 	createLimiter createLimiter
 	attempts      attempts
+	failures      failures
 	// started is when the instances of the provider had records.
 	started time.Time
 	// missingFirst has the etags of the groups that had missing instances then.

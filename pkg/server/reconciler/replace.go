@@ -35,32 +35,50 @@ func (p *planner) replaceUnhealthy() {
 	}
 }
 
-// replaceDown terminates the instances on which nothing runs, and creates replacements
-// as far as size + 1 allows.
+// replaceNoticed drains the instances that their provider will terminate, and creates
+// replacements for all of them at once.
+func (p *planner) replaceNoticed() {
+	noticed := 0
+	p.staying = slices.DeleteFunc(p.staying, func(i *instance.Instance) bool {
+		if i.Agent.Notice == nil || i.Down() {
+			return false
+		}
+		noticed++
+		p.startDeletion(i, instance.ReasonSpot)
+		return true
+	})
+	for range min(noticed, p.size-len(p.staying)-p.created) {
+		p.create(instance.ReasonSpot)
+	}
+}
+
+// replaceDown terminates the instances on which nothing runs or will run, and creates
+// replacements as far as size + 1 allows.
 func (p *planner) replaceDown() {
 	// Terminating an instance that is down needs no drain and makes room at
 	// once. Without room, scaling up creates its replacement next.
 	p.staying = slices.DeleteFunc(p.staying, func(i *instance.Instance) bool {
-		if p.problemOf(i) != down {
+		problem := p.problemOf(i)
+		if problem != down && problem != abandoned {
 			return false
 		}
 		if p.total <= p.size {
-			p.create(down.reason())
+			p.create(problem.reason())
 		}
-		p.startDeletion(i, down.reason())
+		p.startDeletion(i, problem.reason())
 		return true
 	})
 }
 
 // rotate creates a replacement for one instance that is outdated but healthy,
-// if the group is otherwise stable.
+// if the group is otherwise stable and all of its agents report.
 func (p *planner) rotate() {
 	if p.leaving > 0 || len(p.staying) != p.size {
 		return
 	}
 	worst := noProblem
 	for _, i := range p.staying {
-		if i.State != instance.Running {
+		if i.State != instance.Running || i.Agent.State == instance.AgentUnknown {
 			return
 		}
 		worst = min(worst, p.problemOf(i))

@@ -28,10 +28,10 @@ func (p *planner) scaleDown() {
 		return
 	}
 	slices.SortFunc(p.staying, p.compareSurplus)
-	alive := 0
+	serving := 0
 	for _, i := range p.staying {
-		if isAlive(i) {
-			alive++
+		if isServing(i) {
+			serving++
 		}
 	}
 	// Healthy instances wait only while an unhealthy one is being drained or
@@ -44,6 +44,10 @@ func (p *planner) scaleDown() {
 	var staying []*instance.Instance
 	for n, i := range p.staying {
 		problem := p.surplusProblemOf(i)
+		others := serving
+		if isServing(i) {
+			others--
+		}
 		switch {
 		case n >= surplus:
 			staying = append(staying, i)
@@ -51,13 +55,12 @@ func (p *planner) scaleDown() {
 			// Healthy instances wait until an unhealthy one has a running
 			// replacement (docs/server.md#reconciliation).
 			staying = append(staying, i)
-		case isAlive(i) && alive <= p.size:
-			// Its replacement has not been created yet.
+		case isAlive(i) && others < p.size:
+			// Its replacement has not been created yet, or its agent has not
+			// reported.
 			staying = append(staying, i)
 		default:
-			if isAlive(i) {
-				alive--
-			}
+			serving = others
 			p.startDeletion(i, problem.reason())
 		}
 	}
@@ -88,9 +91,20 @@ func (p *planner) scaleUp() {
 }
 
 // isAlive reports whether the provider lists an instance on which something
-// runs or will run.
+// runs or will run. Of one with an agent that is not known before the agent has reported.
 func isAlive(i *instance.Instance) bool {
-	return !i.Down() && !isUncreated(i)
+	return !i.Down() && !isUncreated(i) && !isComingUp(i)
+}
+
+// isServing reports whether an instance counts for the size, so that another one can be
+// deleted for it.
+func isServing(i *instance.Instance) bool {
+	return isAlive(i) && i.Agent.State != instance.AgentUnknown
+}
+
+// isComingUp reports whether the agent of an instance that runs is still awaited.
+func isComingUp(i *instance.Instance) bool {
+	return i.Agent.State == instance.AgentAwaited
 }
 
 func isPending(i *instance.Instance) bool {

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// minCreateDelay and maxCreateDelay bound the delay after an instance whose agent has not
+// registered.
+const (
+	minCreateDelay = 15 * time.Second
+	maxCreateDelay = 15 * time.Minute
+)
+
+// failures contains the groups whose latest instance has not registered its agent. A new
+// leader starts without failures, and so creates one instance at once.
+type failures struct {
+	mu      sync.Mutex
+	byGroup map[instance.GroupKey]failed
+}
+
+// failed is a series of failures with one configuration.
+type failed struct {
+	// configHashes are those of the group.
+	configHashes string
+	count        int
+	at           time.Time
+	// until is when another instance may be created.
+	until time.Time
+}
+
+// configHashes identifies the configuration that may be the cause of a failure.
+func configHashes(group *groups.Group) string {
+	return group.InfraConfigHash + group.RuntimeConfigHash
+}
+
+// add records a failure. Those of instances that were created together count once.
+func (f *failures) add(group *groups.Group, now time.Time) (until time.Time) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	current := f.byGroup[group.Key]
+	if current.configHashes != configHashes(group) {
+		current = failed{configHashes: configHashes(group)}
+	}
+	if !now.Before(current.until) {
+		current.until = now.Add(min(maxCreateDelay, minCreateDelay<<min(current.count, 10)))
+		current.count++
+	}
+	current.at = now
+	if f.byGroup == nil {
+		f.byGroup = map[instance.GroupKey]failed{}
+	}
+	f.byGroup[group.Key] = current
+	return current.until
+}
+
+// createAfter returns when the next instance of a group may be created, the zero time
+// without a failure. Another configuration and an agent that has registered since end a
+// series.
+func (f *failures) createAfter(group *groups.Group, instances []instance.Instance) time.Time {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	current, found := f.byGroup[group.Key]
+	if !found {
+		return time.Time{}
+	}
+	ended := current.configHashes != configHashes(group)
+	for n := range instances {
+		i := &instances[n]
+		ended = ended || i.Agent.State == instance.AgentReporting && i.Registration != nil && i.Registration.RegisteredAt.After(current.at)
+	}
+	if ended {
+		delete(f.byGroup, group.Key)
+		return time.Time{}
+	}
+	return current.until
+}
+
+// neverRegistered reports an instance that is given up because its agent has not
+// registered, and delays the next one.
+func (r *reconciliation) neverRegistered(ctx context.Context, i *instance.Instance) {
+	timeout := r.config.Shard.GarbageCollection.RegistrationTimeout
+	err := fmt.Errorf("instance %s runs, and its agent has not registered within %s: it is deleted", i.ID, timeout)
+	if !i.OnDemand {
+		until := r.failures.add(r.group, time.Now())
+		err = fmt.Errorf("%w, and the next one is created in %s; check the userdata of template %q",
+			err, time.Until(until).Round(time.Second), r.group.Template)
+	}
+	klog.FromContext(ctx).Error(err, "An agent has not registered in time", "instance", i.ID)
+	r.Failed(r.key, i.ID, err)
+}
