@@ -9,8 +9,8 @@ import "time"
 type AgentState int
 
 const (
-	// AgentNone means that nothing is expected: the instance runs no agent, or the
-	// provider does not report it as running.
+	// AgentNone means that nothing is expected: the instance runs no agent, is not listed
+	// by its provider, or is not going to run.
 	AgentNone AgentState = iota
 	// AgentAwaited means that the agent has not registered, or not reported since: the
 	// instance is coming up.
@@ -29,7 +29,8 @@ const (
 // a server that begins to lead starts with nothing.
 type Agent struct {
 	State AgentState
-	// Since is when the state began, or when this server began to lead.
+	// Since is when the state began, or when this server began to lead. It is zero for an
+	// instance that does not run yet.
 	Since time.Time
 	// Reason is why the agent counts as lost, for people.
 	Reason string

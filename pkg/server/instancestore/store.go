@@ -189,13 +189,21 @@ func (s *Store) view(e entry) instance.Instance {
 	return i
 }
 
-// applyAgent adds what is known of the agent of an instance that runs. It runs for
-// others only when its agent has reported, and counts as impaired when the agent is lost.
+// applyAgent adds what is known of the agent of an instance. The instance runs for others
+// only when its agent has reported, and counts as impaired when the agent is lost.
 func (s *Store) applyAgent(i *instance.Instance) {
-	if s.agents == nil || i.State != instance.Running && i.State != instance.Impaired {
+	if s.agents == nil {
 		return
 	}
-	i.Agent = s.agents.State(&i.Record)
+	switch i.State {
+	case instance.Pending:
+		i.Agent.State = instance.AgentAwaited
+		return
+	case instance.Running, instance.Impaired:
+		i.Agent = s.agents.State(&i.Record)
+	default:
+		return
+	}
 	switch {
 	case i.State == instance.Impaired:
 	case i.Agent.State == instance.AgentAwaited:

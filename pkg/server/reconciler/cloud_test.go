@@ -78,7 +78,7 @@ func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 func (c *cloud) Create(ctx context.Context, spec provider.Spec) error {
 	return c.call(ctx, call{"create", spec.Group, spec.ID, time.Now()}, func() {
 		if _, known := c.VMs[spec.ID]; !known {
-			c.VMs[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group}
+			c.VMs[spec.ID] = instance.VM{ID: spec.ID, Group: spec.Group, Origin: spec.Origin}
 			c.subnets[spec.ID] = spec.Subnet
 			c.groups[spec.ID] = spec.Group
 		}

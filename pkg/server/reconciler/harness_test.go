@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/clock"
 
+	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
@@ -73,8 +74,13 @@ type server struct {
 	config  *config.Config
 	storage storage.Store
 	cloud   *cloud
+	// withAgents is true if instances run agents.
+	withAgents bool
 	// beforeCall is called before every call to storage or cloud.
 	beforeCall func()
+
+	// agents follows the agents; nil if instances run none.
+	agents *agenthealth.Tracker
 
 	cache      *cache.DB
 	groups     *groups.Store
@@ -95,10 +101,16 @@ type server struct {
 // start runs a server in a bubble of synctest until the end of the test.
 func start(t testing.TB, c *config.Config) *server {
 	t.Helper()
+	return startServer(t, c, false)
+}
+
+// startServer is start for instances with or without agents.
+func startServer(t testing.TB, c *config.Config, agents bool) *server {
+	t.Helper()
 	objects := t.TempDir()
 	files, err := file.Open(objects)
 	require.NoError(t, err)
-	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}}
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}, withAgents: agents}
 	s.lead()
 	t.Cleanup(func() { s.stop() })
 	return s
@@ -114,9 +126,12 @@ func (s *server) lead() {
 	require.NoError(s.t, err)
 	s.groups, err = groups.Open(ctx, s.config, s.storage)
 	require.NoError(s.t, err)
-	s.instances, err = instancestore.Open(ctx, instancestore.Options{
-		Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: "a", Clock: clock.RealClock{},
-	})
+	options := instancestore.Options{Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: "a", Clock: clock.RealClock{}}
+	if s.withAgents {
+		s.agents = s.newAgents()
+		options.Agents = s.agents
+	}
+	s.instances, err = instancestore.Open(ctx, options)
 	require.NoError(s.t, err)
 	s.metrics = prometheus.NewRegistry()
 	s.reconciler = New(Options{
@@ -142,6 +157,9 @@ func (s *server) lead() {
 	synctest.Wait()
 	require.NoError(s.t, reconciler.Adopt(ctx))
 	s.running.Go(func() { reconciler.Run(ctx) })
+	if s.withAgents {
+		s.running.Go(func() { s.agents.Run(ctx, s.instances) })
+	}
 	synctest.Wait()
 }
 

@@ -150,6 +150,9 @@ type planner struct {
 	// leaving is how many managed instances are being deleted, and unhealthy
 	// how many of them need a replacement because they are unhealthy.
 	leaving, unhealthy int
+	// failed is true if a managed instance is given up because its agent has not registered.
+	// The next plan knows when another one may be created.
+	failed bool
 	// onDemand are the on-demand instances that are not being deleted, oldest
 	// first.
 	onDemand []*instance.Instance
@@ -216,7 +219,11 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}
-	case registrationTimedOut(i, p.registrationTimeout, p.attempted[i.ID]) || p.neverRegistered(i):
+	case p.neverRegistered(i):
+		p.failed = p.failed || !i.OnDemand
+		p.do(action{verb: terminate, id: i.ID, reason: instance.ReasonUnregistered})
+		return true
+	case registrationTimedOut(i, p.registrationTimeout, p.attempted[i.ID]):
 		p.do(action{verb: terminate, id: i.ID, reason: instance.ReasonUnregistered})
 		return true
 	}
@@ -239,6 +246,9 @@ func (p *planner) create(reason string) {
 
 // mayCreate reports whether an instance may be created now.
 func (p *planner) mayCreate() bool {
+	if p.failed {
+		return false
+	}
 	if p.createAfter.IsZero() {
 		return true
 	}
@@ -302,8 +312,9 @@ func (p *planner) neverRegistered(i *instance.Instance) bool {
 	return awaitsRegistration(i) && p.registrationTimeout > 0 && !p.now.Before(i.Agent.Since.Add(p.registrationTimeout))
 }
 
+// awaitsRegistration reports whether an instance runs and its agent has not registered.
 func awaitsRegistration(i *instance.Instance) bool {
-	return i.Agent.State == instance.AgentAwaited && i.Registration == nil
+	return i.Agent.State == instance.AgentAwaited && i.Registration == nil && !i.Agent.Since.IsZero()
 }
 
 // isNoticed reports whether the provider has announced that it will terminate an

@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package agenthealth
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/instance"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// shard has instances with agents and a tracker of them. All run at the provider.
+type shard struct {
+	*Tracker
+	t *testing.T
+
+	mu sync.Mutex
+	// instances have the records by id.
+	instances map[string]instance.Record
+	// stops have the functions that stop agents.
+	stops  map[string]func()
+	checks map[string][]time.Duration
+	failed []string
+	start  time.Time
+}
+
+// newShard starts a tracker that expects reports every minute. Instances that are named
+// have registered before.
+func newShard(t *testing.T, ids ...string) *shard {
+	t.Helper()
+	s := &shard{t: t, instances: map[string]instance.Record{}, stops: map[string]func(){}, checks: map[string][]time.Duration{}, start: time.Now()}
+	s.Tracker = NewTracker(Options{
+		Interval: func() time.Duration { return time.Minute },
+		Changed:  func(instance.GroupKey) {},
+		Check: func(_ instance.GroupKey, id string) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.checks[id] = append(s.checks[id], time.Since(s.start).Round(time.Second))
+		},
+		Failed: func(err error) {
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			s.failed = append(s.failed, err.Error())
+		},
+	})
+	for _, id := range ids {
+		s.instances[id] = instance.Record{ID: id, Registration: &instance.Registration{}}
+		s.state(id)
+	}
+	ctx, cancel := context.WithCancel(context.Background())
+	var running sync.WaitGroup
+	running.Go(func() { s.Run(ctx, s) })
+	t.Cleanup(func() {
+		for _, stop := range s.stops {
+			stop()
+		}
+		cancel()
+		running.Wait()
+	})
+	return s
+}
+
+// Get returns an instance, as the store does.
+func (s *shard) Get(id string) (instance.Instance, bool) {
+	s.mu.Lock()
+	record, found := s.instances[id]
+	s.mu.Unlock()
+	if !found {
+		return instance.Instance{}, false
+	}
+	return instance.Instance{Record: record, State: instance.Running, Known: true, Agent: s.State(&record)}, true
+}
+
+func (s *shard) state(id string) instance.AgentState {
+	i, _ := s.Get(id)
+	return i.Agent.State
+}
+
+// lost returns the instances whose agent is lost.
+func (s *shard) lost() []string {
+	lost := []string{}
+	for id := range s.instances {
+		if s.state(id) == instance.AgentLost {
+			lost = append(lost, id)
+		}
+	}
+	slices.Sort(lost)
+	return lost
+}
+
+// connect starts an agent that reports every minute until disconnect.
+func (s *shard) connect(ids ...string) {
+	for _, id := range ids {
+		record := s.instances[id]
+		session := s.Connect(&record)
+		session.Report(&nstancev1.HealthReportRequest{InstanceId: id})
+		stopped := make(chan struct{})
+		s.stops[id] = sync.OnceFunc(func() { close(stopped) })
+		go func() {
+			defer session.Close()
+			for {
+				select {
+				case <-stopped:
+					return
+				case <-time.After(time.Minute):
+					session.Report(&nstancev1.HealthReportRequest{InstanceId: id})
+				}
+			}
+		}()
+	}
+	synctest.Wait()
+}
+
+func (s *shard) disconnect(ids ...string) {
+	for _, id := range ids {
+		s.stops[id]()
+	}
+	synctest.Wait()
+}
+
+func (s *shard) pass(d time.Duration) {
+	time.Sleep(d)
+	synctest.Wait()
+}
+
+func names(count int) []string {
+	var ids []string
+	for n := range count {
+		ids = append(ids, fmt.Sprintf("i%03d", n))
+	}
+	return ids
+}
+
+func TestADisconnectIsFollowedUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, names(6)...)
+		s.connect(names(6)...)
+		s.pass(10 * time.Minute)
+		assert.Empty(t, s.checks, "checks of agents that report")
+		s.start = time.Now()
+		s.disconnect("i000")
+		s.pass(164 * time.Second)
+		assert.Empty(t, s.lost())
+		s.pass(2 * time.Second)
+		assert.Equal(t, []string{"i000"}, s.lost())
+		seconds := []time.Duration{0, 3, 9, 21, 45, 75, 105, 135, 165}
+		for n := range seconds {
+			seconds[n] *= time.Second
+		}
+		assert.Equal(t, map[string][]time.Duration{"i000": seconds}, s.checks)
+		assert.Contains(t, s.State(&instance.Record{ID: "i000"}).Reason, "has not been connected for 2m45s")
+		// It is found again when it reports, not when it connects.
+		session := s.Connect(&instance.Record{ID: "i000"})
+		assert.Equal(t, []string{"i000"}, s.lost())
+		session.Report(&nstancev1.HealthReportRequest{})
+		assert.Empty(t, s.lost())
+		session.Close()
+	})
+}
+
+// TestAnAgentThatComesBack begins anew with the next disconnect.
+func TestAnAgentThatComesBack(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, names(2)...)
+		s.connect(names(2)...)
+		for range 5 {
+			s.disconnect("i000")
+			s.pass(2 * time.Minute)
+			s.connect("i000")
+		}
+		assert.Empty(t, s.lost())
+		// Connections without a report do not.
+		s.disconnect("i000")
+		for range 20 {
+			session := s.Connect(&instance.Record{ID: "i000"})
+			s.pass(5 * time.Second)
+			session.Close()
+			s.pass(5 * time.Second)
+		}
+		assert.Equal(t, []string{"i000"}, s.lost())
+	})
+}
+
+func TestMissedReportsOnAnOpenStream(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, "i000")
+		session := s.Connect(&instance.Record{ID: "i000"})
+		defer session.Close()
+		session.Report(&nstancev1.HealthReportRequest{})
+		s.pass(89 * time.Second)
+		assert.Empty(t, s.checks)
+		s.pass(2 * time.Second)
+		assert.Len(t, s.checks["i000"], 1, "checks after the first missed report")
+		s.pass(118 * time.Second)
+		assert.Empty(t, s.lost())
+		s.pass(2 * time.Second)
+		assert.Equal(t, []string{"i000"}, s.lost())
+		assert.Contains(t, s.State(&instance.Record{ID: "i000"}).Reason, "has missed 3 reports")
+	})
+}
+
+// TestANewLeaderWaits: it has not seen any agent yet.
+func TestANewLeaderWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, names(2)...)
+		s.connect("i001")
+		assert.Equal(t, instance.AgentUnknown, s.state("i000"))
+		s.pass(3*time.Minute + 164*time.Second)
+		assert.Empty(t, s.lost())
+		s.pass(2 * time.Second)
+		assert.Equal(t, []string{"i000"}, s.lost())
+	})
+}
+
+// TestAPartition cuts off half of 200 agents for five minutes. They come back over a
+// minute, except one.
+func TestAPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ids := names(200)
+		s := newShard(t, ids...)
+		s.connect(ids...)
+		s.pass(time.Minute)
+		for _, id := range ids[:100] {
+			s.disconnect(id)
+			s.pass(200 * time.Millisecond)
+		}
+		s.pass(5 * time.Minute)
+		assert.Empty(t, s.lost())
+		assert.Len(t, s.failed, 1)
+		for _, id := range ids[1:100] {
+			s.connect(id)
+			s.pass(600 * time.Millisecond)
+			assert.Empty(t, s.lost())
+		}
+		s.pass(10 * time.Minute)
+		assert.Equal(t, ids[:1], s.lost())
+		assert.Len(t, s.failed, 1)
+	})
+}
+
+// TestAPartitionThatLasts ends the wait after a quarter of an hour.
+func TestAPartitionThatLasts(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ids := names(6)
+		s := newShard(t, ids...)
+		s.connect(ids...)
+		s.disconnect(ids[:3]...)
+		s.pass(holdLimit - time.Second)
+		assert.Empty(t, s.lost())
+		s.pass(2 * time.Second)
+		assert.Equal(t, ids[:3], s.lost())
+	})
+}
+
+// TestTwoLostAgentsAreNoPartition, however small the shard is.
+func TestTwoLostAgentsAreNoPartition(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, names(2)...)
+		s.connect(names(2)...)
+		s.disconnect(names(2)...)
+		s.pass(166 * time.Second)
+		assert.Equal(t, names(2), s.lost())
+	})
+}
+
+func TestAgentsOfDeletedInstancesAreForgotten(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t, names(3)...)
+		s.connect(names(3)...)
+		s.mu.Lock()
+		delete(s.instances, "i001")
+		s.mu.Unlock()
+		s.pass(2 * time.Second)
+		s.Tracker.mu.Lock()
+		defer s.Tracker.mu.Unlock()
+		assert.Len(t, s.agents, 2)
+	})
+}
