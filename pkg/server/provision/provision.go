@@ -37,6 +37,7 @@ type Options struct {
 type Provisioner struct {
 	Options
 	client *http.Client
+	pages  pages
 }
 
 // New returns a Provisioner.
@@ -45,7 +46,7 @@ func New(o Options) *Provisioner {
 }
 
 // Spec returns the spec for an instance of group in a subnet. Each call signs a new
-// nonce and fetches the userdata again. The error contains neither the nonce nor
+// nonce and requests the userdata again. The error contains neither the nonce nor
 // userdata.
 func (p *Provisioner) Spec(ctx context.Context, group *groups.Group, record *instance.Record, subnet string) (provider.Spec, error) {
 	spec, err := p.spec(ctx, group, record, subnet)

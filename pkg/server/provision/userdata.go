@@ -6,23 +6,15 @@ package provision
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"io"
-	"net/http"
-	"net/url"
 	"regexp"
 	"strings"
-	"time"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/registration/nonce"
 )
-
-// fetchTimeout bounds fetching userdata from a URL, including the response.
-const fetchTimeout = 10 * time.Second
 
 // userdata returns the rendered userdata of the instance. It is nil, and no nonce
 // is signed, when the group has none.
@@ -63,51 +55,6 @@ func (p *Provisioner) userdata(ctx context.Context, group *groups.Group, record 
 		return nil, fmt.Errorf("the userdata of template %q must contain {{.Instance.ID}} and {{.Nonce}}", group.Template)
 	}
 	return []byte(rendered), nil
-}
-
-// fetch returns the unchanged content of a URL. The error contains only the host of
-// the URL, whose other parts may include a password or a signature.
-func (p *Provisioner) fetch(ctx context.Context, address string) ([]byte, error) {
-	ctx, cancel := context.WithTimeout(ctx, fetchTimeout)
-	defer cancel()
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
-	if err != nil {
-		return nil, withoutURL(err)
-	}
-	// Otherwise the HTTP client would unpack gzip that the configuration declares as
-	// the encoding of the userdata.
-	request.Header.Set("Accept-Encoding", "identity")
-	source, err := p.get(request)
-	if err != nil {
-		return nil, fmt.Errorf("from %s: %w", request.URL.Host, withoutURL(err))
-	}
-	return source, nil
-}
-
-func (p *Provisioner) get(request *http.Request) ([]byte, error) {
-	response, err := p.client.Do(request)
-	if err != nil {
-		return nil, err
-	}
-	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return nil, fmt.Errorf("the response is %s", response.Status)
-	}
-	source, err := io.ReadAll(io.LimitReader(response.Body, config.MaxUserdata+1))
-	if err != nil {
-		return nil, err
-	}
-	if len(source) > config.MaxUserdata {
-		return nil, fmt.Errorf("it has more than %d bytes", config.MaxUserdata)
-	}
-	return source, nil
-}
-
-func withoutURL(err error) error {
-	if located, ok := errors.AsType[*url.Error](err); ok {
-		return located.Err
-	}
-	return err
 }
 
 // Errors of text/template have a position and quote the template. Only the name of

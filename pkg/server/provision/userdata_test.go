@@ -9,6 +9,7 @@ import (
 	"context"
 	"encoding/base64"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -163,6 +164,54 @@ func TestUserdataIsFetchedForEachInstance(t *testing.T) {
 		if err != nil || !strings.HasPrefix(got, version+" worker "+instanceID+" ") {
 			t.Errorf("got %q with error %v, want version %s", got, err, version)
 		}
+	}
+}
+
+// TestUnchangedUserdataIsNotSentAgain: it is requested with the etag of the last one.
+func TestUnchangedUserdataIsNotSentAgain(t *testing.T) {
+	s := newSite(t)
+	version, sent, requests := "one", 0, 0
+	s.serve = func(w http.ResponseWriter, r *http.Request) {
+		requests++
+		w.Header().Set("ETag", `"`+version+`"`)
+		if r.Header.Get("If-None-Match") == `"`+version+`"` {
+			w.WriteHeader(http.StatusNotModified)
+			return
+		}
+		sent++
+		_, _ = io.WriteString(w, version+" "+minimal)
+	}
+	for _, version = range []string{"one", "one", "two", "two", "one"} {
+		got, err := s.userdata(t.Context())
+		if err != nil || !strings.HasPrefix(got, version+" "+instanceID) {
+			t.Errorf("got %q with error %v, want version %s", got, err, version)
+		}
+	}
+	if sent != 3 || requests != 5 {
+		t.Errorf("it was requested %d times and sent %d times, want 5 and 3", requests, sent)
+	}
+	// A server that says so without having sent it is wrong.
+	s.address += "&other=1"
+	s.serve = func(w http.ResponseWriter, _ *http.Request) { w.WriteHeader(http.StatusNotModified) }
+	_, err := s.userdata(t.Context())
+	s.wants(t, err, "the response is 304 Not Modified")
+}
+
+func TestFetchedPagesAreLimited(t *testing.T) {
+	var p pages
+	for n := range 2 * maxPages {
+		p.put(fmt.Sprint("http://", n), page{etag: "x"})
+		p.put("http://0", page{etag: "y"})
+	}
+	if len(p.byURL) != maxPages || len(p.urls) != maxPages {
+		t.Errorf("%d pages of %d urls are kept, want %d", len(p.byURL), len(p.urls), maxPages)
+	}
+	if _, found := p.get("http://0"); !found {
+		t.Error("the one that was put last is removed")
+	}
+	p.put("http://0", page{})
+	if _, found := p.get("http://0"); found {
+		t.Error("a content without an etag is kept")
 	}
 }
 
