@@ -39,6 +39,12 @@ func machineHost() string {
 	return "127.0.0.1"
 }
 
+// isLoopback reports whether a host is the machine itself.
+func isLoopback(host string) bool {
+	ip := net.ParseIP(host)
+	return host == "localhost" || ip != nil && ip.IsLoopback()
+}
+
 // hosts returns the names that the server's certificate must have: those of all
 // addresses, and the loopback ones for tools on the same machine.
 func hosts(addresses config.Addresses) []string {

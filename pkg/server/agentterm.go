@@ -6,14 +6,19 @@ package server
 import (
 	"context"
 	"crypto/ed25519"
+	"slices"
 	"sync"
 	"time"
 
+	"nstance.dev/operator/pkg/server/agentfiles"
 	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/agents"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provision"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // newHealth returns what follows the agents during the term.
@@ -31,6 +36,34 @@ func (t *term) newHealth() *agenthealth.Tracker {
 	})
 }
 
+// newFiles returns what makes the files of instances and sends them during the term.
+func (t *term) newFiles(specs *provision.Provisioner) *agentfiles.Pusher {
+	// A machine must not get the name of a server.
+	reserved := slices.DeleteFunc(hosts(t.shared.advertise), isLoopback)
+	return agentfiles.New(agentfiles.Options{
+		Groups:    t.groups,
+		Instances: t.instances,
+		Renderer: &agentfiles.Renderer{
+			Config: t.groups.Config,
+			Facts:  specs.FileFacts,
+			Secret: t.shared.readSecret,
+			Object: t.shared.readObject,
+			Sign: func(w pki.Workload, key ed25519.PublicKey) ([]byte, error) {
+				certificate, err := t.shared.keys.Authority.SignWorkload(w, key, reserved)
+				if err != nil {
+					return nil, err
+				}
+				return pki.EncodeCertificate(certificate), nil
+			},
+		},
+		LastReport: func(id string) *nstancev1.HealthReportRequest {
+			report, _ := t.health.LastReport(id)
+			return report
+		},
+		Failed: t.failures.ReportInstance,
+	})
+}
+
 // serveAgents serves the agents, if the server does, until closeGate is called. running
 // waits for what it started, which ends with ctx.
 func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeGate func()) {
@@ -38,6 +71,7 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 		return func() {}
 	}
 	running.Go(func() { t.health.Run(ctx, t.instances) })
+	running.Go(func() { t.files.Run(ctx) })
 	return t.shared.agentGate.Open(&grpcapi.AgentService{
 		Registrar: &agents.Registrar{
 			Authority: t.shared.keys.Authority,
@@ -50,5 +84,6 @@ func (t *term) serveAgents(ctx context.Context, running *sync.WaitGroup) (closeG
 			},
 		},
 		Health: t.health,
+		Files:  t.files,
 	})
 }

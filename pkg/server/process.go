@@ -71,6 +71,9 @@ type shared struct {
 	advertise config.Addresses
 	// elector elects the leader of the shard.
 	elector *leader.Elector
+	// readSecret and readObject read what the files of instances are made of.
+	readSecret func(ctx context.Context, name string) ([]byte, error)
+	readObject func(ctx context.Context, key string) ([]byte, error)
 	// keys are those of the cluster, nil until they are loaded.
 	keys *clusterkeys.Keys
 	// gate passes calls to the current term, and agentGate those of agents. agentGate is
@@ -114,6 +117,11 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	if p.secrets, err = openSecrets(c.Secrets, p.storage); err != nil {
 		return nil, err
+	}
+	sh.readSecret = p.secrets.Get
+	sh.readObject = func(ctx context.Context, key string) ([]byte, error) {
+		object, err := p.storage.Get(ctx, key)
+		return object.Data, err
 	}
 	p.guard = access.New(klog.FromContext(ctx), p.storage)
 	p.countUnary, p.countStream = grpcapi.Count(sh.registry)

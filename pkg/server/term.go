@@ -15,6 +15,7 @@ import (
 	"k8s.io/klog/v2"
 	"k8s.io/utils/clock"
 
+	"nstance.dev/operator/pkg/server/agentfiles"
 	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/config"
@@ -52,8 +53,9 @@ type term struct {
 	events     *grpcapi.InstanceEvents
 	reconciler *reconciler.Reconciler
 	hashes     *groupHashes
-	// health has what the agents report.
+	// health has what the agents report, and files sends them files.
 	health *agenthealth.Tracker
+	files  *agentfiles.Pusher
 	// started is closed when all fields above are set.
 	started chan struct{}
 }
@@ -191,16 +193,18 @@ func (t *term) start(ctx context.Context) (err error) {
 		return err
 	}
 	t.statuses = grpcapi.NewStatusCache(t.groups, t.instances, t.provider)
+	specs := provision.New(provision.Options{
+		Config:       t.groups.Config,
+		Addresses:    t.shared.advertise,
+		AuthorityPEM: t.shared.keys.Authority.CertificatePEM(),
+		Nonces:       nonce.NewSigner(t.shared.keys.Nonce),
+	})
+	t.files = t.newFiles(specs)
 	t.reconciler = reconciler.New(reconciler.Options{
-		Groups:    t.groups,
-		Instances: t.instances,
-		Provider:  t.provider,
-		Specs: provision.New(provision.Options{
-			Config:       t.groups.Config,
-			Addresses:    t.shared.advertise,
-			AuthorityPEM: t.shared.keys.Authority.CertificatePEM(),
-			Nonces:       nonce.NewSigner(t.shared.keys.Nonce),
-		}),
+		Groups:      t.groups,
+		Instances:   t.instances,
+		Provider:    t.provider,
+		Specs:       specs,
 		Events:      t.events,
 		Changed:     func(key instance.GroupKey) { t.statuses.Refresh(key) },
 		Failed:      t.failures.ReportInstance,
@@ -318,6 +322,7 @@ func (t *term) changed(keys ...instance.GroupKey) {
 		return
 	}
 	t.statuses.Refresh(keys...)
+	t.files.GroupsChanged(keys...)
 	for _, key := range keys {
 		t.reconciler.Enqueue(key)
 	}

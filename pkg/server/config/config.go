@@ -25,6 +25,8 @@ type Config struct {
 	OperatorCertificateTTL time.Duration
 	// AgentCertificateTTL is the same for an agent.
 	AgentCertificateTTL time.Duration
+	// Certificates are the certificate templates by name.
+	Certificates map[string]CertificateTemplate
 	// Defaults apply to all templates.
 	Defaults Defaults
 	// Templates by name.

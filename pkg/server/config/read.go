@@ -55,6 +55,7 @@ func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
 	certificates := root.Object("certificates")
 	config.OperatorCertificateTTL = readTTL(certificates.Object("operator"))
 	config.AgentCertificateTTL = readTTL(certificates.Object("agent"))
+	config.Certificates = readCertificateTemplates(certificates)
 	certificates.Finish()
 	config.Defaults = readDefaults(root.Object("defaults"))
 	root.Object("templates").Each(func(name string, o *jsonc.Object) {
@@ -109,6 +110,10 @@ func readKeySource(o *jsonc.Object) KeySource {
 // certificate is valid for ever.
 func readTTL(o *jsonc.Object) time.Duration {
 	defer o.Finish()
+	return readTTLMember(o)
+}
+
+func readTTLMember(o *jsonc.Object) time.Duration {
 	invalid := func(value any) time.Duration {
 		o.Report(field.Invalid(o.Child("ttl"), value,
 			fmt.Sprintf("must be between 1 and %d hours, or a duration of at least %q", longestTTL/time.Hour, shortestTTL)))

@@ -23,6 +23,7 @@ func (c *Config) validate(providers provider.Registry) field.ErrorList {
 	var errs field.ErrorList
 	errs = append(errs, c.validateCluster(field.NewPath("cluster"))...)
 	errs = append(errs, c.Shard.validate(field.NewPath("shard"), providers)...)
+	errs = append(errs, c.validateCertificates(field.NewPath("certificates"))...)
 	errs = append(errs, c.validateDefaults(field.NewPath("defaults"))...)
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		errs = append(errs, c.validateTemplate(field.NewPath("templates").Child(name), name)...)
@@ -88,7 +89,7 @@ func (c *Config) validateTenant(path *field.Path, tenant string) field.ErrorList
 func (c *Config) validateDefaults(path *field.Path) field.ErrorList {
 	errs := c.Defaults.Userdata.validate(path.Child("userdata"))
 	errs = append(errs, c.validateArgs(path.Child("args"), c.Defaults.Args)...)
-	return append(errs, validateFiles(path.Child("files"), c.Defaults.Files)...)
+	return append(errs, c.validateFiles(path.Child("files"), c.Defaults.Files)...)
 }
 
 func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList {
@@ -114,7 +115,7 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 	}
 	errs = append(errs, template.Userdata.validate(path.Child("userdata"))...)
 	errs = append(errs, c.validateArgs(path.Child("args"), template.Args)...)
-	return append(errs, validateFiles(path.Child("files"), template.Files)...)
+	return append(errs, c.validateFiles(path.Child("files"), template.Files)...)
 }
 
 // validateGroup checks the group's own values, and that the template has those

@@ -13,11 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/validation/field"
 )
 
-// encodings and fileKinds are all that are supported.
-var (
-	encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
-	fileKinds = []string{"certificate", "secret", "storage", "env", "json", "string"}
-)
+// encodings are all that are supported.
+var encodings = []string{EncodingPlain, EncodingBase64, EncodingGzip, EncodingGzipBase64}
 
 func (u Userdata) validate(path *field.Path) field.ErrorList {
 	var errs field.ErrorList
@@ -79,19 +76,4 @@ func validateTemplate(path *field.Path, text string) field.ErrorList {
 		return field.ErrorList{field.Invalid(path, text, "must be a Go template: "+problem)}
 	}
 	return nil
-}
-
-// validateFiles checks the name of each file, which must stay in the agent's
-// folder, and its kind. Agents check the rest.
-func validateFiles(path *field.Path, files map[string]File) field.ErrorList {
-	var errs field.ErrorList
-	for _, name := range slices.Sorted(maps.Keys(files)) {
-		if name == "" || name == "." || name == ".." || strings.ContainsAny(name, `/\`) {
-			errs = append(errs, field.Invalid(path.Child(name), name, "must be the name of a file, without its folder"))
-		}
-		if !slices.Contains(fileKinds, files[name].Kind) {
-			errs = append(errs, field.NotSupported(path.Child(name, "kind"), files[name].Kind, fileKinds))
-		}
-	}
-	return errs
 }

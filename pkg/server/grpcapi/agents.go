@@ -12,6 +12,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/agentfiles"
 	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/agents"
 	"nstance.dev/operator/pkg/server/instance"
@@ -26,6 +27,7 @@ import (
 type AgentService struct {
 	Registrar *agents.Registrar
 	Health    *agenthealth.Tracker
+	Files     *agentfiles.Pusher
 }
 
 // closeStreams does nothing: the contexts of all streams end with the term.

@@ -58,6 +58,7 @@ func (s *AgentService) SubmitHealthReport(stream grpc.ClientStreamingServer[nsta
 				return err
 			}
 			session.Report(report.message)
+			s.Files.Reported(i.ID, report.message)
 			if err := limiter.Wait(ctx); err != nil {
 				return err
 			}

@@ -47,7 +47,7 @@ func renderArgs(args map[string]any, facts facts) (map[string]any, error) {
 	return rendered.(map[string]any), nil
 }
 
-func renderAny(path string, value any, facts facts) (any, error) {
+func renderAny(path string, value any, facts any) (any, error) {
 	var err error
 	switch value := value.(type) {
 	case string:

@@ -89,6 +89,9 @@ func (o Options) bindAgents(address string) string {
 // more returns the keys of the shard that have values of the product by default.
 func (o Options) more() string {
 	var keys string
+	if o.Advertise != "" {
+		keys += fmt.Sprintf(`"advertise": %s,`, o.Advertise)
+	}
 	if o.HealthCheckInterval != "" {
 		keys += fmt.Sprintf(`"health_check_interval": %q,`, o.HealthCheckInterval)
 	}
@@ -127,12 +130,12 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		"defaults": %s,
 		"templates": %s,
 		"groups": %s,
-		"certificates": {"operator": {"ttl": %q}, "agent": {"ttl": %q}},
+		"certificates": {"operator": {"ttl": %q}, "agent": {"ttl": %q}, %s},
 	}`, o.cluster(), encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
 		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
 		cmp.Or(o.SubnetPools, `{"default": ["subnet-a"]}`),
 		cmp.Or(o.DynamicSubnetPools, `[]`),
 		o.more(), cmp.Or(o.Defaults, o.defaults()),
 		cmp.Or(o.Templates, `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`),
-		cmp.Or(o.Groups, `{}`), cmp.Or(o.CertificateTTL, "24h"), cmp.Or(o.AgentCertificateTTL, "24h"))
+		cmp.Or(o.Groups, `{}`), cmp.Or(o.CertificateTTL, "24h"), cmp.Or(o.AgentCertificateTTL, "24h"), o.Certificates)
 }

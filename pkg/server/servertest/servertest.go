@@ -46,6 +46,10 @@ type Options struct {
 	// Defaults is the value of this key of the configuration. Default: the userdata that
 	// Nonce needs, with Agents.
 	Defaults string
+	// Advertise is the value of this key of the configuration. Default: nothing.
+	Advertise string
+	// Certificates has more entries of this key of the configuration, each with a comma.
+	Certificates string
 	// Templates, SubnetPools, DynamicSubnetPools, Groups, InstanceTypes and Quota
 	// are the values of these keys of the configuration, in its own syntax.
 	// Default: a template "worker", a pool "default", no limit on pools, no

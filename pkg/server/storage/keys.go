@@ -6,6 +6,7 @@ package storage
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"strings"
 )
 
 // Keys of objects of the whole cluster (docs/server.md#storage).
@@ -17,6 +18,21 @@ const (
 	// SecretPrefix is the prefix of the keys of secrets, which are encrypted.
 	SecretPrefix = "secret/"
 )
+
+// IsReserved reports whether a key is that of an object that servers read as state, so
+// that it must not be given to anyone. The CA certificate is public.
+func IsReserved(key string) bool {
+	switch key {
+	case SecretPrefix + "ca.key", SecretPrefix + "registration-nonce.key":
+		return true
+	}
+	folder, _, _ := strings.Cut(key, "/")
+	switch folder {
+	case "config", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
+		return true
+	}
+	return false
+}
 
 // ConfigKey is the configuration of a shard. Servers never write it.
 func ConfigKey(shard string) string { return "config/" + shard + ".jsonc" }

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package agentfiles makes the files of instances and sends them to the agents
+// (docs/server.md#files). It stores nothing: which files an agent has is in its reports.
+package agentfiles
+
+import (
+	"bytes"
+	"context"
+	"crypto/ed25519"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provision"
+)
+
+// maxFile is the maximum size of a file, in bytes: one message has the whole file.
+const maxFile = 1 << 20
+
+// File is a file of an instance. Its content must not be logged or stored.
+type File struct {
+	Name    string
+	Content []byte
+}
+
+// Patch is all files of an instance.
+type Patch struct {
+	Files []File
+	// ConfigHash is that of the configuration that the files are made of.
+	ConfigHash string
+	// At is when they were made.
+	At time.Time
+}
+
+// Renderer makes files. It is safe for concurrent use. All fields are mandatory.
+type Renderer struct {
+	Config func() *config.Config
+	// Facts has the values for templates.
+	Facts func(*groups.Group, *instance.Record) provision.FileFacts
+	// Secret and Object read a secret and an object of the storage.
+	Secret func(ctx context.Context, name string) ([]byte, error)
+	Object func(ctx context.Context, key string) ([]byte, error)
+	// Sign signs a certificate for the key of an instance.
+	Sign func(pki.Workload, ed25519.PublicKey) ([]byte, error)
+}
+
+// patch returns the files of an instance of a group, which provision.Effective returned.
+// keys are those of the agent. The error names the file and shows no part of its content.
+func (r *Renderer) patch(ctx context.Context, group *groups.Group, record *instance.Record, keys map[string]ed25519.PublicKey) (*Patch, error) {
+	patch := &Patch{ConfigHash: group.RuntimeConfigHash, At: time.Now()}
+	facts := r.Facts(group, record)
+	for _, name := range slices.Sorted(maps.Keys(group.Files)) {
+		content, err := r.content(ctx, group.Files[name], facts, keys)
+		if err == nil && len(content) > maxFile {
+			err = fmt.Errorf("it has %d bytes, at most %d are allowed", len(content), maxFile)
+		}
+		if err != nil {
+			return nil, fmt.Errorf("make file %s: %w", name, err)
+		}
+		patch.Files = append(patch.Files, File{Name: name, Content: content})
+	}
+	return patch, nil
+}
+
+func (r *Renderer) content(ctx context.Context, file config.File, facts provision.FileFacts, keys map[string]ed25519.PublicKey) ([]byte, error) {
+	source, err := file.Parse()
+	if err != nil {
+		return nil, err
+	}
+	switch file.Kind {
+	case config.FileSecret:
+		return r.Secret(ctx, source.Source)
+	case config.FileStorage:
+		return r.Object(ctx, source.Source)
+	case config.FileEnv:
+		return environment(source.Env, facts)
+	case config.FileJSON:
+		return object(source.JSON, facts)
+	case config.FileString:
+		text, err := facts.Render(source.String)
+		return []byte(text), err
+	case config.FileCertificate:
+		return r.certificate(source, facts, keys)
+	default:
+		return nil, fmt.Errorf("it has the unknown kind %q", file.Kind)
+	}
+}
+
+// environment returns lines of the form NAME=VALUE, sorted by name.
+func environment(env map[string]string, facts provision.FileFacts) ([]byte, error) {
+	var lines bytes.Buffer
+	for _, name := range slices.Sorted(maps.Keys(env)) {
+		value, err := facts.Render(env[name])
+		if err != nil {
+			return nil, fmt.Errorf("%s: %w", name, err)
+		}
+		if strings.ContainsAny(value, "\r\n\x00") {
+			return nil, fmt.Errorf("%s: a value must have one line", name)
+		}
+		fmt.Fprintf(&lines, "%s=%s\n", name, value)
+	}
+	return lines.Bytes(), nil
+}
+
+// object returns JSON whose strings are rendered. Numbers and booleans stay what they are.
+func object(value any, facts provision.FileFacts) ([]byte, error) {
+	rendered, err := facts.RenderAll(value)
+	if err != nil {
+		return nil, err
+	}
+	data, err := json.MarshalIndent(rendered, "", "  ")
+	if err != nil {
+		return nil, errors.New("it cannot be encoded as JSON")
+	}
+	return append(data, '\n'), nil
+}
+
+// keysOf returns the names of the agent's keys that the certificates of a group are for.
+func keysOf(group *groups.Group) []string {
+	var names []string
+	for _, file := range group.Files {
+		if source, err := file.Parse(); err == nil && source.Key != "" {
+			names = append(names, source.Key)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
+}
