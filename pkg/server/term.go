@@ -53,7 +53,8 @@ type term struct {
 	events     *grpcapi.InstanceEvents
 	reconciler *reconciler.Reconciler
 	hashes     *groupHashes
-	// health has what the agents report, and files sends them files.
+	// health has what the agents report, and files sends them files. files is nil if the
+	// server serves no agents.
 	health *agenthealth.Tracker
 	files  *agentfiles.Pusher
 	// started is closed when all fields above are set.
@@ -199,7 +200,6 @@ func (t *term) start(ctx context.Context) (err error) {
 		AuthorityPEM: t.shared.keys.Authority.CertificatePEM(),
 		Nonces:       nonce.NewSigner(t.shared.keys.Nonce),
 	})
-	t.files = t.newFiles(specs)
 	t.reconciler = reconciler.New(reconciler.Options{
 		Groups:      t.groups,
 		Instances:   t.instances,
@@ -214,6 +214,10 @@ func (t *term) start(ctx context.Context) (err error) {
 	t.hashes = newGroupHashes(t.groups, t.cache)
 	if err := t.reconciler.Adopt(ctx); err != nil {
 		return err
+	}
+	if t.shared.agentGate != nil {
+		// Run follows, which stops what this starts.
+		t.files = t.newFiles(specs)
 	}
 	close(t.started)
 	return nil
@@ -322,7 +326,9 @@ func (t *term) changed(keys ...instance.GroupKey) {
 		return
 	}
 	t.statuses.Refresh(keys...)
-	t.files.GroupsChanged(keys...)
+	if t.files != nil {
+		t.files.GroupsChanged(keys...)
+	}
 	for _, key := range keys {
 		t.reconciler.Enqueue(key)
 	}

@@ -43,8 +43,8 @@ func TestEffective(t *testing.T) {
 			g.Args = labels(map[string]any{"defaults": "yes", "from": "gpu", "gpu": "yes", "main": "yes"})
 			g.Userdata = c.Templates["gpu"].Userdata
 			g.Files = map[string]config.File{
-				"a.txt": {Kind: "string", Content: map[string]any{"text": "a"}},
-				"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}},
+				"a.json": {Kind: "string", Content: map[string]any{"string": "a"}},
+				"b.json": {Kind: "string", Content: map[string]any{"string": "b"}},
 			}
 		}},
 		{"another template without values of its own", "own", instance.Record{Template: "silent"}, func(g *groups.Group) {
@@ -59,8 +59,8 @@ func TestEffective(t *testing.T) {
 			g.Args = map[string]any{"labels": map[string]any{"defaults": "yes", "gpu": "yes", "from": "own"}, "annotations": map[string]any{"own": "yes"}}
 			g.Userdata = c.Templates["gpu"].Userdata
 			g.Files = map[string]config.File{
-				"a.txt": {Kind: "string", Content: map[string]any{"text": "a"}},
-				"b.txt": {Kind: "string", Content: map[string]any{"text": "b"}},
+				"a.json": {Kind: "string", Content: map[string]any{"string": "a"}},
+				"b.json": {Kind: "string", Content: map[string]any{"string": "b"}},
 			}
 		}},
 	}
