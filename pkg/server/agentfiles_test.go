@@ -146,7 +146,7 @@ func startWithFiles(t *testing.T, size string) *servertest.Server {
 
 func TestAnAgentReceivesItsFiles(t *testing.T) {
 	s := startWithFiles(t, "2")
-	ids := untilInstances(t, s, "main", 2)
+	ids := untilInstances(t, s, 2)
 	records := []string{string(marshal(t, recordOf(t, s, ids[0])))}
 	a, other := openStreams(t, s, ids[0]), openStreams(t, s, ids[1])
 	// No report, no files.
@@ -204,7 +204,7 @@ func TestAnAgentReceivesItsFiles(t *testing.T) {
 // later, and after a reconnection at once.
 func TestFilesAreSentUntilTheAgentHasThem(t *testing.T) {
 	s := startWithFiles(t, "1")
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	a := openStreams(t, s, id)
 	a.sendKey()
 	a.report("", nil)
@@ -233,7 +233,7 @@ func TestFilesAreSentUntilTheAgentHasThem(t *testing.T) {
 
 func TestPublicKeysOfAgents(t *testing.T) {
 	s := startWithFiles(t, "1")
-	a := openStreams(t, s, untilInstances(t, s, "main", 1)[0])
+	a := openStreams(t, s, untilInstances(t, s, 1)[0])
 	private, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	require.NoError(t, err)
 	der, err := x509.MarshalPKIXPublicKey(&private.PublicKey)
@@ -271,7 +271,7 @@ func TestNoMachineGetsTheNameOfAServer(t *testing.T) {
 	s.UntilHealthy()
 	watch, err := s.Operator("default").WatchErrors(t.Context(), &emptypb.Empty{})
 	require.NoError(t, err)
-	a := openStreams(t, s, untilInstances(t, s, "main", 1)[0])
+	a := openStreams(t, s, untilInstances(t, s, 1)[0])
 	a.sendKey()
 	a.report("", nil)
 	failure, err := watch.Recv()

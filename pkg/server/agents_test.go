@@ -35,11 +35,11 @@ func withAgents(size string) servertest.Options {
 	return servertest.Options{Agents: true, Groups: `{"default": {"main": {"template": "worker", "size": ` + size + `}}}`}
 }
 
-// untilInstances waits until a group lists a number of instances, and returns their ids.
-func untilInstances(t *testing.T, s *servertest.Server, group string, count int) []string {
+// untilInstances waits until the group "main" lists a number of instances, and returns their ids.
+func untilInstances(t *testing.T, s *servertest.Server, count int) []string {
 	t.Helper()
 	status := watchGroups(t, s.Operator("default")).until(func(e *nstancev1.GroupEvent) bool {
-		return e.Group.Key == group && len(e.Group.GetInstances().GetInstances()) == count
+		return e.Group.Key == "main" && len(e.Group.GetInstances().GetInstances()) == count
 	})
 	return instanceIDs(status.Group)
 }
@@ -80,7 +80,7 @@ func recordOf(t *testing.T, s *servertest.Server, id string) instance.Record {
 
 func TestAnAgentRegistersAndReports(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	operator := s.Operator("default")
 	watch := watchGroups(t, operator)
 	watch.until(func(e *nstancev1.GroupEvent) bool {
@@ -130,7 +130,7 @@ func TestAnAgentRegistersAndReports(t *testing.T) {
 
 func TestTheFirstKeyOfAnInstanceIsTheOnlyOne(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	_, keyPEM := s.AgentKey()
 	_, otherPEM := s.AgentKey()
 	_, err := registerAgent(t, s, s.Nonce(id), keyPEM)
@@ -157,7 +157,7 @@ func TestTheFirstKeyOfAnInstanceIsTheOnlyOne(t *testing.T) {
 
 func TestOneOfTwoConcurrentRegistrationsWins(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	token := s.Nonce(id)
 	const agents = 8
 	results := make([]error, agents)
@@ -183,7 +183,7 @@ func TestOneOfTwoConcurrentRegistrationsWins(t *testing.T) {
 
 func TestRegistrationsOfAgentsAreRefusedWithTheReason(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	_, keyPEM := s.AgentKey()
 	unknown, err := puidv7.New("knd")
 	require.NoError(t, err)
@@ -223,7 +223,7 @@ func TestRegistrationsOfAgentsAreRefusedWithTheReason(t *testing.T) {
 // that is signed with the public key as a shared secret.
 func TestNoncesOfOtherAlgorithmsAreRefused(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	_, keyPEM := s.AgentKey()
 	claims := func(expiry time.Duration) jwt.MapClaims {
 		return jwt.MapClaims{
@@ -250,7 +250,7 @@ func TestNoncesOfOtherAlgorithmsAreRefused(t *testing.T) {
 func TestARegistrationSurvivesRestarts(t *testing.T) {
 	o := withAgents("1")
 	s := servertest.Start(t, o)
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	key, keyPEM := s.AgentKey()
 	token := s.Nonce(id)
 	response, err := registerAgent(t, s, token, keyPEM)
@@ -278,7 +278,7 @@ func TestARegistrationSurvivesRestarts(t *testing.T) {
 func TestALostRecordGetsItsRegistrationFromTheCertificate(t *testing.T) {
 	o := withAgents("1")
 	s := servertest.Start(t, o)
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	key, keyPEM := s.AgentKey()
 	response, err := registerAgent(t, s, s.Nonce(id), keyPEM)
 	require.NoError(t, err)
@@ -305,7 +305,7 @@ func TestALostRecordGetsItsRegistrationFromTheCertificate(t *testing.T) {
 
 func TestRolesHaveTheirOwnListener(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	s.RegisterAgent(id)
 	operator := s.Agent(pki.Client{ID: servertest.ClusterID, Tenant: "default", Role: pki.RoleOperator})
 	_, err := operator.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{})
@@ -318,7 +318,7 @@ func TestRolesHaveTheirOwnListener(t *testing.T) {
 // TestAnAgentIsItsInstanceOnly: of this instance, with the registered key.
 func TestAnAgentIsItsInstanceOnly(t *testing.T) {
 	s := servertest.Start(t, withAgents("2"))
-	ids := untilInstances(t, s, "main", 2)
+	ids := untilInstances(t, s, 2)
 	agent := s.RegisterAgent(ids[0])
 	s.RegisterAgent(ids[1])
 	reports, err := agent.SubmitHealthReport(t.Context())
@@ -340,7 +340,7 @@ func TestAnAgentIsItsInstanceOnly(t *testing.T) {
 
 func TestAnAgentRenewsItsCertificate(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	id := untilInstances(t, s, "main", 1)[0]
+	id := untilInstances(t, s, 1)[0]
 	key, keyPEM := s.AgentKey()
 	response, err := registerAgent(t, s, s.Nonce(id), keyPEM)
 	require.NoError(t, err)
@@ -364,7 +364,7 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 
 	operator := s.Operator("default")
 	upsert(t, operator, "main", &nstancev1.GroupConfig{Size: 0})
-	untilInstances(t, s, "main", 0)
+	untilInstances(t, s, 0)
 	_, err = agent.RenewCertificate(t.Context(), &nstancev1.RenewCertificateRequest{PublicKeyPem: keyPEM})
 	wantCode(t, "a deleted instance", err, codes.PermissionDenied)
 	assert.ErrorContains(t, err, "was deleted")
@@ -375,7 +375,7 @@ func TestAnAgentRenewsItsCertificate(t *testing.T) {
 // TestANewStreamReplacesTheOlderOne: the older one may be of a connection that was lost.
 func TestANewStreamReplacesTheOlderOne(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
-	agent := s.RegisterAgent(untilInstances(t, s, "main", 1)[0])
+	agent := s.RegisterAgent(untilInstances(t, s, 1)[0])
 	older, err := agent.SubmitHealthReport(t.Context())
 	require.NoError(t, err)
 	require.Eventually(t, func() bool { return len(s.Calls("SubmitHealthReport")) == 1 }, eventTimeout, time.Millisecond)

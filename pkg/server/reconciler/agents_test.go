@@ -39,14 +39,11 @@ type testAgent struct {
 
 // startFleet starts a server whose instances run agents, each of which starts with its
 // instance.
-func startFleet(t *testing.T, changes ...func(*config.Config)) *fleet {
+func startFleet(t *testing.T) *fleet {
 	t.Helper()
 	c := newConfig()
 	c.Shard.HealthCheckInterval = time.Minute
 	c.Shard.GarbageCollection.RegistrationTimeout = 5 * time.Minute
-	for _, change := range changes {
-		change(c)
-	}
 	f := &fleet{server: startServer(t, c, true), running: map[string]*testAgent{}}
 	f.boots = func(instance.Instance) bool { return true }
 	t.Cleanup(func() {
