@@ -290,6 +290,10 @@ func TestALostRecordGetsItsRegistrationFromTheCertificate(t *testing.T) {
 	o.DataDir, o.Kubernetes = s.DataDir, s.Kubernetes
 	s = servertest.Start(t, o)
 	assert.Nil(t, recordOf(t, s, id).Registration, "the adopted record")
+	// Its Node stays listed.
+	got, err := s.Operator("default").GetInstanceStatus(t.Context(), &nstancev1.GetInstanceStatusRequest{InstanceId: id})
+	require.NoError(t, err)
+	assert.Equal(t, "running", got.GetStatus())
 	reports, err := s.AgentWith(response.GetClientCertificatePem(), key).SubmitHealthReport(t.Context())
 	require.NoError(t, err)
 	_, err = reports.CloseAndRecv()
@@ -306,9 +310,11 @@ func TestALostRecordGetsItsRegistrationFromTheCertificate(t *testing.T) {
 func TestRolesHaveTheirOwnListener(t *testing.T) {
 	s := servertest.Start(t, withAgents("1"))
 	id := untilInstances(t, s, 1)[0]
-	s.RegisterAgent(id)
+	_, err := s.RegisterAgent(id).SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: id})
+	require.NoError(t, err)
 	operator := s.Agent(pki.Client{ID: servertest.ClusterID, Tenant: "default", Role: pki.RoleOperator})
-	_, err := operator.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{})
+	_, err = operator.SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{})
+	assert.ErrorContains(t, err, `has role "operator"`)
 	wantCode(t, "an operator at the address of agents", err, codes.PermissionDenied)
 	agent := s.Dial(pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent})
 	_, err = agent.ListGroups(t.Context(), &emptypb.Empty{})
@@ -319,8 +325,15 @@ func TestRolesHaveTheirOwnListener(t *testing.T) {
 func TestAnAgentIsItsInstanceOnly(t *testing.T) {
 	s := servertest.Start(t, withAgents("2"))
 	ids := untilInstances(t, s, 2)
-	agent := s.RegisterAgent(ids[0])
+	key, keyPEM := s.AgentKey()
+	response, err := registerAgent(t, s, s.Nonce(ids[0]), keyPEM)
+	require.NoError(t, err)
+	agent := s.AgentWith(response.GetClientCertificatePem(), key)
 	s.RegisterAgent(ids[1])
+	elsewhere, err := s.Authority.SignClient(pki.Client{ID: ids[0], Tenant: "other", Role: pki.RoleAgent}, key.Public().(ed25519.PublicKey), time.Hour)
+	require.NoError(t, err)
+	_, err = s.AgentWith(pki.EncodeCertificate(elsewhere), key).SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: ids[0]})
+	wantCode(t, "the registered key with another tenant", err, codes.PermissionDenied)
 	reports, err := agent.SubmitHealthReport(t.Context())
 	require.NoError(t, err)
 	require.NoError(t, reports.Send(&nstancev1.HealthReportRequest{InstanceId: ids[1]}))
@@ -330,7 +343,6 @@ func TestAnAgentIsItsInstanceOnly(t *testing.T) {
 	wantCode(t, "keys of another instance", err, codes.PermissionDenied)
 	for name, client := range map[string]pki.Client{
 		"another key":         {ID: ids[0], Tenant: "default", Role: pki.RoleAgent},
-		"another tenant":      {ID: ids[0], Tenant: "other", Role: pki.RoleAgent},
 		"an unknown instance": {ID: "knd06bgm7733st2576nx5jht4ecjw", Tenant: "default", Role: pki.RoleAgent},
 	} {
 		_, err := s.Agent(client).SubmitPublicKeys(t.Context(), &nstancev1.PublicKeysRequest{InstanceId: client.ID})

@@ -255,7 +255,7 @@ func (p *Pusher) push(ctx context.Context, i *instance.Instance) error {
 	defer p.mu.Unlock()
 	a, found := p.agents[i.ID]
 	if !found || a.files != session {
-		return nil // the next stream asks again
+		return nil // the next stream has it made again
 	}
 	if a.sent != patch.ConfigHash {
 		a.count = 0

@@ -80,8 +80,9 @@ func (t *Tracker) agent(record *instance.Record) *agent {
 	if !found {
 		now := time.Now()
 		a = &agent{group: record.Key(), state: instance.AgentAwaited, since: now}
-		if record.Registration != nil {
-			// It has registered before this server began to lead.
+		if record.Registration != nil || record.Adopted {
+			// It has registered before this server began to lead, or its record was
+			// lost.
 			a.state, a.registered = instance.AgentUnknown, true
 			a.link.restart(now.Add(maxMissed * t.Interval()))
 		}
@@ -154,7 +155,7 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 			}
 		}
 	}
-	held := 0
+	suppressed := 0
 	for _, s := range expected {
 		query, lost := s.agent.link.step(now, interval)
 		if query {
@@ -163,13 +164,13 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 		switch {
 		case lost == "":
 		case t.hold.active(now):
-			held++
+			suppressed++
 		default:
 			s.agent.set(instance.AgentLost, lost, now)
 			changed = append(changed, s)
 		}
 	}
-	if held > 0 && !t.hold.reported {
+	if suppressed > 0 && !t.hold.reported {
 		t.hold.reported = true
 		failure = fmt.Errorf("%d of %d agents do not report: none of their instances is replaced for up to %s unless its provider reports that it does not run",
 			silent, len(expected), holdLimit)
@@ -212,7 +213,7 @@ func (t *Tracker) expected(instances Instances) []subject {
 		switch {
 		case !found || !i.DeletedAt.IsZero():
 			removed = append(removed, s.id)
-		case i.Registration == nil || i.BeingDeleted():
+		case i.Registration == nil && !i.Adopted || i.BeingDeleted():
 		case i.Agent.State == instance.AgentNone || i.Agent.State == instance.AgentLost:
 		default:
 			expected = append(expected, s)

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"path"
 	"regexp"
 	"slices"
 	"strings"
@@ -17,6 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -241,14 +241,14 @@ func keyOf(content map[string]any) (string, error) {
 // checkSource allows only objects that are no state of the servers. A source is not
 // rendered: the vars of operators must not choose another one.
 func checkSource(kind, source string) error {
-	key := source
-	if kind == FileSecret {
-		key = storage.SecretPrefix + source
-	}
-	if storage.CheckKey(key) != nil || path.Clean(key) != key {
+	if storage.CheckKey(source) != nil {
 		return errors.New("source must be a key of the storage")
 	}
-	if storage.IsReserved(key) {
+	reserved := storage.IsReserved(source)
+	if kind == FileSecret {
+		reserved = clusterkeys.IsKey(source)
+	}
+	if reserved {
 		return errors.New("source must not be an object of the servers")
 	}
 	return nil

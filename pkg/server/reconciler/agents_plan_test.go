@@ -81,6 +81,11 @@ func TestPlanNotices(t *testing.T) {
 			want:  []string{"drain a for spot until +2m0s", "drain b for spot until +2m0s", "drain c for spot until +2m0s", "create for spot", "create for spot", "create for spot"},
 		},
 		{
+			name:  "beside those that are missing",
+			state: group(3, newInstance("a", 9, running, noticed(2)), newInstance("b", 9, running, noticed(2))),
+			want:  []string{"drain a for spot until +2m0s", "drain b for spot until +2m0s", "create for spot", "create for spot", "create for scale-up"},
+		},
+		{
 			name:  "those that drain are replaced, whoever decided it",
 			state: group(2, newInstance("a", 9, running, draining("spot", 2)), newInstance("b", 9, running, draining("spot", 2))),
 			want:  []string{"create for scale-up", "create for scale-up"}, next: 2,

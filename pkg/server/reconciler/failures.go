@@ -74,12 +74,12 @@ func (f *failures) createAfter(group *groups.Group, instances []instance.Instanc
 	if !found {
 		return time.Time{}
 	}
-	ended := current.configHashes != configHashes(group)
+	over := current.configHashes != configHashes(group)
 	for n := range instances {
 		i := &instances[n]
-		ended = ended || i.Agent.State == instance.AgentReporting && i.Registration != nil && i.Registration.RegisteredAt.After(current.at)
+		over = over || i.Agent.State == instance.AgentReporting && i.Registration != nil && i.Registration.RegisteredAt.After(current.at)
 	}
-	if ended {
+	if over {
 		delete(f.byGroup, group.Key)
 		return time.Time{}
 	}

@@ -19,16 +19,12 @@ const (
 	SecretPrefix = "secret/"
 )
 
-// IsReserved reports whether a key is that of an object that servers read as state, so
-// that it must not be given to anyone. The CA certificate is public.
+// IsReserved reports whether a key is that of an object that servers read as state or
+// secret, so that it must not be given to anyone. The CA certificate is public.
 func IsReserved(key string) bool {
-	switch key {
-	case SecretPrefix + "ca.key", SecretPrefix + "registration-nonce.key":
-		return true
-	}
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {
-	case "config", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
+	case "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
 		return true
 	}
 	return false

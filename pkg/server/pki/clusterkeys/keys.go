@@ -23,6 +23,9 @@ const (
 	nonceSecret     = "registration-nonce.key"
 )
 
+// IsKey reports whether a secret is one of the keys, which only servers may read.
+func IsKey(name string) bool { return name == authoritySecret || name == nonceSecret }
+
 // Secrets are the objects that are encrypted in the storage.
 type Secrets interface {
 	// Get returns a secret. The error wraps storage.ErrNotFound if there is none.
