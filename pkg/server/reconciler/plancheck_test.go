@@ -94,8 +94,12 @@ func (c *planChecker) rankOf(a action, i *instance.Instance) int {
 		return 9
 	case a.verb == createRecorded:
 		return 6
+	case a.verb == create && a.reason == instance.ReasonSpot:
+		return 1
 	case a.verb == create && a.reason == reasonScaleUp:
 		return 7
+	case a.verb == create && a.reason == instance.ReasonConfigDrift && c.anyAbandoned():
+		return 4
 	case a.verb == create && a.reason == instance.ReasonConfigDrift:
 		return 5
 	case a.verb == create && a.reason == instance.ReasonExpired && c.overdue() > 0:
@@ -108,6 +112,11 @@ func (c *planChecker) rankOf(a action, i *instance.Instance) int {
 		return 1
 	case i.OnDemand:
 		return 8
+	case i.Agent.Notice != nil:
+		return 1
+	case c.abandoned(i) && c.rank > 2:
+		// It was no surplus instance when those were selected.
+		return 4
 	case i.Down() && c.staying() <= c.size+c.created:
 		// It is not a surplus instance: it is replaced.
 		return 4
@@ -121,7 +130,7 @@ func (c *planChecker) continues(i *instance.Instance) bool {
 	// Age is not enough: there must have been an attempt since.
 	attempted := c.attempted[i.ID].Sub(i.CreatedAt) >= c.registrationTimeout
 	registrationTimedOut := i.State == instance.Pending && !i.Known && c.reached(i, c.registrationTimeout) && attempted
-	return i.DeleteReason != "" || i.Drain != nil || registrationTimedOut
+	return i.DeleteReason != "" || i.Drain != nil || registrationTimedOut || c.unregistered(i)
 }
 
 func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
@@ -132,12 +141,16 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 		return fmt.Errorf("it is already being deleted")
 	}
 	runs := i.State == instance.Running || i.State == instance.Impaired
+	deleteAt := c.now.Add(c.drainTimeout)
+	if notice := i.Agent.Notice; notice != nil && !notice.Deadline.IsZero() && notice.Deadline.Before(deleteAt) {
+		deleteAt = notice.Deadline
+	}
 	switch {
 	case a.verb == drain && (!runs || c.drainTimeout == 0):
 		return fmt.Errorf("there is nothing to drain")
-	case a.verb == drain && !a.deleteAt.Equal(c.now.Add(c.drainTimeout)):
+	case a.verb == drain && !a.deleteAt.Equal(deleteAt):
 		return fmt.Errorf("the drain does not take %v", c.drainTimeout)
-	case a.verb == terminate && runs && i.Drain == nil && c.drainTimeout > 0:
+	case a.verb == terminate && runs && i.Drain == nil && c.drainTimeout > 0 && !c.unregistered(i):
 		return fmt.Errorf("it has to drain")
 	case a.verb == terminate && runs && i.Drain != nil && !i.Drain.Acknowledged && c.now.Before(i.Drain.DeleteAt):
 		return fmt.Errorf("its drain is not over")
@@ -149,11 +162,11 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 	case continuing:
 		return nil
 	case i.OnDemand:
-		if !i.Down() && !c.reached(i, c.expiry.OnDemandAge) && !c.deleted {
+		if !i.Down() && !c.reached(i, c.expiry.OnDemandAge) && !c.deleted && i.Agent.Notice == nil {
 			return fmt.Errorf("there is no reason to delete this on-demand instance")
 		}
 		return nil
-	case i.Down():
+	case i.Down() || i.Agent.Notice != nil || c.abandoned(i):
 		return nil
 	}
 	// Only a surplus instance may be deleted, and only when all the others
@@ -163,11 +176,11 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 	}
 	existing := 0
 	for _, other := range c.byID {
-		if !other.OnDemand && !c.leaving[other.ID] && !other.Down() && other.Known {
+		if !other.OnDemand && !c.leaving[other.ID] && !other.Down() && exists(other) && other.Agent.State != instance.AgentUnknown {
 			existing++
 		}
 	}
-	if i.Known && existing < c.size {
+	if exists(i) && existing < c.size {
 		return fmt.Errorf("leaves %d of %d existing ones", existing, c.size)
 	}
 	return c.checkDeletionOrder(a, i)
@@ -190,13 +203,13 @@ func (c *planChecker) checkDeletionOrder(a action, i *instance.Instance) error {
 		if c.removeFirst[i.ID] {
 			continue
 		}
-		if c.removeFirst[other.ID] && (i.Known || !other.Known) {
+		if c.removeFirst[other.ID] && (exists(i) || !exists(other)) {
 			return fmt.Errorf("deleted before %s, which is a candidate", other.ID)
 		}
 		if other.Down() {
 			return fmt.Errorf("deleted before %s, which is down", other.ID)
 		}
-		if a.reason == instance.ReasonScaleDown && i.Known {
+		if a.reason == instance.ReasonScaleDown && exists(i) {
 			first := other.CreatedAt.Before(i.CreatedAt) || other.CreatedAt.Equal(i.CreatedAt) && other.ID < i.ID
 			if c.youngest {
 				first = !first && c.hasNoProblem(other)
@@ -206,14 +219,14 @@ func (c *planChecker) checkDeletionOrder(a action, i *instance.Instance) error {
 			}
 		}
 	}
-	if replacing && pending && i.State == instance.Running && i.Known && !c.reached(i, c.expiry.ForcedAge) && !c.removeFirst[i.ID] {
+	if replacing && pending && i.State == instance.Running && exists(i) && !c.reached(i, c.expiry.ForcedAge) && !c.removeFirst[i.ID] {
 		return fmt.Errorf("deleted before the unhealthy one is replaced")
 	}
 	return nil
 }
 
 // hasNoProblem reports whether an existing instance has no problem.
-func (c *planChecker) hasNoProblem(i *instance.Instance) bool { return c.healthy(i) && i.Known }
+func (c *planChecker) hasNoProblem(i *instance.Instance) bool { return c.healthy(i) && exists(i) }
 
 // healthy reports whether an instance needs no replacement.
 func (c *planChecker) healthy(i *instance.Instance) bool {
@@ -228,19 +241,31 @@ func (c *planChecker) checkCreation(a action) error {
 		if i.OnDemand {
 			continue
 		}
-		if !c.terminated[i.ID] {
+		doomed := i.Agent.Notice != nil || i.Drain != nil && i.Drain.Reason == instance.ReasonSpot
+		if !c.terminated[i.ID] && !doomed {
 			total++
 		}
-		stable = stable && !c.leaving[i.ID] && i.State == instance.Running
+		stable = stable && !c.leaving[i.ID] && i.State == instance.Running && i.Agent.State != instance.AgentUnknown
+	}
+	if err := c.checkDelay(); err != nil {
+		return err
 	}
 	forced := a.reason == instance.ReasonExpired && c.overdue() > 0
+	if a.reason == instance.ReasonSpot {
+		// It replaces one that its provider terminates, whatever else drains.
+		if c.staying() >= c.size {
+			return fmt.Errorf("%d of %d stay", c.staying(), c.size)
+		}
+		c.created++
+		return nil
+	}
 	if total > c.size && !forced {
 		return fmt.Errorf("there are %d of %d already", total, c.size)
 	}
 	if forced && c.staying()-c.size >= c.overdue() {
 		return fmt.Errorf("all that are overdue are replaced")
 	}
-	optional := a.reason == instance.ReasonConfigDrift || a.reason == instance.ReasonExpired && !forced
+	optional := a.reason == instance.ReasonConfigDrift && !c.anyAbandoned() || a.reason == instance.ReasonExpired && !forced
 	if optional && !stable {
 		return fmt.Errorf("the group is not stable")
 	}
@@ -252,6 +277,34 @@ func (c *planChecker) checkCreation(a action) error {
 	}
 	c.created++
 	return nil
+}
+
+// checkDelay checks that a group whose last instance has not registered creates one at a
+// time.
+func (c *planChecker) checkDelay() error {
+	if c.createAfter.IsZero() {
+		return nil
+	}
+	if c.now.Before(c.createAfter) || c.created > 0 {
+		return fmt.Errorf("the last instance has not registered")
+	}
+	for _, i := range c.byID {
+		if !i.OnDemand && !c.leaving[i.ID] && i.State == instance.Pending {
+			return fmt.Errorf("%s is pending", i.ID)
+		}
+	}
+	return nil
+}
+
+// anyAbandoned reports whether there is an instance that is replaced because it has an
+// older configuration and is still coming up.
+func (c *planChecker) anyAbandoned() bool {
+	for _, i := range c.byID {
+		if !i.OnDemand && c.abandoned(i) {
+			return true
+		}
+	}
+	return false
 }
 
 // staying counts the managed instances that are not being deleted.

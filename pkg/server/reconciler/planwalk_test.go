@@ -23,6 +23,9 @@ func TestPlansOfRandomWalk(t *testing.T) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(seed)
+			if seed%2 == 1 {
+				w.agents = map[string]instance.Agent{}
+			}
 			for step := range 1500 {
 				w.disturb()
 				s := w.observe()
@@ -63,7 +66,8 @@ func (w *world) rest() error {
 		_, known := w.vms[id]
 		attempted := w.registrationTimeout > 0 && !w.attempted[id].Before(i.CreatedAt.Add(w.registrationTimeout))
 		lost := !known && (i.ProviderID != "" || w.deleted || attempted)
-		if i.OnDemand && !i.BeingDeleted() && w.vms[id] != instance.Terminating && !lost {
+		doomed := w.agents[id].Notice != nil || w.agents[id].State == instance.AgentAwaited
+		if i.OnDemand && !i.BeingDeleted() && w.vms[id] != instance.Terminating && !lost && !doomed {
 			onDemand[id] = true
 		}
 	}
@@ -78,6 +82,10 @@ func (w *world) rest() error {
 		for id, state := range w.vms {
 			moved = moved || state != instance.Running
 			w.settle(id)
+			if w.agents != nil && state == instance.Running && w.agents[id].State != instance.AgentReporting {
+				w.reports(id)
+				moved = true
+			}
 		}
 		if moved {
 			continue

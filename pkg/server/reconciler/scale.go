@@ -42,6 +42,8 @@ func (p *planner) scaleDown() {
 	// are deleted.
 	wait := p.unhealthy > 0 && slices.ContainsFunc(p.staying, isPending)
 	var staying []*instance.Instance
+	// No other instance is deleted instead of one that has to wait.
+	waiting := false
 	for n, i := range p.staying {
 		problem := p.surplusProblemOf(i)
 		others := serving
@@ -55,9 +57,10 @@ func (p *planner) scaleDown() {
 			// Healthy instances wait until an unhealthy one has a running
 			// replacement (docs/server.md#reconciliation).
 			staying = append(staying, i)
-		case isAlive(i) && others < p.size:
+		case isAlive(i) && (waiting || others < p.size):
 			// Its replacement has not been created yet, or its agent has not
 			// reported.
+			waiting = true
 			staying = append(staying, i)
 		default:
 			serving = others

@@ -29,6 +29,9 @@ type world struct {
 	vms map[string]instance.State
 	// rejecting is true while the provider rejects create requests.
 	rejecting bool
+	// agents have what is known of the agents of instances that run, by instance id. It
+	// is nil if instances run none.
+	agents map[string]instance.Agent
 }
 
 func newWorld(seed uint64) *world {
@@ -64,6 +67,7 @@ func (w *world) observe() state {
 		if i.Known && i.State != instance.Pending && i.ProviderID == "" {
 			s.providerIDs[id] = "vm-" + id
 		}
+		w.applyAgent(&i)
 		s.instances = append(s.instances, i)
 	}
 	w.random.Shuffle(len(s.instances), func(a, b int) {
@@ -123,6 +127,9 @@ func (w *world) carryOut(actions []action, steps int) {
 			if step() {
 				if _, known := w.vms[a.id]; known {
 					w.vms[a.id] = instance.Terminating
+					if a.reason == instance.ReasonUnregistered && !i.OnDemand {
+						w.createAfter = w.now.Add(time.Minute)
+					}
 				}
 			}
 		case create:
@@ -147,6 +154,10 @@ func (w *world) any() (*instance.Instance, bool) {
 // disturb makes one change that is not caused by a plan.
 func (w *world) disturb() {
 	i, found := w.any()
+	if found && w.agents != nil && w.random.IntN(3) == 0 {
+		w.disturbAgent(i)
+		return
+	}
 	switch event := w.random.IntN(25); {
 	case event == 0:
 		w.size, w.deleted = w.random.IntN(6), false
@@ -214,6 +225,14 @@ func (w *world) takeOver() {
 	}
 	clear(w.tombstones)
 	clear(w.attempted)
+	w.createAfter = time.Time{}
+	for id, a := range w.agents {
+		next := instance.Agent{State: instance.AgentUnknown, Since: w.now}
+		if a.State == instance.AgentAwaited {
+			next.State = instance.AgentAwaited
+		}
+		w.agents[id] = next
+	}
 }
 
 // become changes the state of a VM that exists and is not terminating.
