@@ -51,7 +51,7 @@ func TestPlanAgents(t *testing.T) {
 		{name: "then it goes on", state: group(1, newInstance("a", 9, running, old, reporting), newInstance("b", 1, running, reporting)), want: []string{"drain a for config-drift until +5m0s"}},
 		{name: "a new leader waits for reports before it rotates", state: group(2, newInstance("a", 9, running, old, reporting), newInstance("b", 9, running, unknownAgent))},
 		{name: "and before it deletes an instance for another", state: group(1, newInstance("a", 9, running, old, unknownAgent), newInstance("b", 1, running, unknownAgent))},
-		{name: "no other one is deleted for a candidate that waits", state: group(1, newInstance("a", 9, running, reporting), newInstance("b", 9, running, unknownAgent)).with(removing("a"))},
+		{name: "no other one is deleted for a candidate that waits", state: group(1, newInstance("a", 9, running, reporting), newInstance("b", 9, running, unknownAgent), newInstance("c", 9, running, unknownAgent)).with(removing("a"))},
 		{name: "a lost agent is replaced first", state: group(1, newInstance("a", 9, impaired, lost)), want: []string{"create for unhealthy"}},
 		{name: "and drained when the replacement reports", state: group(1, newInstance("a", 9, impaired, lost), newInstance("b", 1, pending, awaited(1)))},
 		{name: "not before", state: group(1, newInstance("a", 9, impaired, lost), newInstance("b", 1, running, reporting)), want: []string{"drain a for unhealthy until +5m0s"}},

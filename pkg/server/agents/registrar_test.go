@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 	"nstance.dev/operator/pkg/server/storage/file"
 )
 
@@ -69,6 +70,7 @@ func FuzzRegister(f *testing.F) {
 	nonceKey, _ := newKey(f, 0)
 	f.Add("agent", id, "test", "default", "a", int64(60), byte(1), "10.0.0.1", "host", "")
 	f.Add("agent", id, "test", "default", "a", int64(60), byte(2), "", "", "a.b.c")
+	f.Add("operator", id, "test", "default", "a", int64(60), byte(1), "", "", "")
 	f.Add("operator", "test", "test", "default", "", int64(60), byte(1), "", "", "..")
 	f.Add("agent", "abc"+id[3:], "test", "default", "a", int64(-60), byte(1), "::1", "a b", "")
 	bound := ""
@@ -100,4 +102,27 @@ func FuzzRegister(f *testing.F) {
 			t.Errorf("the certificate has %+v, %v", client, err)
 		}
 	})
+}
+
+// TestAnInstanceThatIsBeingDeletedDoesNotRegister, nor is its certificate renewed.
+func TestAnInstanceThatIsBeingDeletedDoesNotRegister(t *testing.T) {
+	r, id := newRegistrar(t)
+	nonceKey, _ := newKey(t, 0)
+	_, keyPEM := newKey(t, 1)
+	token, err := nonce.NewSigner(nonceKey).Agent(nonce.Agent{InstanceID: id, ClusterID: "test", Tenant: "default", Shard: "a"})
+	require.NoError(t, err)
+	certificate, err := r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
+	require.NoError(t, err)
+	client := pki.Client{ID: id, Tenant: "default", Role: pki.RoleAgent}
+	_, err = r.Renew(t.Context(), client, certificate, keyPEM)
+	require.NoError(t, err)
+	require.NoError(t, r.Instances.(*instancestore.Store).SetDeleting(t.Context(), id, instance.ReasonExpired))
+	_, err = r.Register(t.Context(), Request{Token: token, PublicKeyPEM: keyPEM})
+	require.ErrorIs(t, err, nonce.ErrInvalid)
+	require.ErrorContains(t, err, "is being deleted")
+	_, err = r.Renew(t.Context(), client, certificate, keyPEM)
+	require.ErrorIs(t, err, ErrInstance)
+	// It reports until it is deleted.
+	_, err = r.Admit(t.Context(), client, certificate)
+	require.NoError(t, err)
 }
