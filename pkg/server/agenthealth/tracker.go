@@ -140,6 +140,7 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 	expected := t.expected(instances)
 	now, interval := time.Now(), t.Interval()
 	var changed, check []subject
+	reasons := map[string]string{}
 	var failure error
 	t.mu.Lock()
 	silent := 0
@@ -168,6 +169,7 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 		default:
 			s.agent.set(instance.AgentLost, lost, now)
 			changed = append(changed, s)
+			reasons[s.id] = lost
 		}
 	}
 	if suppressed > 0 && !t.hold.reported {
@@ -185,7 +187,7 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 		t.Check(s.agent.group, s.id)
 	}
 	for _, s := range changed {
-		logger.Info("An agent is lost", "instance", s.id, "tenant", s.agent.group.Tenant, "group", s.agent.group.Group, "reason", s.agent.reason)
+		logger.Info("An agent is lost", "instance", s.id, "tenant", s.agent.group.Tenant, "group", s.agent.group.Group, "reason", reasons[s.id])
 		t.Changed(s.agent.group)
 	}
 }

@@ -120,6 +120,20 @@ func (s *shard) connect(ids ...string) {
 	synctest.Wait()
 }
 
+// checksOf returns when the provider was queried for an instance.
+func (s *shard) checksOf(id string) []time.Duration {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.checks[id])
+}
+
+// failures returns what was reported.
+func (s *shard) failures() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Clone(s.failed)
+}
+
 func (s *shard) disconnect(ids ...string) {
 	for _, id := range ids {
 		s.stops[id]()
@@ -145,7 +159,7 @@ func TestADisconnectIsFollowedUp(t *testing.T) {
 		s := newShard(t, names(6)...)
 		s.connect(names(6)...)
 		s.pass(10 * time.Minute)
-		assert.Empty(t, s.checks, "checks of agents that report")
+		assert.Empty(t, s.checksOf("i000"), "checks of an agent that reports")
 		s.start = time.Now()
 		s.disconnect("i000")
 		s.pass(164 * time.Second)
@@ -156,7 +170,8 @@ func TestADisconnectIsFollowedUp(t *testing.T) {
 		for n := range seconds {
 			seconds[n] *= time.Second
 		}
-		assert.Equal(t, map[string][]time.Duration{"i000": seconds}, s.checks)
+		assert.Equal(t, seconds, s.checksOf("i000"))
+		assert.Empty(t, s.checksOf("i001"))
 		assert.Contains(t, s.State(&instance.Record{ID: "i000"}).Reason, "has not been connected for 2m45s")
 		// It is found again when it reports, not when it connects.
 		session := s.Connect(&instance.Record{ID: "i000"})
@@ -197,9 +212,9 @@ func TestMissedReportsOnAnOpenStream(t *testing.T) {
 		defer session.Close()
 		session.Report(&nstancev1.HealthReportRequest{})
 		s.pass(89 * time.Second)
-		assert.Empty(t, s.checks)
+		assert.Empty(t, s.checksOf("i000"))
 		s.pass(2 * time.Second)
-		assert.Len(t, s.checks["i000"], 1, "checks after the first missed report")
+		assert.Len(t, s.checksOf("i000"), 1, "checks after the first missed report")
 		s.pass(118 * time.Second)
 		assert.Empty(t, s.lost())
 		s.pass(2 * time.Second)
@@ -235,7 +250,7 @@ func TestAPartition(t *testing.T) {
 		}
 		s.pass(5 * time.Minute)
 		assert.Empty(t, s.lost())
-		assert.Len(t, s.failed, 1)
+		assert.Len(t, s.failures(), 1)
 		for _, id := range ids[1:100] {
 			s.connect(id)
 			s.pass(600 * time.Millisecond)
@@ -243,7 +258,7 @@ func TestAPartition(t *testing.T) {
 		}
 		s.pass(10 * time.Minute)
 		assert.Equal(t, ids[:1], s.lost())
-		assert.Len(t, s.failed, 1)
+		assert.Len(t, s.failures(), 1)
 	})
 }
 
