@@ -9,6 +9,7 @@ package agenthealth
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -143,6 +144,9 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 	reasons := map[string]string{}
 	var failure error
 	t.mu.Lock()
+	// The registration of an instance is stored a moment before Registered is called. Until
+	// then it is not known since when reports are expected.
+	expected = slices.DeleteFunc(expected, func(s subject) bool { return !s.agent.registered })
 	silent := 0
 	for _, s := range expected {
 		if s.agent.link.silent(now, interval) {

@@ -300,3 +300,21 @@ func TestAgentsOfDeletedInstancesAreForgotten(t *testing.T) {
 		assert.Len(t, s.agents, 2)
 	})
 }
+
+// TestARegistrationThatWasJustStoredIsNotJudged: the tracker learns of it a moment later.
+func TestARegistrationThatWasJustStoredIsNotJudged(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t)
+		s.instances["a"] = instance.Record{ID: "a"}
+		assert.Equal(t, instance.AgentAwaited, s.state("a"))
+		s.mu.Lock()
+		record := instance.Record{ID: "a", Registration: &instance.Registration{}}
+		s.instances["a"] = record
+		s.mu.Unlock()
+		time.Sleep(time.Minute)
+		assert.Equal(t, instance.AgentAwaited, s.state("a"))
+		s.Registered(&record)
+		time.Sleep(time.Minute)
+		assert.Empty(t, s.checks["a"], "several reports may be missing at first")
+	})
+}
