@@ -28,7 +28,8 @@ func (t *Tracker) Connect(record *instance.Record) *Session {
 	if a.session != nil {
 		close(a.session.replaced)
 	}
-	a.session, a.registered = s, true
+	t.register(a)
+	a.session = s
 	return s
 }
 

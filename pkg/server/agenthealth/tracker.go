@@ -9,7 +9,6 @@ package agenthealth
 import (
 	"context"
 	"fmt"
-	"slices"
 	"sync"
 	"time"
 
@@ -84,8 +83,8 @@ func (t *Tracker) agent(record *instance.Record) *agent {
 		if record.Registration != nil || record.Adopted {
 			// It has registered before this server began to lead, or its record was
 			// lost.
-			a.state, a.registered = instance.AgentUnknown, true
-			a.link.restart(now.Add(maxMissed * t.Interval()))
+			a.state = instance.AgentUnknown
+			t.register(a)
 		}
 		t.agents[record.ID] = a
 	}
@@ -96,12 +95,13 @@ func (t *Tracker) agent(record *instance.Record) *agent {
 func (t *Tracker) Registered(record *instance.Record) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	a := t.agent(record)
-	if a.registered {
-		return
-	}
-	a.registered = true
-	if !a.link.connected {
+	t.register(t.agent(record))
+}
+
+// register expects reports of an agent, after the time of several ones.
+func (t *Tracker) register(a *agent) {
+	if !a.registered {
+		a.registered = true
 		a.link.restart(time.Now().Add(maxMissed * t.Interval()))
 	}
 }
@@ -144,9 +144,6 @@ func (t *Tracker) judge(ctx context.Context, instances Instances) {
 	reasons := map[string]string{}
 	var failure error
 	t.mu.Lock()
-	// The registration of an instance is stored a moment before Registered is called. Until
-	// then it is not known since when reports are expected.
-	expected = slices.DeleteFunc(expected, func(s subject) bool { return !s.agent.registered })
 	silent := 0
 	for _, s := range expected {
 		if s.agent.link.silent(now, interval) {
@@ -229,6 +226,11 @@ func (t *Tracker) expected(instances Instances) []subject {
 	defer t.mu.Unlock()
 	for _, id := range removed {
 		delete(t.agents, id)
+	}
+	for _, s := range expected {
+		// A registration is stored a moment before Registered is called, or without that
+		// if its answer was lost.
+		t.register(s.agent)
 	}
 	return expected
 }

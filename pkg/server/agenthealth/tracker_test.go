@@ -315,6 +315,23 @@ func TestARegistrationThatWasJustStoredIsNotJudged(t *testing.T) {
 		assert.Equal(t, instance.AgentAwaited, s.state("a"))
 		s.Registered(&record)
 		time.Sleep(time.Minute)
-		assert.Empty(t, s.checks["a"], "several reports may be missing at first")
+		assert.Empty(t, s.checksOf("a"), "several reports may be missing at first")
+		s.pass(5 * time.Minute)
+		assert.Equal(t, []string{"a"}, s.lost())
+	})
+}
+
+// TestARegistrationWithALostAnswer is expected to report although Registered was not
+// called: its agent may never come back.
+func TestARegistrationWithALostAnswer(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := newShard(t)
+		s.instances["a"] = instance.Record{ID: "a"}
+		assert.Equal(t, instance.AgentAwaited, s.state("a"))
+		s.mu.Lock()
+		s.instances["a"] = instance.Record{ID: "a", Registration: &instance.Registration{}}
+		s.mu.Unlock()
+		s.pass(6 * time.Minute)
+		assert.Equal(t, []string{"a"}, s.lost())
 	})
 }
