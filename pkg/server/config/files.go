@@ -16,7 +16,6 @@ import (
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/config/validation"
-	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -246,7 +245,7 @@ func checkSource(kind, source string) error {
 	}
 	reserved := storage.IsReserved(source)
 	if kind == FileSecret {
-		reserved = clusterkeys.IsKey(source)
+		reserved = source == storage.AuthoritySecret || source == storage.NonceSecret
 	}
 	if reserved {
 		return errors.New("source must not be an object of the servers")

@@ -19,6 +19,12 @@ const (
 	SecretPrefix = "secret/"
 )
 
+// Names of the secrets that only servers may read (docs/server.md#keys).
+const (
+	AuthoritySecret = "ca.key"
+	NonceSecret     = "registration-nonce.key"
+)
+
 // IsReserved reports whether a key is that of an object that servers read as state or
 // secret, so that it must not be given to anyone. The CA certificate is public.
 func IsReserved(key string) bool {

@@ -19,12 +19,9 @@ import (
 
 // Names of the secrets. Both are an Ed25519 key as PKCS #8 in PEM.
 const (
-	authoritySecret = "ca.key"
-	nonceSecret     = "registration-nonce.key"
+	authoritySecret = storage.AuthoritySecret
+	nonceSecret     = storage.NonceSecret
 )
-
-// IsKey reports whether a secret is one of the keys, which only servers may read.
-func IsKey(name string) bool { return name == authoritySecret || name == nonceSecret }
 
 // Secrets are the objects that are encrypted in the storage.
 type Secrets interface {
