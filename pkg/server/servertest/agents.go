@@ -109,7 +109,10 @@ func (s *Server) AgentKey() (ed25519.PrivateKey, []byte) {
 func (s *Server) RegisterAgent(id string) nstancev1.AgentServiceClient {
 	s.t.Helper()
 	key, publicPEM := s.AgentKey()
-	response, err := s.Registration().RegisterAgent(s.t.Context(), &nstancev1.RegisterClientRequest{
+	// The number of connections of one address is limited.
+	conn := s.connect(s.RegistrationAddr)
+	defer conn.Close()
+	response, err := nstancev1.NewRegistrationServiceClient(conn).RegisterAgent(s.t.Context(), &nstancev1.RegisterClientRequest{
 		RegistrationNonceJwt: s.Nonce(id), PublicKeyPem: publicPEM, PrivateIpv4: "10.0.0.7", Hostname: "machine",
 	})
 	require.NoError(s.t, err)
