@@ -22,7 +22,7 @@ import (
 )
 
 // wire has the definitions of the protocol, except the fields with numbers from 1000 up,
-// which are in the table of docs/protocol.md#extensions. Servers and operators of other
+// which are in the table of docs/protocol.md#extensions. Servers, operators and agents of other
 // versions depend on them, so no line and no row may be changed or removed.
 //
 // Each line is a service method, message, field or enum value. The generated
@@ -36,6 +36,7 @@ func TestDefinitionsAreUnchanged(t *testing.T) {
 	for _, file := range []protoreflect.FileDescriptor{
 		nstancev1.File_nstance_v1_registration_proto,
 		nstancev1.File_nstance_v1_operator_proto,
+		nstancev1.File_nstance_v1_agent_proto,
 	} {
 		if file.Syntax() != protoreflect.Proto3 {
 			t.Errorf("%s has syntax %s, want proto3", file.Path(), file.Syntax())
