@@ -17,6 +17,7 @@ import (
 	"k8s.io/client-go/tools/leaderelection"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/flagenv"
 	"nstance.dev/operator/pkg/identifier"
 )
 
@@ -126,22 +127,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 // FromEnvironment sets each flag that was not given from the environment
 // variable of its name: --cluster-id from NSTANCE_CLUSTER_ID.
 func FromEnvironment(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
-	var wrong []error
-	flags.VisitAll(func(flag *pflag.Flag) {
-		// These exit, and are not settings.
-		if flag.Name == "help" || flag.Name == "version" {
-			return
-		}
-		name := "NSTANCE_" + strings.ToUpper(strings.ReplaceAll(flag.Name, "-", "_"))
-		value, ok := lookup(name)
-		if !ok || flag.Changed {
-			return
-		}
-		if err := flags.Set(flag.Name, value); err != nil {
-			wrong = append(wrong, fmt.Errorf("environment variable %s: %w", name, err))
-		}
-	})
-	return errors.Join(wrong...)
+	return flagenv.Set(flags, lookup)
 }
 
 // Complete fills in what only the surroundings know.
