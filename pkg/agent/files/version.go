@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package files
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/agent/atomicfile"
+	"nstance.dev/operator/pkg/agent/names"
+)
+
+// info describes the patch that a version was made by.
+type info struct {
+	hash    string
+	applied time.Time
+}
+
+func (i *info) marker() string { return strconv.FormatInt(i.applied.UnixMilli(), 10) }
+
+// readInfo returns nil if there is no file: such a version has only files that were there
+// before the first patch.
+func readInfo(path string) (*info, error) {
+	data, err := os.ReadFile(path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	text, hash, _ := strings.Cut(string(data), "\n")
+	milliseconds, err := strconv.ParseInt(text, 10, 64)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", path, err)
+	}
+	return &info{hash: hash, applied: time.UnixMilli(milliseconds)}, nil
+}
+
+// currentVersion returns the folder of the current version, "" if there is none.
+func (s *Store) currentVersion() (string, error) {
+	target, err := os.Readlink(s.path(current))
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", nil
+	}
+	if err != nil {
+		return "", err
+	}
+	return s.path(filepath.Base(target)), nil
+}
+
+// publish creates a version that has the given files, links to the existing files, by path,
+// and all other files of the current version, and makes it the current one. Without
+// applied, it is made by the same patch as the current one.
+func (s *Store) publish(files map[string]file, applied *info, existing map[string]string) error {
+	before, err := s.currentVersion()
+	if err != nil {
+		return err
+	}
+	s.step()
+	version, err := os.MkdirTemp(s.folder, versionPrefix)
+	if err != nil {
+		return err
+	}
+	if err := os.Chmod(version, atomicfile.FolderMode(s.mode)); err != nil {
+		return err
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		s.step()
+		if err := atomicfile.Create(filepath.Join(version, name), files[name].content, s.mode, files[name].modified); err != nil {
+			return err
+		}
+	}
+	for name, path := range existing {
+		s.step()
+		if err := os.Link(path, filepath.Join(version, name)); err != nil {
+			return err
+		}
+	}
+	if err := s.keep(before, version, applied != nil); err != nil {
+		return err
+	}
+	if applied != nil {
+		s.step()
+		content := applied.marker() + "\n" + applied.hash
+		if err := atomicfile.Create(filepath.Join(version, infoFile), []byte(content), s.mode, time.Time{}); err != nil {
+			return err
+		}
+	}
+	if err := atomicfile.SyncFolder(version); err != nil {
+		return err
+	}
+	// The links of new files lead nowhere until the version is the current one.
+	for name := range files {
+		if err := s.link(name); err != nil {
+			return err
+		}
+	}
+	return s.replaceLink(current, filepath.Base(version))
+}
+
+// keep links the files of the version before that the new one does not have.
+func (s *Store) keep(before, version string, newInfo bool) error {
+	if before == "" {
+		return nil
+	}
+	entries, err := os.ReadDir(before)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name() == infoFile && newInfo {
+			continue
+		}
+		s.step()
+		err := os.Link(filepath.Join(before, entry.Name()), filepath.Join(version, entry.Name()))
+		if err != nil && !errors.Is(err, fs.ErrExist) {
+			return err
+		}
+	}
+	return nil
+}
+
+// link makes a name one of a file of the current version.
+func (s *Store) link(name string) error {
+	target := current + "/" + name
+	if present, err := os.Readlink(s.path(name)); err == nil && present == target {
+		return nil
+	}
+	return s.replaceLink(name, target)
+}
+
+// replaceLink makes a name a symbolic link, in one moment.
+func (s *Store) replaceLink(name, target string) error {
+	s.step()
+	if err := os.Remove(s.path(nextLink)); err != nil && !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := os.Symlink(target, s.path(nextLink)); err != nil {
+		return err
+	}
+	s.step()
+	if err := os.Rename(s.path(nextLink), s.path(name)); err != nil {
+		return err
+	}
+	return atomicfile.SyncFolder(s.folder)
+}
+
+// adopt takes files that others have put into the folder, such as userdata, into the
+// current version. Their content stays.
+func (s *Store) adopt() error {
+	entries, err := os.ReadDir(s.folder)
+	if err != nil {
+		return err
+	}
+	existing := map[string]string{}
+	for _, entry := range entries {
+		if entry.Type().IsRegular() && names.ValidateFile(entry.Name()) == nil {
+			existing[entry.Name()] = s.path(entry.Name())
+		}
+	}
+	if len(existing) == 0 {
+		return nil
+	}
+	if err := s.publish(nil, nil, existing); err != nil {
+		return err
+	}
+	for name := range existing {
+		if err := s.link(name); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// removeVersions removes all versions but the current one.
+func (s *Store) removeVersions() error {
+	version, err := s.currentVersion()
+	if err != nil {
+		return err
+	}
+	entries, err := os.ReadDir(s.folder)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path := s.path(entry.Name())
+		if strings.HasPrefix(entry.Name(), versionPrefix) && path != version || entry.Name() == nextLink {
+			s.step()
+			if err := os.RemoveAll(path); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
