@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package agent is the program that runs on each machine of a group: it registers the
+// instance, reports its health, creates keys and receives files (docs/agent.md).
+package agent
+
+import (
+	"context"
+	"fmt"
+	"sync"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/agent/connection"
+	"nstance.dev/operator/pkg/agent/files"
+	"nstance.dev/operator/pkg/agent/identity"
+	"nstance.dev/operator/pkg/agent/keyfiles"
+	"nstance.dev/operator/pkg/agent/metrics"
+	"nstance.dev/operator/pkg/agent/notice"
+	"nstance.dev/operator/pkg/agent/registration"
+	"nstance.dev/operator/pkg/agent/renewal"
+	"nstance.dev/operator/pkg/agent/report"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// procFolder has the state of the machine.
+const procFolder = "/proc"
+
+// Run runs the agent until ctx is done. It returns an error only if the options or the
+// folders cannot be used: whatever servers do, it goes on.
+func Run(ctx context.Context, o *Options) error {
+	begin := time.Now()
+	logger := klog.FromContext(ctx).WithValues("instance", o.InstanceID)
+	ctx = klog.NewContext(ctx, logger)
+	health := &health{}
+	if err := health.serve(ctx, o.HealthAddress); err != nil {
+		return err
+	}
+	id, err := identity.Open(o.IdentityFolder, o.IdentityMode.FileMode(), o.InstanceID)
+	if err != nil {
+		return fmt.Errorf("open the identity: %w", err)
+	}
+	store, err := files.Open(o.ReceiveFolder, o.ReceiveMode.FileMode(), id)
+	if err != nil {
+		return fmt.Errorf("open the received files: %w", err)
+	}
+	if err := store.Recover(); err != nil {
+		logger.Error(err, "last patch of files is not complete, the next one replaces it")
+	}
+	keys, err := keyfiles.Open(o.KeysFolder, o.KeysMode.FileMode())
+	if err != nil {
+		return fmt.Errorf("open the keys: %w", err)
+	}
+	collector, err := metrics.New(procFolder, o.MetricsInterface, o.EBPFCountersPath != "")
+	if err != nil {
+		return err
+	}
+	logger.Info("starting", "environment", o.Environment, "kind", o.InstanceKind, "fqdn", o.InstanceFQDN, "provider", o.Provider)
+
+	registration := &registration.Registration{
+		Address:  o.RegistrationAddress,
+		Identity: id,
+		IPv4:     o.InstanceIPv4,
+		IPv6:     o.InstanceIPv6,
+		Hostname: hostname(o.InstanceHostname),
+	}
+	if registration.Run(ctx) != nil {
+		return nil // ctx is done
+	}
+	conn, err := connection.New(o.AgentAddress, id.Credentials)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close() }()
+
+	var poller *notice.Poller
+	reports := &reports{
+		instanceID: o.InstanceID,
+		identity:   id,
+		files:      store,
+		metrics:    collector,
+		notice:     func() *notice.Notice { return poller.Notice() },
+		begin:      begin,
+	}
+	reporter := report.New(conn, o.ReportInterval, func() *nstancev1.HealthReportRequest { return reports.create(ctx) })
+	poller = notice.NewPoller(source(logger, o), o.SpotPollInterval, reporter.Trigger)
+	run := []func(context.Context){
+		(&renewal.Renewal{Identity: id, Connection: conn, Registration: registration}).Run,
+		(&keyfiles.Creator{Connection: conn, Store: keys, InstanceID: o.InstanceID}).Run,
+		(&files.Receiver{Connection: conn, Store: store, Changed: reporter.Trigger}).Run,
+		poller.Run,
+	}
+	if o.ReportInterval > 0 {
+		run = append(run, reporter.Run)
+		health.setReady(reporter.Check)
+	} else {
+		health.setReady(func() error { return nil })
+	}
+	var running sync.WaitGroup
+	for _, run := range run {
+		running.Go(func() { run(ctx) })
+	}
+	running.Wait()
+	return nil
+}
+
+// source returns the metadata service of the provider, nil if there is none.
+func source(logger klog.Logger, o *Options) notice.Source {
+	source := notice.New(o.Provider, o.MetadataURL)
+	if source == nil {
+		logger.V(2).Info("the provider announces no terminations", "provider", o.Provider)
+	}
+	return source
+}
