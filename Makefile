@@ -34,8 +34,19 @@ run: ## Start a whole cluster with Nstance, until Ctrl-C.
 	@exec .dev/bin/devcluster up
 
 .PHONY: build
-build: ## Build the operator, the server and its admin tool into bin/.
+build: ## Build the operator, the server, its admin tool and the agent into bin/.
 	$(COMPILE) go build -ldflags='$(VERSION_FLAGS)' -o bin/ ./cmd/...
+
+# The agent is copied to every machine.
+AGENT_LIMIT_MIB := 30
+.PHONY: agent
+agent: ## Build the static agent for linux/amd64 and linux/arm64 into bin/, at most 30 MiB each.
+	@for arch in amd64 arm64; do \
+		path=bin/linux-$$arch/nstance-agent && \
+		GOOS=linux GOARCH=$$arch $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o $$path ./cmd/nstance-agent && \
+		size=$$(stat -c %s $$path) && echo "$$path: $$((size / 1024)) KiB" || exit; \
+		if ((size > $(AGENT_LIMIT_MIB) << 20)); then echo "$$path has more than $(AGENT_LIMIT_MIB) MiB" >&2; exit 1; fi; \
+	done
 
 .PHONY: image
 image: build ## Write an image archive of each binary to bin/images/NAME.tar.
@@ -90,7 +101,7 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-modules verify-imports verify-citations verify-format lint ## Check everything that is not a test.
+verify: verify-generated verify-modules verify-imports verify-citations verify-format agent lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.

@@ -32,6 +32,9 @@ never ./cmd/nstance-operator '^sigs\.k8s\.io/controller-runtime(/|$)'
 never ./cmd/nstance-operator "^$module/pkg/server(/|\$)"
 # The server does not depend on the operator or on its kinds.
 never ./cmd/nstance-server "^$module/pkg/(operator|controller|shard|capi|apis|generated)(/|\$)"
+# The agent is small, and knows no Kubernetes.
+never ./cmd/nstance-agent '^(k8s\.io/(api|client-go|component-base|utils)|sigs\.k8s\.io/)'
+never ./cmd/nstance-agent "^$module/pkg/(server|operator|controller|shard|capi|apis|generated)(/|\$)"
 # Packages of pure functions import nothing of this module.
 never ./pkg/distribute "^$module/"
 never ./pkg/providerid "^$module/"
