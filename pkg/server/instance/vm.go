@@ -3,6 +3,11 @@
 
 package instance
 
+import (
+	"net/netip"
+	"slices"
+)
+
 // State is the state of an instance.
 type State int
 
@@ -38,6 +43,17 @@ type VM struct {
 	Origin Origin
 	// State is never Missing.
 	State State
+	// Reason is why the instance is impaired, stopped or failed, in words for people. It
+	// may be empty.
+	Reason string
+	// Addresses are those of the machine, the one to prefer first.
+	Addresses []netip.Addr
+}
+
+// Equal reports whether two reports are the same.
+func (v VM) Equal(other VM) bool {
+	return v.ID == other.ID && v.ProviderID == other.ProviderID && v.Group == other.Group && v.Origin == other.Origin &&
+		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses)
 }
 
 // Origin is the part of a record that a provider stores with the instance, as metadata

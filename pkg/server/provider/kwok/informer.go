@@ -90,7 +90,7 @@ func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventH
 		UpdateFunc: func(oldObj, newObj any) {
 			before, after := oldObj.(*corev1.Node), newObj.(*corev1.Node)
 			// A heartbeat changes nothing that strip has left.
-			if fromNode(before) == fromNode(after) {
+			if fromNode(before).Equal(fromNode(after)) {
 				return
 			}
 			if group := groupOf(before); group != groupOf(after) {

@@ -36,7 +36,7 @@ func TestAnInstanceRunsAfterTheBootDelay(t *testing.T) {
 			},
 		}
 		require.NoError(t, p.Create(t.Context(), spec))
-		if vm, _ := p.Get(id); vm != (instance.VM{ID: id, Group: group, State: instance.Pending}) {
+		if vm, _ := p.Get(id); !vm.Equal(instance.VM{ID: id, Group: group, State: instance.Pending}) {
 			t.Errorf("before the boot delay the instance is %v", vm)
 		}
 		p.Await(group, map[string]instance.State{id: instance.Running})
