@@ -70,8 +70,8 @@ type Provider interface {
 	// only, and returns nil when nothing is certain.
 	ExpectedNode(spec Spec) *corev1.Node
 	// Capacity returns how many more instances a subnet has room for. Pending and
-	// running instances need room, those that are being deleted do not; the same
-	// instances count in the quota of their type.
+	// running instances need room. Those that are being deleted may need it until they
+	// are deleted, but they do not count in the quota of their type.
 	Capacity(ctx context.Context, subnet string) (int, error)
 	// Create requests an instance. It does not wait until the instance runs. The
 	// same id gives the same instance, however often it is requested. When the

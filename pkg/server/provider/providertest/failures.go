@@ -95,7 +95,6 @@ func (s *suite) testCapacity() {
 	// Another caller may have been faster since Capacity.
 	s.expectRejected(h, small(workers), s.LimitedSubnet)
 	h.MustDelete(second)
-	expect(1)
 	h.Await(otherWorkers, map[string]instance.State{second: Deleted})
 	expect(1)
 	h.MustCreate(small(workers))
