@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machines
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// usedTokensAge is how long the number of used tokens of an instance is kept. Nobody
+// requests the instance for so long.
+const usedTokensAge = 24 * time.Hour
+
+// usedTokens is how many tokens of an instance were used up, and when the last one was.
+type usedTokens struct {
+	count int
+	last  time.Time
+}
+
+// token returns the token of the next request for an instance. The same request has the
+// same token until it was certainly rejected: a repetition whose first answer was lost
+// creates no second machine, in this process or another.
+func (p *Provider) token(id string) string {
+	if used := p.tokens[id].count; used > 0 {
+		return fmt.Sprintf("%s.%d", id, used)
+	}
+	return id
+}
+
+// useUpToken makes the next request for an instance have another token.
+func (p *Provider) useUpToken(id string, now time.Time) {
+	maps.DeleteFunc(p.tokens, func(_ string, used usedTokens) bool { return now.Sub(used.last) > usedTokensAge })
+	p.tokens[id] = usedTokens{count: p.tokens[id].count + 1, last: now}
+}
+
+// work works on one request. It returns false when the queue has shut down.
+func (p *Provider) work(ctx context.Context) bool {
+	id, shutdown := p.launches.Get()
+	if shutdown {
+		return false
+	}
+	defer p.launches.Done(id)
+	group, request, deleted := p.pending(id)
+	if request == nil {
+		p.launches.Forget(id)
+		return true
+	}
+	again, err := p.advance(ctx, id, *request, deleted)
+	switch {
+	case ctx.Err() != nil:
+		return false
+	case err != nil:
+		p.reportFailure(ctx, group, id, err)
+		p.launches.AddRateLimited(id)
+	default:
+		p.launches.Forget(id)
+		if again > 0 {
+			p.launches.AddAfter(id, again)
+		}
+	}
+	return true
+}
+
+// pending returns a copy of the request for an instance, nil if there is none.
+func (p *Provider) pending(id string) (group instance.GroupKey, r *request, deleted bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[id]
+	if !known || e.request == nil {
+		return instance.GroupKey{}, nil, false
+	}
+	r = new(request)
+	*r = *e.request
+	return e.group, r, e.delete
+}
+
+// advance makes the next step of a request. It returns when the one after it is due, or
+// zero. The queue never gives an id to two workers, so a deletion cannot overtake a
+// running launch.
+func (p *Provider) advance(ctx context.Context, id string, r request, deleted bool) (again time.Duration, err error) {
+	if r.search || deleted && r.uncertain {
+		m, found, err := p.find(ctx, id)
+		switch {
+		case err != nil:
+			return 0, fmt.Errorf("find the machine of instance %s: %w", id, err)
+		case found:
+			p.settle(ctx, id, m, true)
+			return 0, nil
+		case time.Now().Before(r.hiddenUntil):
+			return p.limits.PollInterval, nil
+		}
+		p.endSearch(id)
+	}
+	if deleted {
+		p.remove(id)
+		return 0, nil
+	}
+	return 0, p.launch(ctx, id, r)
+}
+
+// find reads the machine of an instance.
+func (p *Provider) find(ctx context.Context, id string) (m Machine, found bool, err error) {
+	err = p.read(ctx, func(ctx context.Context) (err error) {
+		m, found, err = p.api.Find(ctx, id)
+		return err
+	})
+	return m, found, err
+}
+
+// endSearch notes that the machine of a request does not exist.
+func (p *Provider) endSearch(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[id]
+	if !known || e.request == nil {
+		return
+	}
+	if e.request.tokenUsed {
+		p.useUpToken(id, time.Now())
+	}
+	e.request.search, e.request.tokenUsed, e.request.uncertain = false, false, false
+}
+
+// remove removes the request of an instance that shall be deleted and has no machine.
+func (p *Provider) remove(id string) {
+	p.mu.Lock()
+	e, known := p.table[id]
+	known = known && e.request != nil
+	if known {
+		p.drop(e)
+	}
+	p.mu.Unlock()
+	if known {
+		p.changed(e.group)
+	}
+}
+
+// drop removes an entry. mu must be locked.
+func (p *Provider) drop(e *entry) {
+	delete(p.table, e.id)
+	p.rejections.release(e.id)
+	for subnet, room := range p.rooms {
+		room.outdated = true
+		p.rooms[subnet] = room
+	}
+}
+
+// launch launches the machine of a request.
+func (p *Provider) launch(ctx context.Context, id string, r request) error {
+	spec := r.spec
+	p.mu.Lock()
+	rejected := p.rejections.check(spec, time.Now())
+	token := p.token(id)
+	p.mu.Unlock()
+	// A machine that may exist is not given up.
+	if rejected != nil && !r.uncertain {
+		p.giveUp(ctx, spec, rejected, nil)
+		return nil
+	}
+	var m Machine
+	called := false
+	err := p.write(ctx, func(ctx context.Context) (err error) {
+		called = true
+		m, err = p.api.Launch(ctx, Request{Spec: spec, Token: token})
+		return err
+	})
+	rejection, isRejection := asRejection(err)
+	switch {
+	case err == nil:
+		p.settle(ctx, id, m, false)
+		return nil
+	case isRejection:
+		p.giveUp(ctx, spec, err, rejection)
+		return nil
+	case errors.Is(err, ErrTokenUsed):
+		// An earlier launch was accepted, by this process or another.
+		p.searchLaunched(id)
+		return nil
+	case called && !errors.Is(err, ErrThrottled):
+		p.markUncertain(id)
+	}
+	return fmt.Errorf("launch the machine of instance %s: %w", id, err)
+}
+
+// settle stores the machine of a request.
+func (p *Provider) settle(ctx context.Context, id string, m Machine, listed bool) {
+	now := time.Now()
+	p.mu.Lock()
+	e, known := p.table[id]
+	if !known || e.request == nil {
+		p.mu.Unlock()
+		return // a list was faster
+	}
+	p.adopt(e, m, now)
+	e.listed = listed
+	deleted, group, failure := e.delete, e.group, p.judge(e)
+	p.mu.Unlock()
+	if failure != nil {
+		p.reportFailure(ctx, group, id, failure)
+	}
+	if deleted {
+		p.terminate.send()
+	}
+	p.poll.send()
+	p.changed(group)
+}
+
+// adopt makes a machine the one of an entry that has a request. mu must be locked.
+func (p *Provider) adopt(e *entry, m Machine, now time.Time) {
+	spec := e.request.spec
+	spec.Userdata, spec.Args = nil, nil
+	e.spec, e.request, e.launched = &spec, nil, now
+	e.update(m)
+	p.rejections.launched(spec)
+}
+
+// judge draws conclusions from the state of a machine that was launched by this process.
+// It returns why the machine has failed before it has run. mu must be locked.
+func (p *Provider) judge(e *entry) error {
+	if e.spec == nil {
+		return nil
+	}
+	switch e.machine.State {
+	case instance.Running:
+		p.rejections.running(*e.spec)
+	case instance.Failed:
+		if e.ran || e.delete {
+			return nil
+		}
+		// The next call must not report it again.
+		spec := *e.spec
+		e.spec = nil
+		err := fmt.Errorf("the machine has failed before it was running: %s", e.machine.Reason)
+		p.rejections.failedToRun(spec, err, time.Now())
+		return err
+	}
+	return nil
+}
+
+// searchLaunched notes that a machine was launched with the token of the request.
+func (p *Provider) searchLaunched(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.search, e.request.tokenUsed = true, true
+		e.request.hiddenUntil = time.Now().Add(p.limits.VisibilityDelay)
+		p.launches.Add(id)
+	}
+}
+
+// markUncertain notes that the machine of a request may exist.
+func (p *Provider) markUncertain(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.uncertain = true
+		e.request.hiddenUntil = time.Now().Add(p.limits.VisibilityDelay)
+	}
+	p.poll.send()
+}
+
+// giveUp removes a request that is rejected. The caller makes another, maybe a different
+// one. rejection is nil if the request was not made.
+func (p *Provider) giveUp(ctx context.Context, spec provider.Spec, err error, rejection *Rejection) {
+	klog.FromContext(ctx).Info("Instance was rejected, will not retry", "instance", spec.ID, "reason", err)
+	now := time.Now()
+	p.mu.Lock()
+	if rejection != nil {
+		p.useUpToken(spec.ID, now)
+		p.rejections.rejected(rejection, now)
+	}
+	if e, known := p.table[spec.ID]; known && e.request != nil {
+		p.drop(e)
+	}
+	p.mu.Unlock()
+	p.failed(spec.Group, spec.ID, fmt.Errorf("launch the machine of instance %s: %w", spec.ID, err))
+	p.changed(spec.Group)
+}

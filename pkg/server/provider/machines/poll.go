@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machines
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+const (
+	// absencesToConfirm is how many times in succession Find must not find a machine that
+	// lists leave out before it is missing.
+	absencesToConfirm = 2
+	// maxConfirmations is how many machines are confirmed between two lists. If many are
+	// missing at once, the next lists may show that only the lists were wrong.
+	maxConfirmations = 20
+)
+
+// sync lists the machines for the first time. It returns false when ctx is done.
+func (p *Provider) sync(ctx context.Context) bool {
+	for backoff := p.limits.PollInterval; ; backoff = min(2*backoff, p.limits.IdleInterval) {
+		err := p.pollOnce(ctx)
+		if err == nil {
+			return true
+		}
+		klog.FromContext(ctx).Error(err, "Failed to list the machines, will retry")
+		select {
+		case <-ctx.Done():
+			return false
+		case <-time.After(backoff):
+		}
+	}
+}
+
+// pollRegularly lists the machines until ctx is done.
+func (p *Provider) pollRegularly(ctx context.Context) {
+	last, failures := time.Now(), 0
+	for {
+		interval := p.pollInterval()
+		for range failures {
+			interval = min(2*interval, p.limits.IdleInterval)
+		}
+		if !p.sleepUntil(ctx, last.Add(interval)) {
+			// Something is in progress now, which shortens the interval.
+			if ctx.Err() != nil {
+				return
+			}
+			continue
+		}
+		last = time.Now()
+		err := p.pollOnce(ctx)
+		if ctx.Err() != nil {
+			return
+		}
+		if failures++; err == nil {
+			failures = 0
+		} else {
+			klog.FromContext(ctx).Error(err, "Failed to list the machines, will retry")
+		}
+	}
+}
+
+// sleepUntil returns true at a time, and false when poll was signaled or ctx is done.
+func (p *Provider) sleepUntil(ctx context.Context, at time.Time) bool {
+	select {
+	case <-ctx.Done():
+		return false
+	case <-p.poll:
+		return false
+	case <-time.After(time.Until(at)):
+		return true
+	}
+}
+
+// pollInterval returns the time between two lists at present.
+func (p *Provider) pollInterval() time.Duration {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, e := range p.table {
+		if e.inProgress() {
+			return p.limits.PollInterval
+		}
+	}
+	return p.limits.IdleInterval
+}
+
+// pollOnce lists the machines and confirms which are missing. After an error nothing is
+// known: a machine that was not read is not missing.
+func (p *Provider) pollOnce(ctx context.Context) error {
+	began := time.Now()
+	var list []Machine
+	err := p.read(ctx, func(ctx context.Context) (err error) {
+		list, err = p.api.List(ctx)
+		return err
+	})
+	if err != nil {
+		return fmt.Errorf("list the machines: %w", err)
+	}
+	for _, id := range p.apply(ctx, list, began) {
+		if err := p.confirm(ctx, id); err != nil {
+			return fmt.Errorf("find the machine of instance %s: %w", id, err)
+		}
+	}
+	return nil
+}
+
+// outcome collects what to report after the table is unlocked.
+type outcome struct {
+	groups   map[instance.GroupKey]struct{}
+	failures []failure
+}
+
+type failure struct {
+	group instance.GroupKey
+	id    string
+	err   error
+}
+
+func (o *outcome) change(group instance.GroupKey) {
+	if o.groups == nil {
+		o.groups = map[instance.GroupKey]struct{}{}
+	}
+	o.groups[group] = struct{}{}
+}
+
+func (o *outcome) fail(e *entry, err error) {
+	o.failures = append(o.failures, failure{e.group, e.id, err})
+}
+
+// reportOutcome reports failures and changes. During the first list there are none.
+func (p *Provider) reportOutcome(ctx context.Context, o outcome) {
+	select {
+	case <-p.synced:
+	default:
+		return
+	}
+	for _, f := range o.failures {
+		p.reportFailure(ctx, f.group, f.id, f.err)
+	}
+	for group := range o.groups {
+		p.changed(group)
+	}
+}
+
+// apply updates the table from a complete list that began at a time. It returns the
+// instances whose machines are left out and are to be confirmed.
+func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (absent []string) {
+	machines, duplicates := byID(list)
+	var o outcome
+	p.mu.Lock()
+	for id, m := range machines {
+		p.show(m, &o)
+		if count := duplicates[id]; count > 0 {
+			o.fail(p.table[id], fmt.Errorf("there are %d machines of one instance", count+1))
+		}
+	}
+	for id, e := range p.table {
+		if _, listed := machines[id]; listed || e.machine == nil || p.mayBeHidden(e, began) {
+			continue
+		}
+		if e.terminated.IsZero() || !e.terminated.Before(began) {
+			absent = append(absent, id)
+			continue
+		}
+		// Its deletion was accepted, and the list confirms it.
+		p.drop(e)
+		o.change(e.group)
+	}
+	p.mu.Unlock()
+	p.reportOutcome(ctx, o)
+	slices.Sort(absent)
+	if len(absent) > maxConfirmations {
+		klog.FromContext(ctx).Info("Many machines were not listed, confirming some of them", "machines", len(absent), "confirming", maxConfirmations)
+		absent = absent[:maxConfirmations]
+	}
+	return absent
+}
+
+// byID returns the machines by instance id. If there are several of one instance, it is the
+// one with the first provider id, and how many others there are is in duplicates.
+func byID(list []Machine) (machines map[string]Machine, duplicates map[string]int) {
+	machines, duplicates = make(map[string]Machine, len(list)), map[string]int{}
+	for _, m := range slices.SortedFunc(slices.Values(list), func(a, b Machine) int { return strings.Compare(a.ProviderID, b.ProviderID) }) {
+		if _, found := machines[m.ID]; found {
+			duplicates[m.ID]++
+			continue
+		}
+		machines[m.ID] = m
+	}
+	return machines, duplicates
+}
+
+// mayBeHidden reports whether a list that began at a time need not show a machine. mu must
+// be locked.
+func (p *Provider) mayBeHidden(e *entry, began time.Time) bool {
+	if e.launched.IsZero() || e.listed {
+		return false
+	}
+	return began.Before(e.launched.Add(p.limits.VisibilityDelay))
+}
+
+// show updates the table with a machine that exists. mu must be locked.
+func (p *Provider) show(m Machine, o *outcome) {
+	e, known := p.table[m.ID]
+	if !known {
+		e = &entry{id: m.ID}
+		p.table[m.ID] = e
+	}
+	changed := !known
+	if known && e.request != nil {
+		p.adopt(e, m, time.Now())
+		changed = true
+	}
+	before := e.group
+	if e.update(m) {
+		changed = true
+	}
+	if !e.listed && !e.terminated.IsZero() {
+		// Terminate may not have known the machine yet.
+		e.due = time.Time{}
+	}
+	e.listed, e.absences = true, 0
+	if err := p.judge(e); err != nil {
+		o.fail(e, err)
+	}
+	if e.delete {
+		p.terminate.send()
+	}
+	if changed {
+		if known && before != e.group {
+			o.change(before)
+		}
+		o.change(e.group)
+	}
+}
+
+// confirm looks for the machine of one instance that a list has left out.
+func (p *Provider) confirm(ctx context.Context, id string) error {
+	m, found, err := p.find(ctx, id)
+	if err != nil {
+		return err
+	}
+	var o outcome
+	p.mu.Lock()
+	switch e, known := p.table[id]; {
+	case found:
+		p.show(m, &o)
+	case !known || e.machine == nil:
+	default:
+		if e.absences++; e.absences >= absencesToConfirm {
+			klog.FromContext(ctx).Info("The machine of an instance does not exist any more", "instance", id, "providerID", e.machine.ProviderID)
+			p.drop(e)
+			o.change(e.group)
+		}
+	}
+	p.mu.Unlock()
+	p.reportOutcome(ctx, o)
+	return nil
+}

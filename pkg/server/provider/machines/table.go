@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machines
+
+import (
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// table has an entry for each instance, by id.
+type table map[string]*entry
+
+// entry is what is known about one instance.
+type entry struct {
+	id     string
+	group  instance.GroupKey
+	origin instance.Origin
+	// request is nil once the machine is known.
+	request *request
+	// machine is what the cloud reported last. It is nil until the machine is known.
+	machine *Machine
+	// spec is what the machine was launched with by this process, without secrets. It is
+	// nil for other machines.
+	spec *provider.Spec
+	// launched is when this process learned of its launch, the zero time for a machine
+	// that was found at the start.
+	launched time.Time
+	// listed is true once List or Find has shown the machine.
+	listed bool
+	// ran is true once the machine has been running.
+	ran bool
+	// absences is how many times in succession Find did not find the machine.
+	absences int
+	// delete is true once the instance shall be deleted.
+	delete bool
+	// terminated is when Terminate last succeeded.
+	terminated time.Time
+	// due is when Terminate may be called next, and backoff the delay after its next
+	// failure.
+	due     time.Time
+	backoff time.Duration
+}
+
+// request is a request that has not given a machine yet.
+type request struct {
+	spec provider.Spec
+	// uncertain is true when the machine may exist: an attempt to launch it has failed in
+	// an unknown way.
+	uncertain bool
+	// search is true when the machine may exist although its launch has failed or was not
+	// tried by this process. Then it is searched for first.
+	search bool
+	// tokenUsed is true when the search is because the token was used.
+	tokenUsed bool
+	// hiddenUntil is how long a machine that exists may not be found.
+	hiddenUntil time.Time
+}
+
+// vm returns the instance of an entry.
+func (e *entry) vm() instance.VM {
+	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending}
+	if m := e.machine; m != nil {
+		vm.ProviderID, vm.State, vm.Reason, vm.Addresses = m.ProviderID, m.State, m.Reason, m.Addresses
+	}
+	if e.delete {
+		vm.State = instance.Terminating
+	}
+	return vm
+}
+
+// typeName returns the name of the instance type.
+func (e *entry) typeName() string {
+	switch {
+	case e.request != nil:
+		return e.request.spec.Type.Name
+	case e.machine.Type == "" && e.spec != nil:
+		return e.spec.Type.Name
+	default:
+		return e.machine.Type
+	}
+}
+
+// leaving reports whether the instance is being deleted.
+func (e *entry) leaving() bool {
+	return e.delete || e.machine != nil && e.machine.State == instance.Terminating
+}
+
+// inProgress reports whether a list is expected to show a change soon.
+func (e *entry) inProgress() bool {
+	if e.machine == nil {
+		return e.request.uncertain
+	}
+	return !e.listed || e.absences > 0 || e.machine.State == instance.Pending || e.leaving()
+}
+
+// update replaces what is known about the machine. It reports whether the instance has
+// changed.
+func (e *entry) update(m Machine) (changed bool) {
+	before := e.vm()
+	e.machine, e.group, e.origin = &m, m.Group, m.Origin
+	e.ran = e.ran || m.State == instance.Running
+	return !before.Equal(e.vm())
+}
+
+// countType returns how many instances of a type are pending or running.
+func (t table) countType(name string) int {
+	count := 0
+	for _, e := range t {
+		if !e.leaving() && e.typeName() == name {
+			count++
+		}
+	}
+	return count
+}
+
+// countUnseen returns how many machines of a subnet are requested, or were launched after
+// the subnet's room was read or too shortly before for that to show them.
+func (t table) countUnseen(subnet string, since time.Time) int {
+	count := 0
+	for _, e := range t {
+		switch {
+		case e.request != nil:
+			if e.request.spec.Subnet == subnet && (!e.delete || e.request.uncertain) {
+				count++
+			}
+		case e.spec != nil && e.spec.Subnet == subnet && (!e.listed || !e.launched.Before(since)):
+			count++
+		}
+	}
+	return count
+}
