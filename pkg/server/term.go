@@ -187,6 +187,9 @@ func (t *term) start(ctx context.Context) (err error) {
 	if err != nil {
 		return err
 	}
+	if expecter, ok := t.provider.(provider.Expecter); ok {
+		expecter.Expect(t.instances.Existed())
+	}
 	if err := t.cache.SetLeadershipID(ctx, t.shared.elector.LeadershipID()); err != nil {
 		klog.FromContext(ctx).Error(err, "The cache will not be used after the next start")
 	}

@@ -142,6 +142,20 @@ func (s *Store) Recorded() []instance.GroupKey {
 	return s.index.keys()
 }
 
+// Existed returns the instances that the provider has reported earlier, as far as their
+// records show, and that are not deleted.
+func (s *Store) Existed() []instance.VM {
+	s.mu.RLock()
+	defer s.mu.RUnlock()
+	var vms []instance.VM
+	for _, e := range s.index.byID {
+		if r := &e.row.Record; r.ProviderID != "" && !e.isDeleted() {
+			vms = append(vms, instance.VM{ID: r.ID, ProviderID: r.ProviderID, Group: r.Key(), Origin: r.Origin()})
+		}
+	}
+	return vms
+}
+
 // Keys returns the keys of all groups that have instances, in order. They
 // include groups of instances that only the provider knows.
 func (s *Store) Keys() []instance.GroupKey {

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -159,5 +160,25 @@ func TestDraining(t *testing.T) {
 	s.restart()
 	if diff := cmp.Diff([]string{first, second}, ids(s.Draining(group.Tenant))); diff != "" {
 		t.Errorf("after a restart (-want +found):\n%s", diff)
+	}
+}
+
+// TestExisted: a provider is told of the instances whose provider id is recorded.
+func TestExisted(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	s.add()
+	existed, deleted := s.add(), s.add(onDemand("key"))
+	for _, record := range []instance.Record{existed, deleted} {
+		require.NoError(t, s.SetProviderID(t.Context(), record.ID, "cloud:///"+record.ID))
+	}
+	require.NoError(t, s.SetDeleting(t.Context(), deleted.ID, instance.ReasonRequested))
+	want := []instance.VM{vmOf(existed, instance.Pending), vmOf(deleted, instance.Pending)}
+	sortByID := cmpopts.SortSlices(func(a, b instance.VM) bool { return a.ID < b.ID })
+	if diff := cmp.Diff(want, s.Existed(), sortByID); diff != "" {
+		t.Errorf("(-want +got):\n%s", diff)
+	}
+	require.NoError(t, s.Remove(t.Context(), deleted.ID))
+	if diff := cmp.Diff(want[:1], s.Existed()); diff != "" {
+		t.Errorf("after a deletion (-want +got):\n%s", diff)
 	}
 }

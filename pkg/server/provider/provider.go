@@ -82,3 +82,12 @@ type Provider interface {
 	// does not exist.
 	Delete(ctx context.Context, id string) error
 }
+
+// Expecter is implemented by a Provider that lists its instances from time to time. Its
+// first list may be wrong, and an instance that it does not know would count as missing.
+type Expecter interface {
+	// Expect adds the instances that existed when they were last reported and that the
+	// provider does not know. It knows them from then on, until it has confirmed that
+	// they do not exist. It is called once, when the provider is synced.
+	Expect(instances []instance.VM)
+}

@@ -201,7 +201,7 @@ func (p *Provider) settle(ctx context.Context, id string, m Machine, listed bool
 		return // a list was faster
 	}
 	p.adopt(e, m, now)
-	e.listed = listed
+	e.listed = listed || p.limits.VisibilityDelay == 0
 	deleted, group, failure := e.delete, e.group, p.judge(e)
 	p.mu.Unlock()
 	if failure != nil {
@@ -272,6 +272,7 @@ func (p *Provider) markUncertain(id string) {
 // one. rejection is nil if the request was not made.
 func (p *Provider) giveUp(ctx context.Context, spec provider.Spec, err error, rejection *Rejection) {
 	klog.FromContext(ctx).Info("Instance was rejected, will not retry", "instance", spec.ID, "reason", err)
+	p.failed(spec.Group, spec.ID, fmt.Errorf("launch the machine of instance %s: %w", spec.ID, err))
 	now := time.Now()
 	p.mu.Lock()
 	if rejection != nil {
@@ -282,6 +283,5 @@ func (p *Provider) giveUp(ctx context.Context, spec provider.Spec, err error, re
 		p.drop(e)
 	}
 	p.mu.Unlock()
-	p.failed(spec.Group, spec.ID, fmt.Errorf("launch the machine of instance %s: %w", spec.ID, err))
 	p.changed(spec.Group)
 }

@@ -198,13 +198,27 @@ func byID(list []Machine) (machines map[string]Machine, duplicates map[string]in
 	return machines, duplicates
 }
 
+// Expect adds instances that lists are expected to show. Until one does, or they are
+// confirmed to be missing, they count as running: nothing else is known.
+func (p *Provider) Expect(instances []instance.VM) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, vm := range instances {
+		if _, known := p.table[vm.ID]; known {
+			continue
+		}
+		p.table[vm.ID] = &entry{
+			id: vm.ID, group: vm.Group, origin: vm.Origin, listed: true, expected: true,
+			machine: &Machine{ID: vm.ID, ProviderID: vm.ProviderID, Group: vm.Group, Origin: vm.Origin, State: instance.Running},
+		}
+	}
+	p.poll.send()
+}
+
 // mayBeHidden reports whether a list that began at a time need not show a machine. mu must
 // be locked.
 func (p *Provider) mayBeHidden(e *entry, began time.Time) bool {
-	if e.launched.IsZero() || e.listed {
-		return false
-	}
-	return began.Before(e.launched.Add(p.limits.VisibilityDelay))
+	return began.Before(e.launched) || !e.listed && began.Before(e.launched.Add(p.limits.VisibilityDelay))
 }
 
 // show updates the table with a machine that exists. mu must be locked.
@@ -214,32 +228,29 @@ func (p *Provider) show(m Machine, o *outcome) {
 		e = &entry{id: m.ID}
 		p.table[m.ID] = e
 	}
-	changed := !known
-	if known && e.request != nil {
+	before := e.vm()
+	if e.request != nil {
 		p.adopt(e, m, time.Now())
-		changed = true
-	}
-	before := e.group
-	if e.update(m) {
-		changed = true
 	}
 	if !e.listed && !e.terminated.IsZero() {
 		// Terminate may not have known the machine yet.
 		e.due = time.Time{}
 	}
-	e.listed, e.absences = true, 0
+	e.listed, e.expected, e.absences = true, false, 0
+	e.update(m)
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)
 	}
 	if e.delete {
 		p.terminate.send()
 	}
-	if changed {
-		if known && before != e.group {
-			o.change(before)
-		}
-		o.change(e.group)
+	if known && before.Equal(e.vm()) {
+		return
 	}
+	if known && before.Group != e.group {
+		o.change(before.Group)
+	}
+	o.change(e.group)
 }
 
 // confirm looks for the machine of one instance that a list has left out.

@@ -75,7 +75,10 @@ type Provider struct {
 	rooms map[string]room
 }
 
-var _ provider.Provider = (*Provider)(nil)
+var (
+	_ provider.Provider = (*Provider)(nil)
+	_ provider.Expecter = (*Provider)(nil)
+)
 
 // New returns a provider of the machines of api.
 func New(api API, o Options) *Provider {

@@ -28,8 +28,11 @@ type entry struct {
 	// launched is when this process learned of its launch, the zero time for a machine
 	// that was found at the start.
 	launched time.Time
-	// listed is true once List or Find has shown the machine.
+	// listed is true once List or Find has shown the machine, or would show it.
 	listed bool
+	// expected is true until this process has found the machine, of which it was told by
+	// Expect.
+	expected bool
 	// ran is true once the machine has been running.
 	ran bool
 	// absences is how many times in succession Find did not find the machine.
@@ -59,11 +62,17 @@ type request struct {
 	hiddenUntil time.Time
 }
 
-// vm returns the instance of an entry.
+// vm returns the instance of an entry. An instance that was not listed yet has no provider
+// id and does not run: the next process, which may not see it in its first list, would
+// take an instance whose provider id is known for one that is missing.
 func (e *entry) vm() instance.VM {
 	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending}
-	if m := e.machine; m != nil {
+	switch m := e.machine; {
+	case m == nil:
+	case e.listed:
 		vm.ProviderID, vm.State, vm.Reason, vm.Addresses = m.ProviderID, m.State, m.Reason, m.Addresses
+	case m.State != instance.Running:
+		vm.State, vm.Reason = m.State, m.Reason
 	}
 	if e.delete {
 		vm.State = instance.Terminating
@@ -93,16 +102,13 @@ func (e *entry) inProgress() bool {
 	if e.machine == nil {
 		return e.request.uncertain
 	}
-	return !e.listed || e.absences > 0 || e.machine.State == instance.Pending || e.leaving()
+	return !e.listed || e.expected || e.absences > 0 || e.machine.State == instance.Pending || e.leaving()
 }
 
-// update replaces what is known about the machine. It reports whether the instance has
-// changed.
-func (e *entry) update(m Machine) (changed bool) {
-	before := e.vm()
+// update replaces what is known about the machine.
+func (e *entry) update(m Machine) {
 	e.machine, e.group, e.origin = &m, m.Group, m.Origin
 	e.ran = e.ran || m.State == instance.Running
-	return !before.Equal(e.vm())
 }
 
 // countType returns how many instances of a type are pending or running.
