@@ -33,6 +33,9 @@ type Cloud struct {
 	Room map[string]int
 	// Limits are those of its APIs.
 	Limits machines.Limits
+	// ForgetRejected is true of a cloud that lets a rejected request be repeated with
+	// other content.
+	ForgetRejected bool
 
 	// mu guards the fields below.
 	mu       sync.Mutex
@@ -129,6 +132,19 @@ func (c *Cloud) Become(id string, state instance.State, reason string) {
 	}
 }
 
+// Duplicate creates a second machine of an instance.
+func (c *Cloud) Duplicate(id string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range slices.Collect(maps.Values(c.machines)) {
+		if m.ID == id {
+			second := *m
+			second.ProviderID += "-second"
+			c.machines[second.ProviderID] = &second
+		}
+	}
+}
+
 // SetFull makes the cloud reject launches of an instance type for lack of capacity.
 func (c *Cloud) SetFull(typeName string, full bool) {
 	c.mu.Lock()
@@ -178,9 +194,10 @@ func (a api) Launch(_ context.Context, r machines.Request) (machines.Machine, er
 		}
 		return machines.Machine{ID: r.ID, ProviderID: used.providerID, Group: r.Group, Origin: r.Origin, State: instance.Failed, Reason: "the machine was deleted"}, nil
 	}
-	// A rejected request uses up its token too.
-	a.tokens[r.Token] = launch{content: content}
 	if rejection := a.reject(r); rejection != nil {
+		if !a.ForgetRejected {
+			a.tokens[r.Token] = launch{content: content}
+		}
 		return machines.Machine{}, rejection
 	}
 	a.made = append(a.made, r.ID)

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machines_test
+
+import (
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+)
+
+// TestBudgets: calls begin with a burst, and then come at the rate of the cloud.
+func TestBudgets(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		old := spec("nonce")
+		time.Sleep(time.Minute)
+		w.restart()
+		w.count()
+		limits := w.cloud.Limits
+		// What may be a request of the former process is searched for first, which is a
+		// read.
+		want := map[string]instance.State{}
+		for range 100 {
+			want[w.MustCreate(old)] = instance.Running
+		}
+		for range 100 {
+			want[w.MustCreate(spec("nonce"))] = instance.Running
+		}
+		for seconds := range 4 {
+			synctest.Wait()
+			calls := w.count()
+			reads, writes := limits.Reads.PerSecond, limits.Writes.PerSecond
+			if seconds == 0 {
+				reads, writes = float64(limits.Reads.Burst), float64(limits.Writes.Burst)
+			}
+			if got := float64(calls.finds + calls.lists); got > reads+1 {
+				t.Errorf("in second %d there were %.0f reads, want at most %.0f", seconds, got, reads)
+			}
+			if got := float64(calls.launches); got > writes+1 {
+				t.Errorf("in second %d there were %.0f launches, want at most %.0f", seconds, got, writes)
+			}
+			time.Sleep(time.Second)
+		}
+		w.Await(workers, want)
+		if finds := w.faults.Count(machinestest.Find); finds == 0 {
+			t.Error("no machine was searched for")
+		}
+	})
+}

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machines_test
+
+import (
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// TestACrashAfterALaunchMakesNoSecondMachine: the next process requests the instance with
+// another nonce, which the cloud refuses for the same token.
+func TestACrashAfterALaunchMakesNoSecondMachine(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		var ids []string
+		for range 20 {
+			s := spec("first nonce")
+			w.faults.LoseResponses(machinestest.Launch, 1)
+			s.ID = w.MustCreate(s)
+			ids = append(ids, s.ID)
+			time.Sleep(time.Millisecond) // launched, and the response was lost
+			w.restart()
+			s.Userdata = []byte("second nonce")
+			w.MustRun(s)
+		}
+		time.Sleep(time.Hour)
+		w.expectMade(ids...)
+		assert.Len(t, w.List(workers), len(ids))
+	})
+}
+
+// TestAnUsedTokenIsSearchedFor: a machine that exists is adopted although it is hidden at
+// first, and another token is used only if there is none.
+func TestAnUsedTokenIsSearchedFor(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("first nonce")
+		s.ID = w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		w.restart()
+		s.Userdata, s.CreatedAt = []byte("second nonce"), time.Now() // as if its own clock were late
+		w.MustRun(s)
+		w.expectMade(s.ID)
+		if launches := w.count().launches; launches != 2 {
+			t.Errorf("there were %d launches, want that of each process", launches)
+		}
+
+		// Another machine of the token was deleted before anybody saw it.
+		lost := spec("first nonce")
+		lost.ID = w.MustCreate(lost)
+		time.Sleep(time.Millisecond)
+		w.cloud.Vanish(lost.ID)
+		w.restart()
+		lost.Userdata, lost.CreatedAt = []byte("second nonce"), time.Now()
+		requested := time.Now()
+		w.MustRun(lost)
+		if took := time.Since(requested); took < visibilityDelay {
+			t.Errorf("it was launched again after %v", took)
+		}
+		w.expectMade(s.ID, lost.ID, lost.ID)
+	})
+}
+
+// TestARequestOfAnotherProcessIsSearchedFor: the former process may have used another
+// token than the first, because a subnet rejected that one.
+func TestARequestOfAnotherProcessIsSearchedFor(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		w.cloud.ForgetRejected = true
+		s := spec("nonce")
+		s.Subnet = machinestest.RejectedSubnet
+		s.ID = w.MustCreate(s)
+		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+		s.Subnet = "other"
+		w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		w.expectMade(s.ID)
+		w.restart()
+		// The next process finds room in a third subnet.
+		s.Subnet = "subnet"
+		w.MustRun(s)
+		time.Sleep(time.Hour)
+		w.expectMade(s.ID)
+
+		// One that was never launched is launched when it can be hidden no more.
+		fresh := spec("nonce")
+		time.Sleep(time.Millisecond)
+		w.restart()
+		restarted := time.Now()
+		w.MustRun(fresh)
+		if took := time.Since(restarted); took < visibilityDelay {
+			t.Errorf("it was launched after %v", took)
+		}
+	})
+}
+
+// TestATokenOfADeletedMachineGivesAFailedInstance: the caller needs another id.
+func TestATokenOfADeletedMachineGivesAFailedInstance(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("nonce")
+		s.ID = w.MustRun(s)
+		w.cloud.Vanish(s.ID)
+		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+		w.MustCreate(s)
+		w.Await(workers, map[string]instance.State{s.ID: instance.Failed})
+		vm, _ := w.Get(s.ID)
+		assert.Equal(t, "the machine was deleted", vm.Reason)
+		w.expectMade(s.ID)
+	})
+}
+
+// TestTheAttemptOfALostResponseIsRepeated: the subnet stays the same until the outcome is
+// known, whatever else is requested meanwhile.
+func TestTheAttemptOfALostResponseIsRepeated(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("nonce")
+		w.faults.LoseResponses(machinestest.Launch, 3)
+		s.ID = w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		s.Subnet, s.Userdata = "other", []byte("another nonce")
+		w.MustRun(s)
+		w.expectMade(s.ID)
+		w.ExpectFailures(3, workers, s.ID)
+	})
+}
+
+// TestAPendingInstanceIsDeletedAfterALostResponse: the machine may exist, and appears late.
+func TestAPendingInstanceIsDeletedAfterALostResponse(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		s := spec("nonce")
+		w.faults.LoseResponses(machinestest.Launch, 1)
+		s.ID = w.MustCreate(s)
+		time.Sleep(time.Millisecond)
+		w.MustDelete(s.ID)
+		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+		assert.Empty(t, w.cloud.Existing(), "machines that exist")
+		w.expectMade(s.ID)
+	})
+}
+
+// TestARequestThatMayHaveAMachineIsNotGivenUp although others like it are rejected.
+func TestARequestThatMayHaveAMachineIsNotGivenUp(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		w.faults.LoseResponses(machinestest.Launch, 1)
+		id := w.MustCreate(spec("nonce"))
+		time.Sleep(time.Millisecond)
+		w.cloud.SetFull("medium", true)
+		rejected := w.MustCreate(spec("nonce"))
+		w.Await(workers, map[string]instance.State{rejected: providertest.Deleted})
+		w.Await(workers, map[string]instance.State{id: instance.Running})
+		w.expectMade(id)
+		assert.Len(t, w.Failures, 2, "the lost response and the rejection")
+	})
+}
