@@ -4,10 +4,14 @@
 package provider
 
 import (
+	"maps"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
 )
 
 // Architectures that templates and instance types may have.
@@ -52,4 +56,53 @@ func (c Catalogue) OfArch(arch string) Catalogue {
 		}
 	}
 	return types
+}
+
+// ReadInstanceTypes adds the types that the option instance_types configures.
+func ReadInstanceTypes(o *jsonc.Object, types Catalogue) {
+	o.Each(func(name string, o *jsonc.Object) {
+		types[name] = InstanceType{
+			Name:   name,
+			CPU:    readQuantity(o, "cpu"),
+			Memory: readQuantity(o, "memory"),
+			Arch:   o.String("arch"),
+		}
+	})
+}
+
+func readQuantity(o *jsonc.Object, name string) resource.Quantity {
+	text := o.String(name)
+	quantity, err := resource.ParseQuantity(text)
+	if err != nil || quantity.Sign() <= 0 {
+		o.Report(field.Invalid(o.Child(name), text, `must be a quantity greater than zero, such as "2" or "8Gi"`))
+	}
+	return quantity
+}
+
+// ReadQuota adds the quotas that the option quota configures to the types that they limit.
+func ReadQuota(o *jsonc.Object, types Catalogue) {
+	for _, name := range o.Names() {
+		quota := o.Int32(name)
+		limited, known := types[name]
+		switch {
+		case !known:
+			o.Report(field.Invalid(o.Child(name), name, "unknown instance type, known are "+validation.Keys(types)))
+		case quota != nil && *quota < 0:
+			o.Report(field.Invalid(o.Child(name), *quota, "must not be negative"))
+		default:
+			limited.Quota = quota
+			types[name] = limited
+		}
+	}
+}
+
+// Validate returns every rule that the types at path break.
+func (c Catalogue) Validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(c)) {
+		path := path.Child(name)
+		errs = append(errs, validation.LabelValue(path, name)...)
+		errs = append(errs, ValidateArch(path.Child("arch"), c[name].Arch)...)
+	}
+	return errs
 }

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"time"
 
-	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/client-go/kubernetes"
@@ -50,15 +49,8 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		InstanceTypes:  defaultInstanceTypes(),
 		SubnetCapacity: readCapacity(o.Object("subnet_capacity")),
 	}
-	o.Object("instance_types").Each(func(name string, o *jsonc.Object) {
-		options.InstanceTypes[name] = provider.InstanceType{
-			Name:   name,
-			CPU:    readQuantity(o, "cpu"),
-			Memory: readQuantity(o, "memory"),
-			Arch:   o.String("arch"),
-		}
-	})
-	readQuota(o.Object("quota"), options.InstanceTypes)
+	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
+	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
 	return options
 }
 
@@ -76,43 +68,13 @@ func readCapacity(o *jsonc.Object) map[string]int32 {
 	return capacity
 }
 
-// readQuota adds the quotas to the types that they limit.
-func readQuota(o *jsonc.Object, types provider.Catalogue) {
-	for _, name := range o.Names() {
-		quota := o.Int32(name)
-		limited, known := types[name]
-		switch {
-		case !known:
-			o.Report(field.Invalid(o.Child(name), name, "unknown instance type, known are "+validation.Keys(types)))
-		case quota != nil && *quota < 0:
-			o.Report(field.Invalid(o.Child(name), *quota, "must not be negative"))
-		default:
-			limited.Quota = quota
-			types[name] = limited
-		}
-	}
-}
-
-func readQuantity(o *jsonc.Object, name string) resource.Quantity {
-	text := o.String(name)
-	quantity, err := resource.ParseQuantity(text)
-	if err != nil || quantity.Sign() <= 0 {
-		o.Report(field.Invalid(o.Child(name), text, `must be a quantity greater than zero, such as "2" or "8Gi"`))
-	}
-	return quantity
-}
-
 // Validate returns every rule that the options break.
 func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList {
 	errs := validation.Required(path.Child("kubeconfig"), o.Kubeconfig)
 	if len(errs) == 0 {
 		errs = validation.AbsolutePath(path.Child("kubeconfig"), o.Kubeconfig)
 	}
-	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
-		path := path.Child("instance_types").Child(name)
-		errs = append(errs, validation.LabelValue(path, name)...)
-		errs = append(errs, provider.ValidateArch(path.Child("arch"), o.InstanceTypes[name].Arch)...)
-	}
+	errs = append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
 	for _, subnet := range slices.Sorted(maps.Keys(o.SubnetCapacity)) {
 		path := path.Child("subnet_capacity").Child(subnet)
 		if !subnets.Has(subnet) {
