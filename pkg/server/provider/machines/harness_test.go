@@ -21,6 +21,8 @@ import (
 
 var workers = instance.GroupKey{Tenant: "default", Group: "workers"}
 
+var shard = provider.Shard{ClusterID: "test", ID: "a"}
+
 // visibilityDelay is that of the cloud in the tests of this package.
 const visibilityDelay = 2 * time.Minute
 
@@ -45,7 +47,7 @@ func run(t *testing.T, test func(*testing.T, *world)) {
 // start starts a provider, that of another process.
 func (w *world) start() {
 	w.Harness = providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
-		return machines.New(w.faults.Wrap(w.cloud.API(provider.Shard{ClusterID: "test", ID: "a"})), machines.Options{CallContext: callContext})
+		return machines.New(w.faults.Wrap(w.cloud.API(shard)), machines.Options{CallContext: callContext})
 	})
 }
 

@@ -170,7 +170,9 @@ func (p *Provider) launch(ctx context.Context, id string, r request) error {
 	called := false
 	err := p.write(ctx, func(ctx context.Context) (err error) {
 		called = true
+		p.setLaunching(id, true)
 		m, err = p.api.Launch(ctx, Request{Spec: spec, Token: token})
+		p.setLaunching(id, false)
 		return err
 	})
 	rejection, isRejection := asRejection(err)
@@ -189,6 +191,15 @@ func (p *Provider) launch(ctx context.Context, id string, r request) error {
 		p.markUncertain(id)
 	}
 	return fmt.Errorf("launch the machine of instance %s: %w", id, err)
+}
+
+// setLaunching notes whether a call for the request of an instance is in progress.
+func (p *Provider) setLaunching(id string, launching bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.launching = launching
+	}
 }
 
 // settle stores the machine of a request.

@@ -4,12 +4,16 @@
 package machines_test
 
 import (
+	"context"
+	"errors"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
@@ -139,6 +143,36 @@ func TestAPendingInstanceIsDeletedAfterALostResponse(t *testing.T) {
 		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
 		assert.Empty(t, w.cloud.Existing(), "machines that exist")
 		w.expectMade(s.ID)
+	})
+}
+
+// undoing is an API that lists a machine whose launch is rejected in the end.
+type undoing struct{ machines.API }
+
+func (u undoing) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	m, err := u.API.Launch(ctx, r)
+	time.Sleep(time.Minute)
+	u.Terminate(ctx, []machines.Machine{m})
+	return machines.Machine{}, &machines.Rejection{Scope: machines.Scope{Subnet: r.Subnet}, Err: errors.Join(err, errors.New("it did not start"))}
+}
+
+// TestALaunchInProgressIsNoMachine: only its result decides whether there is one.
+func TestALaunchInProgressIsNoMachine(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		id := w.MustRun(spec("nonce"))
+		w.Stop()
+		w.DrainChanges()
+		h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+			return machines.New(undoing{w.cloud.API(shard)}, machines.Options{CallContext: callContext})
+		})
+		rejected := h.MustCreate(spec("nonce"))
+		h.MustDelete(id) // makes the lists frequent
+		time.Sleep(30 * time.Second)
+		vm, _ := h.Get(rejected)
+		assert.Equal(t, instance.VM{ID: rejected, Group: workers, State: instance.Pending}, vm)
+		h.Await(workers, map[string]instance.State{rejected: providertest.Deleted})
+		errs := h.ExpectFailures(1, workers, rejected)
+		assert.ErrorContains(t, errs[0], "it did not start")
 	})
 }
 

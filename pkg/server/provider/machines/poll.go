@@ -228,6 +228,9 @@ func (p *Provider) show(m Machine, o *outcome) {
 		e = &entry{id: m.ID}
 		p.table[m.ID] = e
 	}
+	if e.request != nil && e.request.launching {
+		return
+	}
 	before := e.vm()
 	if e.request != nil {
 		p.adopt(e, m, time.Now())

@@ -50,6 +50,9 @@ type entry struct {
 // request is a request that has not given a machine yet.
 type request struct {
 	spec provider.Spec
+	// launching is true during a call of Launch. Its result counts, and not what a list
+	// shows meanwhile: the launch may fail and undo what it did.
+	launching bool
 	// uncertain is true when the machine may exist: an attempt to launch it has failed in
 	// an unknown way.
 	uncertain bool
