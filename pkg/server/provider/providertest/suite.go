@@ -29,7 +29,7 @@ type Config struct {
 	NewBackend func(*testing.T) Backend
 	// Type and OtherType are instance types without a quota.
 	Type, OtherType provider.InstanceType
-	// Subnet has no limit, LimitedSubnet has room for two instances, and
+	// Subnet has room for many instances, LimitedSubnet has room for two instances, and
 	// RejectedSubnet for none: the backend rejects each creation there.
 	Subnet, LimitedSubnet, RejectedSubnet string
 	// QuietPeriod is how long a test waits to see that nothing happens.
