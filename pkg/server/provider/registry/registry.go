@@ -7,10 +7,12 @@ package registry
 
 import (
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 )
 
 // Providers are the providers that a configuration can name.
 var Providers = provider.Registry{
-	kwok.Name: kwok.ReadOptions,
+	docker.Name: docker.ReadOptions,
+	kwok.Name:   kwok.ReadOptions,
 }

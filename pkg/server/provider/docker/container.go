@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package docker
+
+import (
+	"archive/tar"
+	"bytes"
+	"maps"
+	"path"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/mount"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// UserdataPath is where a container finds its userdata.
+const UserdataPath = "/var/lib/nstance/userdata"
+
+// Environment variables that each container has.
+const (
+	envInstanceID = "NSTANCE_INSTANCE_ID"
+	envProviderID = "NSTANCE_PROVIDER_ID"
+	// envCPU and envMemory are the size of the instance type: thousandths of a processor,
+	// and bytes. Inside, a container sees the whole machine.
+	envCPU    = "NSTANCE_CPU_MILLIS"
+	envMemory = "NSTANCE_MEMORY_BYTES"
+)
+
+// nodeVolumes are the folders of a kubelet that cannot be in the file system of a container.
+var nodeVolumes = []string{"/var/lib/containerd", "/var/lib/kubelet", "/var/log"}
+
+// newContainer returns what is to be created for an instance.
+func newContainer(shard provider.Shard, spec provider.Spec, a arguments) client.ContainerCreateOptions {
+	config := &container.Config{
+		Hostname: spec.ID,
+		Image:    a.image,
+		Cmd:      a.command,
+		Env:      environment(shard, spec, a),
+		Labels:   labelsOf(shard, spec, a),
+	}
+	host := &container.HostConfig{
+		NetworkMode: container.NetworkMode(spec.Subnet),
+		Resources: container.Resources{
+			NanoCPUs: spec.Type.CPU.MilliValue() * 1_000_000,
+			Memory:   spec.Type.Memory.Value(),
+		},
+		Tmpfs: maps.Clone(a.tmpfs),
+	}
+	volumes := a.volumes
+	if a.privileges != unprivileged {
+		volumes = append(volumes[:len(volumes):len(volumes)], nodeVolumes...)
+		makeNode(host, a.privileges)
+	}
+	for _, volume := range volumes {
+		host.Mounts = append(host.Mounts, mountOf(volume))
+	}
+	return client.ContainerCreateOptions{
+		Name:       spec.ID,
+		Config:     config,
+		HostConfig: host,
+		// The daemon rejects a network that does not exist here, and not later.
+		NetworkingConfig: &network.NetworkingConfig{EndpointsConfig: map[string]*network.EndpointSettings{spec.Subnet: {}}},
+	}
+}
+
+// makeNode gives a container what a kubelet needs.
+func makeNode(host *container.HostConfig, privileges string) {
+	for target, options := range map[string]string{"/run": "", "/tmp": "exec"} {
+		if _, found := host.Tmpfs[target]; !found {
+			host.Tmpfs[target] = options
+		}
+	}
+	// Docker then limits and removes the Pods with the container.
+	host.CgroupnsMode = container.CgroupnsModePrivate
+	if privileges == privileged {
+		host.Privileged = true
+		return
+	}
+	host.CapAdd = []string{"SYS_ADMIN", "NET_ADMIN", "SYS_PTRACE", "SYSLOG"}
+	host.SecurityOpt = []string{"seccomp=unconfined", "apparmor=unconfined"}
+	host.Devices = []container.DeviceMapping{{PathOnHost: "/dev/kmsg", PathInContainer: "/dev/kmsg", CgroupPermissions: "rwm"}}
+	host.DeviceCgroupRules = []string{"a *:* rwm"}
+}
+
+// mountOf returns the mount of a volume. Anonymous ones are removed with the container.
+func mountOf(volume string) mount.Mount {
+	source, target, readOnly, _ := splitVolume(volume)
+	kind := mount.TypeVolume
+	if path.IsAbs(source) {
+		kind = mount.TypeBind
+	}
+	return mount.Mount{Type: kind, Source: source, Target: target, ReadOnly: readOnly}
+}
+
+// userdataArchive returns the userdata as the daemon takes files: an archive for the root
+// of the container.
+func userdataArchive(userdata []byte) (*bytes.Buffer, error) {
+	archive := new(bytes.Buffer)
+	w := tar.NewWriter(archive)
+	for dir := path.Dir(UserdataPath); dir != "/var/lib"; dir = path.Dir(dir) {
+		if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeDir, Name: dir[1:] + "/", Mode: 0o700}); err != nil {
+			return nil, err
+		}
+	}
+	if err := w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: UserdataPath[1:], Mode: 0o600, Size: int64(len(userdata))}); err != nil {
+		return nil, err
+	}
+	if _, err := w.Write(userdata); err != nil {
+		return nil, err
+	}
+	return archive, w.Close()
+}

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package dockertest gives tests a Docker daemon, with an image and networks.
+package dockertest
+
+import (
+	"archive/tar"
+	"bytes"
+	"context"
+	"io"
+	"net/netip"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/rand"
+)
+
+// EnvHost names the environment variable with the address of the daemon. If it is set,
+// tests fail when the daemon does not answer, instead of being skipped.
+const EnvHost = "NSTANCE_TEST_DOCKER"
+
+// Daemon is a daemon that answers.
+type Daemon struct {
+	Client *client.Client
+	// Host is its address, empty for the default.
+	Host string
+}
+
+// Start returns the daemon of EnvHost, or the one that Docker's clients use by default.
+func Start(t testing.TB) *Daemon {
+	t.Helper()
+	host, demanded := os.LookupEnv(EnvHost)
+	options := []client.Opt{client.FromEnv}
+	if host != "" {
+		options = append(options, client.WithHost(host))
+	}
+	docker, err := client.New(options...)
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, docker.Close()) })
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	if _, err := docker.Ping(ctx, client.PingOptions{}); err != nil {
+		if !demanded {
+			t.Skipf("no Docker daemon answers (make test-docker starts one): %v", err)
+		}
+		require.NoError(t, err, "the Docker daemon %s of %s must answer", host, EnvHost)
+	}
+	return &Daemon{Client: docker, Host: host}
+}
+
+// PauseImage imports an image whose containers run until they are stopped, and returns
+// its name.
+func (d *Daemon) PauseImage(t testing.TB) string {
+	t.Helper()
+	dir := t.TempDir()
+	program := filepath.Join(dir, "pause")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "nstance.dev/operator/pkg/server/provider/docker/dockertest/pause")
+	build.Env = append(os.Environ(), "CGO_ENABLED=0")
+	output, err := build.CombinedOutput()
+	require.NoError(t, err, string(output))
+	data, err := os.ReadFile(program)
+	require.NoError(t, err)
+
+	archive := new(bytes.Buffer)
+	w := tar.NewWriter(archive)
+	require.NoError(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "pause", Mode: 0o755, Size: int64(len(data))}))
+	_, err = w.Write(data)
+	require.NoError(t, err)
+	require.NoError(t, w.Close())
+
+	name := "localhost/nstance-test-pause:" + rand.String(8)
+	imported, err := d.Client.ImageImport(t.Context(), client.ImageImportSource{Source: archive, SourceName: "-"}, name,
+		client.ImageImportOptions{Changes: []string{`ENTRYPOINT ["/pause"]`}})
+	require.NoError(t, err)
+	_, err = io.Copy(io.Discard, imported)
+	require.NoError(t, err)
+	require.NoError(t, imported.Close())
+	t.Cleanup(func() {
+		_, err := d.Client.ImageRemove(context.Background(), name, client.ImageRemoveOptions{Force: true})
+		assert.NoError(t, err)
+	})
+	return name
+}
+
+// Network creates a network and returns its name. With a subnet, it has only the addresses
+// of it that are not in use.
+func (d *Daemon) Network(t testing.TB, subnet string, inUse ...string) string {
+	t.Helper()
+	name := "nstance-test-" + rand.String(8)
+	options := client.NetworkCreateOptions{Driver: "bridge"}
+	if subnet != "" {
+		pool := network.IPAMConfig{Subnet: netip.MustParsePrefix(subnet), AuxAddress: map[string]netip.Addr{}}
+		for _, address := range inUse {
+			pool.AuxAddress[address] = netip.MustParseAddr(address)
+		}
+		options.IPAM = &network.IPAM{Driver: "default", Config: []network.IPAMConfig{pool}}
+	}
+	_, err := d.Client.NetworkCreate(t.Context(), name, options)
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		_, err := d.Client.NetworkRemove(context.Background(), name, client.NetworkRemoveOptions{})
+		assert.NoError(t, err)
+	})
+	return name
+}
+
+// Containers returns the names of the containers with a label, in one of some states, or
+// in any.
+func (d *Daemon) Containers(t testing.TB, label string, states ...string) []string {
+	t.Helper()
+	filters := client.Filters{}.Add("label", label)
+	if len(states) > 0 {
+		filters = filters.Add("status", states...)
+	}
+	list, err := d.Client.ContainerList(context.Background(), client.ContainerListOptions{All: true, Filters: filters})
+	require.NoError(t, err)
+	var names []string
+	for _, c := range list.Items {
+		names = append(names, filepath.Base(c.Names[0]))
+	}
+	return names
+}
+
+// Remove removes a container. It need not exist.
+func (d *Daemon) Remove(t testing.TB, name string) {
+	t.Helper()
+	_, err := d.Client.ContainerRemove(context.Background(), name, client.ContainerRemoveOptions{Force: true, RemoveVolumes: true})
+	if !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
+		require.NoError(t, err)
+	}
+}

@@ -1,0 +1,241 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package docker
+
+import (
+	"fmt"
+	"maps"
+	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/moby/moby/api/types/container"
+	"github.com/moby/moby/api/types/network"
+	"github.com/moby/moby/client"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Labels of a container. LabelInstanceID identifies its instance; it is the name of the
+// container too. By the next three a shard finds its containers again, and by the others
+// up to labelInfraConfigHash it adopts those of which it has no record.
+const (
+	LabelInstanceID = "nstance.dev/instance-id"
+	LabelManaged    = "nstance.dev/managed"
+	LabelClusterID  = "nstance.dev/cluster-id"
+	LabelShard      = "nstance.dev/shard"
+
+	LabelTenant          = "nstance.dev/tenant"
+	LabelGroup           = "nstance.dev/group"
+	LabelInstanceType    = "nstance.dev/instance-type"
+	labelOnDemand        = "nstance.dev/on-demand"
+	labelIdempotencyKey  = "nstance.dev/idempotency-key"
+	labelInfraConfigHash = "nstance.dev/infra-config-hash"
+)
+
+// Labels for users. No code reads them.
+const (
+	LabelKind      = "nstance.dev/kind"
+	LabelTemplate  = "nstance.dev/template"
+	LabelCreatedAt = "nstance.dev/created-at"
+)
+
+// isTrue is the value of LabelManaged and labelOnDemand.
+const isTrue = "true"
+
+// labelsOf returns the labels of an instance's container. None has a secret: whoever can
+// list containers can read them.
+func labelsOf(shard provider.Shard, spec provider.Spec, a arguments) map[string]string {
+	labels := maps.Clone(a.labels)
+	maps.Copy(labels, map[string]string{
+		LabelInstanceID:   spec.ID,
+		LabelManaged:      isTrue,
+		LabelClusterID:    shard.ClusterID,
+		LabelShard:        shard.ID,
+		LabelTenant:       spec.Group.Tenant,
+		LabelGroup:        spec.Group.Group,
+		LabelInstanceType: spec.Type.Name,
+		LabelKind:         spec.Kind,
+		LabelTemplate:     spec.Template,
+		LabelCreatedAt:    spec.CreatedAt.UTC().Format(time.RFC3339),
+	})
+	if spec.Origin.OnDemand {
+		labels[labelOnDemand] = isTrue
+	}
+	if spec.Origin.IdempotencyKey != "" {
+		labels[labelIdempotencyKey] = spec.Origin.IdempotencyKey
+	}
+	if spec.Origin.InfraConfigHash != "" {
+		labels[labelInfraConfigHash] = spec.Origin.InfraConfigHash
+	}
+	return labels
+}
+
+// ours selects the containers of a shard.
+func ours(shard provider.Shard) client.Filters {
+	filters := client.Filters{}
+	for name, value := range map[string]string{LabelManaged: isTrue, LabelClusterID: shard.ClusterID, LabelShard: shard.ID} {
+		filters = filters.Add("label", name+"="+value)
+	}
+	return filters
+}
+
+// isOurs reports whether a container with these labels is one of a shard.
+func isOurs(shard provider.Shard, labels map[string]string) bool {
+	return labels[LabelManaged] == isTrue && labels[LabelClusterID] == shard.ClusterID && labels[LabelShard] == shard.ID
+}
+
+// providerID returns the provider id of an instance.
+func providerID(shard provider.Shard, id string) string {
+	return Name + ":///" + shard.Zone + "/" + id
+}
+
+// environment returns the environment of an instance's container.
+func environment(shard provider.Shard, spec provider.Spec, a arguments) []string {
+	env := maps.Clone(a.env)
+	maps.Copy(env, map[string]string{
+		envInstanceID: spec.ID,
+		envProviderID: providerID(shard, spec.ID),
+		envCPU:        strconv.FormatInt(spec.Type.CPU.MilliValue(), 10),
+		envMemory:     strconv.FormatInt(spec.Type.Memory.Value(), 10),
+	})
+	var list []string
+	for _, name := range sortedKeys(env) {
+		list = append(list, name+"="+env[name])
+	}
+	return list
+}
+
+// status is what the daemon reports about a container, in a list or for itself.
+type status struct {
+	labels    map[string]string
+	state     container.ContainerState
+	unhealthy bool
+	// exit is the code with which the container has exited.
+	exit     string
+	networks map[string]*network.EndpointSettings
+}
+
+func statusOf(c container.Summary) status {
+	s := status{labels: c.Labels, state: c.State, unhealthy: c.Health != nil && c.Health.Status == container.Unhealthy}
+	// "Exited (137) 2 hours ago", the rest of which changes with time.
+	if _, after, found := strings.Cut(c.Status, "Exited ("); found {
+		s.exit, _, _ = strings.Cut(after, ")")
+	}
+	// Daemons up to 28 have the health in the text only: "Up 2 hours (unhealthy)".
+	s.unhealthy = s.unhealthy || strings.HasSuffix(c.Status, "(unhealthy)")
+	if c.NetworkSettings != nil {
+		s.networks = c.NetworkSettings.Networks
+	}
+	return s
+}
+
+func statusOfInspected(c container.InspectResponse) status {
+	s := status{labels: c.Config.Labels, state: c.State.Status}
+	s.unhealthy = c.State.Health != nil && c.State.Health.Status == container.Unhealthy
+	s.exit = strconv.Itoa(c.State.ExitCode)
+	if c.NetworkSettings != nil {
+		s.networks = c.NetworkSettings.Networks
+	}
+	return s
+}
+
+// neverStarted is the reason of a container that was created and not started, because the
+// process has stopped in between.
+const neverStarted = "the container was never started"
+
+// machine returns the machine of a container.
+func (s status) machine(shard provider.Shard) machines.Machine {
+	m := machines.Machine{
+		ID:         s.labels[LabelInstanceID],
+		ProviderID: providerID(shard, s.labels[LabelInstanceID]),
+		Group:      instance.GroupKey{Tenant: s.labels[LabelTenant], Group: s.labels[LabelGroup]},
+		Origin: instance.Origin{
+			OnDemand:        s.labels[labelOnDemand] == isTrue,
+			IdempotencyKey:  s.labels[labelIdempotencyKey],
+			InfraConfigHash: s.labels[labelInfraConfigHash],
+		},
+		Type:      s.labels[LabelInstanceType],
+		Addresses: s.addresses(),
+	}
+	m.State, m.Reason = s.instanceState()
+	return m
+}
+
+// instanceState returns the state of an instance whose container is in a state.
+func (s status) instanceState() (state instance.State, reason string) {
+	switch s.state {
+	case container.StateCreated:
+		return instance.Failed, neverStarted
+	case container.StateRunning:
+		if s.unhealthy {
+			return instance.Impaired, "the health check of the container fails"
+		}
+		return instance.Running, ""
+	case container.StatePaused:
+		return instance.Impaired, "the container is paused"
+	case container.StateRestarting:
+		return instance.Impaired, "the container is restarting"
+	case container.StateRemoving:
+		return instance.Terminating, ""
+	case container.StateExited:
+		return instance.Stopped, fmt.Sprintf("the container has exited with code %s", s.exit)
+	case container.StateDead:
+		return instance.Failed, "the container is dead"
+	default:
+		return instance.Impaired, fmt.Sprintf("the container is in the unknown state %q", s.state)
+	}
+}
+
+// addresses returns the addresses of a container, IPv4 first, in the order of the names of
+// its networks.
+func (s status) addresses() []netip.Addr {
+	var addresses, ipv6 []netip.Addr
+	for _, name := range slices.Sorted(maps.Keys(s.networks)) {
+		if endpoint := s.networks[name]; endpoint != nil {
+			if endpoint.IPAddress.IsValid() {
+				addresses = append(addresses, endpoint.IPAddress)
+			}
+			if endpoint.GlobalIPv6Address.IsValid() {
+				ipv6 = append(ipv6, endpoint.GlobalIPv6Address)
+			}
+		}
+	}
+	return append(addresses, ipv6...)
+}
+
+// podsPerNode is the default of the kubelet.
+const podsPerNode = 110
+
+// expectedNode returns what is certain about the Nodes of a shard.
+func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
+	return func(spec provider.Spec) *corev1.Node {
+		size := corev1.ResourceList{
+			corev1.ResourceCPU:    spec.Type.CPU,
+			corev1.ResourceMemory: spec.Type.Memory,
+			corev1.ResourcePods:   *resource.NewQuantity(podsPerNode, resource.DecimalSI),
+		}
+		return &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
+				corev1.LabelArchStable:         spec.Type.Arch,
+				corev1.LabelOSStable:           "linux",
+				corev1.LabelInstanceTypeStable: spec.Type.Name,
+				corev1.LabelTopologyRegion:     shard.Region,
+				corev1.LabelTopologyZone:       shard.Zone,
+			}},
+			Status: corev1.NodeStatus{
+				Capacity:    size,
+				Allocatable: size,
+				NodeInfo:    corev1.NodeSystemInfo{Architecture: spec.Type.Arch, OperatingSystem: "linux"},
+			},
+		}
+	}
+}
