@@ -92,6 +92,10 @@ test-e2e: ## Run the tests against a real control plane.
 		$(COMPILE) go run ./cmd/rights "$$rights"
 	cd e2e && $(COMPILE) $(GOTEST) -timeout 40m -run '^TestManyPodsAtOnce$$' ./ondemand
 
+.PHONY: test-docker
+test-docker: ## Run the tests that need a Docker daemon.
+	hack/with-docker.sh env $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/docker/...
+
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
 	$(FLAGS) hack/bench.sh '$(BENCH)'

@@ -120,7 +120,7 @@ func TestATokenOfADeletedMachineGivesAFailedInstance(t *testing.T) {
 // TestTheAttemptOfALostResponseIsRepeated: the subnet stays the same until the outcome is
 // known, whatever else is requested meanwhile.
 func TestTheAttemptOfALostResponseIsRepeated(t *testing.T) {
-	run(t, func(t *testing.T, w *world) {
+	run(t, func(_ *testing.T, w *world) {
 		s := spec("nonce")
 		w.faults.LoseResponses(machinestest.Launch, 3)
 		s.ID = w.MustCreate(s)
