@@ -215,6 +215,17 @@ func (p *Provider) Expect(instances []instance.VM) {
 	p.poll.send()
 }
 
+// Refresh requests that the machines are listed soon, because something seems to be wrong
+// with that of an instance.
+func (p *Provider) Refresh(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if e, known := p.table[id]; known && e.machine != nil && !e.refresh {
+		e.refresh = true
+		p.poll.send()
+	}
+}
+
 // mayBeHidden reports whether a list that began at a time need not show a machine. mu must
 // be locked.
 func (p *Provider) mayBeHidden(e *entry, began time.Time) bool {
@@ -239,7 +250,7 @@ func (p *Provider) show(m Machine, o *outcome) {
 		// Terminate may not have known the machine yet.
 		e.due = time.Time{}
 	}
-	e.listed, e.expected, e.absences = true, false, 0
+	e.listed, e.expected, e.refresh, e.absences = true, false, false, 0
 	e.update(m)
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)

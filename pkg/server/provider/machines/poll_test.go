@@ -153,3 +153,24 @@ func TestStatesReasonsAndAddressesAreReported(t *testing.T) {
 		assert.Empty(t, w.Failures)
 	})
 }
+
+// TestRefreshListsSoon, once for all instances that something seems to be wrong with.
+func TestRefreshListsSoon(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		ids := w.runs(3)
+		for time.Sleep(time.Second); w.count().lists == 0; { // begins an interval
+			time.Sleep(time.Second)
+		}
+		w.cloud.Become(ids[1], instance.Stopped, "stopped")
+		time.Sleep(10 * time.Second)
+		assert.Zero(t, w.count().lists)
+		for range 5 {
+			for _, id := range append(ids, "unknown") {
+				w.Provider.(interface{ Refresh(string) }).Refresh(id)
+			}
+		}
+		time.Sleep(w.cloud.Limits.PollInterval + time.Second)
+		assert.Equal(t, 1, w.count().lists)
+		assert.Equal(t, instance.Stopped, w.States(workers)[ids[1]])
+	})
+}

@@ -33,6 +33,8 @@ type entry struct {
 	// expected is true until this process has found the machine, of which it was told by
 	// Expect.
 	expected bool
+	// refresh is true until a list after Refresh shows the machine.
+	refresh bool
 	// ran is true once the machine has been running.
 	ran bool
 	// absences is how many times in succession Find did not find the machine.
@@ -105,7 +107,7 @@ func (e *entry) inProgress() bool {
 	if e.machine == nil {
 		return e.request.uncertain
 	}
-	return !e.listed || e.expected || e.absences > 0 || e.machine.State == instance.Pending || e.leaving()
+	return !e.listed || e.expected || e.refresh || e.absences > 0 || e.machine.State == instance.Pending || e.leaving()
 }
 
 // update replaces what is known about the machine.
