@@ -26,6 +26,7 @@ import (
 
 	"nstance.dev/operator/pkg/server"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
@@ -101,6 +102,9 @@ type Options struct {
 	// Kubernetes has the Nodes. Default: an empty one of kwoktest. To restart a
 	// server, pass its own.
 	Kubernetes kubernetes.Interface
+	// Providers has what the server has instead of kwok, under the name of kwok.
+	// Default: kwok.
+	Providers provider.Registry
 }
 
 // Server is a shard server that runs.
@@ -198,6 +202,9 @@ func (s *Server) Launch() {
 	}
 	if !s.options.InMemory {
 		product.ReadConfig = s.readConfig
+	}
+	if s.options.Providers != nil {
+		product.Providers = s.options.Providers
 	}
 	go func() {
 		defer close(s.stopped)

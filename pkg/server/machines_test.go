@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"fmt"
+	"math/rand/v2"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// cloudOptions are those of kwok, for a provider of machines.
+type cloudOptions struct {
+	provider.Options
+	cloud  *machinestest.Cloud
+	faults *machinestest.Faults
+}
+
+func (o cloudOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	return machines.New(o.faults.Wrap(o.cloud.API(shard)), machines.Options{CallContext: callContext}), nil
+}
+
+// startInCloud starts a server, or another one with the state of s, whose machines are in
+// a cloud.
+func startInCloud(t *testing.T, s *servertest.Server, cloud *machinestest.Cloud, faults *machinestest.Faults) *servertest.Server {
+	t.Helper()
+	o := servertest.Options{InMemory: true, Providers: provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
+		return cloudOptions{kwoktest.Providers(nil)[kwoktest.Name](o), cloud, faults}
+	}}}
+	if s != nil {
+		o.DataDir, o.Authority = s.DataDir, s.Authority
+	}
+	return servertest.Start(t, o)
+}
+
+// TestAWrongFirstListReplacesNothing: the cloud shows no machine to a server that starts.
+// The records show what existed.
+func TestAWrongFirstListReplacesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+		s := startInCloud(t, nil, cloud, faults)
+		upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
+		<-time.After(10 * time.Minute)
+		before := cloud.Existing()
+		assert.Len(t, before, 3)
+		s.Stop()
+
+		faults.EmptyLists(1)
+		s = startInCloud(t, s, cloud, faults)
+		<-time.After(10 * time.Minute)
+		assert.Equal(t, before, cloud.Existing())
+		assert.Len(t, cloud.Made(), 3)
+		assert.Empty(t, cloud.Terminated())
+
+		// One that is really lost is replaced.
+		s.Stop()
+		cloud.Vanish(before[0])
+		s = startInCloud(t, s, cloud, faults)
+		<-time.After(10 * time.Minute)
+		assert.Len(t, cloud.Made(), 4)
+		assert.Equal(t, before[1:], cloud.Existing()[:2])
+		s.Stop()
+	})
+}
+
+// TestServersThatAreKilledLeaveNoMachine: a group is scaled up and down while its server is
+// killed at random moments, responses are lost and reads are late. In the end there are as
+// many machines as instances, and no instance has had two.
+func TestServersThatAreKilledLeaveNoMachine(t *testing.T) {
+	for seed := range uint64(2) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				random := rand.New(rand.NewPCG(seed, 2))
+				cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+				faults.DelayVisibility(time.Minute)
+				s := startInCloud(t, nil, cloud, faults)
+				size := int32(0)
+				for range 25 {
+					size = random.Int32N(8)
+					upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
+					faults.LoseResponses(machinestest.Launch, random.IntN(3))
+					faults.LoseResponses(machinestest.Terminate, random.IntN(2))
+					pauses := []time.Duration{0, time.Millisecond, 100 * time.Millisecond, time.Second, time.Minute}
+					<-time.After(pauses[random.IntN(len(pauses))])
+					s.Kill()
+					s = startInCloud(t, s, cloud, faults)
+				}
+				<-time.After(time.Hour)
+				assert.Len(t, cloud.Existing(), int(size), "machines")
+				assert.ElementsMatch(t, cloud.Existing(), instanceIDs(list(t, s.Operator("default"))[0]))
+				made := map[string]int{}
+				for _, id := range cloud.Made() {
+					if made[id]++; made[id] > 1 {
+						t.Errorf("instance %s has had %d machines", id, made[id])
+					}
+				}
+				assert.Len(t, cloud.Terminated(), len(made)-int(size))
+				s.Stop()
+			})
+		})
+	}
+}
