@@ -68,5 +68,13 @@ done
 report "images for Pods"
 
 cp -a hack/node/. "$root/"
-tar -C "$root" -c . | docker import -c 'ENTRYPOINT ["/usr/local/bin/entrypoint"]' - "$tag" >/dev/null
+# The packages are not in the digest, which their list represents.
+digest=$(cd "$root" && {
+	cat "$cache/packages"
+	sha256sum usr/local/bin/* images/* etc/containerd/*
+} | sha256sum | cut -c1-16)
+if ! docker image inspect "nstance-node:$digest" >/dev/null 2>&1; then
+	tar -C "$root" -c . | docker import -c 'ENTRYPOINT ["/usr/local/bin/entrypoint"]' - "nstance-node:$digest" >/dev/null
+fi
+docker tag "nstance-node:$digest" "$tag"
 report "$tag: $(($(docker image inspect -f '{{.Size}}' "$tag") / 1000000)) MB"
