@@ -108,8 +108,12 @@ func (h *Host) Close() error {
 	if h.daemon == nil {
 		return nil
 	}
-	exited := make(chan error, 1)
-	go func() { exited <- h.daemon.Wait() }()
+	exited := make(chan struct{})
+	go func() {
+		// Its status is of no interest.
+		_ = h.daemon.Wait()
+		close(exited)
+	}()
 	if err := h.daemon.Process.Signal(syscall.SIGTERM); err != nil {
 		return fmt.Errorf("stop dockerd: %w", err)
 	}

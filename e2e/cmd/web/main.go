@@ -23,6 +23,12 @@ import (
 const grace = 3 * time.Second
 
 func main() {
+	if err := serve(); err != nil {
+		log.Fatal(err)
+	}
+}
+
+func serve() error {
 	ctx, stop := signal.NotifyContext(context.Background(), syscall.SIGTERM, syscall.SIGINT)
 	defer stop()
 	server := &http.Server{Addr: ":8080", ReadHeaderTimeout: 10 * time.Second, Handler: http.HandlerFunc(respond)}
@@ -34,11 +40,9 @@ func main() {
 	}()
 	log.Printf("listening at %s", server.Addr)
 	if err := server.ListenAndServe(); !errors.Is(err, http.ErrServerClosed) {
-		log.Fatal(err)
+		return err
 	}
-	if err := <-stopped; err != nil {
-		log.Fatal(err)
-	}
+	return <-stopped
 }
 
 func respond(w http.ResponseWriter, r *http.Request) {
