@@ -10,6 +10,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net"
+	"os"
 	"path/filepath"
 	"strconv"
 
@@ -118,12 +119,15 @@ func (cp *ControlPlane) allowNodes(ctx context.Context) error {
 	return Apply(ctx, cp.AdminConfig(), "devcluster", append(objects, token))
 }
 
-// BootstrapKubeconfig writes the kubeconfig with which a kubelet joins, and returns its
-// path.
-func (cp *ControlPlane) BootstrapKubeconfig() (string, error) {
+// BootstrapKubeconfig returns the kubeconfig with which a kubelet joins.
+func (cp *ControlPlane) BootstrapKubeconfig() ([]byte, error) {
 	server := "https://" + net.JoinHostPort(cp.nodes.address.String(), strconv.Itoa(cp.ports.APIServer))
-	return cp.writeKubeconfig(cp.kubeconfigFile("kubelet-bootstrap"), server, "kubelet-bootstrap", "",
+	path, err := cp.writeKubeconfig(cp.kubeconfigFile("kubelet-bootstrap"), server, "kubelet-bootstrap", "",
 		&clientcmdapi.AuthInfo{Token: cp.nodes.tokenID + "." + cp.nodes.tokenValue})
+	if err != nil {
+		return nil, err
+	}
+	return os.ReadFile(path)
 }
 
 // CA is the certificate of the cluster's authority, PEM.

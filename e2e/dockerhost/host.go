@@ -169,9 +169,9 @@ func (h *Host) get(ctx context.Context, path string, response any) error {
 	return json.Unmarshal(body, response)
 }
 
-// NodeImage builds the image of the nodes, if it is not up to date, and returns its name.
+// nodeImage builds the image of the nodes, if it is not up to date, and returns its name.
 // The script that builds it writes its progress to out.
-func (h *Host) NodeImage(ctx context.Context, root string, out io.Writer) (string, error) {
+func (h *Host) nodeImage(ctx context.Context, root string, out io.Writer) (string, error) {
 	build := exec.CommandContext(ctx, filepath.Join(root, "hack", "node-image.sh"))
 	build.Env = append(os.Environ(), "DOCKER_HOST="+h.Address, "TAG=e2e")
 	build.Stdout, build.Stderr = out, out

@@ -3,7 +3,7 @@
 
 // Package installation installs Nstance on a running control plane as an administrator
 // does: it applies the repository's manifests and what nstance-admin prints. Shard servers,
-// whose instances are Nodes, and operators run as processes: the operators with the
+// and operators run as processes: the operators with the
 // arguments, the environment and the ServiceAccount of their Deployment.
 package installation
 
@@ -44,6 +44,9 @@ type Options struct {
 	// Shards are those in the operator's configuration. Ports that are zero are
 	// chosen.
 	Shards []Shard
+	// Machines makes each instance a machine. If it is nil, instances are Nodes that kwok
+	// simulates.
+	Machines *Machines
 }
 
 // Installation is an installation of Nstance. Its shard servers and operators are components

@@ -75,7 +75,7 @@ func (n *Installation) applyConfiguration(ctx context.Context) error {
 	shards := map[string]string{}
 	for _, shard := range n.options.Shards {
 		shards[shard.ID] = address(shard.OperatorPort)
-		shards[shard.ID+".registration"] = address(shard.RegistrationPort)
+		shards[shard.ID+".registration"] = n.machineAddress(shard.RegistrationPort)
 	}
 	ca, err := n.Admin(ctx, "cluster", "ca")
 	if err != nil {

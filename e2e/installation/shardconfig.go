@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"time"
 
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -87,9 +88,25 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	for _, tenant := range shard.Tenants {
 		tenants[tenant] = object{}
 	}
-	options := object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
+	provider, options := "kwok", object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
+	subnet, instanceType := "subnet-a", "m7i.large"
+	var worker object
+	if n.options.Machines != nil {
+		provider, options = "docker", n.options.Machines.options()
+		subnet, instanceType = dockerNetwork, dockerInstanceType
+		worker = n.options.Machines.template()
+	}
 	if len(shard.Quota) > 0 {
 		options["quota"] = shard.Quota
+	}
+	bind := object{
+		"health_addr":       address(shard.HealthPort),
+		"election_addr":     address(shard.ElectionPort),
+		"registration_addr": n.machineAddress(shard.RegistrationPort),
+		"operator_addr":     address(shard.OperatorPort),
+	}
+	if n.options.Machines != nil {
+		bind["agent_addr"] = n.machineAddress(shard.AgentPort)
 	}
 	election := object{}
 	if shard.LeaderTimeout > 0 {
@@ -98,6 +115,10 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	certificates := object{}
 	if shard.CertificateTTL > 0 {
 		certificates["operator"] = object{"ttl": shard.CertificateTTL.String()}
+	}
+	healthCheckInterval := time.Minute
+	if n.options.Machines != nil {
+		healthCheckInterval = reportInterval
 	}
 	garbageCollection := object{}
 	if shard.RegistrationTimeout > 0 {
@@ -112,33 +133,29 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 		"shard": object{
 			"id": shard.ID,
 			"infra": object{
-				"provider": "kwok",
+				"provider": provider,
 				"region":   "us-west-2",
 				"zone":     shard.ID,
 				"options":  options,
 			},
-			"bind": object{
-				"health_addr":       address(shard.HealthPort),
-				"election_addr":     address(shard.ElectionPort),
-				"registration_addr": address(shard.RegistrationPort),
-				"operator_addr":     address(shard.OperatorPort),
-			},
+			"bind":                  bind,
 			"leader_election":       election,
 			"garbage_collection":    garbageCollection,
-			"subnet_pools":          object{"default": []string{"subnet-a"}},
+			"subnet_pools":          object{"default": []string{subnet}},
 			"default_drain_timeout": shard.DrainTimeout.String(),
+			"health_check_interval": healthCheckInterval.String(),
 		},
 		"templates": object{
-			"worker": object{
+			"worker": merge(worker, object{
 				"kind":          "knd",
 				"arch":          "amd64",
-				"instance_type": "m7i.large",
+				"instance_type": instanceType,
 				"subnet_pool":   "default",
-			},
+			}),
 			OnDemandTemplate: object{
 				"kind":          "ond",
 				"arch":          "amd64",
-				"instance_type": "m7i.large",
+				"instance_type": instanceType,
 				"subnet_pool":   "default",
 				"args": object{"labels": object{
 					LabelPodNamespace: "{{.Vars.pod_namespace}}",

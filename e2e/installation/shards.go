@@ -23,6 +23,8 @@ type Shard struct {
 	HealthPort       int
 	RegistrationPort int
 	ElectionPort     int
+	// AgentPort is used only if instances are machines.
+	AgentPort int
 	// Groups are the static groups by id.
 	Groups map[string]Group
 	// Tenants are further tenants, which have no static group.
@@ -61,7 +63,7 @@ func (s Shard) Component() string { return "shard-" + s.ID }
 
 // PortUses lists the ports of the shard's server.
 func (s Shard) PortUses() []controlplane.PortUse {
-	uses := make([]controlplane.PortUse, 0, 4)
+	uses := make([]controlplane.PortUse, 0, 5)
 	for _, port := range s.ports() {
 		uses = append(uses, controlplane.PortUse{Port: *port, Component: s.Component()})
 	}
@@ -69,7 +71,7 @@ func (s Shard) PortUses() []controlplane.PortUse {
 }
 
 func (s *Shard) ports() []*int {
-	return []*int{&s.OperatorPort, &s.HealthPort, &s.RegistrationPort, &s.ElectionPort}
+	return []*int{&s.OperatorPort, &s.HealthPort, &s.RegistrationPort, &s.ElectionPort, &s.AgentPort}
 }
 
 // StartShards runs the servers of all shards.
@@ -101,18 +103,21 @@ func (n *Installation) StartStandby(ctx context.Context, shardID string) (compon
 }
 
 func (n *Installation) startServer(ctx context.Context, shard Shard, component, id, host string) error {
+	argv := []string{
+		n.options.Server,
+		"--shard", shard.ID,
+		"--id", id,
+		"--storage", "file",
+		"--bucket", n.Bucket(),
+		"--cache-dir", n.CacheDir(component),
+		"--v", "2", // Calls reads from the log
+	}
+	if n.options.Machines == nil {
+		argv = append(argv, "--host", host)
+	}
 	_, err := n.cp.Run(ctx, controlplane.Spec{
-		Name: component,
-		Argv: []string{
-			n.options.Server,
-			"--shard", shard.ID,
-			"--id", id,
-			"--host", host,
-			"--storage", "file",
-			"--bucket", n.Bucket(),
-			"--cache-dir", n.CacheDir(component),
-			"--v", "2", // Calls reads from the log
-		},
+		Name:  component,
+		Argv:  argv,
 		Ports: []int{shard.OperatorPort, shard.HealthPort, shard.RegistrationPort, shard.ElectionPort},
 		Ready: controlplane.Probe{URL: "http://" + net.JoinHostPort(host, strconv.Itoa(shard.HealthPort)) + "/health"},
 	})

@@ -23,6 +23,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/rights"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -38,6 +39,8 @@ type Options struct {
 	Shards []installation.Shard
 	// Prepare is called with the cluster set, before an operator is started. Optional.
 	Prepare func(context.Context) error
+	// Machines makes each instance a container that runs a kubelet, of this Docker.
+	Machines *dockerhost.Host
 	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
 	Clocks bool
 	// OperatorFlags are those of the operator that is started; nil starts none.
@@ -89,10 +92,14 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	if err != nil {
 		return 1, err
 	}
-	cp, err := controlplane.Start(ctx, controlplane.Options{
+	options := controlplane.Options{
 		Dir: dir, Binaries: binaries, Namespace: installation.Namespace, Without: o.Without,
 		AuditReads: append(slices.Clone(o.AuditReads), installation.OperatorUser),
-	})
+	}
+	if o.Machines != nil {
+		options.NodeAddress = o.Machines.Bridge
+	}
+	cp, err := controlplane.Start(ctx, options)
 	if err != nil {
 		return 1, err
 	}
@@ -118,11 +125,16 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	for _, shard := range o.Shards {
 		cluster.ShardIDs = append(cluster.ShardIDs, shard.ID)
 	}
+	machines, err := o.Machines.Installation(ctx, cp, root, os.Stderr)
+	if err != nil {
+		return 1, err
+	}
 	cluster.Installation, err = installation.Install(ctx, cp, installation.Options{
 		Manifests: filepath.Join(root, "manifests"),
 		Operator:  operator,
 		Server:    server,
 		Shards:    o.Shards,
+		Machines:  machines,
 	})
 	if err != nil {
 		return 1, err

@@ -15,7 +15,7 @@ import (
 // (docs/server.md#userdata). There is no host name or address, which are not known
 // before the instance runs, and no .Image, because there are no images.
 type facts struct {
-	Instance struct{ ID, Kind, Arch, Type string }
+	Instance struct{ ID, Group, Kind, Arch, Type string }
 	Cluster  struct{ ID, CACert string }
 	Server   struct {
 		Shard, RegistrationAddr, OperatorAddr string
@@ -39,6 +39,7 @@ type secretFacts struct {
 func (p *Provisioner) facts(c *config.Config, group *groups.Group, record *instance.Record) facts {
 	var f facts
 	f.Instance.ID = record.ID
+	f.Instance.Group = record.Group
 	f.Instance.Kind = group.Kind
 	f.Instance.Arch = group.Arch
 	f.Instance.Type = group.InstanceType
