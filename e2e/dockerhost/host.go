@@ -94,11 +94,13 @@ func (h *Host) start(ctx context.Context, program, dir string) error {
 		return err
 	}
 	h.daemon = daemon
+	var notReady error
 	err = wait.PollUntilContextTimeout(ctx, 200*time.Millisecond, startTimeout, true, func(ctx context.Context) (bool, error) {
-		return h.findBridge(ctx) == nil, nil
+		notReady = h.findBridge(ctx)
+		return notReady == nil, nil
 	})
 	if err != nil {
-		return fmt.Errorf("it is not ready after %s (%s): %w", startTimeout, log.Name(), err)
+		return fmt.Errorf("it is not ready after %s (log: %s): %w", startTimeout, log.Name(), notReady)
 	}
 	return nil
 }
@@ -128,17 +130,27 @@ func (h *Host) Close() error {
 // findBridge reads the address of this machine in the network that containers have by
 // default.
 func (h *Host) findBridge(ctx context.Context) error {
-	var network struct {
-		IPAM struct{ Config []struct{ Gateway string } }
-	}
-	if err := h.get(ctx, "/networks/bridge", &network); err != nil {
+	var bridge struct{ Options map[string]string }
+	if err := h.get(ctx, "/networks/bridge", &bridge); err != nil {
 		return err
 	}
-	if len(network.IPAM.Config) == 0 || net.ParseIP(network.IPAM.Config[0].Gateway) == nil {
-		return fmt.Errorf("the network bridge of Docker at %s has no gateway", h.Address)
+	// The network itself need not name its gateway.
+	name := bridge.Options["com.docker.network.bridge.name"]
+	link, err := net.InterfaceByName(name)
+	if err != nil {
+		return fmt.Errorf("find the interface %q of Docker's network bridge: %w", name, err)
 	}
-	h.Bridge = network.IPAM.Config[0].Gateway
-	return nil
+	addresses, err := link.Addrs()
+	if err != nil {
+		return fmt.Errorf("read the addresses of interface %s: %w", name, err)
+	}
+	for _, address := range addresses {
+		if network, ok := address.(*net.IPNet); ok && network.IP.To4() != nil {
+			h.Bridge = network.IP.String()
+			return nil
+		}
+	}
+	return fmt.Errorf("interface %s has no IPv4 address", name)
 }
 
 func (h *Host) get(ctx context.Context, path string, response any) error {

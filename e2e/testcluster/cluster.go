@@ -41,6 +41,8 @@ type Options struct {
 	Prepare func(context.Context) error
 	// Machines makes each instance a container that runs a kubelet, of this Docker.
 	Machines *dockerhost.Host
+	// Closed is called in the end, when nothing runs any more. Optional.
+	Closed func() error
 	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
 	Clocks bool
 	// OperatorFlags are those of the operator that is started; nil starts none.
@@ -62,7 +64,12 @@ type Cluster struct {
 // Main is the body of TestMain: it starts the cluster and sets env to it, runs the tests
 // and exits. The logs of a failed run are kept.
 func Main(m *testing.M, env **Cluster, o Options) {
-	code, err := run(context.Background(), m, env, o)
+	ctx, cancel := context.WithCancel(context.Background())
+	code, err := run(ctx, m, env, o)
+	cancel()
+	if o.Closed != nil {
+		err = errors.Join(err, o.Closed())
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		code = 1
