@@ -96,6 +96,10 @@ test-e2e: ## Run the tests against a real control plane.
 test-docker: ## Run the tests that need a Docker daemon.
 	hack/with-docker.sh env $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/docker/...
 
+.PHONY: test-machines
+test-machines: ## Run the tests on real nodes. They need Docker and mmdebstrap, and root.
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -timeout 30m -v ./machines
+
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
 	$(FLAGS) hack/bench.sh '$(BENCH)'
