@@ -7,18 +7,18 @@
 # keeps everything in a temporary folder and is stopped after the command.
 set -euo pipefail
 
-answers() { curl -fsS --max-time 5 --unix-socket "$1" http://docker/_ping >/dev/null 2>&1; }
+responds() { curl -fsS --max-time 5 --unix-socket "$1" http://docker/_ping >/dev/null 2>&1; }
 
 host=${NSTANCE_TEST_DOCKER:-${DOCKER_HOST:-unix:///var/run/docker.sock}}
-if [[ $host != unix://* ]] || answers "${host#unix://}"; then
+if [[ $host != unix://* ]] || responds "${host#unix://}"; then
 	NSTANCE_TEST_DOCKER=$host exec "$@"
 fi
 if ! command -v dockerd >/dev/null; then
-	echo "no Docker daemon answers at $host, and there is no dockerd to start (Debian: apt-get install docker.io iptables)" >&2
+	echo "no Docker daemon responds at $host, and there is no dockerd to start (Debian: apt-get install docker.io iptables)" >&2
 	exit 1
 fi
 if ((EUID != 0)); then
-	echo "no Docker daemon answers at $host, and only root can start a private one" >&2
+	echo "no Docker daemon responds at $host, and only root can start a private one" >&2
 	exit 1
 fi
 
@@ -35,7 +35,7 @@ trap stop EXIT
 dockerd --data-root "$dir/data" --exec-root "$dir/exec" --pidfile "$dir/docker.pid" -H "unix://$socket" >"$dir/log" 2>&1 &
 daemon=$!
 for ((i = 0; i < 300; i++)); do
-	if answers "$socket"; then
+	if responds "$socket"; then
 		NSTANCE_TEST_DOCKER=unix://$socket "$@"
 		exit
 	fi

@@ -141,7 +141,7 @@ func (a *API) start(ctx context.Context, r machines.Request) error {
 }
 
 // rejection returns what an error of the daemon means for other requests. An error of the
-// connection is no answer.
+// connection says nothing about them.
 func (a *API) rejection(spec provider.Spec, err error) error {
 	switch {
 	case client.IsErrConnectionFailed(err), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errdefs.IsUnavailable(err):

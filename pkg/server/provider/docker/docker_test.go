@@ -224,8 +224,8 @@ func TestAContainerThatWasNeverStarted(t *testing.T) {
 	assert.Equal(t, instance.Running, m.State)
 }
 
-// TestRejections: the daemon's answer rejects requests that are alike, and leaves no
-// container. An error of the connection is no answer.
+// TestRejections: the daemon rejects requests that are alike, and leaves no
+// container. An error of the connection is no rejection.
 func TestRejections(t *testing.T) {
 	f := newFixture(t)
 	scope := machines.Scope{Group: instance.GroupKey{Tenant: "default", Group: "workers"}, Type: "tiny", Subnet: f.network}
@@ -274,7 +274,7 @@ func TestRejections(t *testing.T) {
 		assert.Equal(t, machines.Scope{Subnet: full}, rejection.Scope)
 		assert.Empty(t, f.Terminate(t.Context(), []machines.Machine{m}))
 	})
-	t.Run("the daemon does not answer", func(t *testing.T) {
+	t.Run("the daemon does not respond", func(t *testing.T) {
 		api, err := (&docker.Options{Host: "unix:///no/such/socket", Image: "any"}).NewAPI(provider.Shard{})
 		require.NoError(t, err)
 		_, err = api.Launch(t.Context(), f.request(unprivileged))

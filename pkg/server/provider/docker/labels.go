@@ -51,8 +51,8 @@ const (
 // isTrue is the value of LabelManaged and labelOnDemand.
 const isTrue = "true"
 
-// labelsOf returns the labels of an instance's container. None has a secret: whoever can
-// list containers can read them.
+// labelsOf returns the labels of an instance's container. None has a secret: users who
+// can list containers can read them.
 func labelsOf(shard provider.Shard, spec provider.Spec, a arguments) map[string]string {
 	labels := maps.Clone(a.labels)
 	maps.Copy(labels, map[string]string{

@@ -3,7 +3,7 @@
 
 // Package machines has what all providers of remote machines share. Such a provider
 // implements API, the calls to its cloud, without state or goroutines. Provider decides
-// which calls to make and when, and what an answer is worth
+// which calls to make and when, and how far a response can be trusted
 // (docs/providers.md#remote-machines).
 package machines
 
@@ -18,7 +18,7 @@ import (
 )
 
 // API are the calls to a cloud, for the machines of one shard. A call blocks until it
-// has its answer.
+// has its response.
 type API interface {
 	// Launch creates the machine of a request. It returns when the machine certainly
 	// exists, whether or not it runs. Requests with the same token and the same content
@@ -33,7 +33,7 @@ type API interface {
 	// List returns all machines, or an error: never a part of them.
 	List(ctx context.Context) ([]Machine, error)
 	// Find reads the machine of one instance, as consistently as the cloud can. It
-	// returns false only if the cloud has answered that there is no such machine.
+	// returns false only if the cloud has responded that there is no such machine.
 	Find(ctx context.Context, id string) (Machine, bool, error)
 	// Room returns how many more machines a subnet has room for.
 	Room(ctx context.Context, subnet string) (int, error)

@@ -16,8 +16,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// usedTokensAge is how long the number of used tokens of an instance is kept. Nobody
-// requests the instance for so long.
+// usedTokensAge is how long the number of used tokens of an instance is kept. No
+// instance is requested for so long.
 const usedTokensAge = 24 * time.Hour
 
 // usedTokens is how many tokens of an instance were used up, and when the last one was.
@@ -27,7 +27,7 @@ type usedTokens struct {
 }
 
 // token returns the token of the next request for an instance. The same request has the
-// same token until it was certainly rejected: a repetition whose first answer was lost
+// same token until it was certainly rejected: a repetition whose first response was lost
 // creates no second machine, in this process or another.
 func (p *Provider) token(id string) string {
 	if used := p.tokens[id].count; used > 0 {

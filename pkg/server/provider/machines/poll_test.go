@@ -14,9 +14,9 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
-// TestErrorsAreNoAnswer: whatever fails for however long, nothing is missing until Find has
-// answered twice.
-func TestErrorsAreNoAnswer(t *testing.T) {
+// TestErrorsMakeNothingMissing: however long calls fail, nothing is missing until Find has
+// not found it twice.
+func TestErrorsMakeNothingMissing(t *testing.T) {
 	for _, tc := range []struct {
 		name  string
 		fault func(*world)
@@ -56,9 +56,9 @@ func TestErrorsAreNoAnswer(t *testing.T) {
 	}
 }
 
-// TestOneAnswerIsNotEnough: an instance is missing when Find has not found it twice in
+// TestOneLookupIsNotEnough: an instance is missing when Find has not found it twice in
 // succession.
-func TestOneAnswerIsNotEnough(t *testing.T) {
+func TestOneLookupIsNotEnough(t *testing.T) {
 	run(t, func(t *testing.T, w *world) {
 		id := w.runs(1)[0]
 		w.cloud.Vanish(id)
@@ -67,7 +67,7 @@ func TestOneAnswerIsNotEnough(t *testing.T) {
 			_, known := w.Get(id)
 			finds := w.faults.Count(machinestest.Find)
 			if finds > 0 {
-				assert.True(t, known, "after one answer it is missing")
+				assert.True(t, known, "after one lookup it is missing")
 				assert.Equal(t, 1, finds)
 				break
 			}

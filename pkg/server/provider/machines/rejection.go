@@ -13,8 +13,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// Rejection is the answer to a request that has created nothing, and would get the same
-// answer if it were repeated soon.
+// Rejection is the response to a request that has created nothing, and would get the same
+// response if it were repeated soon.
 type Rejection struct {
 	// Scope is what else would be rejected.
 	Scope Scope

@@ -30,8 +30,8 @@ type entry struct {
 	launched time.Time
 	// listed is true once List or Find has shown the machine, or would show it.
 	listed bool
-	// expected is true until this process has found the machine, of which it was told by
-	// Expect.
+	// expected is true of an instance from Expect until this process has found its
+	// machine.
 	expected bool
 	// refresh is true until a list after Refresh shows the machine.
 	refresh bool

@@ -13,7 +13,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// RemoteBackend is a Backend whose answers are late, incomplete or rejected, as those of a
+// RemoteBackend is a Backend whose responses are late, incomplete or lost, as those of a
 // cloud on the network are.
 type RemoteBackend interface {
 	Backend
@@ -34,8 +34,8 @@ type remoteSuite struct {
 	RemoteBackend
 }
 
-// TestRemote tests, beside what Test tests, that a provider of a RemoteBackend takes no
-// answer for more than it is worth. NewBackend must return a RemoteBackend.
+// TestRemote tests, beside what Test tests, that a provider of a RemoteBackend draws no
+// wrong conclusion from such responses. NewBackend must return a RemoteBackend.
 func TestRemote(t *testing.T, c Config) {
 	Test(t, c)
 	for _, tc := range []struct {

@@ -25,10 +25,10 @@ import (
 )
 
 // EnvHost names the environment variable with the address of the daemon. If it is set,
-// tests fail when the daemon does not answer, instead of being skipped.
+// tests fail when the daemon does not respond, instead of being skipped.
 const EnvHost = "NSTANCE_TEST_DOCKER"
 
-// Daemon is a daemon that answers.
+// Daemon is a daemon that responds.
 type Daemon struct {
 	Client *client.Client
 	// Host is its address, empty for the default.
@@ -38,7 +38,7 @@ type Daemon struct {
 // Start returns the daemon of EnvHost, or the one that Docker's clients use by default.
 func Start(t testing.TB) *Daemon {
 	t.Helper()
-	host, demanded := os.LookupEnv(EnvHost)
+	host, required := os.LookupEnv(EnvHost)
 	options := []client.Opt{client.FromEnv}
 	if host != "" {
 		options = append(options, client.WithHost(host))
@@ -49,10 +49,10 @@ func Start(t testing.TB) *Daemon {
 	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 	defer cancel()
 	if _, err := docker.Ping(ctx, client.PingOptions{}); err != nil {
-		if !demanded {
-			t.Skipf("no Docker daemon answers (make test-docker starts one): %v", err)
+		if !required {
+			t.Skipf("no Docker daemon responds (make test-docker starts one): %v", err)
 		}
-		require.NoError(t, err, "the Docker daemon %s of %s must answer", host, EnvHost)
+		require.NoError(t, err, "the Docker daemon %s of %s must respond", host, EnvHost)
 	}
 	return &Daemon{Client: docker, Host: host}
 }

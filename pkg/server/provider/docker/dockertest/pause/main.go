@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Command pause runs until it is told to stop. It is the only program in the image of
+// Command pause runs until it is stopped. It is the only program in the image of
 // the tests.
 package main
 
