@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package qemu
+
+import (
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+func TestConformance(t *testing.T) {
+	needPrograms(t)
+	providertest.TestRemote(t, providertest.Config{
+		Run:            func(t *testing.T, test func(*testing.T)) { test(t) },
+		NewBackend:     newBackend,
+		Type:           testType,
+		OtherType:      largeType,
+		Subnet:         "subnet",
+		LimitedSubnet:  "two",
+		RejectedSubnet: "unplugged",
+		QuietPeriod:    2 * time.Second,
+	})
+}
+
+// newBackend returns a host without machines.
+func newBackend(t *testing.T) providertest.Backend {
+	options := testOptions(t, deafGuest)
+	return &machinestest.Backend{
+		Faults: machinestest.NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
+			api := NewAPI(options, shard)
+			api.limits.PollInterval, api.limits.IdleInterval = 100*time.Millisecond, 200*time.Millisecond
+			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode})
+		},
+		Existing: func() []string {
+			var ids []string
+			for _, f := range allFolders(t, options.Dir) {
+				ids = append(ids, f.id)
+			}
+			return ids
+		},
+		Remove: func(id string) {
+			for _, f := range allFolders(t, options.Dir) {
+				if f.id == id {
+					destroy(t, f)
+				}
+			}
+		},
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package qemu
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"path/filepath"
+	"strings"
+	"syscall"
+
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// The files in the folder of a machine. QEMU runs in the folder and gets their names.
+const (
+	// lockFile is locked by the process that works on the folder, and by QEMU as long as
+	// it runs.
+	lockFile     = "lock"
+	identityFile = "identity.json"
+	// launchedFile is written when QEMU has answered for the first time, deletionFile
+	// when the machine shall be deleted.
+	launchedFile = "launched.json"
+	deletionFile = "deletion.json"
+	diskFile     = "disk.qcow2"
+	seedFile     = "seed.iso"
+	smbiosFile   = "smbios"
+	socketFile   = "qmp"
+	serialFile   = "serial.log"
+	logFile      = "qemu.log"
+)
+
+// deletedSuffix is added to the name of a folder before its files are deleted, so that
+// no part of them is mistaken for a machine.
+const deletedSuffix = ".deleted"
+
+// maxSerialLog is the size from which on the serial log is emptied. A guest must not fill
+// the disk of the host.
+const maxSerialLog = 16 << 20
+
+// folder is the folder of one machine.
+type folder struct {
+	id   string
+	path string
+}
+
+// folders are the folders of the machines of one shard.
+type folders struct {
+	root, path string
+}
+
+func newFolders(root, cluster, shard string) folders {
+	return folders{root: root, path: filepath.Join(root, cluster, shard)}
+}
+
+// of returns the folder of an instance, whether or not it exists.
+func (f folders) of(id string) folder {
+	return folder{id: id, path: filepath.Join(f.path, id)}
+}
+
+// list returns the folders that exist, and removes what is left of deleted ones.
+func (f folders) list() ([]folder, error) {
+	// If the whole file system is missing, nothing is known about the machines.
+	if _, err := os.Stat(f.root); err != nil {
+		return nil, err
+	}
+	entries, err := os.ReadDir(f.path)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	var list []folder
+	for _, entry := range entries {
+		name := entry.Name()
+		if strings.HasSuffix(name, deletedSuffix) {
+			if err := os.RemoveAll(filepath.Join(f.path, name)); err != nil {
+				return nil, err
+			}
+			continue
+		}
+		if _, err := puidv7.Parse(name); err == nil {
+			list = append(list, f.of(name))
+		}
+	}
+	return list, nil
+}
+
+// file returns the path of a file in the folder.
+func (f folder) file(name string) string { return filepath.Join(f.path, name) }
+
+// errLocked means that another process works on the folder, or that QEMU runs.
+var errLocked = errors.New("the folder is locked")
+
+// lock locks the folder, syscall.LOCK_EX to change it or syscall.LOCK_SH so that no other
+// process changes it, until the returned file is closed here and in the processes that
+// have inherited it. Unlike a process id, a lock is never that of an unrelated process.
+func (f folder) lock(how int) (*os.File, error) {
+	for {
+		file, err := os.OpenFile(f.file(lockFile), os.O_RDWR|os.O_CREATE, 0o600)
+		if err != nil {
+			return nil, err
+		}
+		if err := flock(file, how); err != nil {
+			file.Close()
+			return nil, err
+		}
+		// The folder may have been deleted after the file was opened.
+		locked, err := file.Stat()
+		if err == nil {
+			var current os.FileInfo
+			if current, err = os.Stat(f.file(lockFile)); err == nil && os.SameFile(locked, current) {
+				return file, nil
+			}
+		}
+		file.Close()
+		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+			return nil, err
+		}
+	}
+}
+
+func flock(file *os.File, how int) error {
+	for {
+		switch err := syscall.Flock(int(file.Fd()), how|syscall.LOCK_NB); {
+		case errors.Is(err, syscall.EINTR):
+		case errors.Is(err, syscall.EWOULDBLOCK):
+			return errLocked
+		case err != nil:
+			return fmt.Errorf("lock %s: %w", file.Name(), err)
+		default:
+			return nil
+		}
+	}
+}
+
+// write writes a file at once or not at all, for the owner only.
+func (f folder) write(name string, data []byte) error {
+	path := f.file(name)
+	temporary, err := os.CreateTemp(f.path, name+".*")
+	if err != nil {
+		return err
+	}
+	defer os.Remove(temporary.Name())
+	_, err = temporary.Write(data)
+	if err == nil {
+		err = temporary.Sync()
+	}
+	if err = errors.Join(err, temporary.Close()); err != nil {
+		return err
+	}
+	return os.Rename(temporary.Name(), path)
+}
+
+// writeJSON is write for a value.
+func (f folder) writeJSON(name string, value any) error {
+	data, err := json.MarshalIndent(value, "", "\t")
+	if err != nil {
+		return err
+	}
+	return f.write(name, append(data, '\n'))
+}
+
+// readJSON returns false if there is no such file.
+func (f folder) readJSON(name string, value any) (bool, error) {
+	data, err := os.ReadFile(f.file(name))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	if err != nil {
+		return false, err
+	}
+	if err := json.Unmarshal(data, value); err != nil {
+		return false, fmt.Errorf("read %s: %w", f.file(name), err)
+	}
+	return true, nil
+}
+
+// clean removes what an unfinished launch has left in the folder, which must be locked.
+func (f folder) clean() error {
+	entries, err := os.ReadDir(f.path)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		if entry.Name() == lockFile {
+			continue
+		}
+		if err := os.RemoveAll(f.file(entry.Name())); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// remove deletes the folder, which must be locked.
+func (f folder) remove() error {
+	deleted := f.path + deletedSuffix
+	if err := os.RemoveAll(deleted); err != nil {
+		return err
+	}
+	if err := os.Rename(f.path, deleted); err != nil {
+		return err
+	}
+	return os.RemoveAll(deleted)
+}
+
+// trimSerialLog empties a serial log that is too large. QEMU appends to it.
+func (f folder) trimSerialLog() error {
+	info, err := os.Stat(f.file(serialFile))
+	if err != nil || info.Size() <= maxSerialLog {
+		return nil
+	}
+	return os.Truncate(f.file(serialFile), 0)
+}

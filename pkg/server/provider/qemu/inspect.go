@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package qemu
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"syscall"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+const (
+	// answerTimeout is how long one call waits for QEMU.
+	answerTimeout = 5 * time.Second
+	// silenceTimeout is how long QEMU may not answer until its machine is impaired. A host
+	// that is too busy for a moment must not have its machines replaced.
+	silenceTimeout = time.Minute
+)
+
+// inspect returns the machine of a folder. There is none if the folder has no identity, or
+// if QEMU neither runs nor has ever answered: then no machine was launched, and the folder
+// is removed unless a process works on it.
+func (a *API) inspect(ctx context.Context, f folder) (m machines.Machine, exists bool, err error) {
+	if _, err := os.Stat(f.path); err != nil {
+		return m, false, ignoreNotExist(err)
+	}
+	// While the lock is shared no process can start QEMU in the folder.
+	lock, err := f.lock(syscall.LOCK_SH)
+	locked := errors.Is(err, errLocked)
+	if err != nil && !locked {
+		return m, false, ignoreNotExist(err)
+	}
+	if lock != nil {
+		defer lock.Close() // again is no error that matters
+	}
+	content, err := f.read(a.shard)
+	switch {
+	case err != nil:
+		return m, false, err
+	case !locked && content.abandoned():
+		lock.Close()
+		return m, false, a.removeAbandoned(f)
+	case !content.identified:
+		return m, false, nil
+	}
+	m = content.identity.machine()
+	switch {
+	case content.isDeleted:
+		m.State = instance.Terminating
+		removed, err := a.shutDown(ctx, f, content.deletion)
+		return m, !removed, err
+	case !locked:
+		m.State, m.Reason = f.exited(content.launch)
+	default:
+		m.State, m.Reason = a.query(ctx, f, content.launched)
+	}
+	return m, true, f.trimSerialLog()
+}
+
+// content is what the files of a folder say.
+type content struct {
+	identity                        identity
+	launch                          launch
+	deletion                        deletion
+	identified, launched, isDeleted bool
+}
+
+func (f folder) read(shard provider.Shard) (c content, err error) {
+	if c.identity, c.identified, err = f.readIdentity(shard); err != nil {
+		return c, err
+	}
+	if c.launched, err = f.readJSON(launchedFile, &c.launch); err != nil {
+		return c, err
+	}
+	c.isDeleted, err = f.readJSON(deletionFile, &c.deletion)
+	return c, err
+}
+
+// abandoned reports whether there is no machine if no process has locked the folder.
+func (c content) abandoned() bool {
+	return !c.identified || !c.launched || c.isDeleted
+}
+
+// removeAbandoned removes a folder without a machine, unless a process works on it.
+func (a *API) removeAbandoned(f folder) error {
+	lock, err := f.lock(syscall.LOCK_EX)
+	if err != nil {
+		if errors.Is(err, errLocked) {
+			return nil
+		}
+		return ignoreNotExist(err)
+	}
+	defer lock.Close()
+	content, err := f.read(a.shard)
+	if err != nil || !content.abandoned() {
+		return err
+	}
+	a.step("remove the folder")
+	return f.remove()
+}
+
+// ignoreNotExist returns nil if another process has removed the folder.
+func ignoreNotExist(err error) error {
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	return err
+}
+
+// exited returns the state of a machine whose QEMU does not run.
+func (f folder) exited(launched launch) (instance.State, string) {
+	if id, err := bootID(); err == nil && id != launched.BootID {
+		return instance.Stopped, "the host was restarted"
+	}
+	reason := "QEMU has exited"
+	if text := f.logTail(); text != "" {
+		reason += ": " + text
+	}
+	return instance.Failed, reason
+}
+
+// status is QEMU's answer to query-status.
+type status struct {
+	Status string `json:"status"`
+}
+
+// query returns the state of a machine whose QEMU runs, as QEMU reports it.
+func (a *API) query(ctx context.Context, f folder, launched bool) (instance.State, string) {
+	ctx, cancel := context.WithTimeout(ctx, answerTimeout)
+	defer cancel()
+	var answer status
+	if err := f.execute(ctx, "query-status", &answer); err != nil {
+		return a.unanswered(f.id, launched, err)
+	}
+	a.mu.Lock()
+	delete(a.silent, f.id)
+	a.mu.Unlock()
+	if !launched {
+		// The server that has launched it was killed before it could write this.
+		if err := f.writeLaunched(); err != nil {
+			return instance.Pending, ""
+		}
+	}
+	return stateOf(answer.Status)
+}
+
+// unanswered returns the state of a machine whose QEMU does not answer.
+func (a *API) unanswered(id string, launched bool, err error) (instance.State, string) {
+	if !launched {
+		return instance.Pending, ""
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	since, known := a.silent[id]
+	if !known {
+		since = time.Now()
+		a.silent[id] = since
+	}
+	if silence := time.Since(since); silence > silenceTimeout {
+		return instance.Impaired, fmt.Sprintf("QEMU has not answered for %s: %v", silence.Round(time.Second), err)
+	}
+	return instance.Running, ""
+}
+
+// writeLaunched stores that QEMU has answered.
+func (f folder) writeLaunched() error {
+	id, err := bootID()
+	if err != nil {
+		return err
+	}
+	return f.writeJSON(launchedFile, launch{BootID: id})
+}
+
+// stateOf returns the state of a machine by QEMU's name of its state.
+func stateOf(status string) (instance.State, string) {
+	switch status {
+	case "running":
+		return instance.Running, ""
+	case "prelaunch", "inmigrate":
+		return instance.Pending, ""
+	case "shutdown":
+		return instance.Stopped, "the guest has shut down"
+	case "guest-panicked":
+		return instance.Failed, "the kernel of the guest has panicked"
+	case "internal-error":
+		return instance.Failed, "QEMU reports an internal error"
+	case "io-error":
+		return instance.Impaired, "the machine is paused because the host could not write its disk"
+	default:
+		return instance.Impaired, "QEMU reports the state " + status
+	}
+}

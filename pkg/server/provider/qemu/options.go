@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package qemu
+
+import (
+	"fmt"
+	"maps"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Name is the name of the provider in the configuration.
+const Name = "qemu"
+
+// The accelerators. There is no default: that /dev/kvm can be opened does not mean that
+// guests boot with it, and tcg is ten times slower.
+const (
+	AccelKVM = "kvm"
+	AccelTCG = "tcg"
+)
+
+const (
+	defaultBinary        = "qemu-system-x86_64"
+	defaultImageTool     = "qemu-img"
+	defaultMachine       = "q35"
+	defaultShutdownGrace = time.Minute
+)
+
+// Options are the options of the provider in the configuration.
+type Options struct {
+	// Dir is the absolute path of the folder that has a folder for each machine.
+	Dir string
+	// Binary and ImageTool are the programs, by path or by name.
+	Binary, ImageTool string
+	// Accel is AccelKVM or AccelTCG.
+	Accel string
+	// Machine is QEMU's machine type.
+	Machine string
+	// Boot is what machines boot, unless arguments say otherwise.
+	Boot Boot
+	// ShutdownGrace is how long a guest may take to shut down before its machine is
+	// turned off.
+	ShutdownGrace time.Duration
+	// Subnets are the networks by subnet. A subnet that is not in it has a user network
+	// and no limit.
+	Subnets map[string]Subnet
+	// InstanceTypes are the configured types, with their quotas.
+	InstanceTypes provider.Catalogue
+}
+
+// Subnet is one network of machines.
+type Subnet struct {
+	// Bridge is the bridge of the host that machines are connected to. Without one each
+	// machine has a network of its own, from which it reaches what the host reaches.
+	Bridge string
+	// Instances is how many instances the subnet has room for, nil for any number.
+	Instances *int32
+	// Memory is how much memory they have together, zero for no limit.
+	Memory resource.Quantity
+}
+
+var _ provider.Options = (*Options)(nil)
+
+// ReadOptions reads the options of the provider.
+func ReadOptions(o *jsonc.Object) provider.Options {
+	defer o.Finish()
+	options := &Options{
+		Dir:           o.String("dir"),
+		Binary:        stringOr(o, "binary", defaultBinary),
+		ImageTool:     stringOr(o, "image_tool", defaultImageTool),
+		Accel:         o.String("accel"),
+		Machine:       stringOr(o, "machine", defaultMachine),
+		Boot:          readBoot(o),
+		ShutdownGrace: o.Duration("shutdown_grace", defaultShutdownGrace),
+		Subnets:       readSubnets(o.Object("subnets")),
+		InstanceTypes: provider.Catalogue{},
+	}
+	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
+	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
+	return options
+}
+
+func stringOr(o *jsonc.Object, name, fallback string) string {
+	if o.Has(name) {
+		return o.String(name)
+	}
+	return fallback
+}
+
+func readSubnets(o *jsonc.Object) map[string]Subnet {
+	subnets := map[string]Subnet{}
+	o.Each(func(name string, o *jsonc.Object) {
+		subnet := Subnet{Bridge: o.String("bridge"), Instances: o.Int32("instances")}
+		if o.Has("memory") {
+			subnet.Memory = readSize(o, "memory")
+		}
+		subnets[name] = subnet
+	})
+	return subnets
+}
+
+// readSize reports a text that is no number of bytes greater than zero.
+func readSize(o *jsonc.Object, name string) resource.Quantity {
+	text := o.String(name)
+	size, err := parseSize(text)
+	if err != nil {
+		o.Report(field.Invalid(o.Child(name), text, err.Error()))
+	}
+	return size
+}
+
+func parseSize(text string) (resource.Quantity, error) {
+	size, err := resource.ParseQuantity(text)
+	if err != nil || size.Sign() <= 0 {
+		return resource.Quantity{}, fmt.Errorf(`must be a quantity greater than zero, such as "20Gi"`)
+	}
+	return size, nil
+}
+
+// machineTypes are names of QEMU's machine types, such as q35 and pc-q35-7.2.
+var machineTypes = regexp.MustCompile(`^[a-z0-9][a-z0-9.-]*$`)
+
+// bridges are names of network interfaces of Linux.
+var bridges = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
+
+// minMemory is the least memory of a machine.
+const minMemory = 16 << 20
+
+// Validate returns every rule that the options break.
+func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList {
+	errs := validation.Required(path.Child("dir"), o.Dir)
+	if len(errs) == 0 {
+		errs = validation.AbsolutePath(path.Child("dir"), o.Dir)
+	}
+	errs = append(errs, validation.Required(path.Child("binary"), o.Binary)...)
+	errs = append(errs, validation.Required(path.Child("image_tool"), o.ImageTool)...)
+	switch o.Accel {
+	case AccelKVM, AccelTCG:
+	case "":
+		errs = append(errs, field.Required(path.Child("accel"), "must be kvm or tcg"))
+	default:
+		errs = append(errs, field.NotSupported(path.Child("accel"), o.Accel, []string{AccelKVM, AccelTCG}))
+	}
+	if !machineTypes.MatchString(o.Machine) {
+		errs = append(errs, field.Invalid(path.Child("machine"), o.Machine, "must be a machine type of QEMU, such as q35"))
+	}
+	errs = append(errs, o.Boot.validate(path)...)
+	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
+	return append(errs, o.validateTypes(path.Child("instance_types"))...)
+}
+
+func (o *Options) validateSubnets(path *field.Path, known sets.Set[string]) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
+		path, subnet := path.Child(name), o.Subnets[name]
+		if !known.Has(name) {
+			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(known)))
+		}
+		if subnet.Bridge != "" && !bridges.MatchString(subnet.Bridge) {
+			errs = append(errs, field.Invalid(path.Child("bridge"), subnet.Bridge, "must be the name of a network interface"))
+		}
+		if subnet.Instances != nil && *subnet.Instances < 0 {
+			errs = append(errs, field.Invalid(path.Child("instances"), *subnet.Instances, "must not be negative"))
+		}
+	}
+	return errs
+}
+
+func (o *Options) validateTypes(path *field.Path) field.ErrorList {
+	errs := o.InstanceTypes.Validate(path)
+	if len(o.InstanceTypes) == 0 {
+		errs = append(errs, field.Required(path, "must have at least one instance type"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
+		path, t := path.Child(name), o.InstanceTypes[name]
+		if t.Arch == provider.ArchARM64 {
+			errs = append(errs, field.NotSupported(path.Child("arch"), t.Arch, []string{provider.ArchAMD64}))
+		}
+		// One that is no quantity is reported when it is read.
+		if t.Memory.Sign() > 0 && t.Memory.Value() < minMemory {
+			errs = append(errs, field.Invalid(path.Child("memory"), t.Memory.String(), "must be at least 16Mi"))
+		}
+	}
+	return errs
+}
+
+// Catalogue returns the instance types.
+func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
+
+// ImmutableFields returns the options that need a restart to change. Instance types and
+// quotas come with each Spec.
+func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
+	var subnets []string
+	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
+		subnet, instances := o.Subnets[name], "any"
+		if subnet.Instances != nil {
+			instances = fmt.Sprint(*subnet.Instances)
+		}
+		subnets = append(subnets, fmt.Sprintf("%s: bridge %q, instances %s, memory %s", name, subnet.Bridge, instances, subnet.Memory.String()))
+	}
+	fields := []provider.ImmutableField{
+		{Path: path.Child("dir"), Value: o.Dir},
+		{Path: path.Child("binary"), Value: o.Binary},
+		{Path: path.Child("image_tool"), Value: o.ImageTool},
+		{Path: path.Child("accel"), Value: o.Accel},
+		{Path: path.Child("machine"), Value: o.Machine},
+		{Path: path.Child("shutdown_grace"), Value: o.ShutdownGrace.String()},
+		{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
+	}
+	return append(fields, o.Boot.immutableFields(path)...)
+}
+
+// NewProvider returns the provider for a shard.
+func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	// The folder has userdata, which contains secrets.
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, err
+	}
+	return machines.New(NewAPI(o, shard), machines.Options{CallContext: callContext, ExpectedNode: expectedNode}), nil
+}
+
+// expectedNode returns the Node of a machine. The kernel of the guest reserves a part of
+// the memory.
+func expectedNode(spec provider.Spec) *corev1.Node {
+	node := new(corev1.Node)
+	node.Labels = map[string]string{corev1.LabelArchStable: spec.Type.Arch, corev1.LabelOSStable: "linux"}
+	node.Status.NodeInfo = corev1.NodeSystemInfo{Architecture: spec.Type.Arch, OperatingSystem: "linux"}
+	node.Status.Capacity = corev1.ResourceList{
+		corev1.ResourceCPU:    *resource.NewQuantity(int64(cpus(spec.Type)), resource.DecimalSI),
+		corev1.ResourceMemory: *resource.NewQuantity(spec.Type.Memory.Value()/8*7, resource.BinarySI),
+	}
+	return node
+}

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package qemu is a provider of virtual machines on the host of the server
+// (docs/server.md#qemu). Each instance is a process of QEMU in a folder of its own, which
+// has all that is known about it: a server that starts finds the machines there. Package
+// machines decides what to do with them.
+package qemu
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// parallel is how many machines List queries at a time.
+const parallel = 16
+
+// API are the calls for the machines of one shard. It implements machines.API.
+type API struct {
+	options *Options
+	shard   provider.Shard
+	folders folders
+	limits  machines.Limits
+	// step is called before each step of a launch or a deletion. Tests stop the process
+	// there.
+	step func(string)
+
+	// mu guards the fields below. It is locked from the count of what a subnet has room for
+	// until the identity of the next machine is stored.
+	mu sync.Mutex
+	// silent is since when the QEMU of an instance does not answer, as far as this process
+	// knows.
+	silent map[string]time.Time
+}
+
+var _ machines.API = (*API)(nil)
+
+// NewAPI returns the calls for the machines of a shard.
+func NewAPI(o *Options, shard provider.Shard) *API {
+	return &API{
+		options: o,
+		shard:   shard,
+		folders: newFolders(o.Dir, shard.ClusterID, shard.ID),
+		limits: machines.Limits{
+			// The calls are local: they need no budget.
+			Reads:        machines.Budget{PerSecond: 100, Burst: 100},
+			Writes:       machines.Budget{PerSecond: 100, Burst: 100},
+			Launches:     4,
+			Batch:        50,
+			PollInterval: time.Second,
+			IdleInterval: 10 * time.Second,
+		},
+		step:   func(string) {},
+		silent: map[string]time.Time{},
+	}
+}
+
+// Limits returns how the calls may be made.
+func (a *API) Limits() machines.Limits { return a.limits }
+
+// List returns all machines. It goes on with deletions that Terminate has begun, and
+// removes what launches of a server that was killed have left.
+func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+	list, err := a.folders.list()
+	if err != nil {
+		return nil, err
+	}
+	found := make([]*machines.Machine, len(list))
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for i, f := range list {
+		group.Go(func() error {
+			m, exists, err := a.inspect(ctx, f)
+			if exists {
+				found[i] = &m
+			}
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	var all []machines.Machine
+	for _, m := range found {
+		if m != nil {
+			all = append(all, *m)
+		}
+	}
+	return all, nil
+}
+
+// Find reads the machine of one instance.
+func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+	return a.inspect(ctx, a.folders.of(id))
+}
+
+// Room returns how many more machines a subnet has room for: those of the smallest type,
+// if its memory is limited. Machines need room until their folders are deleted.
+func (a *API) Room(_ context.Context, subnet string) (int, error) {
+	limits := a.options.Subnets[subnet]
+	used, err := a.used(subnet, "")
+	if err != nil {
+		return 0, err
+	}
+	room := math.MaxInt32
+	if limits.Instances != nil {
+		room = int(*limits.Instances) - used.instances
+	}
+	if limit := limits.Memory.Value(); limit > 0 {
+		smallest := int64(math.MaxInt64)
+		for _, t := range a.options.InstanceTypes {
+			smallest = min(smallest, t.Memory.Value())
+		}
+		room = min(room, int((limit-used.memory)/smallest))
+	}
+	return max(0, room), nil
+}
+
+// usage is what the machines of a subnet use.
+type usage struct {
+	instances int
+	memory    int64
+}
+
+// used returns what the machines of a subnet use, without that of one instance.
+func (a *API) used(subnet, without string) (usage, error) {
+	list, err := a.folders.list()
+	if err != nil {
+		return usage{}, err
+	}
+	var used usage
+	for _, f := range list {
+		identity, found, err := f.readIdentity(a.shard)
+		if err != nil {
+			return usage{}, err
+		}
+		if found && f.id != without && identity.Resources.Subnet == subnet {
+			used.instances++
+			used.memory += identity.Resources.Memory
+		}
+	}
+	return used, nil
+}
+
+// reserve stores the identity of a machine if its subnet has room for it.
+func (a *API) reserve(f folder, spec provider.Spec) error {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	used, err := a.used(spec.Subnet, spec.ID)
+	if err != nil {
+		return err
+	}
+	limits, needed := a.options.Subnets[spec.Subnet], spec.Type.Memory.Value()
+	if limit := limits.Instances; limit != nil && used.instances >= int(*limit) {
+		return &machines.Rejection{
+			Scope: machines.Scope{Subnet: spec.Subnet},
+			Err:   fmt.Errorf("subnet %s has room for %d instances and has %d", spec.Subnet, *limit, used.instances),
+		}
+	}
+	if limit := limits.Memory.Value(); limit > 0 && used.memory+needed > limit {
+		return &machines.Rejection{
+			Scope: machines.Scope{Subnet: spec.Subnet, Type: spec.Type.Name},
+			Err: fmt.Errorf("subnet %s has %s of memory, of which %d MiB are left, and instance type %s needs %s",
+				spec.Subnet, limits.Memory.String(), (limit-used.memory)>>20, spec.Type.Name, spec.Type.Memory.String()),
+		}
+	}
+	return f.writeJSON(identityFile, newIdentity(a.shard, spec))
+}
