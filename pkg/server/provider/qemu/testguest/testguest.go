@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package testguest builds what a virtual machine of tests boots: the kernel of a
+// distribution and an initramfs with one program, which package init has.
+package testguest
+
+import (
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// KernelEnv has the folder with an unpacked kernel package of Debian, which
+// hack/guest-kernel.sh writes.
+const KernelEnv = "NSTANCE_TEST_KERNEL"
+
+// Append is the command line of the kernel.
+const Append = "console=ttyS0 quiet panic=-1"
+
+// initPackage is the program of the guest.
+const initPackage = "nstance.dev/operator/pkg/server/provider/qemu/testguest/init"
+
+// modules are the modules that the guest needs, beside those that they depend on.
+var modules = []string{"virtio_pci", "virtio_net", "virtio_blk", "isofs", "button", "evdev", "pvpanic-pci", "virtio-rng"}
+
+// Build builds the guest and returns the paths of its kernel and initramfs. The initramfs
+// has the given files of the host, by name in the guest. Without a kernel the test is
+// skipped, or fails where it must not be.
+func Build(t testing.TB, files map[string]string) (kernel, initrd string) {
+	t.Helper()
+	root := os.Getenv(KernelEnv)
+	if root == "" {
+		const hint = "%s is not set: hack/guest-kernel.sh FOLDER downloads a kernel"
+		if os.Getenv("NSTANCE_TEST_MACHINES") == "1" {
+			t.Fatalf(hint, KernelEnv)
+		}
+		t.Skipf(hint, KernelEnv)
+	}
+	kernels, err := filepath.Glob(filepath.Join(root, "boot", "vmlinuz-*"))
+	require.NoError(t, err)
+	require.Len(t, kernels, 1, "kernels in %s", root)
+	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
+
+	dir := t.TempDir()
+	program := filepath.Join(dir, "init")
+	build := exec.Command("go", "build", "-o", program, "-ldflags=-s -w", initPackage)
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
+	output, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+
+	content := []File{{Name: "init", Path: program, Mode: 0o755}}
+	paths, err := resolve(filepath.Join(root, "lib", "modules", version), modules)
+	require.NoError(t, err)
+	for i, path := range paths {
+		content = append(content, File{Name: fmt.Sprintf("modules/%02d-%s", i, filepath.Base(path)), Path: path, Mode: 0o644})
+	}
+	for name, path := range files {
+		content = append(content, File{Name: name, Path: path, Mode: 0o755})
+	}
+	initrd = filepath.Join(dir, "initrd")
+	file, err := os.Create(initrd)
+	require.NoError(t, err)
+	defer file.Close()
+	require.NoError(t, WriteInitramfs(file, content))
+	return kernels[0], initrd
+}
