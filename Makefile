@@ -100,6 +100,13 @@ test-docker: ## Run the tests that need a Docker daemon.
 test-machines: ## Run the tests on real nodes. They need Docker and mmdebstrap, and root.
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -timeout 30m -v ./machines
 
+# The kernel that the guests of tests boot, a package of Debian.
+GUEST_KERNEL ?= $(CURDIR)/.dev/guest-kernel
+.PHONY: test-qemu
+test-qemu: ## Run the tests that need QEMU.
+	hack/guest-kernel.sh '$(GUEST_KERNEL)'
+	NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/qemu/...
+
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
 	$(FLAGS) hack/bench.sh '$(BENCH)'

@@ -35,7 +35,7 @@ func newBackend(t *testing.T) providertest.Backend {
 		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
 			api := NewAPI(options, shard)
 			api.limits.PollInterval, api.limits.IdleInterval = 100*time.Millisecond, 200*time.Millisecond
-			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode})
+			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 		},
 		Existing: func() []string {
 			var ids []string

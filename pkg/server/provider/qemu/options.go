@@ -12,7 +12,6 @@ import (
 	"strings"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -55,6 +54,8 @@ type Options struct {
 	// ShutdownGrace is how long a guest may take to shut down before its machine is
 	// turned off.
 	ShutdownGrace time.Duration
+	// Agent is true if each machine runs an agent, for which the server waits.
+	Agent bool
 	// Subnets are the networks by subnet. A subnet that is not in it has a user network
 	// and no limit.
 	Subnets map[string]Subnet
@@ -86,6 +87,7 @@ func ReadOptions(o *jsonc.Object) provider.Options {
 		Machine:       stringOr(o, "machine", defaultMachine),
 		Boot:          readBoot(o),
 		ShutdownGrace: o.Duration("shutdown_grace", defaultShutdownGrace),
+		Agent:         o.Bool("agent", true),
 		Subnets:       readSubnets(o.Object("subnets")),
 		InstanceTypes: provider.Catalogue{},
 	}
@@ -201,6 +203,9 @@ func (o *Options) validateTypes(path *field.Path) field.ErrorList {
 // Catalogue returns the instance types.
 func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
 
+// RunsAgent reports whether each machine runs an agent.
+func (o *Options) RunsAgent() bool { return o.Agent }
+
 // ImmutableFields returns the options that need a restart to change. Instance types and
 // quotas come with each Spec.
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
@@ -230,18 +235,5 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
 		return nil, err
 	}
-	return machines.New(NewAPI(o, shard), machines.Options{CallContext: callContext, ExpectedNode: expectedNode}), nil
-}
-
-// expectedNode returns the Node of a machine. The kernel of the guest reserves a part of
-// the memory.
-func expectedNode(spec provider.Spec) *corev1.Node {
-	node := new(corev1.Node)
-	node.Labels = map[string]string{corev1.LabelArchStable: spec.Type.Arch, corev1.LabelOSStable: "linux"}
-	node.Status.NodeInfo = corev1.NodeSystemInfo{Architecture: spec.Type.Arch, OperatingSystem: "linux"}
-	node.Status.Capacity = corev1.ResourceList{
-		corev1.ResourceCPU:    *resource.NewQuantity(int64(cpus(spec.Type)), resource.DecimalSI),
-		corev1.ResourceMemory: *resource.NewQuantity(spec.Type.Memory.Value()/8*7, resource.BinarySI),
-	}
-	return node
+	return machines.New(NewAPI(o, shard), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
 }

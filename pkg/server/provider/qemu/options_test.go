@@ -39,14 +39,16 @@ func TestReadOptions(t *testing.T) {
 	assert.Equal(t, "qemu-img", options.ImageTool)
 	assert.Equal(t, "q35", options.Machine)
 	assert.Equal(t, time.Minute, options.ShutdownGrace)
+	assert.True(t, options.RunsAgent())
 	assert.Equal(t, Boot{Image: "/i"}, options.Boot)
 
 	options, errs = read(t, `{`+minimalOptions+`, "binary": "/qemu", "image_tool": "/img", "machine": "pc-q35-7.2", "disk_size": "20Gi",
-		"kernel": "/k", "initrd": "/r", "append": "quiet", "shutdown_grace": "0s", "quota": {"small": 3},
+		"kernel": "/k", "initrd": "/r", "append": "quiet", "shutdown_grace": "0s", "agent": false, "quota": {"small": 3},
 		"subnets": {"subnet": {"bridge": "br0", "instances": 3, "memory": "8Gi"}}}`)
 	require.Empty(t, errs)
 	assert.Equal(t, Boot{Image: "/i", DiskSize: "20Gi", Kernel: "/k", Initrd: "/r", Append: "quiet"}, options.Boot)
 	assert.Zero(t, options.ShutdownGrace)
+	assert.False(t, options.RunsAgent())
 	subnet := options.Subnets["subnet"]
 	assert.Equal(t, "br0", subnet.Bridge)
 	assert.EqualValues(t, 3, *subnet.Instances)

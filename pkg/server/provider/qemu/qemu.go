@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package qemu is a provider of virtual machines on the host of the server
-// (docs/server.md#qemu). Each instance is a process of QEMU in a folder of its own, which
+// (docs/providers.md#qemu). Each instance is a process of QEMU in a folder of its own, which
 // has all that is known about it: a server that starts finds the machines there. Package
 // machines decides what to do with them.
 package qemu
