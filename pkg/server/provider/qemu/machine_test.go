@@ -247,6 +247,31 @@ func TestRoom(t *testing.T) {
 	expect("memory", 3)
 }
 
+func TestLaunchesAtOnceShareTheRoom(t *testing.T) {
+	api := NewAPI(testOptions(t, deafGuest), testShard)
+	const launches = 6
+	results := make(chan error, launches)
+	for range launches {
+		r := request(t)
+		r.Subnet = "two"
+		go func() {
+			_, err := api.Launch(t.Context(), r)
+			results <- err
+		}()
+	}
+	launched := 0
+	for range launches {
+		err := <-results
+		if err == nil {
+			launched++
+			continue
+		}
+		assert.ErrorContains(t, err, "room for 2 instances")
+	}
+	assert.Equal(t, 2, launched)
+	assert.Len(t, entries(t, api), 2)
+}
+
 // expectRejection expects that a launch is rejected and leaves nothing behind.
 func expectRejection(t *testing.T, api *API, r machines.Request, scope machines.Scope, text string) {
 	t.Helper()
