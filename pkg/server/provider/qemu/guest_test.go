@@ -24,7 +24,7 @@ import (
 )
 
 // guestTimeout is much longer than Linux takes to boot without hardware support.
-const guestTimeout = 5 * time.Minute
+const guestTimeout = 2 * time.Minute
 
 // linux returns the options of machines that boot Linux, and a request for one.
 func linux(t *testing.T, userdata string) (*API, machines.Request) {

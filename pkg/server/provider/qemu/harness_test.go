@@ -25,7 +25,7 @@ import (
 )
 
 // awaitTimeout is much longer than QEMU takes on a busy machine.
-const awaitTimeout = 20 * time.Second
+const awaitTimeout = time.Minute
 
 var (
 	testShard = provider.Shard{ClusterID: "test", ID: "a", Region: "region", Zone: "zone"}
