@@ -213,7 +213,10 @@ func (f folder) remove() error {
 // trimSerialLog empties a serial log that is too large. QEMU appends to it.
 func (f folder) trimSerialLog() error {
 	info, err := os.Stat(f.file(serialFile))
-	if err != nil || info.Size() <= maxSerialLog {
+	if err != nil {
+		return ignoreNotExist(err)
+	}
+	if info.Size() <= maxSerialLog {
 		return nil
 	}
 	return os.Truncate(f.file(serialFile), 0)

@@ -235,7 +235,8 @@ func TestRejections(t *testing.T) {
 			expectRejection(t, NewAPI(options, testShard), r, tc.scope, tc.text)
 		})
 	}
-	kvm := rejectOutput(request(t).Spec, "Could not access KVM kernel module: No such file or directory").(*machines.Rejection)
+	kvm, ok := errors.AsType[*machines.Rejection](rejectOutput(request(t).Spec, "Could not access KVM kernel module: No such file or directory"))
+	require.True(t, ok)
 	assert.Equal(t, machines.Scope{}, kvm.Scope, "without KVM no machine starts")
 }
 

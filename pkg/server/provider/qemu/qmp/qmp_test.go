@@ -34,8 +34,11 @@ func startQEMU(t *testing.T) string {
 	path := filepath.Join(dir, "qmp")
 	cmd := exec.Command(binary, "-machine", "none", "-S", "-display", "none", "-qmp", "unix:"+path+",server=on,wait=off")
 	require.NoError(t, cmd.Start())
-	exited := make(chan error, 1)
-	go func() { exited <- cmd.Wait() }()
+	exited := make(chan struct{})
+	go func() {
+		defer close(exited)
+		_ = cmd.Wait()
+	}()
 	t.Cleanup(func() {
 		_ = cmd.Process.Kill()
 		<-exited
@@ -46,8 +49,8 @@ func startQEMU(t *testing.T) string {
 			return path
 		}
 		select {
-		case err := <-exited:
-			t.Fatalf("QEMU has exited: %v", err)
+		case <-exited:
+			t.Fatalf("QEMU has exited: %v", cmd.ProcessState)
 		case <-time.After(10 * time.Millisecond):
 		}
 	}

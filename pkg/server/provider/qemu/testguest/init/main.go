@@ -10,7 +10,9 @@ import (
 	"bytes"
 	"encoding/binary"
 	"encoding/json"
+	"errors"
 	"fmt"
+	"io/fs"
 	"net/http"
 	"os"
 	"os/exec"
@@ -74,7 +76,7 @@ func run() error {
 	if err := userdata.write(agentDir); err != nil {
 		return err
 	}
-	if _, err := os.Stat(agent); err != nil {
+	if _, err := os.Stat(agent); errors.Is(err, fs.ErrNotExist) {
 		return nil
 	}
 	for {
