@@ -88,7 +88,7 @@ func (i identity) machine() machines.Machine {
 }
 
 // readIdentity returns false if the folder has none. That of another machine is an error:
-// somebody has copied the folder.
+// the folder was copied.
 func (f folder) readIdentity(shard provider.Shard) (i identity, found bool, err error) {
 	if found, err = f.readJSON(identityFile, &i); err != nil || !found {
 		return identity{}, false, err

@@ -20,7 +20,7 @@ import (
 )
 
 const (
-	// startTimeout is how long QEMU may take until it answers for the first time.
+	// startTimeout is how long QEMU may take until it responds for the first time.
 	startTimeout = time.Minute
 	// retryInterval is the time between two attempts to lock a folder or to connect.
 	retryInterval = 20 * time.Millisecond
@@ -120,7 +120,7 @@ func (a *API) prepare(ctx context.Context, f folder, lock *os.File, spec provide
 	return a.createDisk(ctx, f, lock, b)
 }
 
-// run starts QEMU and waits until it answers.
+// run starts QEMU and waits until it responds.
 func (a *API) run(ctx context.Context, f folder, lock *os.File, id puidv7.ID, spec provider.Spec, b Boot) (machines.Machine, error) {
 	a.step("start QEMU")
 	exited, err := a.start(f, lock, a.options.commandLine(id, spec.Type, spec.Subnet, b, fitsSMBIOS(spec.Userdata)))

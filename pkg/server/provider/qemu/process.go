@@ -66,7 +66,7 @@ func (f folder) execute(ctx context.Context, command string, result any) error {
 	return client.Execute(ctx, command, nil, result)
 }
 
-// kill kills the QEMU of a folder, whether or not it answers.
+// kill kills the QEMU of a folder, whether or not it responds.
 func (f folder) kill() error {
 	pids, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
