@@ -4,6 +4,7 @@
 package qemu
 
 import (
+	"crypto/rand"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -93,6 +94,18 @@ func (f folders) list() ([]folder, error) {
 
 // file returns the path of a file in the folder.
 func (f folder) file(name string) string { return filepath.Join(f.path, name) }
+
+// create creates the folder unless it exists. By the time it returns, another process may
+// have removed it.
+func (f folder) create() error {
+	if err := os.MkdirAll(filepath.Dir(f.path), 0o700); err != nil {
+		return err
+	}
+	if err := os.Mkdir(f.path, 0o700); !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	return nil
+}
 
 // errLocked means that another process works on the folder, or that QEMU runs.
 var errLocked = errors.New("the folder is locked")
@@ -200,10 +213,8 @@ func (f folder) clean() error {
 
 // remove deletes the folder, which must be locked.
 func (f folder) remove() error {
-	deleted := f.path + deletedSuffix
-	if err := os.RemoveAll(deleted); err != nil {
-		return err
-	}
+	// The files of an earlier folder of the name may still be being deleted.
+	deleted := f.path + "." + rand.Text() + deletedSuffix
 	if err := os.Rename(f.path, deleted); err != nil {
 		return err
 	}

@@ -64,7 +64,7 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *machines.Machine, err error) {
 	for {
 		a.step("make the folder")
-		if err := os.MkdirAll(f.path, 0o700); err != nil {
+		if err := f.create(); err != nil {
 			return nil, nil, err
 		}
 		a.step("lock the folder")
