@@ -29,7 +29,7 @@ import (
 const procFolder = "/proc"
 
 // Run runs the agent until ctx is done. It returns an error only if the options or the
-// folders cannot be used: whatever servers do, it goes on.
+// folders cannot be used: whatever servers do, it continues.
 func Run(ctx context.Context, o *Options) error {
 	begin := time.Now()
 	logger := klog.FromContext(ctx).WithValues("instance", o.InstanceID)

@@ -18,7 +18,7 @@ const (
 )
 
 // azureTerminations are the types of events after which the machine is not there any more.
-// After others, such as Freeze and Reboot, it goes on.
+// After others, such as Freeze and Reboot, it continues.
 var azureTerminations = []string{"Preempt", "Terminate"}
 
 // azure is the metadata service of Azure. Its events name the machines that they concern,

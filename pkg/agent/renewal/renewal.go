@@ -28,7 +28,7 @@ const (
 	callTimeout = 10 * time.Second
 	// lastDelay is the longest time between two attempts.
 	lastDelay = time.Minute
-	// unimplementedDelay is when a server that could not renew a certificate is asked again:
+	// unimplementedDelay is when a server that could not renew a certificate gets the request again:
 	// another version may have taken its place.
 	unimplementedDelay = time.Hour
 	// connectTimeout is how long the new certificate may take to be connected with.

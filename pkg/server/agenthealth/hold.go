@@ -23,7 +23,7 @@ type hold struct {
 }
 
 // update decides by the number of silent agents among all those expected whether the
-// period begins or goes on. It reports whether one is over: the agents that are still
+// period begins or continues. It reports whether one is over: the agents that are still
 // silent then begin their silence anew, since most others have come back only now.
 func (h *hold) update(silent, expected int, now time.Time) (over bool) {
 	tooMany := silent >= minSilent && silent*silentPart >= expected

@@ -66,7 +66,7 @@ func NewAPI(o *Options, shard provider.Shard) *API {
 // Limits returns how the calls may be made.
 func (a *API) Limits() machines.Limits { return a.limits }
 
-// List returns all machines. It goes on with deletions that Terminate has begun, and
+// List returns all machines. It continues deletions that Terminate has begun, and
 // removes what launches of a server that was killed have left.
 func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 	list, err := a.folders.list()
