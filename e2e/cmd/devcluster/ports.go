@@ -30,17 +30,17 @@ var (
 	}
 	shards = []installation.Shard{
 		{
-			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963,
+			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963, AgentPort: 28953,
 			Groups:       map[string]installation.Group{"main": {Size: 2}},
 			DrainTimeout: drainTimeout,
 		},
 		{
-			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964,
+			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964, AgentPort: 28954,
 			Groups:       map[string]installation.Group{"main": {Size: 1}},
 			DrainTimeout: drainTimeout,
 		},
 		{
-			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965,
+			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965, AgentPort: 28955,
 			DrainTimeout: drainTimeout,
 		},
 	}
