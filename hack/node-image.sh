@@ -6,7 +6,8 @@
 # into Docker as nstance-node:TAG: Debian packages, the kubelet of the Kubernetes of the
 # tests, nstance-agent, and images for Pods. What has not changed is not built again.
 #
-# Environment: TAG (dev), DOCKER_HOST, CACHE (e2e/.cache/node), SUITE (bookworm).
+# Environment: TAG (dev), DOCKER_HOST, CACHE (e2e/.cache/node), SUITE (bookworm). The image
+# that had the tag before is removed unless it is in use.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
@@ -32,7 +33,10 @@ report() { printf '%4d s  %s\n' $((SECONDS - begin)) "$1"; }
 
 # Without documentation the packages need 280 MB.
 mkdir -p "$cache"
+exec 9>"$cache/lock"
+flock 9
 if [ "$(cat "$cache/packages" 2>/dev/null)" != "$suite $packages" ]; then
+	report "installing Debian packages"
 	rm -rf "$root" "$cache/packages"
 	mmdebstrap --quiet --mode=root --variant=essential --include="$packages" \
 		--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*' \
@@ -51,6 +55,7 @@ build() { # MODULE PACKAGE OUTPUT [VARIABLE...]
 }
 version=$(cd e2e/cmd/kube && go list -m -f '{{.Version}}' k8s.io/kubernetes)
 minor=${version#v*.}
+report "building the kubelet (the first time takes some minutes)"
 build e2e/cmd/kube ./kubelet "$root/usr/local/bin/kubelet" \
 	"k8s.io/component-base/version.gitVersion=$version" "k8s.io/client-go/pkg/version.gitVersion=$version" \
 	"k8s.io/component-base/version.gitMajor=1" "k8s.io/component-base/version.gitMinor=${minor%%.*}"
@@ -73,8 +78,15 @@ digest=$(cd "$root" && {
 	cat "$cache/packages"
 	sha256sum usr/local/bin/* images/* etc/containerd/*
 } | sha256sum | cut -c1-16)
-if ! docker image inspect "nstance-node:$digest" >/dev/null 2>&1; then
-	tar -C "$root" -c . | docker import -c 'ENTRYPOINT ["/usr/local/bin/entrypoint"]' - "nstance-node:$digest" >/dev/null
+previous=$(docker image inspect -f '{{.Id}}' "$tag" 2>/dev/null || true)
+image=$(docker image ls --no-trunc --quiet --filter "label=nstance.dev/node-image=$digest" nstance-node | head -n 1)
+if [ -z "$image" ]; then
+	image=$(tar -C "$root" -c . | docker import -c 'ENTRYPOINT ["/usr/local/bin/entrypoint"]' \
+		-c "LABEL nstance.dev/node-image=$digest" - "$tag")
+else
+	docker tag "$image" "$tag"
 fi
-docker tag "nstance-node:$digest" "$tag"
+if [ -n "$previous" ] && [ "$previous" != "$image" ]; then
+	docker image rm "$previous" >/dev/null 2>&1 || true # it has containers or another tag
+fi
 report "$tag: $(($(docker image inspect -f '{{.Size}}' "$tag") / 1000000)) MB"

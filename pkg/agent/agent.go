@@ -34,13 +34,14 @@ func Run(ctx context.Context, o *Options) error {
 	begin := time.Now()
 	logger := klog.FromContext(ctx).WithValues("instance", o.InstanceID)
 	ctx = klog.NewContext(ctx, logger)
-	health := &health{}
-	if err := health.serve(ctx, o.HealthAddress); err != nil {
-		return err
-	}
 	id, err := identity.Open(o.IdentityFolder, o.IdentityMode.FileMode(), o.InstanceID)
 	if err != nil {
 		return fmt.Errorf("open the identity: %w", err)
+	}
+	exporter := newExporter(id)
+	health := &health{metrics: exporter.handler()}
+	if err := health.serve(ctx, o.HealthAddress); err != nil {
+		return err
 	}
 	store, err := files.Open(o.ReceiveFolder, o.ReceiveMode.FileMode(), id)
 	if err != nil {
@@ -85,11 +86,15 @@ func Run(ctx context.Context, o *Options) error {
 		begin:      begin,
 	}
 	reporter := report.New(conn, o.ReportInterval, func() *nstancev1.HealthReportRequest { return reports.create(ctx) })
-	poller = notice.NewPoller(source(logger, o), o.SpotPollInterval, reporter.Trigger)
+	reporter.Sent = exporter.sent
+	poller = notice.NewPoller(source(logger, o), o.SpotPollInterval, func() {
+		exporter.notice.Set(1)
+		reporter.Trigger()
+	})
 	run := []func(context.Context){
 		(&renewal.Renewal{Identity: id, Connection: conn, Registration: registration}).Run,
 		(&keyfiles.Creator{Connection: conn, Store: keys, InstanceID: o.InstanceID}).Run,
-		(&files.Receiver{Connection: conn, Store: store, Changed: reporter.Trigger}).Run,
+		(&files.Receiver{Connection: conn, Store: store, Changed: reporter.Trigger, Applied: exporter.patched}).Run,
 		poller.Run,
 	}
 	if o.ReportInterval > 0 {

@@ -4,14 +4,12 @@
 package agent_test
 
 import (
-	"context"
 	"crypto/ed25519"
 	"crypto/x509"
 	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strconv"
 	"strings"
@@ -19,13 +17,10 @@ import (
 	"testing"
 	"time"
 
-	"github.com/spf13/pflag"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/emptypb"
 
-	"nstance.dev/operator/pkg/agent"
-	"nstance.dev/operator/pkg/flagenv"
 	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
@@ -101,6 +96,30 @@ func TestFilesAreReceivedAndKeysCreated(t *testing.T) {
 	assert.True(t, key.Equal(again), "the key stays")
 }
 
+// A file that leaves the configuration is removed from the machine, other files of the
+// machine stay.
+func TestFilesThatLeaveTheConfigurationAreRemoved(t *testing.T) {
+	t.Parallel()
+	s := startWithFiles(t, someFiles, "1")
+	m := newMachine(t, s)
+	m.write("recv/own.json", []byte("{}"))
+	m.Options.ReportInterval = time.Hour
+	m.start()
+	runtest.Eventually(t, "the files are there", func() bool { return m.has("recv/write-files.last") })
+	assert.True(t, m.has("recv/token.json"))
+
+	setValue(s, `{"app.env": {"kind": "env", "env": {"VALUE": "2"}}}`, "1")
+	runtest.Eventually(t, "the changed file is there", func() bool { return m.received("app.env") == "VALUE=2\n" })
+	for _, name := range []string{"app.json", "token.json", "kubelet.crt"} {
+		assert.False(t, m.has("recv/"+name), name)
+	}
+	assert.True(t, m.has("recv/own.json"))
+	assert.True(t, m.has("keys/kubelet.server.key"))
+	setValue(s, `{}`, "1")
+	runtest.Eventually(t, "no received file is left", func() bool { return !m.has("recv/app.env") })
+	assert.True(t, m.has("recv/own.json"))
+}
+
 func TestRefusedFileIsReportedToTheOperator(t *testing.T) {
 	t.Parallel()
 	s := startWithFiles(t, someFiles, "1")
@@ -127,95 +146,6 @@ func TestRefusedFileIsReportedToTheOperator(t *testing.T) {
 	setValue(s, someFiles, "3")
 	runtest.Eventually(t, "the next patch is applied", func() bool { return m.received("app.json") == "[3]" })
 	runtest.Eventually(t, "the error is removed", func() bool { return !m.has("recv/errors") })
-}
-
-// agentVariable makes the test binary run an agent with the options of its environment.
-const agentVariable = "TEST_RUN_AGENT"
-
-func TestMain(m *testing.M) {
-	if os.Getenv(agentVariable) == "" {
-		os.Exit(m.Run())
-	}
-	options := agent.DefaultOptions()
-	flags := pflag.NewFlagSet("agent", pflag.ExitOnError)
-	options.AddFlags(flags)
-	err := flagenv.Set(flags, os.LookupEnv)
-	if err == nil {
-		err = agent.Run(context.Background(), options)
-	}
-	fmt.Fprintln(os.Stderr, err)
-	os.Exit(1)
-}
-
-// startProcess runs the agent in a process of its own until kill -9.
-func (m *machine) startProcess() (kill func()) {
-	m.t.Helper()
-	command := exec.Command(os.Args[0])
-	command.Env = append(os.Environ(), agentVariable+"=1",
-		"NSTANCE_INSTANCE_ID="+m.Options.InstanceID,
-		"NSTANCE_SERVER_REGISTRATION_ADDR="+m.Options.RegistrationAddress,
-		"NSTANCE_SERVER_AGENT_ADDR="+m.Options.AgentAddress,
-		"NSTANCE_IDENTITY_DIR="+m.Options.IdentityFolder,
-		"NSTANCE_KEYS_DIR="+m.Options.KeysFolder,
-		"NSTANCE_RECV_DIR="+m.Options.ReceiveFolder)
-	require.NoError(m.t, command.Start())
-	kill = func() {
-		_ = command.Process.Kill()
-		_ = command.Wait()
-	}
-	m.t.Cleanup(kill)
-	return kill
-}
-
-// writing returns how many files the version has that is being written, -1 if there is none.
-func (m *machine) writing() int {
-	current, _ := os.Readlink(filepath.Join(m.folder, "recv", "..data"))
-	versions, _ := filepath.Glob(filepath.Join(m.folder, "recv", "..version-*"))
-	for _, version := range versions {
-		if filepath.Base(version) != current {
-			entries, _ := os.ReadDir(version)
-			return len(entries)
-		}
-	}
-	return -1
-}
-
-// The process is killed while it writes a patch, at each number of its files. The server
-// sends the patch again, and until then all files are those of before.
-func TestPushSurvivesKillsOfTheAgent(t *testing.T) {
-	t.Parallel()
-	files := "{"
-	for n := range 8 {
-		files += fmt.Sprintf(`"%d.json": {"kind": "string", "string": "{{.Vars.value}}"},`, n)
-	}
-	files += "}"
-	s := startWithFiles(t, files, "0")
-	m := newMachine(t, s)
-	kill := m.startProcess()
-	value := 0
-	applied := func() bool { return m.received("0.json") == strconv.Itoa(value) }
-	runtest.Eventually(t, "the files are there", applied)
-	during := 0
-	for count := range 9 {
-		value++
-		setValue(s, files, strconv.Itoa(value))
-		for written := -1; written < count && !applied(); written = m.writing() {
-		}
-		if kill(); !applied() {
-			during++
-		}
-		var contents []string
-		for n := range 8 {
-			contents = append(contents, m.received(fmt.Sprintf("%d.json", n)))
-		}
-		if strings.Join(contents, "") != strings.Repeat(contents[0], 8) {
-			t.Errorf("after a kill at %d files they have %q", count, contents)
-		}
-		kill = m.startProcess()
-		runtest.Eventually(t, "the patch is applied", applied)
-	}
-	t.Logf("%d of 9 kills were before the patch was visible", during)
-	assert.Greater(t, during, 0, "kills before the patch was visible")
 }
 
 // version returns the numbers in the files of the current version, which is read as a whole.

@@ -18,8 +18,10 @@ import (
 // readHeaderTimeout keeps clients that send nothing from piling up.
 const readHeaderTimeout = 10 * time.Second
 
-// health serves /healthz, which is that of the process, and /readyz.
+// health serves /healthz, which is that of the process, /readyz, and /metrics.
 type health struct {
+	metrics http.Handler
+
 	mu sync.Mutex
 	// ready is nil until the instance is registered.
 	ready func() error
@@ -55,6 +57,7 @@ func (h *health) serve(ctx context.Context, address string) error {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, _ *http.Request) { answer(w, nil) })
 	mux.HandleFunc("GET /readyz", func(w http.ResponseWriter, _ *http.Request) { answer(w, h.checkReady()) })
+	mux.Handle("GET /metrics", h.metrics)
 	server := &http.Server{Handler: mux, ReadHeaderTimeout: readHeaderTimeout}
 	context.AfterFunc(ctx, func() { _ = server.Close() })
 	go func() {

@@ -55,7 +55,7 @@ type Options struct {
 	// SpotPollInterval is the time between two polls for termination notices.
 	SpotPollInterval time.Duration
 
-	// HealthAddress serves /healthz and /readyz, empty for none.
+	// HealthAddress serves /healthz, /readyz and /metrics, empty for none.
 	HealthAddress string
 	// Debug logs more.
 	Debug bool
@@ -98,7 +98,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.Provider, "provider", o.Provider, "cloud whose termination notices are reported: aws, google or azure")
 	flags.StringVar(&o.MetadataURL, "metadata-url", o.MetadataURL, "base URL of the metadata service; empty for that of the provider")
 	flags.DurationVar(&o.SpotPollInterval, "spot-poll-interval", o.SpotPollInterval, "time between two polls for termination notices")
-	flags.StringVar(&o.HealthAddress, "health-addr", o.HealthAddress, "address that serves /healthz and /readyz; empty for none")
+	flags.StringVar(&o.HealthAddress, "health-addr", o.HealthAddress, "address that serves /healthz, /readyz and /metrics; empty for none")
 	flags.BoolVar(&o.Debug, "debug", o.Debug, "log more")
 }
 

@@ -26,8 +26,9 @@ var modified = time.Date(2026, 2, 3, 4, 5, 6, 0, time.UTC)
 
 // Variables of the child process.
 const (
-	folderVariable = "NSTANCE_TEST_FOLDER"
-	stepVariable   = "NSTANCE_TEST_STEP"
+	folderVariable   = "NSTANCE_TEST_FOLDER"
+	stepVariable     = "NSTANCE_TEST_STEP"
+	completeVariable = "NSTANCE_TEST_COMPLETE"
 )
 
 // maxLife is how long a child process lives that is not killed.
@@ -48,13 +49,16 @@ var (
 	newFiles = map[string]string{"a.env": "A=2", "b.json": "2", "c.json": "2", "d.env": "D=2"}
 )
 
+// ofUserdata is the start with files that no patch had, which a complete patch keeps.
+const ofUserdata = "on files of userdata"
+
 // starts are the states in which a patch of newFiles is applied, by name.
 var starts = map[string]func(*testing.T, *machine){
 	"on no files": func(_ *testing.T, m *machine) { m.open() },
 	"on files of another patch": func(t *testing.T, m *machine) {
 		apply(t, m.open(), "old", oldFiles)
 	},
-	"on files of userdata": func(t *testing.T, m *machine) {
+	ofUserdata: func(t *testing.T, m *machine) {
 		m.open()
 		for name, content := range oldFiles {
 			require.NoError(t, os.WriteFile(filepath.Join(m.received(), name), []byte(content), 0o640))
@@ -73,36 +77,47 @@ var starts = map[string]func(*testing.T, *machine){
 func TestPatchIsAppliedOrNotWhenTheProcessIsKilled(t *testing.T) {
 	t.Parallel()
 	for name, start := range starts {
-		t.Run(name, func(t *testing.T) {
-			applied, steps := 0, 0
-			for step := 1; ; step++ {
-				m := newMachine(t, t.TempDir())
-				start(t, m)
-				before, hashBefore := m.content(), ""
-				if h := m.hash(); h != "" {
-					hashBefore = h
-				}
-				killed := applyInAChild(t, m.folder, step)
-				after := maps.Clone(before)
-				maps.Copy(after, newFiles)
-				isApplied := m.checkAllOrNothing(before, after)
-				s := m.open()
-				m.checkRecovered(before, hashBefore, after, isApplied)
-				if isApplied {
-					applied++
-				}
-				apply(t, s, "new", newFiles)
-				m.checkRecovered(before, hashBefore, after, true)
-				if !killed {
-					assert.True(t, isApplied)
-					break
-				}
-				steps++
-			}
-			assert.Greater(t, steps, 8, "steps at which the process was killed")
-			assert.Greater(t, applied, 2, "kills after the patch became visible")
-		})
+		for _, complete := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, complete %t", name, complete), func(t *testing.T) {
+				killAtEachStep(t, start, complete, complete && name != ofUserdata)
+			})
+		}
 	}
+}
+
+// killAtEachStep applies newFiles, which may be complete and may remove the files before.
+func killAtEachStep(t *testing.T, start func(*testing.T, *machine), complete, removes bool) {
+	t.Helper()
+	applied, steps := 0, 0
+	for step := 1; ; step++ {
+		m := newMachine(t, t.TempDir())
+		start(t, m)
+		before, hashBefore := m.content(), m.hash()
+		killed := applyInAChild(t, m.folder, step, complete)
+		after := maps.Clone(before)
+		if removes {
+			clear(after)
+		}
+		maps.Copy(after, newFiles)
+		isApplied := m.checkAllOrNothing(before, after)
+		s := m.open()
+		m.checkRecovered(before, hashBefore, after, isApplied)
+		if isApplied {
+			applied++
+		}
+		patch := patchOf(newFiles)
+		patch.Complete = complete
+		_, err := s.Apply(patch, "new")
+		require.NoError(t, err)
+		m.checkRecovered(before, hashBefore, after, true)
+		if !killed {
+			assert.True(t, isApplied)
+			break
+		}
+		steps++
+	}
+	assert.Greater(t, steps, 8, "steps at which the process was killed")
+	assert.Greater(t, applied, 2, "kills after the patch became visible")
 }
 
 // checkAllOrNothing fails the test unless the visible files are those before or after the
@@ -127,16 +142,22 @@ func (m *machine) checkRecovered(before map[string]string, hashBefore string, af
 	assert.Equal(m.t, want, m.content())
 	assert.Equal(m.t, hash, m.hash())
 	assert.LessOrEqual(m.t, m.versions(), 1)
-	_, err := os.Lstat(filepath.Join(m.received(), nextLink))
+	entries, err := filepath.Glob(filepath.Join(m.received(), "[a-z]*.*"))
+	require.NoError(m.t, err)
+	for _, entry := range entries {
+		_, err := os.Stat(entry)
+		assert.NoError(m.t, err, "the link of a file that does not exist")
+	}
+	_, err = os.Lstat(filepath.Join(m.received(), nextLink))
 	assert.ErrorIs(m.t, err, os.ErrNotExist)
 }
 
 // applyInAChild applies newFiles in a process that is killed before a step, and reports
 // whether it was killed.
-func applyInAChild(t *testing.T, folder string, step int) (killed bool) {
+func applyInAChild(t *testing.T, folder string, step int, complete bool) (killed bool) {
 	t.Helper()
 	command := exec.Command(os.Args[0])
-	command.Env = append(os.Environ(), folderVariable+"="+folder, stepVariable+"="+strconv.Itoa(step))
+	command.Env = append(os.Environ(), folderVariable+"="+folder, stepVariable+"="+strconv.Itoa(step), completeVariable+"="+strconv.FormatBool(complete))
 	output, err := command.CombinedOutput()
 	var exit *exec.ExitError
 	if errors.As(err, &exit) && exit.Sys().(syscall.WaitStatus).Signal() == syscall.SIGKILL {
@@ -163,8 +184,14 @@ func child() error {
 			select {}
 		}
 	})
-	if err != nil || !endless {
-		return errors.Join(err, applyPatch(s, "new", newFiles))
+	if err != nil {
+		return err
+	}
+	if !endless {
+		patch := patchOf(newFiles)
+		patch.Complete = os.Getenv(completeVariable) == "true"
+		_, err := s.Apply(patch, "new")
+		return err
 	}
 	for i, begin := 0, time.Now(); time.Since(begin) < maxLife; i++ {
 		hash, files := generation(i)

@@ -32,6 +32,10 @@ type file struct {
 
 // Patch is what a server sent since the last complete patch. The zero Patch is empty.
 type Patch struct {
+	// Complete is true if the patch has all files that the server sends: those of earlier
+	// patches that it lacks are removed.
+	Complete bool
+
 	files map[string]file
 	size  int
 	// refused is why the patch cannot be applied, by name of the file.

@@ -26,6 +26,9 @@ type Receiver struct {
 	Store      *Store
 	// Changed is called when a patch changed the hash of the configuration or the errors.
 	Changed func()
+	// Applied is called after each patch, with the error if it was refused or failed.
+	// Optional.
+	Applied func(error)
 }
 
 // Run receives patches until ctx is done.
@@ -69,11 +72,15 @@ func (r *Receiver) apply(ctx context.Context, patch *Patch, closing *nstancev1.F
 		logger.Error(nil, "the server ended a patch without a hash, it is discarded", "files", patch.Len())
 		return
 	}
+	patch.Complete = closing.GetComplete()
 	changed, err := r.Store.Apply(patch, hash)
 	if err != nil {
 		logger.Error(err, "patch of files failed", "files", patch.Len(), "configHash", hash)
 	} else {
 		logger.Info("applied a patch of files", "files", patch.Len(), "configHash", hash)
+	}
+	if r.Applied != nil {
+		r.Applied(err)
 	}
 	// A server may send the same patch again as the answer to a report.
 	if changed {

@@ -10,7 +10,6 @@ import (
 	"maps"
 	"os"
 	"path/filepath"
-	"strings"
 	"sync"
 	"time"
 
@@ -30,6 +29,8 @@ const (
 	versionPrefix = "..version-"
 	// infoFile has the hash and the time of the patch of a version.
 	infoFile = "..patch"
+	// receivedFile has the names of the files of a version that patches had.
+	receivedFile = "..received"
 	// markerFile has the time of the last patch that was applied, in Unix milliseconds.
 	markerFile = "write-files.last"
 )
@@ -137,7 +138,10 @@ func (s *Store) write(patch *Patch, hash string) error {
 	if err := s.adopt(); err != nil {
 		return err
 	}
-	if err := s.publish(patch.files, &info{hash: hash, applied: time.Now()}, nil); err != nil {
+	if err := s.publish(patch, &info{hash: hash, applied: time.Now()}, nil); err != nil {
+		return err
+	}
+	if err := s.removeDeadLinks(); err != nil {
 		return err
 	}
 	return s.finish()
@@ -194,23 +198,7 @@ func (s *Store) recover() error {
 	if err := s.removeVersions(); err != nil {
 		return err
 	}
-	// Links of files that are in no version were made for one that was discarded.
-	entries, err := os.ReadDir(s.folder)
-	if err != nil {
-		return err
-	}
-	for _, entry := range entries {
-		path := s.path(entry.Name())
-		if target, err := os.Readlink(path); err != nil || !strings.HasPrefix(target, current+"/") {
-			continue
-		}
-		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
-			if err := os.Remove(path); err != nil {
-				return err
-			}
-		}
-	}
-	return nil
+	return s.removeDeadLinks()
 }
 
 func (s *Store) path(name string) string {

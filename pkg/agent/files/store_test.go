@@ -169,6 +169,50 @@ func TestFilesOfUserdataAreKeptAndReplaced(t *testing.T) {
 	assert.Equal(t, map[string]string{"a.env": "A=2", "b.json": "userdata"}, m.content())
 }
 
+func TestCompletePatchRemovesWhatItLacks(t *testing.T) {
+	m := newMachine(t, t.TempDir())
+	m.open()
+	userdata := func(name string) {
+		require.NoError(t, os.WriteFile(filepath.Join(m.received(), name), []byte("userdata"), 0o600))
+	}
+	userdata("own.json")
+	apply(t, m.open(), "one", map[string]string{"a.env": "A=1", "b.json": "1", "c.json": "1", "d.json": "1"})
+
+	// A patch of a server that does not say what is complete removes nothing.
+	s := m.open()
+	apply(t, s, "two", map[string]string{"a.env": "A=2"})
+	assert.Equal(t, map[string]string{"a.env": "A=2", "b.json": "1", "c.json": "1", "d.json": "1", "own.json": "userdata"}, m.content())
+
+	// Another program has taken d.json since.
+	require.NoError(t, os.Remove(filepath.Join(m.received(), "d.json")))
+	userdata("d.json")
+	applyComplete := func(s *Store, hash string, files map[string]string) {
+		t.Helper()
+		patch := patchOf(files)
+		patch.Complete = true
+		_, err := s.Apply(patch, hash)
+		require.NoError(t, err)
+	}
+	applyComplete(m.open(), "three", map[string]string{"c.json": "3"})
+	assert.Equal(t, map[string]string{"c.json": "3", "d.json": "userdata", "own.json": "userdata"}, m.content())
+	status, err := s.Status()
+	require.NoError(t, err)
+	assert.Len(t, status, 3)
+	for _, name := range []string{"a.env", "b.json"} {
+		_, err := os.Lstat(filepath.Join(m.received(), name))
+		assert.ErrorIs(t, err, fs.ErrNotExist, "the link is removed too")
+	}
+
+	// A patch that is refused removes nothing, one without files everything that was received.
+	refused := patchOf(map[string]string{"e.json": "{"})
+	refused.Complete = true
+	_, err = s.Apply(refused, "bad")
+	require.Error(t, err)
+	assert.Len(t, m.content(), 3)
+	applyComplete(s, "four", nil)
+	assert.Equal(t, map[string]string{"d.json": "userdata", "own.json": "userdata"}, m.content())
+}
+
 func TestRefusedFileRefusesThePatch(t *testing.T) {
 	m := newMachine(t, t.TempDir())
 	s := m.open()

@@ -45,6 +45,28 @@ func readInfo(path string) (*info, error) {
 	return &info{hash: hash, applied: time.UnixMilli(milliseconds)}, nil
 }
 
+// readReceived returns the names of the files of a version that patches had. The others
+// were there before the first patch. Of a version without the list nothing is known.
+func readReceived(version string) (map[string]bool, error) {
+	received := map[string]bool{}
+	if version == "" {
+		return received, nil
+	}
+	data, err := os.ReadFile(filepath.Join(version, receivedFile))
+	if errors.Is(err, fs.ErrNotExist) {
+		return received, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	for name := range strings.SplitSeq(string(data), "\n") {
+		if name != "" {
+			received[name] = true
+		}
+	}
+	return received, nil
+}
+
 // currentVersion returns the folder of the current version, "" if there is none.
 func (s *Store) currentVersion() (string, error) {
 	target, err := os.Readlink(s.path(current))
@@ -57,13 +79,28 @@ func (s *Store) currentVersion() (string, error) {
 	return s.path(filepath.Base(target)), nil
 }
 
-// publish creates a version that has the given files, links to the existing files, by path,
-// and all other files of the current version, and makes it the current one. Without
-// applied, it is made by the same patch as the current one.
-func (s *Store) publish(files map[string]file, applied *info, existing map[string]string) error {
+// publish creates a version that has the files of a patch, links to the existing files, by
+// path, and the other files of the current version, and makes it the current one. Of a
+// complete patch it has no files that only earlier patches had. Without applied, it is made
+// by the same patch as the current one.
+func (s *Store) publish(patch *Patch, applied *info, existing map[string]string) error {
+	files := patch.files
 	before, err := s.currentVersion()
 	if err != nil {
 		return err
+	}
+	received, err := readReceived(before)
+	if err != nil {
+		return err
+	}
+	maps.DeleteFunc(received, func(name string, _ bool) bool { return existing[name] != "" })
+	skipped := map[string]bool{infoFile: applied != nil, receivedFile: true}
+	if patch.Complete {
+		maps.Copy(skipped, received)
+		clear(received)
+	}
+	for name := range files {
+		received[name] = true
 	}
 	s.step()
 	version, err := os.MkdirTemp(s.folder, versionPrefix)
@@ -85,7 +122,12 @@ func (s *Store) publish(files map[string]file, applied *info, existing map[strin
 			return err
 		}
 	}
-	if err := s.keep(before, version, applied != nil); err != nil {
+	if err := s.keep(before, version, skipped); err != nil {
+		return err
+	}
+	s.step()
+	list := strings.Join(slices.Sorted(maps.Keys(received)), "\n")
+	if err := atomicfile.Create(filepath.Join(version, receivedFile), []byte(list), s.mode, time.Time{}); err != nil {
 		return err
 	}
 	if applied != nil {
@@ -107,8 +149,9 @@ func (s *Store) publish(files map[string]file, applied *info, existing map[strin
 	return s.replaceLink(current, filepath.Base(version))
 }
 
-// keep links the files of the version before that the new one does not have.
-func (s *Store) keep(before, version string, newInfo bool) error {
+// keep links the files of the version before that the new one does not have, but not those
+// that are skipped.
+func (s *Store) keep(before, version string, skipped map[string]bool) error {
 	if before == "" {
 		return nil
 	}
@@ -117,7 +160,7 @@ func (s *Store) keep(before, version string, newInfo bool) error {
 		return err
 	}
 	for _, entry := range entries {
-		if entry.Name() == infoFile && newInfo {
+		if skipped[entry.Name()] {
 			continue
 		}
 		s.step()
@@ -170,12 +213,34 @@ func (s *Store) adopt() error {
 	if len(existing) == 0 {
 		return nil
 	}
-	if err := s.publish(nil, nil, existing); err != nil {
+	if err := s.publish(&Patch{}, nil, existing); err != nil {
 		return err
 	}
 	for name := range existing {
 		if err := s.link(name); err != nil {
 			return err
+		}
+	}
+	return nil
+}
+
+// removeDeadLinks removes the links of files that are in no version: they were made for a
+// version that was discarded, or the current one has them no more.
+func (s *Store) removeDeadLinks() error {
+	entries, err := os.ReadDir(s.folder)
+	if err != nil {
+		return err
+	}
+	for _, entry := range entries {
+		path := s.path(entry.Name())
+		if target, err := os.Readlink(path); err != nil || !strings.HasPrefix(target, current+"/") {
+			continue
+		}
+		if _, err := os.Stat(path); errors.Is(err, fs.ErrNotExist) {
+			s.step()
+			if err := os.Remove(path); err != nil {
+				return err
+			}
 		}
 	}
 	return nil

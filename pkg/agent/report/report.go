@@ -29,6 +29,9 @@ var errEnded = errors.New("the server ended the stream")
 
 // Reporter sends a report when it is connected, at an interval, and when something changed.
 type Reporter struct {
+	// Sent is called after each report that was sent. Optional.
+	Sent func()
+
 	connection *connection.Connection
 	interval   time.Duration
 	create     func() *nstancev1.HealthReportRequest
@@ -151,6 +154,9 @@ func (r *Reporter) send(ctx context.Context, s *session) error {
 		return nil
 	}
 	klog.FromContext(ctx).V(4).Info("sent a report", "count", report.GetCount(), "err", err)
+	if err == nil && r.Sent != nil {
+		r.Sent()
+	}
 	return err
 }
 

@@ -655,7 +655,11 @@ type FileTransfer struct {
 	Content      []byte                 `protobuf:"bytes,2,opt,name=content,proto3" json:"content,omitempty"`
 	LastModified *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=last_modified,json=lastModified,proto3" json:"last_modified,omitempty"`
 	// Only in the last message of a patch.
-	ConfigHash    string `protobuf:"bytes,4,opt,name=config_hash,json=configHash,proto3" json:"config_hash,omitempty"`
+	ConfigHash string `protobuf:"bytes,4,opt,name=config_hash,json=configHash,proto3" json:"config_hash,omitempty"`
+	// Only in the last message of a patch: the patch has all files that the server sends, so
+	// that the agent removes those of earlier patches that it lacks. Agents that do not know
+	// the field keep them.
+	Complete      bool `protobuf:"varint,1000,opt,name=complete,proto3" json:"complete,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -716,6 +720,13 @@ func (x *FileTransfer) GetConfigHash() string {
 		return x.ConfigHash
 	}
 	return ""
+}
+
+func (x *FileTransfer) GetComplete() bool {
+	if x != nil {
+		return x.Complete
+	}
+	return false
 }
 
 var File_nstance_v1_agent_proto protoreflect.FileDescriptor
@@ -791,13 +802,14 @@ const file_nstance_v1_agent_proto_rawDesc = "" +
 	"\x06status\"c\n" +
 	"\x11TerminationNotice\x12\x16\n" +
 	"\x06action\x18\x01 \x01(\tR\x06action\x126\n" +
-	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xa6\x01\n" +
+	"\bdeadline\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\bdeadline\"\xc3\x01\n" +
 	"\fFileTransfer\x12\x1a\n" +
 	"\bfilename\x18\x01 \x01(\tR\bfilename\x12\x18\n" +
 	"\acontent\x18\x02 \x01(\fR\acontent\x12?\n" +
 	"\rlast_modified\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\flastModified\x12\x1f\n" +
 	"\vconfig_hash\x18\x04 \x01(\tR\n" +
-	"configHash2\x9f\x03\n" +
+	"configHash\x12\x1b\n" +
+	"\bcomplete\x18\xe8\a \x01(\bR\bcomplete2\x9f\x03\n" +
 	"\fAgentService\x12P\n" +
 	"\x12ReceiveKeyRequests\x12\x16.google.protobuf.Empty\x1a .nstance.v1.KeyGenerationRequest0\x01\x12I\n" +
 	"\x10SubmitPublicKeys\x12\x1d.nstance.v1.PublicKeysRequest\x1a\x16.google.protobuf.Empty\x12O\n" +

@@ -28,18 +28,21 @@ const (
 	// and bytes. Inside, a container sees the whole machine.
 	envCPU    = "NSTANCE_CPU_MILLIS"
 	envMemory = "NSTANCE_MEMORY_BYTES"
+	// envMetadata is the address of the metadata service, if there is one.
+	envMetadata = "NSTANCE_METADATA_ADDR"
 )
 
 // nodeVolumes are the folders of a kubelet that cannot be in the file system of a container.
 var nodeVolumes = []string{"/var/lib/containerd", "/var/lib/kubelet", "/var/log"}
 
-// newContainer returns what is to be created for an instance.
-func newContainer(shard provider.Shard, spec provider.Spec, a arguments) client.ContainerCreateOptions {
+// newContainer returns what is to be created for an instance. metadata is the address of
+// the metadata service.
+func newContainer(shard provider.Shard, spec provider.Spec, a arguments, metadata string) client.ContainerCreateOptions {
 	config := &container.Config{
 		Hostname: spec.ID,
 		Image:    a.image,
 		Cmd:      a.command,
-		Env:      environment(shard, spec, a),
+		Env:      environment(shard, spec, a, metadata),
 		Labels:   labelsOf(shard, spec, a),
 	}
 	host := &container.HostConfig{

@@ -90,7 +90,7 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 	if err != nil {
 		return machines.Machine{}, rejected(r.Spec, err)
 	}
-	create := newContainer(a.shard, r.Spec, args)
+	create := newContainer(a.shard, r.Spec, args, a.options.MetadataAddress)
 	_, err = a.docker.ContainerCreate(ctx, create)
 	if errdefs.IsConflict(err) {
 		existing, found, findErr := a.Find(ctx, r.ID)

@@ -31,18 +31,27 @@ type fixture struct {
 	*docker.API
 	t       *testing.T
 	daemon  *dockertest.Daemon
+	options *docker.Options
+	shard   provider.Shard
 	network string
 	label   string
 }
 
-func newFixture(t *testing.T) *fixture {
+func newFixture(t *testing.T) *fixture { return newFixtureWith(t, "", func(*docker.Options) {}) }
+
+// newFixtureWith returns one with a subnet and changed options.
+func newFixtureWith(t *testing.T, subnet string, change func(*docker.Options)) *fixture {
 	d := dockertest.Start(t)
 	options := &docker.Options{Host: d.Host, Image: d.PauseImage(t), StopTimeout: time.Second}
-	network := d.Network(t, "")
-	shard := provider.Shard{ClusterID: rand.String(8), ID: "a", Zone: "zone-a"}
+	network := d.Network(t, subnet)
+	change(options)
+	shard := provider.Shard{ClusterID: rand.String(8), ID: "a", Region: "region", Zone: "zone-a"}
 	api, err := options.NewAPI(shard)
 	require.NoError(t, err)
-	f := &fixture{API: api, t: t, daemon: d, network: network, label: docker.LabelClusterID + "=" + shard.ClusterID}
+	f := &fixture{
+		API: api, t: t, daemon: d, options: options, shard: shard, network: network,
+		label: docker.LabelClusterID + "=" + shard.ClusterID,
+	}
 	t.Cleanup(func() {
 		for _, name := range d.Containers(t, f.label) {
 			d.Remove(t, name)

@@ -16,8 +16,6 @@ import (
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 	corev1 "k8s.io/api/core/v1"
-	"k8s.io/apimachinery/pkg/api/resource"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
@@ -99,7 +97,7 @@ func providerID(shard provider.Shard, id string) string {
 }
 
 // environment returns the environment of an instance's container.
-func environment(shard provider.Shard, spec provider.Spec, a arguments) []string {
+func environment(shard provider.Shard, spec provider.Spec, a arguments, metadata string) []string {
 	env := maps.Clone(a.env)
 	maps.Copy(env, map[string]string{
 		envInstanceID: spec.ID,
@@ -107,6 +105,9 @@ func environment(shard provider.Shard, spec provider.Spec, a arguments) []string
 		envCPU:        strconv.FormatInt(spec.Type.CPU.MilliValue(), 10),
 		envMemory:     strconv.FormatInt(spec.Type.Memory.Value(), 10),
 	})
+	if metadata != "" {
+		env[envMetadata] = metadata
+	}
 	var list []string
 	for _, name := range sortedKeys(env) {
 		list = append(list, name+"="+env[name])
@@ -212,30 +213,9 @@ func (s status) addresses() []netip.Addr {
 	return append(addresses, ipv6...)
 }
 
-// podsPerNode is the default of the kubelet.
-const podsPerNode = 110
-
 // expectedNode returns what is certain about the Nodes of a shard.
 func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
 	return func(spec provider.Spec) *corev1.Node {
-		size := corev1.ResourceList{
-			corev1.ResourceCPU:    spec.Type.CPU,
-			corev1.ResourceMemory: spec.Type.Memory,
-			corev1.ResourcePods:   *resource.NewQuantity(podsPerNode, resource.DecimalSI),
-		}
-		return &corev1.Node{
-			ObjectMeta: metav1.ObjectMeta{Labels: map[string]string{
-				corev1.LabelArchStable:         spec.Type.Arch,
-				corev1.LabelOSStable:           "linux",
-				corev1.LabelInstanceTypeStable: spec.Type.Name,
-				corev1.LabelTopologyRegion:     shard.Region,
-				corev1.LabelTopologyZone:       shard.Zone,
-			}},
-			Status: corev1.NodeStatus{
-				Capacity:    size,
-				Allocatable: size,
-				NodeInfo:    corev1.NodeSystemInfo{Architecture: spec.Type.Arch, OperatingSystem: "linux"},
-			},
-		}
+		return machines.LinuxNode(shard, spec.Type, spec.Type.CPU, spec.Type.Memory)
 	}
 }

@@ -39,6 +39,10 @@ type Options struct {
 	StopTimeout time.Duration
 	// Agent is true if every container runs an agent.
 	Agent bool
+	// MetadataAddress is where containers get their metadata, host:port, empty for nowhere.
+	MetadataAddress string
+	// Notices is a folder with the termination notices of instances, empty for none.
+	Notices string
 	// InstanceTypes are the built-in types and those configured, with their quotas.
 	InstanceTypes provider.Catalogue
 }
@@ -53,11 +57,13 @@ var (
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
 	options := &Options{
-		Host:          o.String("host"),
-		Image:         o.String("image"),
-		StopTimeout:   o.Duration("stop_timeout", defaultStopTimeout),
-		Agent:         o.Bool("agent", true),
-		InstanceTypes: defaultInstanceTypes(),
+		Host:            o.String("host"),
+		Image:           o.String("image"),
+		StopTimeout:     o.Duration("stop_timeout", defaultStopTimeout),
+		Agent:           o.Bool("agent", true),
+		MetadataAddress: o.String("metadata_addr"),
+		Notices:         o.String("notices"),
+		InstanceTypes:   defaultInstanceTypes(),
 	}
 	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
 	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
@@ -101,6 +107,7 @@ func (o *Options) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList
 	if o.StopTimeout < 0 || o.StopTimeout > maxStopTimeout || o.StopTimeout%time.Second != 0 {
 		errs = append(errs, field.Invalid(path.Child("stop_timeout"), o.StopTimeout.String(), fmt.Sprintf("must be full seconds and at most %s", maxStopTimeout)))
 	}
+	errs = append(errs, o.validateMetadata(path)...)
 	return append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
 }
 
@@ -116,6 +123,8 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 		{Path: path.Child("host"), Value: o.Host},
 		{Path: path.Child("image"), Value: o.Image},
 		{Path: path.Child("stop_timeout"), Value: o.StopTimeout.String()},
+		{Path: path.Child("metadata_addr"), Value: o.MetadataAddress},
+		{Path: path.Child("notices"), Value: o.Notices},
 	}
 }
 
@@ -125,11 +134,15 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	if err != nil {
 		return nil, err
 	}
-	return NewProvider(api, shard, callContext), nil
+	engine := NewProvider(api, shard, callContext)
+	if o.MetadataAddress == "" {
+		return engine, nil
+	}
+	return &withMetadata{Provider: engine, address: o.MetadataAddress, source: &containers{api: api, notices: o.Notices}}, nil
 }
 
-// NewProvider returns the provider that makes the calls of api.
-func NewProvider(api machines.API, shard provider.Shard, callContext provider.CallContextFunc) provider.Provider {
+// NewProvider returns the provider that makes the calls of api. It serves no metadata.
+func NewProvider(api machines.API, shard provider.Shard, callContext provider.CallContextFunc) *machines.Provider {
 	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
 }
 

@@ -57,6 +57,23 @@ func TestOptions(t *testing.T) {
 	}, problems)
 }
 
+func TestOptionsOfTheMetadataService(t *testing.T) {
+	options, problems := read(t, `{"metadata_addr": "172.17.0.1:8996", "notices": "/var/lib/notices"}`)
+	assert.Empty(t, problems)
+	assert.Equal(t, "172.17.0.1:8996", options.MetadataAddress)
+	assert.Equal(t, "/var/lib/notices", options.Notices)
+	for _, address := range []string{"8996", "host:8996", "0.0.0.0:8996", "127.0.0.1:8996", "[fd00::1]:8996", "172.17.0.1:0"} {
+		_, problems = read(t, `{"metadata_addr": "`+address+`"}`)
+		assert.Equal(t, []string{`options.metadata_addr: Invalid value: "` + address +
+			`": must be the IPv4 address and a port of this machine in the network of the containers, such as "172.17.0.1:8996"`}, problems)
+	}
+	_, problems = read(t, `{"notices": "notices"}`)
+	assert.Equal(t, []string{
+		`options.notices: Forbidden: only the metadata service has notices, and metadata_addr is not set`,
+		`options.notices: Invalid value: "notices": must be an absolute path`,
+	}, problems)
+}
+
 func TestValidateArgs(t *testing.T) {
 	path, o := field.NewPath("args"), &Options{}
 	assert.Empty(t, messages(o.ValidateArgs(path, map[string]any{

@@ -5,9 +5,8 @@ package qemu
 
 import (
 	"encoding/base64"
-	"encoding/json"
 
-	"nstance.dev/operator/pkg/server/provider/qemu/iso9660"
+	"nstance.dev/operator/pkg/server/provider/nocloud"
 )
 
 // Credential is the name under which a guest finds its userdata in SMBIOS, as a system
@@ -22,7 +21,7 @@ const maxSMBIOS = 32 << 10
 
 // writeUserdata writes the files from which the guest reads its userdata.
 func (f folder) writeUserdata(userdata []byte) error {
-	image, err := noCloud(f.id, userdata)
+	image, err := nocloud.New(f.id, userdata)
 	if err != nil {
 		return err
 	}
@@ -38,13 +37,4 @@ func (f folder) writeUserdata(userdata []byte) error {
 // fitsSMBIOS reports whether SMBIOS has the userdata.
 func fitsSMBIOS(userdata []byte) bool {
 	return len(credentialPrefix)+base64.StdEncoding.EncodedLen(len(userdata)) <= maxSMBIOS
-}
-
-// noCloud returns a file system as cloud-init's source NoCloud reads it.
-func noCloud(id string, userdata []byte) ([]byte, error) {
-	metadata, err := json.Marshal(map[string]string{"instance-id": id, "local-hostname": id})
-	if err != nil {
-		return nil, err
-	}
-	return iso9660.New("cidata", map[string][]byte{"meta-data": metadata, "user-data": userdata})
 }

@@ -94,6 +94,9 @@ func (a *API) removeExited(ctx context.Context, f folder) (removed bool, err err
 		case err == nil:
 			a.step("remove the folder")
 			err = ignoreNotExist(f.remove())
+			a.mu.Lock()
+			delete(a.silent, f.id)
+			a.mu.Unlock()
 			return err == nil, errors.Join(err, lock.Close())
 		case errors.Is(err, fs.ErrNotExist):
 			return true, nil

@@ -8,15 +8,19 @@ import (
 	"archive/tar"
 	"bytes"
 	"context"
+	"encoding/json"
+	"fmt"
 	"io"
 	"net/netip"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"github.com/containerd/errdefs"
+	"github.com/moby/moby/api/pkg/stdcopy"
 	"github.com/moby/moby/api/types/network"
 	"github.com/moby/moby/client"
 	"github.com/stretchr/testify/assert"
@@ -67,19 +71,29 @@ func (d *Daemon) PauseImage(t testing.TB) string {
 	build.Env = append(os.Environ(), "CGO_ENABLED=0")
 	output, err := build.CombinedOutput()
 	require.NoError(t, err, string(output))
-	data, err := os.ReadFile(program)
-	require.NoError(t, err)
+	return d.Image(t, map[string]string{"pause": program}, "/pause")
+}
 
+// Image imports an image with nothing but some files, executable and by their names in the
+// image, and returns its name. Containers run the entrypoint.
+func (d *Daemon) Image(t testing.TB, files map[string]string, entrypoint ...string) string {
+	t.Helper()
 	archive := new(bytes.Buffer)
 	w := tar.NewWriter(archive)
-	require.NoError(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: "pause", Mode: 0o755, Size: int64(len(data))}))
-	_, err = w.Write(data)
-	require.NoError(t, err)
+	for name, path := range files {
+		data, err := os.ReadFile(path)
+		require.NoError(t, err)
+		require.NoError(t, w.WriteHeader(&tar.Header{Typeflag: tar.TypeReg, Name: name, Mode: 0o755, Size: int64(len(data))}))
+		_, err = w.Write(data)
+		require.NoError(t, err)
+	}
 	require.NoError(t, w.Close())
+	quoted, err := json.Marshal(entrypoint)
+	require.NoError(t, err)
 
-	name := "localhost/nstance-test-pause:" + rand.String(8)
+	name := "localhost/nstance-test:" + rand.String(8)
 	imported, err := d.Client.ImageImport(t.Context(), client.ImageImportSource{Source: archive, SourceName: "-"}, name,
-		client.ImageImportOptions{Changes: []string{`ENTRYPOINT ["/pause"]`}})
+		client.ImageImportOptions{Changes: []string{"ENTRYPOINT " + string(quoted)}})
 	require.NoError(t, err)
 	_, err = io.Copy(io.Discard, imported)
 	require.NoError(t, err)
@@ -137,4 +151,24 @@ func (d *Daemon) Remove(t testing.TB, name string) {
 	if !errdefs.IsNotFound(err) && !errdefs.IsConflict(err) {
 		require.NoError(t, err)
 	}
+}
+
+// Exec runs a command in a container and returns what it prints. The error is that of the
+// command.
+func (d *Daemon) Exec(t testing.TB, container string, command ...string) (string, error) {
+	t.Helper()
+	created, err := d.Client.ExecCreate(t.Context(), container, client.ExecCreateOptions{Cmd: command, AttachStdout: true, AttachStderr: true})
+	require.NoError(t, err)
+	attached, err := d.Client.ExecAttach(t.Context(), created.ID, client.ExecAttachOptions{})
+	require.NoError(t, err)
+	defer attached.Close()
+	stdout, stderr := new(strings.Builder), new(strings.Builder)
+	_, err = stdcopy.StdCopy(stdout, stderr, attached.Reader)
+	require.NoError(t, err)
+	result, err := d.Client.ExecInspect(t.Context(), created.ID, client.ExecInspectOptions{})
+	require.NoError(t, err)
+	if result.ExitCode != 0 {
+		return stdout.String(), fmt.Errorf("%v has exited with code %d: %s", command, result.ExitCode, stderr)
+	}
+	return stdout.String(), nil
 }

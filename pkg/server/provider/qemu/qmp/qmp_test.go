@@ -17,18 +17,14 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/provider/qemu/qmp"
+	"nstance.dev/operator/pkg/server/provider/qemu/testguest"
 )
 
 // startQEMU starts a QEMU without a machine and returns the path of its socket.
 func startQEMU(t *testing.T) string {
 	t.Helper()
+	testguest.SkipUnlessEnabled(t)
 	const binary = "qemu-system-x86_64"
-	if _, err := exec.LookPath(binary); err != nil {
-		if os.Getenv("NSTANCE_TEST_MACHINES") == "1" {
-			t.Fatal(err)
-		}
-		t.Skip(err)
-	}
 	dir, err := os.MkdirTemp("", "qmp") // t.TempDir may be too long for a socket
 	require.NoError(t, err)
 	path := filepath.Join(dir, "qmp")

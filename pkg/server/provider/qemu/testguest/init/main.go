@@ -4,6 +4,9 @@
 // Init is the first process of a virtual machine of tests. It sets up what an image of a
 // distribution would, reads the userdata, and runs the agent if the machine has one. It
 // turns the machine off when its power button is pressed.
+//
+// With the arguments "container FILE" it is the first process of a container that has its
+// userdata in a file: it does without all that and becomes the agent.
 package main
 
 import (
@@ -32,11 +35,32 @@ const (
 )
 
 func main() {
+	// The kernel passes arguments of its command line on, never the first of these.
+	if len(os.Args) == 3 && os.Args[1] == "container" {
+		log("failed: %v", becomeAgent(os.Args[2]))
+		os.Exit(1)
+	}
 	log("started")
 	if err := run(); err != nil {
 		log("failed: %v", err)
 	}
 	select {} // the kernel panics if this process exits
+}
+
+// becomeAgent returns only if that fails.
+func becomeAgent(path string) error {
+	text, err := os.ReadFile(path)
+	if err != nil {
+		return err
+	}
+	userdata, err := parse(string(text))
+	if err != nil {
+		return err
+	}
+	if err := userdata.write(agentDir); err != nil {
+		return err
+	}
+	return unix.Exec(agent, []string{agent}, append(userdata.environment(), "PATH=/", "HOME=/"))
 }
 
 func log(format string, args ...any) { fmt.Printf("init: "+format+"\n", args...) }
