@@ -95,6 +95,37 @@ it changes.`,
 	flags.StringVar(&options.CacheDir, "cache-dir", "", "folder of this server alone; nothing is lost with it")
 	flags.StringVar(&validate, "validate", "", "check a configuration and exit: --validate=FILE, or without a file the one in the object storage")
 	flags.Lookup("validate").NoOptDefVal = ofStorage
+	// The command replaces it.
+	_ = flags.MarkHidden("validate")
 	logsapi.AddFlags(logging, flags)
+	command.AddCommand(newValidateCommand())
+	return command
+}
+
+// newValidateCommand returns the command that checks a configuration.
+func newValidateCommand() *cobra.Command {
+	var options server.Options
+	command := &cobra.Command{
+		Use:   "validate [FILE | --shard ID --storage file|s3 --bucket NAME]",
+		Short: "Check a configuration and list every mistake",
+		Long:  "Check a configuration and list every mistake: that in a file, or that of a shard in the object storage.",
+		Args:  cobra.MaximumNArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			if len(args) == 1 {
+				return server.Validate(command.Context(), options, args[0], command.OutOrStdout())
+			}
+			for _, name := range []string{"shard", "storage", "bucket"} {
+				if command.Flag(name).Value.String() == "" {
+					return fmt.Errorf("FILE or --%s is mandatory", name)
+				}
+			}
+			return server.Validate(command.Context(), options, "", command.OutOrStdout())
+		},
+	}
+	flags := command.Flags()
+	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
+	flags.StringVar(&options.Storage, "storage", "", "object storage: file or s3")
+	flags.StringVar(&options.Bucket, "bucket", "", "folder or bucket of the object storage")
+	flags.StringVar(&options.Prefix, "prefix", "", "what all keys in the object storage begin with")
 	return command
 }

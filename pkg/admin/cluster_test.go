@@ -52,6 +52,7 @@ func TestNonce(t *testing.T) {
 	require.NoError(t, os.WriteFile(keyFile, []byte(key+"\n"), 0o600))
 	t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
 	t.Setenv("ANOTHER_KEY", key)
+	t.Setenv("NEXT_KEY", base64.StdEncoding.EncodeToString(make([]byte, 32)))
 	tests := []struct {
 		name              string
 		flags             []string
@@ -61,6 +62,7 @@ func TestNonce(t *testing.T) {
 		{"defaults", nil, "prod", "default", 3 * time.Hour},
 		{"key from the environment", []string{"--key-provider", "env"}, "prod", "default", 3 * time.Hour},
 		{"key from a variable of another name", []string{"--key", "ANOTHER_KEY"}, "prod", "default", 3 * time.Hour},
+		{"new key and old ones", []string{"--key", "NEXT_KEY", "--old-key", "NEXT_KEY", "--old-key", "ANOTHER_KEY"}, "prod", "default", 3 * time.Hour},
 		{"key from a file", []string{"--key-provider", "file", "--key", keyFile}, "prod", "default", 3 * time.Hour},
 		{"expiry", []string{"--expiry", "1h"}, "prod", "default", time.Hour},
 		{"tenant", []string{"--tenant", "a"}, "prod", "a", 3 * time.Hour},
@@ -224,7 +226,6 @@ func TestRegistrationsThatFail(t *testing.T) {
 		flags []string
 		want  []string
 	}{
-		{"unknown tenant", []string{"--identity-dir", folder, "--registration", s.RegistrationAddr, "--tenant", "b"}, []string{"register at " + s.RegistrationAddr, "InvalidArgument", `tenant "b"`}},
 		{"another cluster", []string{"--identity-dir", folder, "--registration", s.RegistrationAddr, "--cluster-id", "stage"}, []string{"InvalidArgument", `it is for cluster "stage", this is "test"`}},
 		{"an address for something else", []string{"--identity-dir", folder, "--registration", s.HealthAddr}, []string{"register at " + s.HealthAddr, "Unavailable"}},
 		{"a key that is none", []string{"--identity-dir", broken, "--registration", s.RegistrationAddr}, []string{"--identity-dir", "identity.key", "no PEM block"}},

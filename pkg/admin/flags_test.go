@@ -52,9 +52,9 @@ func TestWrongFlags(t *testing.T) {
 		{"too many words", nil, list("a"), []string{`"a"`}},
 		{"no size", nil, scale("g"), []string{"accepts 2 arg(s), received 1"}},
 		{"ill-formed group", nil, scale("a_b", "1"), []string{`GROUP: "a_b" must consist of`}},
-		{"size that is no number", nil, scale("g", "many"), []string{`SIZE: "many" must be a whole number from 0 to 2147483647`}},
+		{"size that is no number", nil, scale("g", "many"), []string{`SIZE: "many" must be a whole number from 0 to 10000`}},
 		{"negative size", nil, scale("g", "--", "-1"), []string{`SIZE: "-1" must be a whole number`}},
-		{"size that is too large", nil, scale("g", "2147483648"), []string{`SIZE: "2147483648" must be a whole number from 0 to 2147483647`}},
+		{"size that is too large", nil, scale("g", "2147483648"), []string{`SIZE: "2147483648" must be a whole number from 0 to 10000`}},
 		{"no bucket", nil, []string{"cluster", "nonce"}, []string{"--storage-bucket: must be the name of the bucket, or the folder of storage file"}},
 		{"unknown storage", nil, nonce("--storage", "gcs"), []string{`--storage: "gcs" is unknown, known are "file" and "s3"`}},
 		{"ill-formed prefix", nil, nonce("--storage-prefix", "/a"), []string{"--storage-prefix:", `"/a"`}},
@@ -76,7 +76,7 @@ func TestWrongFlags(t *testing.T) {
 		{"ill-formed tenant to adopt", nil, adopt("--release", "--tenant", "A"), []string{`--tenant: "A" must consist of`}},
 		{"no bucket with operators", nil, []string{"operator", "list"}, []string{"--storage-bucket: must be the name"}},
 		{"unknown command", nil, []string{"cluster", "nonces"}, []string{`unknown command "nonces" of "nstance-admin cluster", known are ca, nonce, register-operator`}},
-		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are cluster, config, group, operator, shard, tenant"}},
+		{"unknown family", nil, []string{"clusters"}, []string{`unknown command "clusters"`, "known are cluster, config, group, operator, secret, shard, tenant"}},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {

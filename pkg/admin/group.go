@@ -15,6 +15,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/config"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -111,14 +112,15 @@ func parseScale(args []string) (group string, size int32, err error) {
 		return "", 0, err
 	}
 	number, err := strconv.ParseUint(args[1], 10, 31)
-	if err != nil {
-		return "", 0, fmt.Errorf("SIZE: %q must be a whole number from 0 to %d", args[1], uint32(1<<31-1))
+	if err != nil || number > config.MaxSize {
+		return "", 0, fmt.Errorf("SIZE: %q must be a whole number from 0 to %d", args[1], config.MaxSize)
 	}
 	return group, int32(number), nil
 }
 
-// scale changes the size of an existing group. The request has only the size: the
-// server keeps omitted fields, and so also concurrent changes of other clients.
+// scale changes the size of an existing group. The request has only the size, and the
+// deletion candidates, which every request replaces: the server keeps other omitted fields,
+// and so also concurrent changes of other clients.
 // Without a template it cannot create a group again that is deleted in between.
 func scale(ctx context.Context, client nstancev1.OperatorServiceClient, group string, size int32) (scaled, error) {
 	groups, err := listGroups(ctx, client)
@@ -132,7 +134,9 @@ func scale(ctx context.Context, client nstancev1.OperatorServiceClient, group st
 	if groups[i].GetDeleting() {
 		return scaled{}, fmt.Errorf("group %q is being deleted", group)
 	}
-	after, err := client.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{Key: group, Config: &nstancev1.GroupConfig{Size: size}})
+	after, err := client.UpsertGroup(ctx, &nstancev1.UpsertGroupRequest{
+		Key: group, Config: &nstancev1.GroupConfig{Size: size}, RemoveFirst: groups[i].GetRemoveFirst(),
+	})
 	if err != nil {
 		return scaled{}, err
 	}

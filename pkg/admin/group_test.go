@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -87,6 +88,11 @@ func TestGroupScaleKeepsEverythingElse(t *testing.T) {
 	upsert(t, a, "workers", &nstancev1.GroupConfig{
 		Template: "worker", Size: 1, InstanceType: "c7i.xlarge", Subnets: []string{"public"}, Vars: map[string]string{"a": "b"},
 	})
+	candidate := newInstanceID(t)
+	_, err := a.Operator("default").UpsertGroup(t.Context(), &nstancev1.UpsertGroupRequest{
+		Key: "workers", Config: &nstancev1.GroupConfig{Size: 1}, RemoveFirst: []string{candidate},
+	})
+	require.NoError(t, err)
 	flags := append(shardFlags(register(t, a), "us-west-2a="+a.Addr), "--shard", "us-west-2a")
 	want := groupsOf(t, a)
 	for group, size := range map[string]int32{"workers": 5, "main": 0} {
@@ -181,4 +187,11 @@ func TestGroupScaleRejectsDeletingGroup(t *testing.T) {
 	if got := groupsOf(t, s)["workers"]; !got.GetDeleting() || got.GetSize() != 0 {
 		t.Errorf("the group is %v", got)
 	}
+}
+
+func newInstanceID(t *testing.T) string {
+	t.Helper()
+	id, err := puidv7.New("knd")
+	require.NoError(t, err)
+	return id.String()
 }

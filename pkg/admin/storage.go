@@ -4,6 +4,7 @@
 package admin
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -65,24 +66,21 @@ func (o *storageOptions) open(ctx context.Context) (storage.Store, error) {
 	return store, nil
 }
 
-// clusterOptions are the options that select a cluster and its keys.
-type clusterOptions struct {
+// keyOptions are the options that select the storage and the key of its secrets.
+type keyOptions struct {
 	storageOptions
 	keyProvider, key string
-	clusterID        string
+	oldKeys          []string
 }
 
-func (o *clusterOptions) addFlags(flags *pflag.FlagSet) {
+func (o *keyOptions) addFlags(flags *pflag.FlagSet) {
 	o.storageOptions.addFlags(flags)
 	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets are encrypted with: env or file")
 	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+") or path of the file that holds the key")
-	flags.StringVar(&o.clusterID, "cluster-id", "", clusterIDUsage)
-	o.addTenantFlag(flags)
+	flags.StringArrayVar(&o.oldKeys, "old-key", nil, "like --key, a key that secrets were encrypted with before; may be repeated")
 }
 
-const clusterIDUsage = "id of the cluster (default: the name in the certificate of its authority)"
-
-func (o *clusterOptions) validate(wrong *mistakes) {
+func (o *keyOptions) validate(wrong *mistakes) {
 	o.storageOptions.validate(wrong)
 	switch o.keyProvider {
 	case keyProviderEnv:
@@ -93,6 +91,63 @@ func (o *clusterOptions) validate(wrong *mistakes) {
 	default:
 		wrong.addf("key-provider", "%q is unknown, known are %q and %q", o.keyProvider, keyProviderEnv, keyProviderFile)
 	}
+}
+
+// source locates the key of that name.
+func (o *keyOptions) source(name string) config.KeySource {
+	if o.keyProvider == keyProviderFile {
+		return config.KeySource{File: name}
+	}
+	return config.KeySource{Env: name}
+}
+
+// openSecrets opens the secrets of the storage, and reads the keys of the cluster, which
+// shows that the key is the one of the cluster.
+func (o *keyOptions) openSecrets(ctx context.Context) (*secrets.Store, *clusterkeys.Keys, error) {
+	key, err := secrets.ReadKey(o.source(cmp.Or(o.key, defaultKey)))
+	if err != nil {
+		return nil, nil, fmt.Errorf("--key: %w", err)
+	}
+	old := make([][]byte, len(o.oldKeys))
+	for i, name := range o.oldKeys {
+		if old[i], err = secrets.ReadKey(o.source(name)); err != nil {
+			return nil, nil, fmt.Errorf("--old-key: %w", err)
+		}
+	}
+	store, err := o.open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	encrypted, err := secrets.New(store, key, old...)
+	if err != nil {
+		return nil, nil, fmt.Errorf("--key: %w", err)
+	}
+	loaded, err := clusterkeys.Load(ctx, store, encrypted)
+	if errors.Is(err, storage.ErrNotFound) {
+		return nil, nil, fmt.Errorf("--storage-bucket: %q has no keys of a cluster, the first server that starts makes them: %w", o.bucket, err)
+	}
+	if err != nil {
+		return nil, nil, fmt.Errorf("read the keys of the cluster: %w", err)
+	}
+	return encrypted, loaded, nil
+}
+
+// clusterOptions are the options that select a cluster and its keys.
+type clusterOptions struct {
+	keyOptions
+	clusterID string
+}
+
+func (o *clusterOptions) addFlags(flags *pflag.FlagSet) {
+	o.keyOptions.addFlags(flags)
+	flags.StringVar(&o.clusterID, "cluster-id", "", clusterIDUsage)
+	o.addTenantFlag(flags)
+}
+
+const clusterIDUsage = "id of the cluster (default: the name in the certificate of its authority)"
+
+func (o *clusterOptions) validate(wrong *mistakes) {
+	o.keyOptions.validate(wrong)
 	if o.clusterID != "" {
 		wrong.add("cluster-id", identifier.Validate(o.clusterID))
 	}
@@ -101,30 +156,9 @@ func (o *clusterOptions) validate(wrong *mistakes) {
 
 // loadKeys reads the keys of the cluster, and its id unless the flag is set.
 func (o *clusterOptions) loadKeys(ctx context.Context) (*clusterkeys.Keys, error) {
-	source := config.KeySource{Env: o.key}
-	if o.keyProvider == keyProviderFile {
-		source = config.KeySource{File: o.key}
-	} else if o.key == "" {
-		source.Env = defaultKey
-	}
-	key, err := secrets.ReadKey(source)
-	if err != nil {
-		return nil, fmt.Errorf("--key: %w", err)
-	}
-	store, err := o.open(ctx)
+	_, loaded, err := o.openSecrets(ctx)
 	if err != nil {
 		return nil, err
-	}
-	encrypted, err := secrets.New(store, key)
-	if err != nil {
-		return nil, fmt.Errorf("--key: %w", err)
-	}
-	loaded, err := clusterkeys.Load(ctx, store, encrypted)
-	if errors.Is(err, storage.ErrNotFound) {
-		return nil, fmt.Errorf("--storage-bucket: %q has no keys of a cluster, the first server that starts makes them: %w", o.bucket, err)
-	}
-	if err != nil {
-		return nil, fmt.Errorf("read the keys of the cluster: %w", err)
 	}
 	if o.clusterID == "" {
 		if o.clusterID, err = clusterIDOf(loaded.Authority.CommonName()); err != nil {

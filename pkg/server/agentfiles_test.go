@@ -14,6 +14,7 @@ import (
 	"encoding/json"
 	"encoding/pem"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -132,7 +133,11 @@ func present(files map[string]string) map[string]*nstancev1.FileStatus {
 
 func startWithFiles(t *testing.T, size string) *servertest.Server {
 	t.Helper()
-	o := withAgents(size)
+	return startWithFilesAnd(t, withAgents(size))
+}
+
+func startWithFilesAnd(t *testing.T, o servertest.Options) *servertest.Server {
+	t.Helper()
 	o.Templates, o.Certificates = templateWith(allFiles, "worker"), kubeletTemplate
 	s := servertest.Prepare(t, o)
 	require.NoError(t, s.Secrets.Create(t.Context(), "app/token", []byte(`{"token": "hunter2"}`)))
@@ -229,6 +234,38 @@ func TestFilesAreSentUntilTheAgentHasThem(t *testing.T) {
 	require.NoError(t, err)
 	assert.Contains(t, failure.GetError(), "file app.env of instance <instance>: it was deleted")
 	assert.Equal(t, id, failure.GetInstanceId())
+}
+
+// TestRefusedFilesAreReportedAtOnce: operators get the reason with the report that has it,
+// and not with the next patch.
+func TestRefusedFilesAreReportedAtOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		o := withAgents("1")
+		o.InMemory = true
+		s := startWithFilesAnd(t, o)
+		a := openStreams(t, s, untilInstances(t, s, 1)[0])
+		a.sendKey()
+		watch, err := s.Operator("default").WatchErrors(t.Context(), &emptypb.Empty{})
+		require.NoError(t, err)
+		a.report("", nil)
+		files, hash := a.patch()
+		synctest.Wait()
+		sent := time.Now()
+		report := func(reason string) {
+			status := present(files)
+			status["app.env"] = &nstancev1.FileStatus{Status: &nstancev1.FileStatus_Error{Error: reason}}
+			a.report(hash, status)
+		}
+		for _, reason := range []string{"first reason", "second reason"} {
+			report(reason)
+			failure, err := watch.Recv()
+			require.NoError(t, err)
+			assert.Contains(t, failure.GetError(), "file app.env of instance <instance>: "+reason)
+		}
+		// The time of the bubble passes only while everything waits.
+		assert.Less(t, time.Since(sent), time.Second, "the next patch follows after 10 s")
+		s.Stop()
+	})
 }
 
 func TestPublicKeysOfAgents(t *testing.T) {

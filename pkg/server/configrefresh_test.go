@@ -111,15 +111,23 @@ func TestAnInvalidFile(t *testing.T) {
 	}
 	_, err := operator.RefreshConfig(t.Context(), &emptypb.Empty{})
 	wantCode(t, "the same file", err, codes.FailedPrecondition)
-	for _, watch := range watches {
+	require.ErrorContains(t, err, `default.main.template: Invalid value: "worker": unknown template, known are "other"`)
+	require.NotContains(t, err.Error(), "other.workers")
+	for n, watch := range watches {
+		own, other := `default.workers.template: Invalid value: "extra"`, "other.workers"
+		if n == 1 {
+			own, other = `other.workers.template: Invalid value: "extra"`, "default."
+		}
 		event := watch.next()
+		if strings.Contains(event.Error, other) {
+			t.Errorf("the event has %s of another tenant: %s", other, event.Error)
+		}
 		if event.Group != "" || event.InstanceId != "" || event.Timestamp == nil {
 			t.Errorf("the event is %v", event)
 		}
 		for _, want := range []string{
 			storage.ConfigKey("us-west-2a"),
-			`default.main.template: Invalid value: "worker": unknown template, known are "other"`,
-			`default.workers.template: Invalid value: "extra"`, `other.workers.template: Invalid value: "extra"`,
+			own, "mistakes of other tenants",
 		} {
 			if !strings.Contains(event.Error, want) {
 				t.Errorf("the event does not say %s: %s", want, event.Error)

@@ -32,6 +32,9 @@ type configReloader struct {
 	errors    *grpcapi.Errors
 	// changed is called after a new configuration was put in force.
 	changed func()
+	// rejected is called with the mistakes of the configuration in the storage, and with
+	// nil when it is in force.
+	rejected func(error)
 
 	// mu guards the fields below, and that only one goroutine reloads.
 	mu sync.Mutex
@@ -39,6 +42,8 @@ type configReloader struct {
 	suspected string
 	// reported is the problem that was reported last. It is reported once.
 	reported string
+	// unaccepted is true while the configuration in force is not stored as accepted.
+	unaccepted bool
 }
 
 var _ grpcapi.Configuration = (*configReloader)(nil)
@@ -92,7 +97,7 @@ func (r *configReloader) poll(ctx context.Context) {
 // problemKey returns the same text for errors that are reported once. Those of
 // the storage are all the same: it may number each failure.
 func problemKey(err error) string {
-	if _, invalid := errors.AsType[*config.InvalidError](err); invalid {
+	if isInvalid(err) {
 		return err.Error()
 	}
 	return "not read"
@@ -101,12 +106,15 @@ func problemKey(err error) string {
 // reload puts the configuration in the storage in force if its etag is new. mu
 // must be locked.
 func (r *configReloader) reload(ctx context.Context) error {
+	if r.unaccepted {
+		r.accept(ctx)
+	}
 	source, err := config.Read(ctx, r.storage, r.shard)
 	if err != nil {
 		return err
 	}
 	if source.ETag == r.InForce().ETag {
-		r.reported = ""
+		r.setInForce()
 		return nil
 	}
 	// Also if it was rejected before: the groups may have changed since.
@@ -117,10 +125,27 @@ func (r *configReloader) reload(ctx context.Context) error {
 	if err := r.groups.Reconfigure(ctx, next); err != nil {
 		return fmt.Errorf("configuration %s:\n%w", source.Key, err)
 	}
-	r.reported = ""
+	r.setInForce()
 	klog.FromContext(ctx).Info("Put a new configuration in force", "etag", source.ETag)
 	r.changed()
+	r.accept(ctx)
 	return nil
+}
+
+// setInForce records that the configuration in the storage is in force. mu must be locked.
+func (r *configReloader) setInForce() {
+	r.reported = ""
+	r.rejected(nil)
+}
+
+// accept stores the configuration in force for servers that start later. The next reload
+// repeats it after an error. mu must be locked.
+func (r *configReloader) accept(ctx context.Context) {
+	err := config.Accept(ctx, r.storage, r.shard, r.InForce())
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "The accepted configuration was not stored, will retry")
+	}
+	r.unaccepted = err != nil
 }
 
 // report reports a problem, unless it is the one that was reported last. mu must
@@ -131,5 +156,8 @@ func (r *configReloader) report(ctx context.Context, err error) {
 	}
 	r.reported = problemKey(err)
 	klog.FromContext(ctx).Error(err, "The configuration was rejected, the previous one stays in force")
+	if isInvalid(err) || errors.Is(err, storage.ErrNotFound) {
+		r.rejected(err)
+	}
 	r.errors.ReportShard(err)
 }

@@ -5,6 +5,7 @@ package server_test
 
 import (
 	"context"
+	"fmt"
 	"net"
 	"slices"
 	"testing"
@@ -19,6 +20,7 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -85,8 +87,8 @@ func withoutInstances(group *nstancev1.GroupStatus) *nstancev1.GroupStatus {
 func untilListed(t *testing.T, operator nstancev1.OperatorServiceClient, names ...string) []*nstancev1.GroupStatus {
 	t.Helper()
 	var groups []*nstancev1.GroupStatus
-	// The watch begins with an event for each group, and has one for each change.
-	watchGroups(t, operator).until(func(*nstancev1.GroupEvent) bool {
+	// A watch that begins after the last group was deleted has no event.
+	runtest.Eventually(t, fmt.Sprintf("the groups are %q", names), func() bool {
 		groups = list(t, operator)
 		return slices.EqualFunc(groups, names, func(group *nstancev1.GroupStatus, name string) bool { return group.Key == name })
 	})

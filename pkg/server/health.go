@@ -24,18 +24,22 @@ type health struct {
 	// blocked returns why the server does not serve although it leads, nil if nothing is
 	// known.
 	blocked func() error
-	handler *http.ServeMux
+	// rejected returns why an earlier configuration than the one in the storage is in
+	// force, nil if none is.
+	rejected func() error
+	handler  *http.ServeMux
 }
 
-func newHealth(metrics prometheus.Gatherer, ready func() bool, blocked func() error) *health {
-	h := &health{ready: ready, blocked: blocked, handler: http.NewServeMux()}
+func newHealth(metrics prometheus.Gatherer, ready func() bool, blocked, rejected func() error) *health {
+	h := &health{ready: ready, blocked: blocked, rejected: rejected, handler: http.NewServeMux()}
 	h.handler.HandleFunc("GET /health", h.probe)
 	h.handler.HandleFunc("GET /{$}", h.probe)
 	h.handler.Handle("GET /metrics", promhttp.HandlerFor(metrics, promhttp.HandlerOpts{}))
 	return h
 }
 
-// probe responds 200 with the body "ok" and no line break, or 503 and the reason.
+// probe responds 200 with the body "ok" and no line break, or 503 and the reason. After "ok"
+// follows why a configuration was rejected.
 func (h *health) probe(w http.ResponseWriter, _ *http.Request) {
 	if !h.ready() {
 		message := "not ready"
@@ -45,8 +49,12 @@ func (h *health) probe(w http.ResponseWriter, _ *http.Request) {
 		http.Error(w, message, http.StatusServiceUnavailable)
 		return
 	}
+	message := "ok"
+	if err := h.rejected(); err != nil {
+		message += ", but the configuration was rejected and an earlier one is in force: " + err.Error() + "\n"
+	}
 	// A client that disconnected needs no response.
-	_, _ = w.Write([]byte("ok"))
+	_, _ = w.Write([]byte(message))
 }
 
 // serve serves until ctx is done.

@@ -3,14 +3,7 @@
 
 package server
 
-import (
-	"net"
-	"net/netip"
-	"sync"
-	"time"
-
-	"golang.org/x/net/netutil"
-)
+import "time"
 
 // Limits of clients (docs/server.md#limits).
 const (
@@ -50,81 +43,3 @@ const (
 	// maxHeaders is the maximum size of the metadata of a call, in bytes.
 	maxHeaders = 16 << 10
 )
-
-// limitConnections accepts at most limit connections at a time. Others wait in the
-// queue of the operating system.
-func limitConnections(l net.Listener, limit int) net.Listener {
-	return netutil.LimitListener(l, limit)
-}
-
-// limitPerAddress accepts at most limit connections of one address at a time, and
-// closes others at once. An IPv6 address stands for its network of 64 bits, which
-// belongs to one client.
-func limitPerAddress(l net.Listener, limit int) net.Listener {
-	return &addressListener{Listener: l, limit: limit, connections: map[string]int{}}
-}
-
-type addressListener struct {
-	net.Listener
-	limit int
-
-	mu          sync.Mutex
-	connections map[string]int
-}
-
-func (l *addressListener) Accept() (net.Conn, error) {
-	for {
-		conn, err := l.Listener.Accept()
-		if err != nil {
-			return nil, err
-		}
-		address := clientAddress(conn.RemoteAddr())
-		if l.add(address) {
-			return &addressConn{Conn: conn, release: sync.OnceFunc(func() { l.remove(address) })}, nil
-		}
-		_ = conn.Close()
-	}
-}
-
-func (l *addressListener) add(address string) bool {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.connections[address] >= l.limit {
-		return false
-	}
-	l.connections[address]++
-	return true
-}
-
-func (l *addressListener) remove(address string) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if l.connections[address]--; l.connections[address] == 0 {
-		delete(l.connections, address)
-	}
-}
-
-type addressConn struct {
-	net.Conn
-	release func()
-}
-
-func (c *addressConn) Close() error {
-	c.release()
-	return c.Conn.Close()
-}
-
-// clientAddress returns the address without the port, or the text of an address that is
-// not of the Internet protocol.
-func clientAddress(address net.Addr) string {
-	parsed, err := netip.ParseAddrPort(address.String())
-	if err != nil {
-		return address.String()
-	}
-	ip := parsed.Addr().Unmap().WithZone("")
-	if ip.Is6() {
-		// The number of bits is valid for every IPv6 address.
-		return netip.PrefixFrom(ip, 64).Masked().String()
-	}
-	return ip.String()
-}

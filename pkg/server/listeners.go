@@ -22,6 +22,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/connlimit"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -66,7 +67,7 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 			return fmt.Errorf("listen for agents (shard.bind.agent_addr): %w", err)
 		}
 		agentServer := p.newAgentServer(klog.FromContext(ctx), certificate)
-		agents = p.guard.Listener(limitConnections(agents, maxAgentConnections))
+		agents = p.guard.Listener(connlimit.Total(agents, maxAgentConnections))
 		g.Go(func() error { return p.serveGRPC(ctx, agentServer, agents) })
 	}
 	peers, err := p.server.Listen(ctx, p.bind.ElectionAddr)
@@ -74,8 +75,8 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 		return fmt.Errorf("listen for peers (shard.bind.election_addr): %w", err)
 	}
 	operatorServer, registrationServer := p.newGRPCServers(klog.FromContext(ctx), certificate)
-	operators = p.guard.Listener(limitConnections(operators, maxOperatorConnections))
-	registrations = limitConnections(limitPerAddress(registrations, maxRegistrationsPerAddress), maxRegistrationConnections)
+	operators = p.guard.Listener(connlimit.Total(operators, maxOperatorConnections))
+	registrations = connlimit.Total(connlimit.PerAddress(registrations, maxRegistrationsPerAddress), maxRegistrationConnections)
 	g.Go(func() error { return p.serveGRPC(ctx, operatorServer, operators) })
 	g.Go(func() error { return p.serveGRPC(ctx, registrationServer, registrations) })
 	g.Go(func() error {

@@ -75,6 +75,53 @@ func TestAWrongFirstListReplacesNothing(t *testing.T) {
 	})
 }
 
+// TestLoweredSizeInACloud restores a backup that is older than a smaller size. The cloud
+// needs some seconds to confirm that the other machines are missing, and the operator needs
+// some to connect: its time counts from the confirmation.
+func TestLoweredSizeInACloud(t *testing.T) {
+	for name, sends := range map[string]bool{"the operator sends the size": true, "no operator": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+				s := startInCloud(t, nil, cloud, faults)
+				size := func(size int32) {
+					upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
+					<-time.After(10 * time.Minute)
+				}
+				size(5)
+				s.Stop()
+				backup := backUp(t, s)
+				s = startInCloud(t, s, cloud, faults)
+				size(3)
+				left := cloud.Existing()
+				assert.Len(t, left, 3)
+				s.Stop()
+				restore(t, s, backup)
+
+				// Nothing is confirmed for longer than the operator has.
+				faults.Fail(machinestest.Find, 30)
+				faults.Count(machinestest.Find)
+				s = startInCloud(t, s, cloud, faults)
+				for finds := 0; finds < 30+2*2; finds += faults.Count(machinestest.Find) {
+					<-time.After(100 * time.Millisecond)
+				}
+				<-time.After(14 * time.Second)
+				assert.Len(t, cloud.Made(), 5, "machines before the operator had time")
+				want := 5
+				if sends {
+					size(3)
+				} else {
+					<-time.After(10 * time.Minute)
+					want = 7
+				}
+				assert.Len(t, cloud.Made(), want, "machines that were ever made")
+				assert.Subset(t, cloud.Existing(), left)
+				s.Stop()
+			})
+		})
+	}
+}
+
 // TestServersThatAreKilledLeaveNoMachine: a group is scaled up and down while its server is
 // killed at random moments, responses are lost and reads are late. In the end there are as
 // many machines as instances, and no instance has had two.

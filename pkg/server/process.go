@@ -67,6 +67,10 @@ type shared struct {
 	// not nil, triggers it during a term.
 	readConfig      func(context.Context) (*config.Config, error)
 	readConfigTicks <-chan time.Time
+	// readAccepted reads the configuration that was in force last, nil if there is none.
+	readAccepted func(context.Context, storage.Store) (*config.Config, error)
+	// rejected is why the configuration in the storage is not in force, nil if it is.
+	rejected atomic.Pointer[error]
 	// advertise are the addresses at which others reach the server.
 	advertise config.Addresses
 	// elector elects the leader of the shard.
@@ -87,12 +91,14 @@ type shared struct {
 	serving atomic.Bool
 	// blocked is why this server leads and does not serve, nil if nothing is known.
 	blocked atomic.Pointer[groups.MissingError]
+	// failed is why the last term ended before it served, nil if it has served.
+	failed atomic.Pointer[error]
 }
 
 // newProcess reads the configuration and creates what does not need the cluster's
 // keys.
 func (s *Server) newProcess(ctx context.Context) (*process, error) {
-	c, err := s.readConfig(ctx)
+	c, rejected, err := s.startConfig(ctx, s.startStorage())
 	if err != nil {
 		return nil, err
 	}
@@ -104,10 +110,12 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		config:          c,
 		readConfig:      s.readConfig,
 		readConfigTicks: s.ReadConfig,
+		readAccepted:    s.readAccepted,
 		advertise:       c.Shard.Advertised(bind, cmp.Or(s.Host, machineHost())),
 		registry:        prometheus.NewRegistry(),
 	}
 	sh.inForce.Store(c)
+	sh.setRejected(rejected)
 	sh.registry.MustRegister(version.NewCollector("nstance_server"))
 	p := &process{
 		server:  s,
@@ -125,8 +133,8 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	p.guard = access.New(klog.FromContext(ctx), p.storage)
 	p.countUnary, p.countStream = grpcapi.Count(sh.registry)
-	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection)
-	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election)
+	p.clusterElector = p.newElector(storage.ClusterLeaderKey, c.ClusterElection, nil)
+	sh.elector = p.newElector(storage.ShardLeaderKey(s.Shard), c.Shard.Election, p.hasLed)
 	sh.gate = grpcapi.NewGate(sh.elector.Leading, p.leaderMessage)
 	sh.gate.Blocked = p.blocked
 	if bind.AgentAddr != "" {
@@ -135,18 +143,30 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	sh.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
 	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
-	p.health = newHealth(sh.registry, p.ready, p.blocked)
+	sh.registry.MustRegister(sh.newRejectedMetric())
+	p.health = newHealth(sh.registry, p.ready, p.notServing, sh.configRejected)
 	return p, nil
 }
 
-func (p *process) newElector(key string, election config.Election) *leader.Elector {
+func (p *process) newElector(key string, election config.Election, used func(context.Context) (bool, error)) *leader.Elector {
 	return leader.New(leader.Options{
 		Store:    p.storage,
 		Key:      key,
 		ID:       p.server.leaderID(),
 		Address:  p.shared.advertise.ElectionAddr,
 		Election: election,
+		Used:     used,
 	})
+}
+
+// hasLed reports whether a server has led the shard before. The leader of the cluster needs
+// no such rule: what it writes depends on no other object.
+func (p *process) hasLed(ctx context.Context) (bool, error) {
+	_, err := config.ReadAccepted(ctx, p.storage, p.server.Shard)
+	if errors.Is(err, storage.ErrNotFound) {
+		return false, nil
+	}
+	return err == nil, err
 }
 
 // otherLeader returns the lock of another server that leads.
@@ -165,6 +185,17 @@ func (p *process) ready() bool {
 func (p *process) blocked() error {
 	if missing := p.shared.blocked.Load(); missing != nil && p.shared.elector.Leading() {
 		return missing
+	}
+	return nil
+}
+
+// notServing returns why this server leads and does not serve, nil when nothing is known.
+func (p *process) notServing() error {
+	if err := p.blocked(); err != nil {
+		return err
+	}
+	if failed := p.shared.failed.Load(); failed != nil && p.shared.elector.Leading() {
+		return *failed
 	}
 	return nil
 }
@@ -220,6 +251,8 @@ func (p *process) lead(ctx context.Context) error {
 		}
 		if served {
 			backoff = first
+		} else if err != nil {
+			p.shared.failed.Store(&err)
 		}
 		if _, invalid := errors.AsType[*config.InvalidError](err); invalid || backoff.Steps == 1 {
 			return err

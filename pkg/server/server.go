@@ -90,13 +90,20 @@ func (s *Server) run(ctx context.Context) error {
 // object is not read again.
 const readAttempts = 3
 
+// startTimeout limits a call to the storage while no configuration is known.
+const startTimeout = 30 * time.Second
+
+func (s *Server) startStorage() storage.Store {
+	return storage.WithTimeout(s.Storage, func() time.Duration { return startTimeout })
+}
+
 // readConfig reads the configuration that the server, or a term, starts with.
 func (s *Server) readConfig(ctx context.Context) (*config.Config, error) {
 	var source config.Source
 	var err error
 	backoff := wait.Backoff{Duration: time.Second, Factor: 2, Steps: readAttempts}
 	_ = wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (done bool, _ error) {
-		source, err = config.Read(ctx, s.Storage, s.Shard)
+		source, err = config.Read(ctx, s.startStorage(), s.Shard)
 		if err == nil || errors.Is(err, storage.ErrNotFound) {
 			return true, nil
 		}

@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
+	"nstance.dev/operator/pkg/server/losses"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
 	"nstance.dev/operator/pkg/server/reconciler"
@@ -99,65 +100,6 @@ func (t *term) open(ctx context.Context) (err error) {
 	return nil
 }
 
-// openGroups opens the groups with the configuration in the storage or, if that
-// one is invalid, with the one that was in force last. The first reload reports
-// what is invalid.
-func (t *term) openGroups(ctx context.Context) error {
-	store := exclusiveStore{t.storage, t.stop}
-	next, err := t.newestConfig(ctx)
-	if err == nil {
-		t.groups, err = groups.Open(ctx, next, store)
-	}
-	if _, invalid := errors.AsType[*config.InvalidError](err); invalid {
-		klog.FromContext(ctx).Error(err, "The configuration was rejected, the previous one stays in force")
-		t.groups, err = groups.Open(ctx, t.shared.inForce.Load(), store)
-	}
-	if err != nil {
-		return err
-	}
-	t.shared.inForce.Store(t.groups.Config())
-	return nil
-}
-
-// newestConfig returns the configuration in the storage. The error wraps a
-// *config.InvalidError if it cannot be put in force.
-func (t *term) newestConfig(ctx context.Context) (*config.Config, error) {
-	next, err := t.shared.readConfig(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if problems := t.shared.config.CheckReplacement(next); len(problems) > 0 {
-		return nil, &config.InvalidError{Mistakes: problems.ToAggregate()}
-	}
-	return next, nil
-}
-
-// exclusiveStore is a storage for objects that only the leader of the shard
-// writes. A conflict means that another writer did: the term's state is outdated
-// then, and the term stops.
-type exclusiveStore struct {
-	storage.Store
-	stop context.CancelCauseFunc
-}
-
-func (s exclusiveStore) Create(ctx context.Context, key string, data []byte) (string, error) {
-	etag, err := s.Store.Create(ctx, key, data)
-	s.stopOnConflict(err)
-	return etag, err
-}
-
-func (s exclusiveStore) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	etag, err := s.Store.Replace(ctx, key, data, etag)
-	s.stopOnConflict(err)
-	return etag, err
-}
-
-func (s exclusiveStore) stopOnConflict(err error) {
-	if errors.Is(err, storage.ErrConflict) {
-		s.stop(err)
-	}
-}
-
 // start waits until all instances are known and have a record, because groups would seem
 // to have none before that. It gives up after a while: another server may be able to
 // reach the provider.
@@ -179,6 +121,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		Shard:    t.shared.shard,
 		Clock:    clock.RealClock{},
 		Stale:    t.cacheIsStale(ctx),
+		Outdated: t.stop,
 	}
 	if provider.RunsAgent(t.groups.Config().Shard.Infra.Options) {
 		options.Agents = t.health
@@ -188,12 +131,16 @@ func (t *term) start(ctx context.Context) (err error) {
 		return err
 	}
 	if expecter, ok := t.provider.(provider.Expecter); ok {
-		expecter.Expect(t.instances.Existed())
+		expecter.Expect(t.instances.Former())
 	}
 	if err := t.cache.SetLeadershipID(ctx, t.shared.elector.LeadershipID()); err != nil {
 		klog.FromContext(ctx).Error(err, "The cache will not be used after the next start")
 	}
-	if err := t.groups.CheckPresent(t.usedGroups()); err != nil {
+	if err := t.groups.CheckPresent(ctx, t.usedGroups()); err != nil {
+		return err
+	}
+	// After the groups are stored, so that a next term can convert them again.
+	if err := config.Accept(ctx, exclusiveStore{t.storage, t.stop}, t.shared.shard, t.groups.Config().Source); err != nil {
 		return err
 	}
 	t.statuses = grpcapi.NewStatusCache(t.groups, t.instances, t.provider)
@@ -213,6 +160,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		Failed:      t.failures.ReportInstance,
 		CallContext: t.callContext,
 		Metrics:     t.shared.reconcilerMetrics,
+		Losses:      losses.Accepted{Storage: t.storage, Shard: t.shared.shard},
 	})
 	t.hashes = newGroupHashes(t.groups, t.cache)
 	if err := t.reconciler.Adopt(ctx); err != nil {
@@ -246,9 +194,11 @@ func (t *term) cacheIsStale(ctx context.Context) bool {
 	return id != t.shared.elector.LeadershipID()
 }
 
-// callContext returns the context of one call that only the leader may make.
+// callContext returns the context of one call that only the leader may make. Writes to the
+// storage end with the present lease nevertheless, because they are fenced. A call to the
+// provider may take longer than a lease.
 func (t *term) callContext(ctx context.Context) (context.Context, context.CancelFunc) {
-	ctx, cancelLease := t.shared.elector.Context(ctx)
+	ctx, cancelLease := t.shared.elector.Follow(ctx)
 	ctx, cancelTimeout := context.WithTimeout(ctx, t.groups.Config().Shard.RequestTimeout)
 	return ctx, func() {
 		cancelTimeout()
@@ -264,6 +214,7 @@ func (t *term) serve(ctx context.Context) error {
 		providers: t.shared.providers,
 		groups:    t.groups,
 		errors:    t.failures,
+		rejected:  t.shared.setRejected,
 		changed: func() {
 			t.shared.inForce.Store(t.groups.Config())
 			t.hashes.enqueue()
@@ -293,6 +244,7 @@ func (t *term) serve(ctx context.Context) error {
 	defer closeGate()
 	defer t.serveAgents(ctx, &running)()
 	t.shared.blocked.Store(nil)
+	t.shared.failed.Store(nil)
 	t.shared.serving.Store(true)
 	defer t.shared.serving.Store(false)
 	klog.FromContext(ctx).Info("Serving operators", "shard", t.shared.shard, "groups", len(t.groups.Keys()))

@@ -39,6 +39,8 @@ type agent struct {
 	sent   string
 	sentAt time.Time
 	count  int
+	// refused are the errors of the latest report that were reported, nil before that.
+	refused map[string]string
 	// keysAt is when keys were requested last.
 	keysAt time.Time
 }

@@ -7,6 +7,7 @@ import (
 	"context"
 	"crypto/ed25519"
 	"fmt"
+	"maps"
 	"slices"
 	"sync"
 	"time"
@@ -288,6 +289,7 @@ func (p *Pusher) prepare(i *instance.Instance, group *groups.Group) (*Session[*P
 	if a.files == nil || !a.reported {
 		return nil, nil
 	}
+	p.reportRefused(i, group, a)
 	if !a.outdated(p.Groups.Config(), group, now) {
 		a.count = 0
 		return nil, nil
@@ -296,12 +298,24 @@ func (p *Pusher) prepare(i *instance.Instance, group *groups.Group) (*Session[*P
 		p.queue.AddAfter(i.ID, at.Sub(now))
 		return nil, nil
 	}
-	for name, reason := range a.errors(group) {
-		p.Failed(i.Key(), i.ID, fmt.Errorf("file %s of instance %s: %s", name, i.ID, reason))
-	}
+	// They are reported again if the next patch is refused too.
+	a.refused = nil
 	public := make(map[string]ed25519.PublicKey, len(a.public))
 	for name, key := range a.public {
 		public[name] = key
 	}
 	return a.files, public
+}
+
+// reportRefused reports the files that an agent could not use, if its latest report says so
+// and they were not reported since the patch before.
+func (p *Pusher) reportRefused(i *instance.Instance, group *groups.Group, a *agent) {
+	reasons := a.errors(group)
+	if maps.Equal(reasons, a.refused) {
+		return
+	}
+	a.refused = reasons
+	for _, name := range slices.Sorted(maps.Keys(reasons)) {
+		p.Failed(i.Key(), i.ID, fmt.Errorf("file %s of instance %s: %s", name, i.ID, reasons[name]))
+	}
 }

@@ -42,7 +42,7 @@ func newRegistrar(t testing.TB) (*Registrar, string) {
 	store, err := file.Open(t.TempDir())
 	require.NoError(t, err)
 	c := &config.Config{ClusterID: "test", Shard: config.Shard{ID: "a"}, AgentCertificateTTL: time.Hour}
-	wanted, err := groups.Open(t.Context(), c, store)
+	wanted, err := groups.Open(t.Context(), nil, c, store)
 	require.NoError(t, err)
 	cached, err := cache.Open(t.Context(), filepath.Join(t.TempDir(), "cache"))
 	require.NoError(t, err)

@@ -82,6 +82,8 @@ type Shard struct {
 	// DefaultDrainTimeout is that of groups without one. Zero means that instances
 	// are deleted without a drain.
 	DefaultDrainTimeout time.Duration
+	// MaxSize is the largest size that operators may set for a group. Zero means MaxSize.
+	MaxSize int32
 	// CreateRateLimit is the least time between two requests to create an
 	// instance. Zero means no limit.
 	CreateRateLimit   time.Duration
@@ -195,11 +197,17 @@ type Template struct {
 	Files    map[string]File
 }
 
+// MaxSize is the largest size of a group: Cluster API's list of the instances of a pool has
+// no room for more.
+const MaxSize = 10000
+
 // Group is a static group as configured.
 type Group struct {
 	Template string
 	// Size is nil when missing, which means the template's.
 	Size *int32
+	// MaxSize is the largest size that operators may set, nil for that of the shard.
+	MaxSize *int32
 	// InstanceType and SubnetPool mean the template's when empty.
 	InstanceType string
 	SubnetPool   string

@@ -65,6 +65,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 			DynamicSubnetPools:  []string{"default"},
 			Expiry:              Expiry{EligibleAge: 21 * 24 * time.Hour, ForcedAge: 720 * time.Hour, OnDemandAge: 7 * 24 * time.Hour},
 			DefaultDrainTimeout: 4 * time.Minute,
+			MaxSize:             500,
 			CreateRateLimit:     time.Second,
 			GarbageCollection:   GarbageCollection{Interval: 3 * time.Minute, RegistrationTimeout: 6 * time.Minute, DeletedRecordRetention: 31 * time.Minute},
 			HealthCheckInterval: 45 * time.Second,

@@ -245,7 +245,7 @@ func checkSource(kind, source string) error {
 	}
 	reserved := storage.IsReserved(source)
 	if kind == FileSecret {
-		reserved = source == storage.AuthoritySecret || source == storage.NonceSecret
+		reserved = storage.IsReservedSecret(source)
 	}
 	if reserved {
 		return errors.New("source must not be an object of the servers")

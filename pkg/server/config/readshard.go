@@ -20,11 +20,15 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		DynamicSubnetPools:  o.Strings("dynamic_subnet_pools"),
 		Expiry:              readExpiry(o.Object("expiry")),
 		DefaultDrainTimeout: o.Duration("default_drain_timeout", defaultDrainTimeout),
+		MaxSize:             MaxSize,
 		CreateRateLimit:     o.Duration("create_rate_limit", 0),
 		GarbageCollection:   readGarbageCollection(o.Object("garbage_collection")),
 		HealthCheckInterval: o.Duration("health_check_interval", defaultHealthCheckInterval),
 		RequestTimeout:      o.Duration("request_timeout", defaultRequestTimeout),
 		ShutdownTimeout:     o.Duration("shutdown_timeout", defaultShutdownTimeout),
+	}
+	if size := o.Int32("max_size"); size != nil {
+		shard.MaxSize = *size
 	}
 	pools := o.Object("subnet_pools")
 	for _, pool := range pools.Names() {

@@ -100,9 +100,7 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 		errs = append(errs, field.Invalid(path.Child("kind"), template.Kind, "must be three lower case letters"))
 	}
 	errs = append(errs, provider.ValidateArch(path.Child("arch"), template.Arch)...)
-	if template.Size < 0 {
-		errs = append(errs, field.Invalid(path.Child("size"), template.Size, "must not be negative"))
-	}
+	errs = append(errs, validateSize(path.Child("size"), template.Size)...)
 	if template.InstanceType != "" {
 		if err := c.CheckInstanceType(path.Child("instance_type"), template.InstanceType, template.Arch); err != nil {
 			errs = append(errs, err)
@@ -122,8 +120,11 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 // that the group does not have.
 func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 	var errs field.ErrorList
-	if group.Size != nil && *group.Size < 0 {
-		errs = append(errs, field.Invalid(path.Child("size"), *group.Size, "must not be negative"))
+	if group.Size != nil {
+		errs = append(errs, validateSize(path.Child("size"), *group.Size)...)
+	}
+	if group.MaxSize != nil {
+		errs = append(errs, validateMaxSize(path.Child("max_size"), *group.MaxSize)...)
 	}
 	if group.SubnetPool != "" {
 		if err := c.Shard.CheckSubnetPool(path.Child("subnet_pool"), group.SubnetPool); err != nil {

@@ -32,11 +32,30 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, validateMaxSize(path.Child("max_size"), s.MaxSize)...)
 	errs = append(errs, s.Expiry.validate(path.Child("expiry"))...)
 	errs = append(errs, s.GarbageCollection.validate(path.Child("garbage_collection"))...)
 	errs = append(errs, validation.Positive(path.Child("health_check_interval"), s.HealthCheckInterval)...)
 	// A call without a timeout could block for ever.
 	return append(errs, validation.Positive(path.Child("request_timeout"), s.RequestTimeout)...)
+}
+
+func validateMaxSize(path *field.Path, size int32) field.ErrorList {
+	if size < 1 || size > MaxSize {
+		return field.ErrorList{field.Invalid(path, size, fmt.Sprintf("must be from 1 to %d", MaxSize))}
+	}
+	return nil
+}
+
+// validateSize checks a configured size.
+func validateSize(path *field.Path, size int32) field.ErrorList {
+	if size < 0 {
+		return field.ErrorList{field.Invalid(path, size, "must not be negative")}
+	}
+	if size > MaxSize {
+		return field.ErrorList{field.Invalid(path, size, fmt.Sprintf("must be at most %d", MaxSize))}
+	}
+	return nil
 }
 
 func (s *Shard) validateInfra(path *field.Path, providers provider.Registry) field.ErrorList {

@@ -19,10 +19,21 @@ func Check(ctx context.Context) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}
+	if end, ok := ctx.Value(leaseKey{}).(func() time.Time); ok && !time.Now().Before(end()) {
+		return context.DeadlineExceeded
+	}
 	if deadline, ok := ctx.Deadline(); ok && !time.Now().Before(deadline) {
 		return context.DeadlineExceeded
 	}
 	return nil
+}
+
+type leaseKey struct{}
+
+// WithLease returns a context for which Check returns an error from the time on that end
+// returns, which may become later. The caller must cancel the context at that time.
+func WithLease(ctx context.Context, end func() time.Time) context.Context {
+	return context.WithValue(ctx, leaseKey{}, end)
 }
 
 // HTTPClient sends HTTP requests and returns their responses, but sends no request

@@ -237,7 +237,7 @@ func TestUnreadableStorage(t *testing.T) {
 			t.Errorf("got error %v, want %v", err, want)
 		}
 	}
-	if _, err := Open(t.Context(), newConfig(), store); !errors.Is(err, store.reading) {
+	if _, err := Open(t.Context(), nil, newConfig(), store); !errors.Is(err, store.reading) {
 		t.Errorf("Open returns %v, want %v", err, store.reading)
 	}
 	store.reading = nil

@@ -4,12 +4,16 @@
 package groups
 
 import (
+	"encoding/json"
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -32,6 +36,9 @@ func TestUpsertRejects(t *testing.T) {
 		{"unknown template", dynamic, Change{Settings: Settings{Template: "knz"}}, invalid, `config.template: Invalid value: "knz": unknown template, known are "arm", "bare", "worker"`},
 		{"negative size", dynamic, Change{Settings: Settings{Template: "worker"}, Size: -1}, invalid, `config.size: Invalid value: -1: must not be negative`},
 		{"negative size of a static group", main, Change{Size: -1}, invalid, `config.size: Invalid value: -1: must not be negative`},
+		{"largest size", dynamic, Change{Settings: Settings{Template: "worker"}, Size: 10001}, invalid, `config.size: Invalid value: 10001: must be at most 10000`},
+		{"too many vars", dynamic, Change{Settings: Settings{Template: "worker", Vars: manyVars(65)}}, invalid, `config.vars: Too many: 65: must have at most 64 items`},
+		{"value too long", dynamic, Change{Settings: Settings{Template: "worker", Vars: map[string]string{"a": strings.Repeat("b", 4097)}}}, invalid, `config.vars[a]: Too long: may not be more than 4096 bytes`},
 		{"unknown instance type", dynamic, Change{Settings: Settings{Template: "worker", InstanceType: "huge"}}, invalid, `config.instance_type: Invalid value: "huge": no instance type of architecture "amd64", known are "c7i.large", "m7i.large"`},
 		{"instance type of another architecture", main, Change{Settings: Settings{InstanceType: "m7g.large"}}, invalid, `config.instance_type: Invalid value: "m7g.large": no instance type of architecture "amd64", known are "c7i.large", "m7i.large"`},
 		{"no instance type at all", dynamic, Change{Settings: Settings{Template: "bare", SubnetPools: []string{"open"}}}, invalid, `config.instance_type: Invalid value: "": no instance type of architecture "amd64"`},
@@ -80,4 +87,55 @@ func TestUpsertReportsAllErrorsTogether(t *testing.T) {
 			t.Errorf("%v does not name %s", err, want)
 		}
 	}
+}
+
+func manyVars(count int) map[string]string {
+	vars := map[string]string{}
+	for n := range count {
+		vars[fmt.Sprint("v", n)] = "x"
+	}
+	return vars
+}
+
+// TestMaxSize: the size of a group is limited by the group, else by the shard. A size that
+// was set before may be lowered to one above the limit, but not raised.
+func TestMaxSize(t *testing.T) {
+	store := newStorage(t)
+	upsert(t, open(t, store), main, Change{Size: 50})
+	c := newConfigWith(map[string]config.Group{"main": {Template: "worker", MaxSize: new(int32(20))}, "plain": {Template: "worker"}})
+	c.Shard.MaxSize = 30
+	s := openWith(t, store, c)
+	require.EqualValues(t, 50, get(t, s, main).Size)
+	upsert(t, s, main, Change{Size: 40})
+	upsert(t, s, plain, Change{Size: 30})
+	for key, want := range map[instance.GroupKey]string{main: "at most 20", plain: "at most 30"} {
+		_, _, err := s.Upsert(t.Context(), key, Change{Size: 41})
+		require.ErrorAs(t, err, new(*InvalidError))
+		require.ErrorContains(t, err, want)
+	}
+}
+
+// TestStoredHugeSize is limited: a server that refused to start would not help.
+func TestStoredHugeSize(t *testing.T) {
+	store := newStorage(t)
+	createObject(t, store, `{"default": {"dynamic": {"template": "worker", "size": 2147483647}}}`)
+	require.EqualValues(t, config.MaxSize, get(t, open(t, store), dynamic).Size)
+}
+
+// TestGroupsOfATenant are limited. Groups that exist can be changed.
+func TestGroupsOfATenant(t *testing.T) {
+	store := newStorage(t)
+	groups := map[string]any{}
+	for n := range maxGroups {
+		groups[fmt.Sprint("g", n)] = map[string]any{"template": "worker", "size": 0}
+	}
+	object, err := json.Marshal(map[string]any{"default": groups})
+	require.NoError(t, err)
+	createObject(t, store, string(object))
+	s := open(t, store)
+	_, _, err = s.Upsert(t.Context(), dynamic, Change{Settings: Settings{Template: "worker"}})
+	require.ErrorAs(t, err, new(*InvalidError))
+	require.ErrorContains(t, err, "1000 groups")
+	upsert(t, s, instance.GroupKey{Tenant: "default", Group: "g1"}, Change{Size: 2})
+	upsert(t, s, instance.GroupKey{Tenant: "other", Group: "dynamic"}, Change{Settings: Settings{Template: "worker"}})
 }

@@ -100,7 +100,7 @@ func open(t testing.TB, store storage.Store) *Store {
 
 func openWith(t testing.TB, store storage.Store, c *config.Config) *Store {
 	t.Helper()
-	s, err := Open(t.Context(), c, store)
+	s, err := Open(t.Context(), nil, c, store)
 	require.NoError(t, err)
 	return s
 }

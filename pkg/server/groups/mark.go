@@ -9,9 +9,12 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -32,6 +35,46 @@ const (
 
 // marks are the marks by tenant and group. They are immutable.
 type marks map[string]map[string]mark
+
+// markOfDeleted returns the mark of a group that is being deleted. before is the group, nil
+// if there is none. The instances drain as they would have done before.
+func markOfDeleted(c *config.Config, current mark, before *Group) mark {
+	switch {
+	case before == nil && current.isDeleted():
+		return current
+	case before == nil || before.DrainTimeout == c.Shard.DefaultDrainTimeout:
+		return markDeleted
+	default:
+		return deletedWith(before.DrainTimeout)
+	}
+}
+
+// deletedWith returns the mark of a deleted group whose instances drain for a time of their
+// own.
+func deletedWith(timeout time.Duration) mark {
+	return markDeleted + markSeparator + mark(timeout.String())
+}
+
+const markSeparator = ":"
+
+// isDeleted reports whether m is markDeleted, with or without a drain timeout.
+func (m mark) isDeleted() bool {
+	kind, _, _ := strings.Cut(string(m), markSeparator)
+	return mark(kind) == markDeleted
+}
+
+// drainTimeout returns the timeout of deletedWith.
+func (m mark) drainTimeout() (time.Duration, bool) {
+	_, text, found := strings.Cut(string(m), markSeparator)
+	timeout, err := time.ParseDuration(text)
+	return timeout, found && err == nil && timeout >= 0
+}
+
+// valid reports whether m can be stored.
+func (m mark) valid() bool {
+	_, hasTimeout := m.drainTimeout()
+	return m == markDeleted || m == markUnconfirmed || m.isDeleted() && hasTimeout
+}
 
 func (m marks) get(key instance.GroupKey) mark { return m[key.Tenant][key.Group] }
 
@@ -64,7 +107,13 @@ func (m marks) with(key instance.GroupKey, next mark) marks {
 // Deleted reports whether a group was deleted and has not been created again. The
 // instances of a group that neither exists nor was deleted belong to a group that the
 // storage has lost.
-func (s *Store) Deleted(key instance.GroupKey) bool { return s.mark(key) == markDeleted }
+func (s *Store) Deleted(key instance.GroupKey) bool { return s.mark(key).isDeleted() }
+
+// DeletedDrainTimeout returns how long the instances of a deleted group may take to drain,
+// and false if the group had no timeout of its own.
+func (s *Store) DeletedDrainTimeout(key instance.GroupKey) (time.Duration, bool) {
+	return s.mark(key).drainTimeout()
+}
 
 // Unconfirmed reports whether the settings of a group may be older than those that an
 // operator has sent. The next request for the group confirms them.
@@ -102,7 +151,7 @@ func (s *Store) DeletedGroups() []instance.GroupKey {
 	var keys []instance.GroupKey
 	for tenant, groups := range s.marks {
 		for group, value := range groups {
-			if value == markDeleted {
+			if value.isDeleted() {
 				keys = append(keys, instance.GroupKey{Tenant: tenant, Group: group})
 			}
 		}
@@ -129,7 +178,7 @@ func (s *Store) MarkUnconfirmed(ctx context.Context, keys []instance.GroupKey) e
 func (s *Store) ForgetDeleted(ctx context.Context, keys []instance.GroupKey) error {
 	return s.changeMarks(ctx, func(changed marks) marks {
 		for _, key := range keys {
-			if changed.get(key) == markDeleted {
+			if changed.get(key).isDeleted() {
 				changed = changed.with(key, noMark)
 			}
 		}
@@ -163,10 +212,10 @@ func decodeMarks(data []byte) (marks, error) {
 	if err := decodeStrictly(data, &decoded); err != nil {
 		return nil, err
 	}
-	allowed := []mark{markDeleted, markUnconfirmed}
+	allowed := []mark{markDeleted, markDeleted + ":DURATION", markUnconfirmed}
 	for tenant, groups := range decoded {
 		for group, value := range groups {
-			if !slices.Contains(allowed, value) {
+			if !value.valid() {
 				return nil, field.NotSupported(field.NewPath(marksKey, tenant, group), value, allowed)
 			}
 		}

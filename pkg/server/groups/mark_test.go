@@ -46,6 +46,22 @@ func TestDeletionsAreRemembered(t *testing.T) {
 	}
 }
 
+// The mark of a group with a drain timeout of its own contains the timeout.
+func TestDeletedGroupWithItsOwnDrainTimeoutIsForgotten(t *testing.T) {
+	store := newStorage(t)
+	s := open(t, store)
+	c := newConfig()
+	delete(c.Groups["default"], main.Group)
+	require.NoError(t, s.Reconfigure(t.Context(), c))
+	_, err := s.Delete(t.Context(), main, nil)
+	require.NoError(t, err)
+	_, own := s.DeletedDrainTimeout(main)
+	require.True(t, own)
+	require.NoError(t, s.ForgetDeleted(t.Context(), []instance.GroupKey{main}))
+	assert.Empty(t, s.DeletedGroups())
+	assert.Empty(t, openWith(t, store, c).DeletedGroups())
+}
+
 // A request of an object whose group was deleted before is still a deletion if the object
 // of the groups has no such group.
 func TestDeletionOfLostGroupByRetiredUID(t *testing.T) {
@@ -139,25 +155,25 @@ func TestFailedMark(t *testing.T) {
 func TestUnknownMarkIsRejected(t *testing.T) {
 	store := newStorage(t)
 	createObject(t, store, `{"group_marks": {"default": {"dynamic": "other"}}}`)
-	_, err := Open(t.Context(), newConfig(), store)
+	_, err := Open(t.Context(), nil, newConfig(), store)
 	require.ErrorContains(t, err, "group_marks.default.dynamic")
 }
 
 func TestCheckPresent(t *testing.T) {
 	store := newStorage(t)
 	s := open(t, store)
-	require.NoError(t, s.CheckPresent([]instance.GroupKey{main, plain}), "static groups only")
+	require.NoError(t, s.CheckPresent(t.Context(), []instance.GroupKey{main, plain}), "static groups only")
 	missing := new(MissingError)
 	var keys []instance.GroupKey
 	for _, name := range []string{"d", "c", "b", "a", "a"} {
 		keys = append(keys, instance.GroupKey{Tenant: "default", Group: name})
 	}
-	require.ErrorAs(t, s.CheckPresent(append(keys, main)), &missing)
+	require.ErrorAs(t, s.CheckPresent(t.Context(), append(keys, main)), &missing)
 	assert.Len(t, missing.Groups, 4)
 	for _, text := range []string{objectKey, "(default/a, default/b, default/c, 1 more)", "reset-groups --shard us-west-2a"} {
 		assert.ErrorContains(t, missing, text)
 	}
 	require.NoError(t, Reset(t.Context(), store, "us-west-2a"))
-	require.NoError(t, open(t, store).CheckPresent(keys))
+	require.NoError(t, open(t, store).CheckPresent(t.Context(), keys))
 	require.ErrorContains(t, Reset(t.Context(), store, "us-west-2a"), objectKey)
 }

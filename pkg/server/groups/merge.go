@@ -28,7 +28,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 		}
 	}
 	if override != nil {
-		group.Size, group.RemoveFirst, group.Declared = override.Size, override.RemoveFirst, override.Declared
+		group.Size, group.RemoveFirst, group.Declared = min(override.Size, config.MaxSize), override.RemoveFirst, override.Declared
 		group.Revision = override.Revision
 		configured := settings
 		settings = settings.merge(override.Settings)

@@ -43,18 +43,23 @@ func (e *MissingError) Error() string {
 
 // CheckPresent returns a *MissingError if the storage had no object although groups have
 // instances that the configuration does not have. Only a request that is stored creates
-// such a group, so the object was lost.
-func (s *Store) CheckPresent(groups []instance.GroupKey) error {
+// such a group, so the object was lost. Otherwise it stores what Open has converted.
+func (s *Store) CheckPresent(ctx context.Context, groups []instance.GroupKey) error {
 	s.writeMu.Lock()
-	present := s.object.etag != ""
-	s.writeMu.Unlock()
-	if present {
+	defer s.writeMu.Unlock()
+	if s.object.etag != "" {
 		return nil
 	}
 	unknown := slices.DeleteFunc(slices.Clone(groups), func(key instance.GroupKey) bool {
 		_, found := s.Get(key)
 		return found
 	})
+	if len(unknown) == 0 && s.deferred {
+		if err := s.object.write(ctx, s.content); err != nil {
+			return fmt.Errorf("store the groups: %w", err)
+		}
+		s.deferred = false
+	}
 	if len(unknown) == 0 {
 		return nil
 	}

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"reflect"
+	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
@@ -39,27 +40,20 @@ func (s *Store) Reconfigure(ctx context.Context, next *config.Config) error {
 // apply activates next together with content, unless there are problems. The
 // caller has locked writeMu.
 func (s *Store) apply(ctx context.Context, next *config.Config, content content, problems field.ErrorList) error {
-	content, dropped := content.convertDropped(next)
-	groups, invalid, err := mergeAll(next, content)
+	content, groups, dropped, err := content.mergeValid(next, s.object.key, problems)
 	if err != nil {
 		return err
 	}
-	mistakes := toErrors(problems)
-	if len(invalid) > 0 {
-		mistakes = append(mistakes, fmt.Errorf("dynamic groups in %s:\n%w", s.object.key, errors.Join(toErrors(invalid)...)))
-	}
-	if len(mistakes) > 0 {
-		return &config.InvalidError{Mistakes: errors.Join(mistakes...)}
-	}
-
 	content = content.updateWhenDropped(next, groups)
 	for key := range groups {
-		if content.marks.get(key) == markDeleted {
+		if content.marks.get(key).isDeleted() {
 			// The configuration names a group that was deleted before.
 			content.marks = content.marks.with(key, noMark)
 		}
 	}
-	if !reflect.DeepEqual(content, s.content) {
+	if s.deferred {
+		s.content = content
+	} else if !reflect.DeepEqual(content, s.content) {
 		if err := s.object.write(ctx, content); err != nil {
 			return fmt.Errorf("store the groups: %w", err)
 		}
@@ -73,6 +67,51 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	defer s.mu.Unlock()
 	s.config, s.groups, s.marks = next, groups, s.content.marks
 	return nil
+}
+
+// mergeValid returns the content and the groups with next in force, and the groups that
+// become dynamic. The error wraps a *config.InvalidError if there are problems, or groups
+// that are not valid with next. key is that of the object.
+func (c content) mergeValid(next *config.Config, key string, problems field.ErrorList) (
+	converted content, groups map[instance.GroupKey]*Group, dropped []instance.GroupKey, err error,
+) {
+	converted, dropped = c.convertDropped(next)
+	groups, invalid, err := mergeAll(next, converted)
+	if err != nil {
+		return c, nil, nil, err
+	}
+	mistakes := toErrors(problems)
+	for _, mistake := range invalid {
+		tenant, _, _ := strings.Cut(mistake.Field, ".")
+		mistakes = append(mistakes, &config.TenantMistake{Tenant: tenant, Mistake: fmt.Errorf("dynamic group in %s: %w", key, mistake)})
+	}
+	if len(mistakes) > 0 {
+		return c, nil, nil, &config.InvalidError{Mistakes: errors.Join(mistakes...)}
+	}
+	return converted, groups, dropped, nil
+}
+
+// keepDropped returns c with the static groups of accepted that next does not name as
+// dynamic ones, as far as nothing is stored of them. accepted may be nil.
+func (c content) keepDropped(accepted, next *config.Config) (content, error) {
+	if accepted == nil {
+		return c, nil
+	}
+	kept := c
+	for tenant, configured := range accepted.Groups {
+		for name := range configured {
+			key := instance.GroupKey{Tenant: tenant, Group: name}
+			if _, named := next.Groups[tenant][name]; named || c.get(key) != nil || c.marks.get(key).isDeleted() {
+				continue
+			}
+			group, err := merge(accepted, key, nil)
+			if err != nil {
+				return c, err
+			}
+			kept = kept.with(key, asDynamic(accepted, group))
+		}
+	}
+	return kept, nil
 }
 
 // mergeAll returns all configured and stored groups, and the problems of the

@@ -36,7 +36,7 @@ func reconfigure(t *testing.T, s *Store, next *config.Config) {
 // of s.
 func wantSame(t *testing.T, s *Store, store storage.Store) {
 	t.Helper()
-	after, err := Open(t.Context(), s.Config(), store)
+	after, err := Open(t.Context(), nil, s.Config(), store)
 	require.NoError(t, err)
 	assert.Empty(t, cmp.Diff(snapshot(t, s), snapshot(t, after)), "(-before +after a restart)")
 }

@@ -194,7 +194,7 @@ func TestOpenRejects(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			store := newStorage(t)
 			createObject(t, store, tc.content)
-			s, err := Open(t.Context(), newConfig(), store)
+			s, err := Open(t.Context(), nil, newConfig(), store)
 			if s != nil || err == nil {
 				t.Fatalf("got a store with %v, error %v", s, err)
 			}

@@ -29,6 +29,9 @@ type Store struct {
 	// writeMu serializes writes and guards object and content.
 	writeMu sync.Mutex
 	object  object
+	// deferred is true while content is not stored, because the storage may have lost the
+	// object. CheckPresent stores it.
+	deferred bool
 	// content is the content of the object as acknowledged to clients. It does
 	// not include failed changes.
 	content content
@@ -50,10 +53,11 @@ type Store struct {
 // instance type or subnet pool of a group is no longer configured: ignoring the
 // group would terminate its instances.
 //
-// A static group that c no longer names becomes a dynamic one, as in
-// Reconfigure, if an operator changed it while it was static. Otherwise nothing
-// is stored of it, and it no longer exists.
-func Open(ctx context.Context, c *config.Config, store storage.Store) (*Store, error) {
+// accepted is the configuration that was in force before, nil if none was. A static group
+// that it names and c does not becomes a dynamic one, as in Reconfigure. Without accepted
+// this happens only to groups that an operator changed while they were static: nothing is
+// stored of the others.
+func Open(ctx context.Context, accepted, c *config.Config, store storage.Store) (*Store, error) {
 	s := &Store{object: object{store: store, key: storage.GroupsKey(c.Shard.ID)}, refused: map[instance.GroupKey]struct{}{}}
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
@@ -61,10 +65,32 @@ func Open(ctx context.Context, c *config.Config, store storage.Store) (*Store, e
 	if s.content, err = s.object.read(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.apply(ctx, c, s.content, nil); err != nil {
+	next, err := s.content.keepDropped(accepted, c)
+	if err != nil {
+		return nil, err
+	}
+	if s.object.etag == "" {
+		s.content, s.deferred = next, len(next.groups) > 0
+	}
+	if err := s.apply(ctx, c, next, nil); err != nil {
 		return nil, err
 	}
 	return s, nil
+}
+
+// Check returns the error of Open if c cannot be put in force, which wraps a
+// *config.InvalidError, or if the groups cannot be read. It changes nothing.
+func Check(ctx context.Context, accepted, c *config.Config, store storage.Store) error {
+	o := object{store: store, key: storage.GroupsKey(c.Shard.ID)}
+	content, err := o.read(ctx)
+	if err != nil {
+		return err
+	}
+	if content, err = content.keepDropped(accepted, c); err != nil {
+		return err
+	}
+	_, _, _, err = content.mergeValid(c, o.key, nil)
+	return err
 }
 
 // Config returns the current configuration.
@@ -107,6 +133,9 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 		}
 		_, static := s.config.Groups[key.Tenant][key.Group]
 		next := current.group.with(change, static)
+		if err := s.validateLimits(key, current.group, next); err != nil {
+			return edit{}, nil, err
+		}
 		after, err := merge(s.config, key, next)
 		if err != nil {
 			return edit{}, nil, err
@@ -129,13 +158,13 @@ func (s *Store) Delete(ctx context.Context, key instance.GroupKey, revision *Rev
 	if err := validateRequest(key, revision, nil); err != nil {
 		return false, err
 	}
-	r := &request{ctx: ctx, key: key, plan: func(current edit, _ *Group) (edit, *Group, error) {
+	r := &request{ctx: ctx, key: key, plan: func(current edit, before *Group) (edit, *Group, error) {
 		next, err := current.deleted(key, revision)
 		if err != nil {
 			return edit{}, nil, err
 		}
 		if _, static := s.config.Groups[key.Tenant][key.Group]; next.group == nil && !static {
-			next.mark = markDeleted
+			next.mark = markOfDeleted(s.config, current.mark, before)
 			return next, nil, nil
 		}
 		after, err := merge(s.config, key, next.group)

@@ -43,8 +43,11 @@ func ValidateKey(key instance.GroupKey) error {
 // for a new group, and after is the group after the change.
 func validate(c *config.Config, change Change, before, after *Group) error {
 	var problems field.ErrorList
-	if change.Size < 0 {
+	switch limit := maxSize(c, after.Key); {
+	case change.Size < 0:
 		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, "must not be negative"))
+	case change.Size > limit && (before == nil || change.Size > before.Size):
+		problems = append(problems, field.Invalid(configPath.Child("size"), change.Size, fmt.Sprintf("must be at most %d (max_size of the group or the shard)", limit)))
 	}
 	problems = append(problems, validateRemoveFirst(removeFirstPath, change.RemoveFirst)...)
 	problems = append(problems, validateSubnets(c, change, before, after)...)

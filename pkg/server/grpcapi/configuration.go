@@ -40,7 +40,7 @@ func (s *OperatorService) RefreshConfig(ctx context.Context, _ *emptypb.Empty) (
 	klog.FromContext(ctx).V(2).Info("Received request to read the configuration again")
 	before, after, err := s.Configuration.Refresh(ctx)
 	if err != nil {
-		return nil, toStatus(err)
+		return nil, toStatus(config.For(clientFrom(ctx).Tenant, err))
 	}
 	return &nstancev1.RefreshConfigResponse{Updated: before.ETag != after.ETag, PrevEtag: before.ETag, Etag: after.ETag}, nil
 }

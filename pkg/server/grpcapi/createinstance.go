@@ -159,7 +159,7 @@ func (s *OperatorService) complete(record *instance.Record) error {
 	}
 	problems := validatePools(c, group, effective)
 	if record.ID != "" {
-		problems = append(problems, validateID(record.ID, effective.Kind)...)
+		problems = append(problems, validateID(record.ID, effective.Kind, c.Shard.GarbageCollection.DeletedRecordRetention)...)
 	}
 	if len(problems) > 0 {
 		return status.Errorf(codes.InvalidArgument, "instance of group %s: %v", group.Key, problems.ToAggregate())
@@ -193,8 +193,9 @@ func validatePools(c *config.Config, group, effective *groups.Group) field.Error
 }
 
 // validateID checks an id that a client chose: its prefix must be the kind of the
-// template (docs/server.md#instance-ids).
-func validateID(text, kind string) field.ErrorList {
+// template (docs/server.md#instance-ids). The id of an instance that was deleted is known for
+// retention only, so an id that is older is not accepted.
+func validateID(text, kind string, retention time.Duration) field.ErrorList {
 	path := field.NewPath("instance_id")
 	id, err := puidv7.Parse(text)
 	if err != nil {
@@ -202,6 +203,9 @@ func validateID(text, kind string) field.ErrorList {
 	}
 	if id.Prefix != kind {
 		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("must begin with %q, the kind of the template", kind))}
+	}
+	if age := time.Since(id.Time()); retention > 0 && age > retention {
+		return field.ErrorList{field.Invalid(path, text, fmt.Sprintf("is older than %s, and may be that of a deleted instance: make a new one", retention))}
 	}
 	return nil
 }

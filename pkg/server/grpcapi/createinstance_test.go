@@ -5,12 +5,15 @@ package grpcapi
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"path/filepath"
 	"slices"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
@@ -303,4 +306,36 @@ func TestCancelledCreateRequestIsUnavailable(t *testing.T) {
 	cancel()
 	_, err := s.CreateInstance(ctx, createRequest("plain"))
 	expectStatus(t, "a cancelled call", err, codes.Unavailable, "")
+}
+
+// TestOldIDIsRejected: it may be that of an instance that was deleted and forgotten.
+func TestOldIDIsRejected(t *testing.T) {
+	s := newService(t)
+	id := newID(t, "knd")
+	c := *newConfig()
+	c.Shard.GarbageCollection.DeletedRecordRetention = time.Nanosecond
+	require.NoError(t, s.Store.Reconfigure(t.Context(), &c))
+	_, err := s.CreateInstance(s.ctx(), &nstancev1.CreateInstanceRequest{InstanceId: id, Config: &nstancev1.InstanceConfig{Group: "plain"}})
+	if status.Code(err) != codes.InvalidArgument || !strings.Contains(err.Error(), "make a new one") {
+		t.Errorf("got %v", err)
+	}
+}
+
+// TestUnconfirmedRecordsAreLimited: the oldest are forgotten.
+func TestUnconfirmedRecordsAreLimited(t *testing.T) {
+	var requests createRequests
+	begin := time.Now()
+	for n := range maxUnconfirmed + 10 {
+		record := instance.Record{Tenant: "default", ID: fmt.Sprint(n), CreatedAt: begin.Add(time.Duration(n))}
+		requests.done(requestKeyOf(record), record, errors.New("no answer"))
+	}
+	if len(requests.unconfirmed) != maxUnconfirmed {
+		t.Errorf("there are %d records", len(requests.unconfirmed))
+	}
+	if _, found := requests.unconfirmedRecord(requestKey{"default", "9"}); found {
+		t.Error("an old record was kept")
+	}
+	if _, found := requests.unconfirmedRecord(requestKey{"default", fmt.Sprint(maxUnconfirmed + 9)}); !found {
+		t.Error("the latest record was forgotten")
+	}
 }

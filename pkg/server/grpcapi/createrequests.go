@@ -8,6 +8,7 @@ import (
 	"errors"
 	"hash/maphash"
 	"sync"
+	"time"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
@@ -27,6 +28,13 @@ type createRequests struct {
 	// instance appears when the storage is read at the next start.
 	unconfirmed map[requestKey]instance.Record
 }
+
+const (
+	// maxUnconfirmed is how many unconfirmed records are kept at most, and unconfirmedAge how
+	// long the others are when there are more: clients have given up by then.
+	maxUnconfirmed = 1024
+	unconfirmedAge = time.Hour
+)
 
 // requestKey identifies the instance of a request.
 type requestKey struct{ tenant, name string }
@@ -69,4 +77,23 @@ func (r *createRequests) done(key requestKey, record instance.Record, err error)
 		r.unconfirmed = map[requestKey]instance.Record{}
 	}
 	r.unconfirmed[key] = record
+	if len(r.unconfirmed) > maxUnconfirmed {
+		r.forget(time.Now())
+	}
+}
+
+// forget removes the unconfirmed records that are too old, or else the oldest one. mu must
+// be locked.
+func (r *createRequests) forget(now time.Time) {
+	var oldest requestKey
+	for key, record := range r.unconfirmed {
+		if now.Sub(record.CreatedAt) > unconfirmedAge {
+			delete(r.unconfirmed, key)
+		} else if first, found := r.unconfirmed[oldest]; !found || record.CreatedAt.Before(first.CreatedAt) {
+			oldest = key
+		}
+	}
+	if len(r.unconfirmed) > maxUnconfirmed {
+		delete(r.unconfirmed, oldest)
+	}
 }

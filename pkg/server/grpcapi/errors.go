@@ -10,6 +10,7 @@ import (
 
 	"google.golang.org/protobuf/types/known/timestamppb"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -52,11 +53,14 @@ func (e *Errors) ReportInstance(group instance.GroupKey, id string, err error) {
 	e.watchers.publish(group.Tenant, event, event)
 }
 
-// ReportShard sends all watchers an error that concerns the whole shard. It never
-// waits for a watcher.
+// ReportShard sends all watchers an error that concerns the whole shard, without the mistakes
+// of other tenants. It never waits for a watcher.
 func (e *Errors) ReportShard(err error) {
-	event := &nstancev1.ErrorEvent{Error: err.Error(), Timestamp: timestamppb.Now()}
-	e.watchers.publishToAll(event, event)
+	now := timestamppb.Now()
+	e.watchers.publishToAll(func(tenant string) (*nstancev1.ErrorEvent, *nstancev1.ErrorEvent) {
+		event := &nstancev1.ErrorEvent{Error: config.For(tenant, err).Error(), Timestamp: now}
+		return event, event
+	})
 }
 
 // Close closes all watches, present and future.

@@ -84,8 +84,8 @@ func parseSubmitted(data []byte) (ed25519.PublicKey, error) {
 }
 
 // ReceiveFiles sends the files of the caller's instance, until the term is over or the
-// agent opens another stream. Each patch ends with a message that has only the hash of the
-// configuration.
+// agent opens another stream. Each patch has all files, and ends with a message that has
+// the hash of the configuration.
 func (s *AgentService) ReceiveFiles(stream grpc.ServerStreamingServer[nstancev1.FileTransfer]) error {
 	ctx := stream.Context()
 	i, err := s.admit(ctx)
@@ -104,7 +104,7 @@ func (s *AgentService) ReceiveFiles(stream grpc.ServerStreamingServer[nstancev1.
 				return err
 			}
 		}
-		return stream.Send(&nstancev1.FileTransfer{ConfigHash: patch.ConfigHash})
+		return stream.Send(&nstancev1.FileTransfer{ConfigHash: patch.ConfigHash, Complete: true})
 	})
 }
 

@@ -76,7 +76,7 @@ func newService(t testing.TB) *service {
 // start starts a term with a cache.
 func (s *service) start(cachePath string) {
 	s.t.Helper()
-	wanted, err := groups.Open(s.t.Context(), newConfig(), s.storage)
+	wanted, err := groups.Open(s.t.Context(), nil, newConfig(), s.storage)
 	require.NoError(s.t, err)
 	s.cache, err = cache.Open(s.t.Context(), cachePath)
 	require.NoError(s.t, err)

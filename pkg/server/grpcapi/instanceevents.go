@@ -28,6 +28,11 @@ type instanceEventKey struct {
 	id, status string
 }
 
+// maxPendingInstanceEvents is the maximum number of events that are pending for one watcher,
+// more than a group of the largest size has.
+// No event may be lost: the watch ends, and the next one begins with all draining instances.
+const maxPendingInstanceEvents = 50000
+
 type instanceWatcher = watcher[instanceEventKey, nstancev1.InstanceEvent]
 
 // InstanceEvents sends the deletions of instances to watchers when they happen.
@@ -64,7 +69,7 @@ func (e *InstanceEvents) publish(i *instance.Instance, status string) {
 // watch returns a watcher for the events from now on. The caller removes it with
 // e.watchers.unwatch.
 func (e *InstanceEvents) watch(tenant string) *instanceWatcher {
-	return e.watchers.watch(&instanceWatcher{tenant: tenant})
+	return e.watchers.watch(&instanceWatcher{tenant: tenant, limit: maxPendingInstanceEvents, endAtLimit: true})
 }
 
 // newInstanceEvent returns the event of a status.

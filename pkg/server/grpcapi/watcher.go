@@ -19,8 +19,9 @@ type watcher[Key comparable, Event any] struct {
 	// tenant restricts the events to those of one tenant.
 	tenant string
 	// limit is the maximum number of pending events. Beyond it the oldest is
-	// dropped. Zero means no limit.
-	limit int
+	// dropped, or the watch ends if endAtLimit is set. Zero means no limit.
+	limit      int
+	endAtLimit bool
 	// skip reports whether an event is left out. It is called with mu locked.
 	// Default: none is left out.
 	skip func(*Event) bool
@@ -33,27 +34,46 @@ type watcher[Key comparable, Event any] struct {
 	// order has the keys of pending, the oldest first.
 	order   []Key
 	pending map[Key]*Event
+	// ended is true after the limit has ended the watch.
+	ended bool
 }
 
 // add queues an event. It never waits for the stream.
 func (w *watcher[Key, Event]) add(key Key, event *Event) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if w.skip != nil && w.skip(event) {
+	if w.ended || w.skip != nil && w.skip(event) {
 		return
 	}
 	if _, found := w.pending[key]; !found {
-		if w.limit > 0 && len(w.order) == w.limit {
+		switch full := w.limit > 0 && len(w.order) == w.limit; {
+		case full && w.endAtLimit:
+			w.ended, w.order, w.pending = true, nil, nil
+			w.signal()
+			return
+		case full:
 			delete(w.pending, w.order[0])
 			w.order = w.order[1:]
 		}
 		w.order = append(w.order, key)
 	}
 	w.pending[key] = event
+	w.signal()
+}
+
+// signal wakes the stream.
+func (w *watcher[Key, Event]) signal() {
 	select {
 	case w.ready <- struct{}{}:
 	default:
 	}
+}
+
+// hasEnded reports whether the limit has ended the watch.
+func (w *watcher[Key, Event]) hasEnded() bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.ended
 }
 
 // take removes the oldest pending event and returns it, or nil if there is none.
@@ -84,6 +104,9 @@ func (w *watcher[Key, Event]) next(ctx context.Context) (*Event, error) {
 		}
 		if event := w.take(); event != nil {
 			return event, nil
+		}
+		if w.hasEnded() {
+			return nil, status.Errorf(codes.ResourceExhausted, "more than %d events are pending, watch again", w.limit)
 		}
 		select {
 		case <-ctx.Done():
@@ -151,12 +174,14 @@ func (s *watchers[Key, Event]) publish(tenant string, key Key, event *Event) {
 	}
 }
 
-// publishToAll queues an event for the watchers of all tenants.
-func (s *watchers[Key, Event]) publishToAll(key Key, event *Event) {
+// publishToAll queues an event for the watchers of all tenants, which newEvent returns for
+// each tenant.
+func (s *watchers[Key, Event]) publishToAll(newEvent func(tenant string) (Key, *Event)) {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
-	for _, tenant := range s.byTenant {
-		for w := range tenant {
+	for tenant, watchers := range s.byTenant {
+		key, event := newEvent(tenant)
+		for w := range watchers {
 			w.add(key, event)
 		}
 	}

@@ -4,6 +4,7 @@
 package grpcapi
 
 import (
+	"fmt"
 	"slices"
 	"sync"
 	"testing"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -163,5 +166,28 @@ func expectDeleted(t *testing.T, who string, w grpc.ServerStreamingClient[nstanc
 		if event := receive(t, w); event.InstanceId != id || event.Status != EventDeleted {
 			t.Fatalf("the %s watcher's event %d is %v, want the deletion of %s", who, n, event, id)
 		}
+	}
+}
+
+// TestInstanceWatcherThatDoesNotRead ends when too many events are pending for it. It loses
+// none silently.
+func TestInstanceWatcherThatDoesNotRead(t *testing.T) {
+	e := NewInstanceEvents()
+	w := e.watch("default")
+	for n := range maxPendingInstanceEvents {
+		e.Deleted(named("default", fmt.Sprint(n)))
+	}
+	if event, err := w.next(t.Context()); err != nil || event.InstanceId != "0" {
+		t.Fatalf("got %v, %v", event, err)
+	}
+	e.Deleted(named("default", "one"))
+	e.Deleted(named("default", "too many"))
+	for range 2 {
+		if event, err := w.next(t.Context()); status.Code(err) != codes.ResourceExhausted {
+			t.Errorf("got %v, %v", event, err)
+		}
+	}
+	if len(w.pending) > 0 {
+		t.Errorf("%d events are pending", len(w.pending))
 	}
 }

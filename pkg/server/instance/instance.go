@@ -32,6 +32,12 @@ type Instance struct {
 	// Known is true when the provider lists the instance now. A pending instance
 	// that is not known must be created at the provider.
 	Known bool
+	// Found is true once the provider has found the instance, or was requested to create
+	// it, since this server began to lead.
+	Found bool
+	// Stopped is true once the provider has reported that the instance is being terminated,
+	// or was stopped.
+	Stopped bool
 	// Drain is nil unless the instance is to be deleted after a drain.
 	Drain *Drain
 	// DeleteReason is set before the server requests the deletion from the

@@ -48,12 +48,15 @@ type VM struct {
 	Reason string
 	// Addresses are those of the machine, the one to prefer first.
 	Addresses []netip.Addr
+	// Expected is true of an instance that the provider has not found yet: it only
+	// existed when it was last reported.
+	Expected bool
 }
 
 // Equal reports whether two reports are the same.
 func (v VM) Equal(other VM) bool {
 	return v.ID == other.ID && v.ProviderID == other.ProviderID && v.Group == other.Group && v.Origin == other.Origin &&
-		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses)
+		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses) && v.Expected == other.Expected
 }
 
 // Origin is the part of a record that a provider stores with the instance, as metadata

@@ -48,7 +48,7 @@ func TestAdopt(t *testing.T) {
 			}
 			i := s.want(adopted.ID)
 			vm, _ := s.cloud.Get(adopted.ID)
-			if diff := cmp.Diff(instance.Instance{Record: want, State: vm.State, Known: true}, i); diff != "" {
+			if diff := cmp.Diff(instance.Instance{Record: want, State: vm.State, Known: true, Found: true, Stopped: i.Down()}, i); diff != "" {
 				t.Errorf("(-want +found):\n%s", diff)
 			}
 		}

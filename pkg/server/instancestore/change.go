@@ -27,6 +27,9 @@ func (s *Store) Add(ctx context.Context, record instance.Record) error {
 		return fmt.Errorf("add instance %s: %w", record.ID, ErrExists)
 	}
 	row := cache.Row{Record: record}
+	if key, err := recordKey(s.shard, &record); err == nil {
+		row.ETag = s.damaged[key]
+	}
 	if err := s.store(ctx, &row); err != nil {
 		return fmt.Errorf("add instance %s: %w", record.ID, err)
 	}

@@ -157,6 +157,8 @@ func TestAnotherWriter(t *testing.T) {
 		require.NoError(t, err)
 	}
 	before := s.List(group)
+	outdated := 0
+	s.outdated = func(error) { outdated++ }
 	if err := s.Add(t.Context(), added); !errors.Is(err, storage.ErrConflict) {
 		t.Errorf("Add: got %v, want a conflict", err)
 	}
@@ -166,6 +168,9 @@ func TestAnotherWriter(t *testing.T) {
 	require.NoError(s.t, s.storage.Store.Delete(t.Context(), keyOf(t, record)))
 	if err := s.SetProviderID(t.Context(), record.ID, "cloud:///1"); !errors.Is(err, storage.ErrConflict) {
 		t.Errorf("SetProviderID without a record: got %v, want a conflict", err)
+	}
+	if outdated != 3 {
+		t.Errorf("the store was found outdated %d times, want 3", outdated)
 	}
 	if diff := cmp.Diff(before, s.List(group)); diff != "" {
 		t.Errorf("(-before +after):\n%s", diff)

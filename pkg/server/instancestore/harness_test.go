@@ -39,6 +39,8 @@ type shard struct {
 	cloud   *cloud
 	clock   *clocktesting.FakePassiveClock
 	cache   *cache.DB
+	// outdated is called by the store.
+	outdated func(error)
 }
 
 // newShard opens a shard whose storage, cache and cloud are in folder dir.
@@ -66,6 +68,11 @@ func (s *shard) tryOpen(options instancestore.Options) error {
 	s.cache, err = cache.Open(s.t.Context(), s.cachePath())
 	require.NoError(s.t, err)
 	options.Storage, options.Cache, options.Provider, options.Shard, options.Clock = s.storage, s.cache, s.cloud, shardID, s.clock
+	options.Outdated = func(err error) {
+		if s.outdated != nil {
+			s.outdated(err)
+		}
+	}
 	s.Store, err = instancestore.Open(s.t.Context(), options)
 	return err
 }

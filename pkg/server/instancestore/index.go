@@ -19,8 +19,10 @@ import (
 type entry struct {
 	// row is immutable: changes replace it as a whole.
 	row *cache.Row
-	// seen is set once the provider has listed the instance.
-	seen *atomic.Bool
+	// seen is set once the provider has listed the instance, and found once it did so
+	// after it had found the instance itself. stopped is set once the provider has reported
+	// that nothing runs on the instance any more.
+	seen, found, stopped *atomic.Bool
 }
 
 // isDeleted reports whether only a tombstone of the instance is left.
@@ -94,7 +96,7 @@ func (x *index) put(row *cache.Row) {
 	id, key := row.Record.ID, row.Record.Key()
 	e, found := x.byID[id]
 	if !found {
-		e.seen = new(atomic.Bool)
+		e.seen, e.found, e.stopped = new(atomic.Bool), new(atomic.Bool), new(atomic.Bool)
 		if row.Record.IdempotencyKey != "" {
 			x.byRequest[requestOf(row)] = id
 		}

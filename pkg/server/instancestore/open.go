@@ -24,6 +24,9 @@ const readers = 16
 // the cache. A record that cannot be read is an error that names its key:
 // without it the instance would be created a second time. A cache that cannot
 // be read counts as empty.
+//
+// A record that is damaged prevents no other one from being used. It is replaced by the row
+// of the cache or, if the provider lists the instance, by what Adopt finds.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{
 		storage:  o.Storage,
@@ -32,6 +35,8 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		shard:    o.Shard,
 		clock:    o.Clock,
 		agents:   o.Agents,
+		outdated: o.Outdated,
+		damaged:  map[string]string{},
 		writing:  keymutex.NewHashed(writers),
 		index:    newIndex(),
 	}
@@ -57,8 +62,11 @@ func Open(ctx context.Context, o Options) (*Store, error) {
 		changed := row.ETag != info.ETag
 		if changed {
 			record, found := records[info.Key]
-			if !found {
-				continue // removed since it was listed
+			switch etag, damaged := s.damaged[info.Key]; {
+			case damaged && row.ETag != "":
+				record = cache.Row{Record: row.Record, ETag: etag}
+			case damaged || !found: // or removed since it was listed
+				continue
 			}
 			// An instance with a record exists, even if the cache has a
 			// tombstone.
@@ -124,7 +132,7 @@ func (s *Store) cached(ctx context.Context) map[string]cache.Row {
 // read returns new rows with the records that have the keys. It omits records
 // that no longer exist.
 func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, error) {
-	rows := make([]cache.Row, len(keys))
+	rows, damages := make([]cache.Row, len(keys)), make([]error, len(keys))
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
 	workqueue.ParallelizeUntil(ctx, readers, len(keys), func(i int) {
@@ -134,7 +142,7 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 		}
 		if err == nil {
 			rows[i].ETag = object.ETag
-			rows[i].Record, err = decode(s.shard, keys[i], object.Data)
+			rows[i].Record, damages[i] = decode(s.shard, keys[i], object.Data)
 		}
 		if err != nil {
 			stop(fmt.Errorf("read the record %s of an instance: %w", keys[i], err))
@@ -145,7 +153,11 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 	}
 	byKey := make(map[string]cache.Row, len(keys))
 	for i, key := range keys {
-		if rows[i].ETag != "" {
+		switch {
+		case damages[i] != nil:
+			klog.FromContext(ctx).Error(damages[i], "The record of an instance is damaged", "key", key)
+			s.damaged[key] = rows[i].ETag
+		case rows[i].ETag != "":
 			byKey[key] = rows[i]
 		}
 	}

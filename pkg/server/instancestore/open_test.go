@@ -19,9 +19,9 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
-// TestDamagedRecordIsAnError checks that Open does not ignore a damaged record,
-// whose instance would then be created twice.
-func TestDamagedRecordIsAnError(t *testing.T) {
+// TestDamagedRecord checks that a damaged record stops nothing, and that its instance is
+// adopted if the provider lists it.
+func TestDamagedRecord(t *testing.T) {
 	good := newRecord(t)
 	with := func(edit func(*instance.Record)) string {
 		record := good
@@ -30,17 +30,17 @@ func TestDamagedRecordIsAnError(t *testing.T) {
 		require.NoError(t, err)
 		return string(data)
 	}
-	tests := []struct{ name, content, want string }{
-		{"empty", ``, "unexpected end"},
-		{"cut off", with(func(*instance.Record) {})[:40], "unexpected end"},
-		{"null", `null`, "is not an instance id"},
-		{"of another shape", `{"instance_id": 1}`, "cannot unmarshal"},
-		{"without an id", with(func(r *instance.Record) { r.ID = "" }), "is not an instance id"},
-		{"without a tenant", with(func(r *instance.Record) { r.Tenant = "" }), "tenant"},
-		{"without a group", with(func(r *instance.Record) { r.Group = "" }), "group"},
-		{"without a time", with(func(r *instance.Record) { r.CreatedAt = time.Time{} }), "created_at"},
-		{"of another tenant", with(func(r *instance.Record) { r.Tenant = "acme" }), "belongs to the key"},
-		{"of another instance", with(func(r *instance.Record) { r.ID = newRecord(t).ID }), "belongs to the key"},
+	tests := []struct{ name, content string }{
+		{"empty", ``},
+		{"cut off", with(func(*instance.Record) {})[:40]},
+		{"null", `null`},
+		{"of another shape", `{"instance_id": 1}`},
+		{"without an id", with(func(r *instance.Record) { r.ID = "" })},
+		{"without a tenant", with(func(r *instance.Record) { r.Tenant = "" })},
+		{"without a group", with(func(r *instance.Record) { r.Group = "" })},
+		{"without a time", with(func(r *instance.Record) { r.CreatedAt = time.Time{} })},
+		{"of another tenant", with(func(r *instance.Record) { r.Tenant = "acme" })},
+		{"of another instance", with(func(r *instance.Record) { r.ID = newRecord(t).ID })},
 	}
 	for _, tc := range tests {
 		t.Run(tc.name, func(t *testing.T) {
@@ -52,13 +52,36 @@ func TestDamagedRecordIsAnError(t *testing.T) {
 			if _, err := s.storage.Create(t.Context(), key, []byte(tc.content)); err != nil {
 				t.Fatal(err)
 			}
-			s.close()
-			err := s.tryOpen(instancestore.Options{})
-			if err == nil || !strings.Contains(err.Error(), key) || !strings.Contains(err.Error(), tc.want) {
-				t.Errorf("got %v, want an error with %s and %q", err, key, tc.want)
+			s.cloud.show(t, vmOf(good, instance.Running))
+			for range 2 {
+				s.restart()
+				require.Len(t, s.List(group), 40)
+				require.Len(t, s.Unrecorded(), 1)
 			}
+			_, err := s.Adopt(t.Context())
+			require.NoError(t, err)
+			require.Len(t, s.List(group), 41)
+			s.restart()
+			require.Len(t, s.List(group), 41)
+			require.Empty(t, s.Unrecorded())
 		})
 	}
+}
+
+// TestDamagedRecordInTheCache checks that the row of the cache replaces it.
+func TestDamagedRecordInTheCache(t *testing.T) {
+	s := newShard(t, t.TempDir())
+	record := s.add()
+	object, err := s.storage.Get(t.Context(), keyOf(t, record))
+	require.NoError(t, err)
+	_, err = s.storage.Replace(t.Context(), keyOf(t, record), []byte(`{`), object.ETag)
+	require.NoError(t, err)
+	s.restart()
+	require.Equal(t, []string{record.ID}, ids(s.List(group)))
+	require.NoError(t, s.SetProviderID(t.Context(), record.ID, "cloud:///1"))
+	s.loseCache()
+	s.restart()
+	require.Equal(t, "cloud:///1", s.want(record.ID).ProviderID)
 }
 
 func TestUnreadableRecordIsAnError(t *testing.T) {

@@ -46,7 +46,7 @@ type Agents interface {
 	State(record *instance.Record) instance.Agent
 }
 
-// Options configure a Store. All fields but Stale and Agents are required.
+// Options configure a Store. All fields but Stale, Agents and Outdated are required.
 type Options struct {
 	Storage  storage.Store
 	Cache    *cache.DB
@@ -61,6 +61,9 @@ type Options struct {
 	// be outdated: an expired drain would delete an instance that was never
 	// reported as draining. The records are not affected.
 	Stale bool
+	// Outdated is called when another writer has changed or removed a record, so that what
+	// the Store knows is outdated. It is optional.
+	Outdated func(error)
 }
 
 // Store keeps the instances of a shard. It is safe for concurrent use. Reads
@@ -74,6 +77,10 @@ type Store struct {
 	shard    string
 	clock    clock.PassiveClock
 	agents   Agents
+	outdated func(error)
+	// damaged has the etags of the records that could not be decoded, by their keys. It does
+	// not change after Open.
+	damaged map[string]string
 
 	// writing serializes the changes of an instance by its id.
 	writing keymutex.KeyMutex
@@ -142,14 +149,14 @@ func (s *Store) Recorded() []instance.GroupKey {
 	return s.index.keys()
 }
 
-// Existed returns the instances that the provider has reported earlier, as far as their
-// records show, and that are not deleted.
-func (s *Store) Existed() []instance.VM {
+// Former returns the instances that are not deleted. They have a provider id if the
+// provider has reported them earlier, as far as their records show.
+func (s *Store) Former() []instance.VM {
 	s.mu.RLock()
 	defer s.mu.RUnlock()
 	var vms []instance.VM
 	for _, e := range s.index.byID {
-		if r := &e.row.Record; r.ProviderID != "" && !e.isDeleted() {
+		if r := &e.row.Record; !e.isDeleted() {
 			vms = append(vms, instance.VM{ID: r.ID, ProviderID: r.ProviderID, Group: r.Key(), Origin: r.Origin()})
 		}
 	}
@@ -188,7 +195,13 @@ func (s *Store) view(e entry) instance.Instance {
 	switch {
 	case known:
 		e.seen.Store(true)
+		if !vm.Expected {
+			e.found.Store(true)
+		}
 		i.Known, i.State = true, vm.State
+		if i.State == instance.Terminating || i.Down() {
+			e.stopped.Store(true)
+		}
 		if vm.Origin.InfraConfigHash != "" {
 			// The record may have been written before the configuration changed from
 			// which the instance was created.
@@ -200,6 +213,7 @@ func (s *Store) view(e entry) instance.Instance {
 	default:
 		i.State = instance.Pending
 	}
+	i.Found, i.Stopped = e.found.Load(), e.stopped.Load()
 	return i
 }
 

@@ -163,22 +163,22 @@ func TestDraining(t *testing.T) {
 	}
 }
 
-// TestExisted: a provider is told of the instances whose provider id is recorded.
-func TestExisted(t *testing.T) {
+// TestFormer: a provider gets the instances that are not deleted, with their provider ids.
+func TestFormer(t *testing.T) {
 	s := newShard(t, t.TempDir())
-	s.add()
-	existed, deleted := s.add(), s.add(onDemand("key"))
+	requested, existed, deleted := s.add(), s.add(), s.add(onDemand("key"))
 	for _, record := range []instance.Record{existed, deleted} {
 		require.NoError(t, s.SetProviderID(t.Context(), record.ID, "cloud:///"+record.ID))
 	}
 	require.NoError(t, s.SetDeleting(t.Context(), deleted.ID, instance.ReasonRequested))
-	want := []instance.VM{vmOf(existed, instance.Pending), vmOf(deleted, instance.Pending)}
+	want := []instance.VM{vmOf(requested, instance.Pending), vmOf(existed, instance.Pending), vmOf(deleted, instance.Pending)}
+	want[0].ProviderID = ""
 	sortByID := cmpopts.SortSlices(func(a, b instance.VM) bool { return a.ID < b.ID })
-	if diff := cmp.Diff(want, s.Existed(), sortByID); diff != "" {
+	if diff := cmp.Diff(want, s.Former(), sortByID); diff != "" {
 		t.Errorf("(-want +got):\n%s", diff)
 	}
 	require.NoError(t, s.Remove(t.Context(), deleted.ID))
-	if diff := cmp.Diff(want[:1], s.Existed()); diff != "" {
+	if diff := cmp.Diff(want[:2], s.Former(), sortByID); diff != "" {
 		t.Errorf("after a deletion (-want +got):\n%s", diff)
 	}
 }

@@ -106,7 +106,7 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 			}
 			require.NoError(s.t, s.Add(ctx, record))
 			s.cloud.show(t, vmOf(record, instance.Running))
-			want[record.ID] = instance.Instance{Record: record, State: instance.Running, Known: true}
+			want[record.ID] = instance.Instance{Record: record, State: instance.Running, Known: true, Found: true}
 		case n < 45:
 			did = "provider id"
 			require.NoError(s.t, s.SetProviderID(ctx, id, "cloud:///"+id))
@@ -148,7 +148,9 @@ func walk(t *testing.T, random *rand.Rand, steps int) {
 			did = "remove"
 			s.cloud.remove(t, id)
 			require.NoError(s.t, s.Remove(ctx, id))
-			want.change(id, func(i *instance.Instance) { i.State, i.Known, i.DeletedAt = instance.Missing, false, now })
+			want.change(id, func(i *instance.Instance) {
+				i.State, i.Known, i.Found, i.DeletedAt = instance.Missing, false, false, now
+			})
 		case n < 82:
 			did = "purge"
 			before := now.Add(-10 * time.Second)

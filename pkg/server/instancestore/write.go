@@ -15,6 +15,16 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 )
 
+// errChanged means that another writer has changed a record.
+var errChanged = errors.New("the stored record has other content")
+
+// setOutdated reports that another writer has changed or removed a record.
+func (s *Store) setOutdated(err error) {
+	if s.outdated != nil {
+		s.outdated(err)
+	}
+}
+
 // store writes the record of row and updates the etag of row. It replaces the
 // object with the etag of row, or creates the object if that is empty.
 func (s *Store) store(ctx context.Context, row *cache.Row) error {
@@ -25,7 +35,11 @@ func (s *Store) store(ctx context.Context, row *cache.Row) error {
 	err = s.write(ctx, key, row)
 	if errors.Is(err, storage.ErrConflict) {
 		// An earlier change may have been written although its answer was lost.
-		if readErr := s.rebase(ctx, key, row); readErr != nil {
+		readErr := s.rebase(ctx, key, row)
+		if errors.Is(readErr, errChanged) || errors.Is(readErr, storage.ErrNotFound) {
+			s.setOutdated(errors.Join(err, readErr))
+		}
+		if readErr != nil {
 			return errors.Join(err, readErr)
 		}
 		err = s.write(ctx, key, row)
@@ -66,7 +80,7 @@ func (s *Store) rebase(ctx context.Context, key string, row *cache.Row) error {
 	}
 	stored, err := decode(s.shard, key, object.Data)
 	if err != nil {
-		return err
+		return errors.Join(errChanged, err)
 	}
 	merged := row.Record
 	merged.ProviderID = cmp.Or(merged.ProviderID, stored.ProviderID)
@@ -80,7 +94,7 @@ func (s *Store) rebase(ctx context.Context, key string, row *cache.Row) error {
 	stored.ProviderID = cmp.Or(stored.ProviderID, merged.ProviderID)
 	stored.DeletionRequestedAt = merged.DeletionRequestedAt
 	if same, err := equal(merged, stored); err != nil || !same {
-		return cmp.Or(err, errors.New("the stored record has other content"))
+		return cmp.Or(err, errChanged)
 	}
 	row.Record, row.ETag = merged, object.ETag
 	return nil

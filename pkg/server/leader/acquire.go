@@ -29,7 +29,26 @@ type observedLock struct {
 	// at is when this version of the lock was first seen. It is taken after the
 	// answer arrived, so the leader wrote the lock earlier.
 	at time.Time
+	// seen is true once the lock was looked for.
+	seen bool
 }
+
+// isUsed reports whether a server has led before. An error counts as yes.
+func (e *Elector) isUsed(ctx context.Context) bool {
+	if e.options.Used == nil || e.hasLed() {
+		return false
+	}
+	call, cancel := e.callContext(ctx)
+	defer cancel()
+	used, err := e.options.Used(call)
+	if err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to look whether a server has led")
+	}
+	return used || err != nil
+}
+
+// hasLed reports whether this process has led.
+func (e *Elector) hasLed() bool { return e.LeadershipID() != "" }
 
 // isFree reports whether the lock may be acquired. A leader stops after two
 // thirds of the timeout, and the next one waits for all of it, counted from
@@ -99,6 +118,12 @@ func (e *Elector) observe(ctx context.Context, o *observedLock) error {
 	if object.ETag == "" {
 		e.setObserved(Lock{})
 	}
+	if !o.seen && object.ETag == "" && e.isUsed(ctx) {
+		// A leader that has not noticed the deletion of its lock leads for a lease.
+		klog.FromContext(ctx).Info("There is no lock although a server has led, waiting for it to notice")
+		o.taken, o.at = true, time.Now()
+	}
+	o.seen = true
 	if object.ETag == o.etag {
 		return nil
 	}

@@ -41,6 +41,10 @@ type Options struct {
 	// use it: a lock that carries it was written by a previous run of this
 	// server and is acquired at once.
 	ID string
+	// Used reports whether a server has led before, as far as the storage shows. A server
+	// that starts and finds no lock then waits a timeout: the lock may have been deleted
+	// while another server leads. It is optional.
+	Used func(ctx context.Context) (bool, error)
 	// Address is the host:port at which other servers reach this one.
 	Address  string
 	Election config.Election

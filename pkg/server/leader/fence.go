@@ -29,6 +29,27 @@ func (e *Elector) Context(ctx context.Context) (context.Context, context.CancelF
 	return context.WithDeadlineCause(ctx, e.leaseEnd(), ErrNotLeading)
 }
 
+// Follow returns a context for calls that only the leader may make, that may last longer
+// than a lease, and that are safe to repeat. It lasts as long as the leadership is renewed:
+// each renewal moves its end. When this server does not lead, the context is already done.
+// The cause of both is ErrNotLeading.
+func (e *Elector) Follow(ctx context.Context) (context.Context, context.CancelFunc) {
+	if !e.options.Election.Enabled {
+		return context.WithCancel(ctx)
+	}
+	ctx, cancel := context.WithCancelCause(deadline.WithLease(ctx, e.leaseEnd))
+	if !e.Leading() {
+		cancel(ErrNotLeading)
+	}
+	go func() {
+		// It returns at once when ctx is done.
+		if err := e.waitForExpiry(ctx); ctx.Err() == nil {
+			cancel(err)
+		}
+	}()
+	return ctx, func() { cancel(nil) }
+}
+
 // Fence returns store for code that acts as the leader. Writes fail with an
 // error that wraps ErrNotLeading when this server does not lead, and have the
 // deadline of Context when it does. Reads are not restricted. A remote storage

@@ -12,6 +12,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/leader"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -182,4 +183,39 @@ func TestCallsFailAtTheEndOfTheLease(t *testing.T) {
 			t.Errorf("without leading the call has the error %v because of %v", ctx.Err(), context.Cause(ctx))
 		}
 	})
+}
+
+// TestCallsFollowTheLease checks that a call that is longer than a lease lasts as long as
+// the lease is renewed.
+func TestCallsFollowTheLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, openStorage(t), "one", nil)
+		pass(time.Second)
+		ctx, cancel := s.Follow(t.Context())
+		defer cancel()
+		pass(5 * interval)
+		require.NoError(t, deadline.Check(ctx), "after five renewals")
+		s.link.set(down)
+		pass(lease - time.Second - 1)
+		require.NoError(t, deadline.Check(ctx), "before the end of the last lease")
+		pass(1)
+		require.Error(t, ctx.Err())
+		require.ErrorIs(t, context.Cause(ctx), leader.ErrNotLeading)
+
+		s.stop()
+		<-s.done
+		ctx, cancel = s.Follow(t.Context())
+		defer cancel()
+		require.Error(t, ctx.Err(), "without leading")
+		require.ErrorIs(t, context.Cause(ctx), leader.ErrNotLeading)
+	})
+}
+
+// TestPausedCallIsNotMade after the lease has expired although the context is not done yet.
+func TestPausedCallIsNotMade(t *testing.T) {
+	end := time.Now().Add(time.Hour)
+	ctx := deadline.WithLease(t.Context(), func() time.Time { return end })
+	require.NoError(t, deadline.Check(ctx))
+	end = time.Now()
+	require.ErrorIs(t, deadline.Check(ctx), context.DeadlineExceeded)
 }

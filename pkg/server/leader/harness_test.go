@@ -59,7 +59,20 @@ func start(t *testing.T, store storage.Store, id string, lead func(ctx context.C
 func startWith(t *testing.T, store storage.Store, id string, election config.Election, lead func(ctx context.Context) error) *server {
 	t.Helper()
 	s := &server{link: newLink(store), lead: lead, done: make(chan struct{})}
-	s.Elector = leader.New(leader.Options{Store: s.link, Key: key, ID: id, Address: id + ":8991", Election: election})
+	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Address: id + ":8991", Election: election})
+}
+
+// startUsed is start with a storage that shows that a server has led.
+func startUsed(t *testing.T, store storage.Store, id string) *server {
+	t.Helper()
+	s := &server{link: newLink(store), done: make(chan struct{})}
+	used := func(context.Context) (bool, error) { return true, nil }
+	return s.start(t, leader.Options{Store: s.link, Key: key, ID: id, Address: id + ":8991", Election: election, Used: used})
+}
+
+func (s *server) start(t *testing.T, options leader.Options) *server {
+	t.Helper()
+	s.Elector = leader.New(options)
 	ctx, stop := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
 	s.stop = stop
 	go func() {

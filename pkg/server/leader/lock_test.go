@@ -176,6 +176,32 @@ func TestDeletedLock(t *testing.T) {
 	})
 }
 
+// TestDeletedLockAtTheStart deletes the lock of a leader, and then starts another server. It
+// waits as if the lock existed, if the storage shows that a server has led.
+func TestDeletedLockAtTheStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store := openStorage(t)
+		first := start(t, store, "one", nil)
+		pass(interval + time.Second)
+		require.NoError(t, store.Delete(t.Context(), key))
+		second := startUsed(t, store, "two")
+		pass(time.Second)
+		expectTerms(t, second, 0, false)
+		pass(interval)
+		expectTerms(t, second, 0, false)
+		expectTerms(t, first, 2, true)
+
+		require.NoError(t, store.Delete(t.Context(), key))
+		first.kill()
+		second.kill()
+		third := startUsed(t, store, "three")
+		pass(timeout - 1)
+		expectTerms(t, third, 0, false)
+		pass(1)
+		expectTerms(t, third, 1, true)
+	})
+}
+
 // TestTwoServersWithOneID checks that the first server notices the second one.
 // The second takes the lock for one of its own previous run.
 func TestTwoServersWithOneID(t *testing.T) {

@@ -47,8 +47,8 @@ func TestMain(m *testing.M) {
 }
 
 // runProcess is a server that runs until its standard input is closed. After
-// each of its terms it prints a line: the term, and the results of writes that
-// it tried afterwards.
+// each of its terms it prints a line: the term, when it was over in Unix nanoseconds, and
+// the results of writes that it tried afterwards.
 func runProcess(id, dir string) error {
 	store, err := file.Open(dir)
 	if err != nil {
@@ -66,7 +66,8 @@ func runProcess(id, dir string) error {
 		terms++
 		w := writer{term: fmt.Sprintf("%s-%d", id, terms), store: store, fenced: elector.Fence(store)}
 		w.write(ctx)
-		fmt.Println(w.term, w.tryAfterwards(context.WithoutCancel(ctx)))
+		over := time.Now().UnixNano()
+		fmt.Println(w.term, over, w.tryAfterwards(context.WithoutCancel(ctx)))
 		return nil
 	})
 }

@@ -86,8 +86,9 @@ type Provider interface {
 // Expecter is implemented by a Provider that lists its instances from time to time. Its
 // first list may be wrong, and an instance that it does not know would count as missing.
 type Expecter interface {
-	// Expect adds the instances that existed when they were last reported and that the
-	// provider does not know. It knows them from then on, until it has confirmed that
-	// they do not exist. It is called once, when the provider is synced.
+	// Expect is called once, when the provider is synced, with the instances of the
+	// records. Of those that it does not know, the ones with a provider id have existed: it
+	// knows them from then on, until it has confirmed that they do not exist. The others may
+	// have been requested by another process.
 	Expect(instances []instance.VM)
 }

@@ -57,7 +57,7 @@ func newGroup(t *testing.T, c *config.Config, name string) *groups.Group {
 	t.Helper()
 	store, err := file.Open(t.TempDir())
 	require.NoError(t, err)
-	opened, err := groups.Open(t.Context(), c, store)
+	opened, err := groups.Open(t.Context(), nil, c, store)
 	require.NoError(t, err)
 	group, found := opened.Get(instance.GroupKey{Tenant: "default", Group: name})
 	require.True(t, found, "there is no group %s", name)

@@ -87,7 +87,7 @@ func TestPlanNotices(t *testing.T) {
 			want:  []string{"drain a for spot until +2m0s", "drain b for spot until +2m0s", "create for spot", "create for spot", "create for scale-up"},
 		},
 		{
-			name:  "those that drain are replaced, whoever decided it",
+			name:  "those that drain are replaced, also if another leader began to drain them",
 			state: group(2, newInstance("a", 9, running, draining("spot", 2)), newInstance("b", 9, running, draining("spot", 2))),
 			want:  []string{"create for scale-up", "create for scale-up"}, next: 2,
 		},

@@ -24,8 +24,10 @@ type cloud struct {
 	*providertest.Instances
 
 	// capacity is the number of instances per subnet, 1000 if it is not set.
-	capacity map[string]int
-	subnets  map[string]string
+	// unknownCapacity is a subnet whose capacity cannot be read.
+	unknownCapacity string
+	capacity        map[string]int
+	subnets         map[string]string
 	// groups are the groups of all instances that ever existed.
 	groups map[string]instance.GroupKey
 	// reject returns an error for calls that are to fail.
@@ -63,6 +65,9 @@ func (c *cloud) Run(ctx context.Context, changed func(instance.GroupKey), _ prov
 func (c *cloud) Capacity(_ context.Context, subnet string) (int, error) {
 	c.Mu.Lock()
 	defer c.Mu.Unlock()
+	if subnet == c.unknownCapacity {
+		return 0, errBusy
+	}
 	room, limited := c.capacity[subnet]
 	if !limited {
 		room = 1000

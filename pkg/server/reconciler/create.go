@@ -60,9 +60,7 @@ func (r *reconciliation) createRecorded(ctx context.Context, a action) error {
 		return err
 	}
 	if i.OnDemand {
-		// Each has its own type and pool, so a failure says nothing about the
-		// others.
-		return r.rateLimited(do)
+		return r.createOnDemand(&i, do)
 	}
 	return r.createManaged(do)
 }
@@ -163,6 +161,8 @@ func (r *reconciliation) spec(ctx context.Context, record *instance.Record, subn
 // subnet returns the first subnet with capacity, in the listed order of pools
 // and subnets (docs/server.md#groups).
 func (r *reconciliation) subnet(ctx context.Context, pools []string) (string, error) {
+	// The capacity of one subnet may be unknown. It matters only if no other has any.
+	var unknown error
 	for _, pool := range pools {
 		for _, subnet := range r.config.Shard.SubnetPools[pool] {
 			var capacity int
@@ -170,13 +170,16 @@ func (r *reconciliation) subnet(ctx context.Context, pools []string) (string, er
 				capacity, err = r.Provider.Capacity(ctx, subnet)
 				return err
 			})
-			if err != nil {
-				return "", fmt.Errorf("read the capacity of subnet %s: %w", subnet, err)
+			if err != nil && unknown == nil {
+				unknown = fmt.Errorf("read the capacity of subnet %s: %w", subnet, err)
 			}
-			if capacity > 0 {
+			if err == nil && capacity > 0 {
 				return subnet, nil
 			}
 		}
+	}
+	if unknown != nil {
+		return "", unknown
 	}
 	if len(pools) == 0 {
 		return "", errors.New("the group has no subnet pool")

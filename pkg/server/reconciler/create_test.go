@@ -131,6 +131,24 @@ func TestNoRecordIfCreationIsImpossible(t *testing.T) {
 	})
 }
 
+// TestSubnetOfUnknownCapacity: the others are tried.
+func TestSubnetOfUnknownCapacity(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.cloud.unknownCapacity = "subnet-1"
+		s.cloud.limit(map[string]int{"subnet-2": 1})
+		s.scale(workersKey, 2)
+		ids := s.cloud.ids(workersKey)
+		if len(ids) != 1 || s.cloud.subnetOf(ids[0]) != "subnet-2" {
+			t.Errorf("there are instances %q", ids)
+		}
+		failures := s.takeFailures()
+		if len(failures) == 0 || failures[0].text != "create an instance: read the capacity of subnet subnet-1: "+errBusy.Error() {
+			t.Errorf("reported %+v", failures)
+		}
+	})
+}
+
 func TestSubnetsAreFilledInListedOrder(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := start(t, newConfig())

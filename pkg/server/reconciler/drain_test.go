@@ -145,6 +145,36 @@ func TestDeletedGroupDrains(t *testing.T) {
 	})
 }
 
+// TestDeletedGroupDrainsAsBefore: a group with a drain timeout of its own leaves the
+// configuration and is deleted.
+func TestDeletedGroupDrainsAsBefore(t *testing.T) {
+	for _, timeout := range []time.Duration{0, 30 * time.Minute} {
+		synctest.Test(t, func(t *testing.T) {
+			with := func(c *config.Config) {
+				c.Groups["default"]["own"] = config.Group{Template: "worker", Size: new(int32(1)), DrainTimeout: new(timeout)}
+			}
+			c := newConfig()
+			with(c)
+			s := start(t, c)
+			key := instance.GroupKey{Tenant: "default", Group: "own"}
+			id := s.run(key, 1)[0]
+			s.reconfigure(func(*config.Config) {})
+			s.remove(key)
+			s.remove(key)
+			s.stop()
+			s.lead()
+			if timeout > 0 {
+				s.want("draining " + id + " scale-down")
+				s.pass(timeout - time.Second)
+				s.want()
+				s.pass(time.Second)
+			}
+			s.settle()
+			s.want("deleting "+id+" scale-down", "deleted "+id+" scale-down")
+		})
+	}
+}
+
 func TestAgesUseTimers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConfig()
@@ -169,6 +199,40 @@ func TestAgesUseTimers(t *testing.T) {
 		s.want("draining "+ids[0]+" expired", "draining "+ids[1]+" expired")
 		if got := len(s.cloud.ids(workersKey)); got != 4 {
 			t.Errorf("the cloud has %d instances, want two and their replacements", got)
+		}
+	})
+}
+
+// TestInstanceThatDoesNotTerminate blocks rotation only for a while, and is reported.
+func TestInstanceThatDoesNotTerminate(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		stuck := s.run(workersKey, 3)[0]
+		s.cloud.become(stuck, instance.Terminating)
+		synctest.Wait()
+		for _, id := range s.cloud.ids(workersKey) {
+			if id != stuck {
+				s.cloud.become(id, instance.Running)
+			}
+		}
+		synctest.Wait()
+		s.takeFailures()
+		s.cloud.takeCalls()
+		s.reconfigure(func(c *config.Config) {
+			worker := c.Templates["worker"]
+			worker.Args = map[string]any{"a": "b"}
+			c.Templates["worker"] = worker
+		})
+		s.wantCalls()
+		s.pass(minStuckTimeout)
+		s.wantCalls("create default/workers")
+		failures := s.takeFailures()
+		if len(failures) != 1 || failures[0].id != stuck {
+			t.Errorf("reported %+v", failures)
+		}
+		s.pass(stuckReportInterval)
+		if failures := s.takeFailures(); len(failures) != 1 {
+			t.Errorf("reported %+v after an hour", failures)
 		}
 	})
 }

@@ -13,7 +13,6 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -41,26 +40,12 @@ func (r *Reconciler) Adopt(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("adopt the instances of the provider: %w", cmp.Or(last, err))
 	}
-	r.started, r.missingFirst = time.Now(), map[instance.GroupKey]string{}
-	for _, key := range r.Instances.Keys() {
-		missing := slices.ContainsFunc(r.Instances.List(key), func(i instance.Instance) bool {
-			return !i.OnDemand && i.State == instance.Missing && !i.BeingDeleted()
-		})
-		if group, found := r.Groups.Get(key); found && missing {
-			r.missingFirst[key] = group.ETag
+	for _, key := range r.Groups.Keys() {
+		if group, found := r.Groups.Get(key); found {
+			r.confirmations.start(group)
 		}
 	}
 	return nil
-}
-
-// waitFor returns how long the managed instances of a group are left alone, because an
-// operator may send another size.
-func (r *Reconciler) waitFor(group *groups.Group, now time.Time) time.Duration {
-	etag, missing := r.missingFirst[group.Key]
-	if !missing || etag != group.ETag {
-		return 0
-	}
-	return max(0, confirmTimeout-now.Sub(r.started))
 }
 
 // adopt gives the provider's instances a record. An instance without one shows that the

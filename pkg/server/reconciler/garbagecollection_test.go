@@ -76,10 +76,11 @@ func TestChangesAreReported(t *testing.T) {
 		s.scale(noDrainKey, 0)
 		s.settle()
 		wantShown(noDrainKey)
-		// An instance that is adopted while two others drain needs no action:
-		// it takes the place of the next replacement.
+		// An instance that is adopted while one is missing needs no action: it takes its
+		// place.
 		s.run(otherKey, 3)
 		s.scale(otherKey, 1)
+		s.cloud.limit(map[string]int{"subnet-1": 0, "subnet-2": 0})
 		s.scale(otherKey, 2)
 		stray := s.addStray(otherKey)
 		s.cloud.takeCalls()

@@ -124,7 +124,7 @@ func (s *server) lead() {
 	var err error
 	s.cache, err = cache.Open(ctx, filepath.Join(s.dir, "cache.sqlite"))
 	require.NoError(s.t, err)
-	s.groups, err = groups.Open(ctx, s.config, s.storage)
+	s.groups, err = groups.Open(ctx, nil, s.config, s.storage)
 	require.NoError(s.t, err)
 	options := instancestore.Options{Storage: s.storage, Cache: s.cache, Provider: s.cloud, Shard: "a", Clock: clock.RealClock{}}
 	if s.withAgents {

@@ -110,7 +110,7 @@ func TestScalingOneGroupTouchesOnlyItsInstances(t *testing.T) {
 // populate writes the instances of all groups directly, which is much faster.
 func (s *server) populate() {
 	s.t.Helper()
-	wanted, err := groups.Open(s.t.Context(), s.config, s.storage)
+	wanted, err := groups.Open(s.t.Context(), nil, s.config, s.storage)
 	require.NoError(s.t, err)
 	for _, key := range wanted.Keys() {
 		group, _ := wanted.Get(key)

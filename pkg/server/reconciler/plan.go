@@ -4,9 +4,7 @@
 package reconciler
 
 import (
-	"cmp"
 	"slices"
-	"strings"
 	"time"
 
 	"nstance.dev/operator/pkg/server/config"
@@ -33,6 +31,12 @@ type state struct {
 	replaced bool
 	// waiting is true while an operator may send another size for missing instances.
 	waiting bool
+	// stuck are the instances that have been terminating for so long that they do not count
+	// as leaving.
+	stuck map[string]bool
+	// kept are the missing instances that are left alone: they are neither replaced nor
+	// terminated.
+	kept map[string]bool
 	// infraConfigHash is the hash of the group. If it is empty, no instance has
 	// drifted.
 	infraConfigHash string
@@ -142,10 +146,13 @@ type planner struct {
 	// staying are the managed instances that are not being deleted, oldest
 	// first, without those that this plan creates.
 	staying []*instance.Instance
+	// absent are the managed instances that are left alone although they are missing.
+	absent []*instance.Instance
 	// created is how many instances this plan creates.
 	created int
-	// total is how many managed instances are not being terminated, including
-	// draining ones and those created.
+	// total is how many managed instances are not being terminated, including those created
+	// and draining ones that are replaced. Surplus instances that drain do not count: the
+	// group can grow again meanwhile.
 	total int
 	// leaving is how many managed instances are being deleted, and unhealthy
 	// how many of them need a replacement because they are unhealthy.
@@ -171,11 +178,17 @@ func newPlanner(s state, now time.Time) *planner {
 		// The next step may be the termination.
 		terminated := p.continueDeletion(i)
 		switch leaving := terminated || i.BeingDeleted(); {
+		case p.kept[i.ID] && i.OnDemand:
+		case p.kept[i.ID]:
+			p.absent = append(p.absent, i)
+			p.total++
 		case i.OnDemand && !leaving:
 			p.onDemand = append(p.onDemand, i)
 		case i.OnDemand:
 		case leaving:
-			p.leaving++
+			if !p.stuck[i.ID] {
+				p.leaving++
+			}
 			if p.removeFirst[i.ID] {
 				p.replaced = p.replaced || isReplaced(i)
 			} else if isDeletedAsUnhealthy(i) {
@@ -183,7 +196,7 @@ func newPlanner(s state, now time.Time) *planner {
 			}
 			// An instance that the provider terminates on its own does not
 			// count.
-			if !terminated && i.State != instance.Terminating && !isNoticed(i) {
+			if !terminated && i.State != instance.Terminating && !isNoticed(i) && isReplaced(i) {
 				p.total++
 			}
 		default:
@@ -230,6 +243,10 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 	return false
 }
 
+// present returns how many managed instances are not being deleted, without those that
+// this plan creates.
+func (p *planner) present() int { return len(p.staying) + len(p.absent) }
+
 func (p *planner) do(a action) {
 	p.actions = append(p.actions, a)
 }
@@ -272,7 +289,7 @@ func (p *planner) startDeletion(i *instance.Instance, reason string) {
 		return
 	}
 	p.leaving++
-	if immediate || isNoticed(i) {
+	if immediate || isNoticed(i) || reason == instance.ReasonScaleDown {
 		p.total--
 	}
 }
@@ -290,56 +307,4 @@ func (p *planner) createRecorded(instances []*instance.Instance) {
 // reachedAge reports whether an instance has reached an age. Zero means never.
 func (p *planner) reachedAge(i *instance.Instance, age time.Duration) bool {
 	return age > 0 && !p.now.Before(i.CreatedAt.Add(age))
-}
-
-// isUncreated reports whether the provider has never listed an instance.
-func isUncreated(i *instance.Instance) bool {
-	return i.State == instance.Pending && !i.Known
-}
-
-// registrationTimedOut reports whether to give up an instance: the provider
-// does not list it, and the last attempt to create it came after the timeout.
-// Age alone is not enough, because the creation may have waited for its turn or
-// for a leader, and an instance that was promised to an operator must be tried.
-// A zero timeout never passes.
-func registrationTimedOut(i *instance.Instance, timeout time.Duration, attempted time.Time) bool {
-	return timeout > 0 && isUncreated(i) && !attempted.Before(i.CreatedAt.Add(timeout))
-}
-
-// neverRegistered reports whether to give up an instance that runs and whose agent has
-// not registered in time.
-func (p *planner) neverRegistered(i *instance.Instance) bool {
-	return awaitsRegistration(i) && p.registrationTimeout > 0 && !p.now.Before(i.Agent.Since.Add(p.registrationTimeout))
-}
-
-// awaitsRegistration reports whether an instance runs and its agent has not registered.
-func awaitsRegistration(i *instance.Instance) bool {
-	return i.Agent.State == instance.AgentAwaited && i.Registration == nil && !i.Agent.Since.IsZero()
-}
-
-// isNoticed reports whether the provider has announced that it will terminate an
-// instance. It does not count: nothing can keep it.
-func isNoticed(i *instance.Instance) bool {
-	return i.Agent.Notice != nil || i.Drain != nil && i.Drain.Reason == instance.ReasonSpot
-}
-
-// isDeletedAsUnhealthy reports whether an instance is being deleted for being
-// unhealthy.
-func isDeletedAsUnhealthy(i *instance.Instance) bool {
-	return i.DeleteReason == instance.ReasonUnhealthy || i.Drain != nil && i.Drain.Reason == instance.ReasonUnhealthy
-}
-
-// isReplaced reports whether an instance that is being or was deleted has a
-// replacement. Only surplus instances have none.
-func isReplaced(i *instance.Instance) bool {
-	reason := i.DeleteReason
-	if i.Drain != nil {
-		reason = i.Drain.Reason
-	}
-	return reason != instance.ReasonScaleDown
-}
-
-// oldestFirst orders instances by age, then by id.
-func oldestFirst(a, b *instance.Instance) int {
-	return cmp.Or(a.CreatedAt.Compare(b.CreatedAt), strings.Compare(a.ID, b.ID))
 }

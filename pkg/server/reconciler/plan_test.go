@@ -145,8 +145,13 @@ func TestPlanScaling(t *testing.T) {
 		{name: "on-demand instances do not count", state: group(1, newInstance("a", 1, running, onDemand)), want: []string{"create for scale-up"}},
 		{name: "terminating instances do not count", state: group(1, newInstance("a", 1, terminating)), want: []string{"create for scale-up"}},
 		{
-			name:  "draining instances count: at most one surplus instance",
+			name:  "draining surplus instances do not count",
 			state: group(3, newInstance("a", 3, running, draining("scale-down", 1)), newInstance("b", 2, running, draining("scale-down", 2)), newInstance("c", 1, running)),
+			want:  []string{"create for scale-up", "create for scale-up"}, next: 1,
+		},
+		{
+			name:  "those that are replaced count: at most one more than the size",
+			state: group(3, newInstance("a", 3, running, draining("unhealthy", 1)), newInstance("b", 2, running, draining("unhealthy", 2)), newInstance("c", 1, running)),
 			want:  []string{"create for scale-up"}, next: 1,
 		},
 		{
@@ -293,6 +298,9 @@ func TestPlanRotation(t *testing.T) {
 		{name: "not before its replacement is created", state: group(1, newInstance("a", 2, running, old), newInstance("b", 0, pending)), want: []string{"create recorded b"}},
 		{name: "not while another one drains", state: group(2, newInstance("a", 2, running, old, draining("config-drift", 3)), newInstance("b", 1, running, old), newInstance("c", 0, running)), next: 3},
 		{name: "not while another one is being terminated", state: group(2, newInstance("a", 2, terminating, deleting("config-drift")), newInstance("b", 1, running, old), newInstance("c", 0, running))},
+		{name: "but while one that has been terminating for very long", state: group(2, newInstance("a", 2, terminating, deleting("config-drift")), newInstance("b", 1, running, old), newInstance("c", 0, running)).with(func(s *state) {
+			s.stuck = map[string]bool{"a": true}
+		}), want: []string{"create for config-drift"}},
 		{name: "not while the provider terminates another one on its own", state: group(2, newInstance("a", 2, terminating), newInstance("b", 1, running, old), newInstance("c", 0, running))},
 		{name: "not while another one is pending", state: group(2, newInstance("b", 1, running, old), newInstance("c", 0, pending, known))},
 		{name: "not while another one is impaired", state: group(2, newInstance("b", 1, running, old), newInstance("c", 0, impaired)), want: []string{"create for unhealthy"}},

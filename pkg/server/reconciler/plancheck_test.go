@@ -19,6 +19,8 @@ type planChecker struct {
 	// terminated are the instances that are being terminated, and leaving all
 	// that are being deleted.
 	terminated, leaving map[string]bool
+	// surplus are those of them that this plan deletes without a replacement.
+	surplus map[string]bool
 	// youngest is true when the youngest healthy instances are to be deleted.
 	youngest bool
 	created  int
@@ -28,7 +30,7 @@ type planChecker struct {
 
 // check returns an error if a plan violates a rule.
 func check(s state, actions []action, now time.Time) error {
-	c := &planChecker{state: s, now: now, byID: map[string]*instance.Instance{}, terminated: map[string]bool{}, leaving: map[string]bool{}}
+	c := &planChecker{state: s, now: now, byID: map[string]*instance.Instance{}, terminated: map[string]bool{}, leaving: map[string]bool{}, surplus: map[string]bool{}}
 	for n := range s.instances {
 		i := &s.instances[n]
 		c.byID[i.ID] = i
@@ -157,6 +159,7 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 	}
 	continuing := c.continues(i)
 	c.leaving[a.id] = true
+	c.surplus[a.id] = a.reason == instance.ReasonScaleDown
 	c.terminated[a.id] = c.terminated[a.id] || a.verb == terminate
 	switch {
 	case continuing:
@@ -241,7 +244,8 @@ func (c *planChecker) checkCreation(a action) error {
 		if i.OnDemand {
 			continue
 		}
-		doomed := i.Agent.Notice != nil || i.Drain != nil && i.Drain.Reason == instance.ReasonSpot
+		doomed := i.Agent.Notice != nil || i.Drain != nil && (i.Drain.Reason == instance.ReasonSpot || i.Drain.Reason == instance.ReasonScaleDown) ||
+			c.surplus[i.ID]
 		if !c.terminated[i.ID] && !doomed {
 			total++
 		}
@@ -259,7 +263,11 @@ func (c *planChecker) checkCreation(a action) error {
 		c.created++
 		return nil
 	}
-	if total > c.size && !forced {
+	limit := c.size
+	if a.reason == instance.ReasonUnhealthy && c.impaired() {
+		limit += max(1, c.size/10) - 1
+	}
+	if total > limit && !forced {
 		return fmt.Errorf("there are %d of %d already", total, c.size)
 	}
 	if forced && c.staying()-c.size >= c.overdue() {
@@ -301,6 +309,16 @@ func (c *planChecker) checkDelay() error {
 func (c *planChecker) anyAbandoned() bool {
 	for _, i := range c.byID {
 		if !i.OnDemand && c.abandoned(i) {
+			return true
+		}
+	}
+	return false
+}
+
+// impaired reports whether an instance that stays is impaired.
+func (c *planChecker) impaired() bool {
+	for _, i := range c.byID {
+		if !i.OnDemand && !c.leaving[i.ID] && i.State == instance.Impaired {
 			return true
 		}
 	}

@@ -60,10 +60,12 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 	current := &reconciliation{Reconciler: r, key: key, config: r.Groups.Config()}
 	now := time.Now()
 	observed := current.observe()
-	if wait := r.waitFor(current.group, now); wait > 0 {
+	if wait := r.confirmations.waitFor(current.group, observed.instances, now); wait > 0 {
 		observed.waiting = true
 		current.outcome.within(wait)
 	}
+	observed.stuck = current.findStuck(ctx, observed.instances, now)
+	observed.kept = current.keepLost(ctx, &observed, now)
 	actions, next := plan(observed, now)
 	if !next.IsZero() {
 		current.outcome.within(next.Sub(now))
@@ -89,9 +91,10 @@ func (r *reconciliation) observe() state {
 	deleted, unconfirmed := r.Groups.Deleted(r.key), r.Groups.Unconfirmed(r.key)
 	group, found := r.Groups.Get(r.key)
 	if !found {
-		// The drain timeout was deleted with the group. Its instances drain as
-		// long as those of a group without a timeout of its own.
 		group = &groups.Group{Key: r.key, DrainTimeout: r.config.Shard.DefaultDrainTimeout}
+		if timeout, own := r.Groups.DeletedDrainTimeout(r.key); own {
+			group.DrainTimeout = timeout
+		}
 	}
 	r.group = group
 	s := state{

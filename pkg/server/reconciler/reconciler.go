@@ -27,9 +27,10 @@ const (
 	// minBackoff and maxBackoff bound the delay after an error of a group.
 	minBackoff = 200 * time.Millisecond
 	maxBackoff = 30 * time.Second
-	// confirmTimeout is how long a new leader waits before it replaces instances that
-	// are missing from the beginning. If the storage was restored, an operator may have
-	// a smaller size, which it sends when it connects.
+	// confirmTimeout is how long a new leader waits before it replaces the instances of a
+	// group that were missing from the beginning, from the moment when the provider has
+	// confirmed that one is. If the storage was restored, an operator may have a smaller
+	// size, which it sends when it connects.
 	confirmTimeout = 15 * time.Second
 )
 
@@ -43,6 +44,9 @@ type Groups interface {
 	// Deleted reports whether a group was deleted. A group that neither exists nor was
 	// deleted is missing from the storage.
 	Deleted(instance.GroupKey) bool
+	// DeletedDrainTimeout returns the drain timeout of a deleted group, and false if it had
+	// none of its own.
+	DeletedDrainTimeout(instance.GroupKey) (time.Duration, bool)
 	// Unconfirmed reports whether the settings of a group may be outdated.
 	Unconfirmed(instance.GroupKey) bool
 	// DeletedGroups returns the groups of which Deleted is true, and ForgetDeleted
@@ -95,7 +99,7 @@ type Events interface {
 	Deleted(instance.Instance)
 }
 
-// Options configure a Reconciler. All fields but Changed are required.
+// Options configure a Reconciler. All fields but Changed and Losses are required.
 type Options struct {
 	Groups    Groups
 	Instances Instances
@@ -111,6 +115,8 @@ type Options struct {
 	// longer leads.
 	CallContext func(context.Context) (context.Context, context.CancelFunc)
 	Metrics     *Metrics
+	// Losses has what administrators have accepted. It is optional.
+	Losses AcceptedLosses
 }
 
 // Reconciler reconciles groups when they are enqueued or when an action falls
@@ -123,10 +129,11 @@ type Reconciler struct {
 	createLimiter createLimiter
 	attempts      attempts
 	failures      failures
-	// started is when the instances of the provider had records.
-	started time.Time
-	// missingFirst has the etags of the groups that had missing instances then.
-	missingFirst map[instance.GroupKey]string
+	confirmations confirmations
+	losses        losses
+	terminations  terminations
+	// onDemandBackoff delays on-demand instances that are like one that has failed.
+	onDemandBackoff onDemandBackoff
 	// unusedSince is when each deleted group was first seen without instances.
 	unusedSince map[instance.GroupKey]time.Time
 }

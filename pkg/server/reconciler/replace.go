@@ -17,18 +17,23 @@ import (
 // + 1: the alternatives are to miss the age or to fall below the size.
 func (p *planner) replaceOverdue() {
 	// Surplus instances are replacements, which are due later.
-	replaced := max(0, len(p.staying)-p.size)
+	replaced := max(0, p.present()-p.size)
 	for range p.count(overdue) - replaced {
 		p.create(overdue.reason())
 	}
 }
 
-// replaceUnhealthy creates replacements for unhealthy instances, as far as size
-// + 1 allows.
+// impairedShare is how many impaired instances are replaced at a time, as a divisor of the
+// size. It is one in any case.
+const impairedShare = 10
+
+// replaceUnhealthy creates replacements for unhealthy instances: for those that run, as far
+// as the size and a tenth of it allow.
 func (p *planner) replaceUnhealthy() {
 	p.replaceDown()
+	limit := p.size + max(1, p.size/impairedShare)
 	for range p.count(impaired) {
-		if p.total > p.size {
+		if p.total >= limit {
 			return
 		}
 		p.create(impaired.reason())
@@ -47,7 +52,7 @@ func (p *planner) replaceNoticed() {
 		p.startDeletion(i, instance.ReasonSpot)
 		return true
 	})
-	for range min(noticed, p.size-len(p.staying)-p.created) {
+	for range min(noticed, p.size-p.present()-p.created) {
 		p.create(instance.ReasonSpot)
 	}
 }
@@ -73,7 +78,7 @@ func (p *planner) replaceDown() {
 // rotate creates a replacement for one instance that is outdated but healthy,
 // if the group is otherwise stable and all of its agents report.
 func (p *planner) rotate() {
-	if p.leaving > 0 || len(p.staying) != p.size {
+	if p.leaving > 0 || p.present() != p.size || len(p.absent) > 0 {
 		return
 	}
 	worst := noProblem

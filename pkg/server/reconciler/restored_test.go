@@ -162,27 +162,28 @@ func TestSizeThatWasLowered(t *testing.T) {
 				ids := s.run(workersKey, 5)
 				s.stop()
 				s.loseCache()
-				for _, id := range ids[2:] {
+				for _, id := range ids[3:] {
 					s.cloud.Remove(id)
 				}
 				s.lead()
 				s.pass(10 * time.Second)
 				s.wantCalls()
 				if sends {
-					s.scale(workersKey, 2)
+					s.scale(workersKey, 3)
 					s.pass(time.Hour)
 					s.settle()
-					assert.Equal(t, ids[:2], s.cloud.ids(workersKey))
+					assert.Equal(t, ids[:3], s.cloud.ids(workersKey))
 					assert.NotContains(t, describeCalls(s.cloud.takeCalls()), "create default/workers")
 					return
 				}
 				s.pass(5 * time.Second)
 				created := slices.DeleteFunc(describeCalls(s.cloud.takeCalls()), func(call string) bool { return call != "create default/workers" })
-				assert.Len(t, created, 3)
+				assert.Len(t, created, 2)
 				s.settle()
 				assert.Len(t, s.cloud.ids(workersKey), 5)
-				assert.Subset(t, s.cloud.ids(workersKey), ids[:2])
+				assert.Subset(t, s.cloud.ids(workersKey), ids[:3])
 				// From now on a lost instance is replaced at once.
+				s.pass(lossWindow)
 				s.cloud.takeCalls()
 				s.cloud.vanish(ids[0])
 				synctest.Wait()

@@ -23,10 +23,20 @@ import (
 // whether their workloads tolerate a termination. A deleted group is the case
 // of size 0.
 func (p *planner) scaleDown() {
-	surplus := len(p.staying) - p.size
+	surplus := p.present() - p.size
 	if surplus <= 0 {
 		return
 	}
+	// The size may be smaller since before the storage was restored: those that were never
+	// there are the surplus.
+	p.absent = slices.DeleteFunc(p.absent, func(i *instance.Instance) bool {
+		if surplus == 0 || i.Found {
+			return false
+		}
+		surplus--
+		p.startDeletion(i, down.reason())
+		return true
+	})
 	slices.SortFunc(p.staying, p.compareSurplus)
 	serving := 0
 	for _, i := range p.staying {
@@ -85,10 +95,12 @@ func (p *planner) compareSurplus(a, b *instance.Instance) int {
 	)
 }
 
-// scaleUp creates missing instances. Draining instances still count, so that
-// size + 1 is never exceeded.
+// scaleUp creates missing instances. Instances that drain and are replaced still count, so
+// that size + 1 is not exceeded by others than surplus ones. One plan creates no more than
+// one reconciliation can, and one more, so that there is another.
 func (p *planner) scaleUp() {
-	for len(p.staying)+p.created < p.size && p.total <= p.size {
+	missing := min(p.size-p.present()-p.created, p.size+1-p.total)
+	for range min(missing, maxCreations+1) {
 		p.create(reasonScaleUp)
 	}
 }

@@ -196,7 +196,7 @@ func TestRejectedRegistrations(t *testing.T) {
 		{"without expiry", sign(func(c jwt.MapClaims) { delete(c, "exp") }), publicKeyPEM, codes.Unauthenticated, "exp claim is required"},
 		{"another cluster", sign(func(c jwt.MapClaims) { c["cluster_id"], c["sub"] = "test", "test" }), publicKeyPEM, codes.InvalidArgument, `it is for cluster "test", this is "prod"`},
 		{"another subject", sign(func(c jwt.MapClaims) { c["sub"] = "test" }), publicKeyPEM, codes.InvalidArgument, `its subject is "test", needs to be the cluster id "prod"`},
-		{"unknown tenant", c.nonce("b"), publicKeyPEM, codes.InvalidArgument, `it is for tenant "b", which has no group`},
+		{"tenant without a name", c.nonce("B"), publicKeyPEM, codes.InvalidArgument, `its tenant: `},
 		{"no key", c.nonce("a"), nil, codes.Internal, "public key is not usable: no PEM block found"},
 		{"key of another kind", c.nonce("a"), ecdsaKeyPEM, codes.Internal, "needs to be Ed25519"},
 	}

@@ -16,6 +16,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/leader"
@@ -150,10 +151,10 @@ func (r *Registrar) check(c nonce.Claims) error {
 	case c.Subject != c.ClusterID:
 		return fmt.Errorf("%w: its subject is %q, needs to be the cluster id %q", ErrMismatch, c.Subject, c.ClusterID)
 	}
-	// The configuration of a shard names only the tenants with groups on that
-	// shard. The leader of the cluster knows only its own configuration.
-	if _, configured := r.Config().Groups[c.Tenant]; c.Tenant != DefaultTenant && !configured {
-		return fmt.Errorf("%w: it is for tenant %q, which has no group in the configuration", ErrMismatch, c.Tenant)
+	// The signature shows that an administrator has made the nonce for this tenant. Groups of
+	// the tenant are not necessary: its operator may create the first.
+	if err := identifier.Validate(c.Tenant); err != nil {
+		return fmt.Errorf("%w: its tenant: %w", ErrMismatch, err)
 	}
 	return nil
 }

@@ -9,7 +9,9 @@ import (
 	"context"
 	"crypto/aes"
 	"crypto/cipher"
+	"errors"
 	"fmt"
+	"strings"
 
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -86,6 +88,48 @@ func (s *Store) get(ctx context.Context, key string) ([]byte, error) {
 func (s *Store) Create(ctx context.Context, name string, data []byte) error {
 	if _, err := s.store.Create(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil)); err != nil {
 		return fmt.Errorf("store secret %s: %w", name, err)
+	}
+	return nil
+}
+
+// Set stores a secret, and replaces one that exists. The error wraps storage.ErrConflict if
+// another process has changed it in the meantime.
+func (s *Store) Set(ctx context.Context, name string, data []byte) error {
+	object, err := s.store.Get(ctx, storage.SecretPrefix+name)
+	if errors.Is(err, storage.ErrNotFound) {
+		return s.Create(ctx, name, data)
+	}
+	if err == nil {
+		_, err = s.store.Replace(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil), object.ETag)
+	}
+	if err != nil {
+		return fmt.Errorf("store secret %s: %w", name, err)
+	}
+	return nil
+}
+
+// List returns the names of all secrets in a storage, sorted.
+func List(ctx context.Context, store storage.Store) ([]string, error) {
+	objects, err := store.List(ctx, storage.SecretPrefix)
+	if err != nil {
+		return nil, fmt.Errorf("list the secrets: %w", err)
+	}
+	names := make([]string, 0, len(objects))
+	for _, object := range objects {
+		names = append(names, strings.TrimPrefix(object.Key, storage.SecretPrefix))
+	}
+	return names, nil
+}
+
+// Delete deletes a secret of a storage. The error wraps storage.ErrNotFound if there is
+// none.
+func Delete(ctx context.Context, store storage.Store, name string) error {
+	_, err := store.Get(ctx, storage.SecretPrefix+name)
+	if err == nil {
+		err = store.Delete(ctx, storage.SecretPrefix+name)
+	}
+	if err != nil {
+		return fmt.Errorf("delete secret %s: %w", name, err)
 	}
 	return nil
 }

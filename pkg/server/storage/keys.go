@@ -25,12 +25,15 @@ const (
 	NonceSecret     = "registration-nonce.key"
 )
 
+// IsReservedSecret reports whether the name of a secret is one that only servers may read.
+func IsReservedSecret(name string) bool { return name == AuthoritySecret || name == NonceSecret }
+
 // IsReserved reports whether a key is that of an object that servers read as state or
 // secret, so that it must not be given to anyone. The CA certificate is public.
 func IsReserved(key string) bool {
 	folder, _, _ := strings.Cut(key, "/")
 	switch folder {
-	case "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
+	case "accepted", "accepted-losses", "config", "secret", "groups", "instance", "leader", "operator", "operator-nonce", "tenant":
 		return true
 	}
 	return false
@@ -39,8 +42,17 @@ func IsReserved(key string) bool {
 // ConfigKey is the configuration of a shard. Servers never write it.
 func ConfigKey(shard string) string { return "config/" + shard + ".jsonc" }
 
+// AcceptedKey is the configuration of a shard that its leader put in force last.
+func AcceptedKey(shard string) string { return "accepted/" + shard + ".jsonc" }
+
 // GroupsKey has the dynamic groups of a shard.
 func GroupsKey(shard string) string { return "groups/" + shard + ".jsonc" }
+
+// AcceptedLossesKey is the confirmation of an administrator that the missing instances of a
+// group are lost.
+func AcceptedLossesKey(shard, tenant, group string) string {
+	return "accepted-losses/" + shard + "/" + tenant + "." + group + ".json"
+}
 
 // ShardLeaderKey is the lock of the servers of one shard.
 func ShardLeaderKey(shard string) string { return "leader/" + shard + ".json" }

@@ -312,7 +312,10 @@ func (p *Provider) carryOut(ctx context.Context, id string, request request, cha
 	if !request.delete {
 		// An attempt whose response was lost may have created the Node.
 		_, err := nodes.Create(ctx, p.newNode(request.spec), metav1.CreateOptions{FieldManager: fieldManager})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
+		if apierrors.IsAlreadyExists(err) {
+			_, err = p.find(ctx, request.spec)
+		}
+		if err != nil {
 			return fmt.Errorf("create Node %s: %w", id, err)
 		}
 		// The request stays until the watch shows the Node. A Node that another
@@ -320,8 +323,13 @@ func (p *Provider) carryOut(ctx context.Context, id string, request request, cha
 		p.queue.AddAfter(id, confirmTimeout)
 		return nil
 	}
-	switch err := nodes.Delete(ctx, id, metav1.DeleteOptions{}); {
-	case apierrors.IsNotFound(err):
+	uid, err := p.uidOf(ctx, request.spec)
+	if err == nil {
+		// Not another Node that has the name by now.
+		err = nodes.Delete(ctx, id, *metav1.NewPreconditionDeleteOptions(string(uid)))
+	}
+	switch {
+	case apierrors.IsNotFound(err), errors.Is(err, errForeignNode):
 		if p.settle(id) {
 			changed(request.spec.Group)
 		}
@@ -333,16 +341,4 @@ func (p *Provider) carryOut(ctx context.Context, id string, request request, cha
 		p.queue.AddAfter(id, confirmTimeout)
 	}
 	return nil
-}
-
-// settle removes the request to delete id when neither the API server nor the
-// cache has its Node. Otherwise the event handler does when the Node is deleted.
-func (p *Provider) settle(id string) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if _, found := p.node(id); found {
-		return false
-	}
-	delete(p.requests, id)
-	return true
 }

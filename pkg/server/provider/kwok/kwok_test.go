@@ -10,6 +10,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
@@ -153,5 +154,27 @@ func TestIdle(t *testing.T) {
 		if got := calls(client); !maps.Equal(got, map[string]int{"get": 60, "update": 60}) {
 			t.Errorf("there were calls %v, want those of the heartbeat alone", got)
 		}
+	})
+}
+
+// TestIDOfAForeignNode creates an instance with the id of a Node of another shard, which
+// clients can choose. The request is given up, and its deletion deletes nothing.
+func TestIDOfAForeignNode(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kwoktest.NewClientset()
+		a, b := start(t, client, "a"), start(t, client, "b")
+		id := b.MustRun(spec())
+		foreign := spec()
+		foreign.ID = id
+		require.NoError(t, a.Create(t.Context(), foreign))
+		time.Sleep(time.Minute)
+		assert.Empty(t, a.States(group))
+		// It is deleted before the first attempt to create it.
+		require.NoError(t, a.Create(t.Context(), foreign))
+		a.MustDelete(id)
+		time.Sleep(time.Minute)
+		assert.NotEmpty(t, a.Failures, "the client gets the reason")
+		assert.Zero(t, calls(client)["delete"], "Nodes of others were deleted")
+		assert.Equal(t, map[string]instance.State{id: instance.Running}, b.States(group))
 	})
 }

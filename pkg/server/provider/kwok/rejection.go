@@ -4,6 +4,7 @@
 package kwok
 
 import (
+	"errors"
 	"maps"
 	"time"
 
@@ -36,7 +37,7 @@ func rejectionKeyOf(spec provider.Spec) rejectionKey {
 
 // isRejection reports whether the same call will fail again.
 func isRejection(err error) bool {
-	return apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
+	return errors.Is(err, errForeignNode) || apierrors.IsInvalid(err) || apierrors.IsBadRequest(err) ||
 		apierrors.IsForbidden(err) || apierrors.IsRequestEntityTooLargeError(err)
 }
 

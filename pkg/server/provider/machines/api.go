@@ -24,7 +24,9 @@ type API interface {
 	// exists, whether or not it runs. Requests with the same token and the same content
 	// give the same machine. The error wraps ErrTokenUsed if the token was used with
 	// other content, and is a *Rejection if the request has certainly created nothing.
-	// After any other error the machine may exist.
+	// It wraps ErrInProgress if the launch has begun and takes longer than a call may: the
+	// next call with the same token continues it. After any other error the machine may
+	// exist.
 	Launch(ctx context.Context, r Request) (Machine, error)
 	// Terminate deletes machines. That a machine does not exist, or is being deleted, is
 	// no error. It returns an error by instance id for each machine that is not being
@@ -94,4 +96,7 @@ var (
 	// ErrThrottled means that the cloud rejected a call because there were too many. The
 	// call has changed nothing. It is repeated and not reported as a failure.
 	ErrThrottled = errors.New("the cloud throttles calls")
+	// ErrInProgress means that a launch has begun and takes longer than one call. It is
+	// continued by another call, maybe with other userdata, and not reported as a failure.
+	ErrInProgress = errors.New("the launch is in progress")
 )

@@ -10,13 +10,12 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // TestBudgets: calls begin with a burst, and then come at the rate of the cloud.
 func TestBudgets(t *testing.T) {
 	run(t, func(t *testing.T, w *world) {
-		old := spec("nonce")
-		time.Sleep(time.Minute)
 		w.restart()
 		w.count()
 		limits := w.cloud.Limits
@@ -24,7 +23,10 @@ func TestBudgets(t *testing.T) {
 		// read.
 		want := map[string]instance.State{}
 		for range 100 {
-			want[w.MustCreate(old)] = instance.Running
+			former := spec("nonce")
+			former.ID = providertest.NewID(t)
+			w.expect(former.ID)
+			want[w.MustCreate(former)] = instance.Running
 		}
 		for range 100 {
 			want[w.MustCreate(spec("nonce"))] = instance.Running

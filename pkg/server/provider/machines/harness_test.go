@@ -58,6 +58,15 @@ func (w *world) restart() {
 	w.start()
 }
 
+// expect gives the provider the instances of other processes whose machines no list has shown.
+func (w *world) expect(ids ...string) {
+	var vms []instance.VM
+	for _, id := range ids {
+		vms = append(vms, instance.VM{ID: id, Group: workers})
+	}
+	w.Provider.(provider.Expecter).Expect(vms)
+}
+
 // spec returns a request with the userdata of one rendering.
 func spec(userdata string) provider.Spec {
 	return provider.Spec{

@@ -20,6 +20,10 @@ import (
 // instance is requested for so long.
 const usedTokensAge = 24 * time.Hour
 
+// renewAfter is how long after its request a launch in progress needs another one: the nonce
+// in the userdata is valid for a few minutes only.
+const renewAfter = 2 * time.Minute
+
 // usedTokens is how many tokens of an instance were used up, and when the last one was.
 type usedTokens struct {
 	count int
@@ -104,7 +108,7 @@ func (p *Provider) advance(ctx context.Context, id string, r request, deleted bo
 		p.remove(id)
 		return 0, nil
 	}
-	return 0, p.launch(ctx, id, r)
+	return p.launch(ctx, id, r)
 }
 
 // find reads the machine of an instance.
@@ -120,6 +124,7 @@ func (p *Provider) find(ctx context.Context, id string) (m Machine, found bool, 
 func (p *Provider) endSearch(id string) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	delete(p.former, id)
 	e, known := p.table[id]
 	if !known || e.request == nil {
 		return
@@ -154,8 +159,9 @@ func (p *Provider) drop(e *entry) {
 	}
 }
 
-// launch launches the machine of a request.
-func (p *Provider) launch(ctx context.Context, id string, r request) error {
+// launch launches the machine of a request. It returns when the call is to be repeated
+// because the launch is in progress, or zero.
+func (p *Provider) launch(ctx context.Context, id string, r request) (again time.Duration, err error) {
 	spec := r.spec
 	p.mu.Lock()
 	rejected := p.rejections.check(spec, time.Now())
@@ -164,39 +170,48 @@ func (p *Provider) launch(ctx context.Context, id string, r request) error {
 	// A machine that may exist is not given up.
 	if rejected != nil && !r.uncertain {
 		p.giveUp(ctx, spec, rejected, nil)
-		return nil
+		return 0, nil
 	}
 	var m Machine
 	called := false
-	err := p.write(ctx, func(ctx context.Context) (err error) {
+	err = p.write(ctx, func(ctx context.Context) (err error) {
 		called = true
 		p.setLaunching(id, true)
+		defer p.setLaunching(id, false)
 		m, err = p.api.Launch(ctx, Request{Spec: spec, Token: token})
-		p.setLaunching(id, false)
 		return err
 	})
 	rejection, isRejection := asRejection(err)
 	switch {
 	case err == nil:
 		p.settle(ctx, id, m, false)
-		return nil
+		return 0, nil
 	case isRejection:
 		p.giveUp(ctx, spec, err, rejection)
-		return nil
+		return 0, nil
 	case errors.Is(err, ErrTokenUsed):
 		// An earlier launch was accepted, by this process or another.
 		p.searchLaunched(id)
-		return nil
+		return 0, nil
+	case errors.Is(err, ErrInProgress) && time.Since(r.created) > renewAfter:
+		p.renew(id)
+		return 0, nil
+	case errors.Is(err, ErrInProgress):
+		p.markUncertain(id)
+		return p.limits.PollInterval, nil
 	case called && !errors.Is(err, ErrThrottled):
 		p.markUncertain(id)
 	}
-	return fmt.Errorf("launch the machine of instance %s: %w", id, err)
+	return 0, fmt.Errorf("launch the machine of instance %s: %w", id, err)
 }
 
 // setLaunching notes whether a call for the request of an instance is in progress.
 func (p *Provider) setLaunching(id string, launching bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !launching {
+		p.launchEnds[id] = time.Now()
+	}
 	if e, known := p.table[id]; known && e.request != nil {
 		e.request.launching = launching
 	}
@@ -227,11 +242,13 @@ func (p *Provider) settle(ctx context.Context, id string, m Machine, listed bool
 
 // adopt makes a machine the one of an entry that has a request. mu must be locked.
 func (p *Provider) adopt(e *entry, m Machine, now time.Time) {
-	spec := e.request.spec
+	spec, found := e.request.spec, e.request.search
 	spec.Userdata, spec.Args = nil, nil
 	e.spec, e.request, e.launched = &spec, nil, now
 	e.update(m)
-	p.rejections.launched(spec)
+	if !found {
+		p.rejections.launched(spec)
+	}
 }
 
 // judge draws conclusions from the state of a machine that was launched by this process.
@@ -277,6 +294,17 @@ func (p *Provider) markUncertain(id string) {
 		e.request.hiddenUntil = time.Now().Add(p.limits.VisibilityDelay)
 	}
 	p.poll.send()
+}
+
+// renew removes a request whose launch is in progress. The caller makes it again, with the
+// same id and other userdata, which continues the launch, or deletes the instance.
+func (p *Provider) renew(id string) {
+	p.mu.Lock()
+	if e, known := p.table[id]; known {
+		p.renewed[id] = e.vm()
+	}
+	p.mu.Unlock()
+	p.remove(id)
 }
 
 // giveUp removes a request that is rejected. The caller makes another, maybe a different

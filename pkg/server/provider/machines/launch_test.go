@@ -6,6 +6,7 @@ package machines_test
 import (
 	"context"
 	"errors"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -47,7 +48,7 @@ func TestAnUsedTokenIsSearchedFor(t *testing.T) {
 		s.ID = w.MustCreate(s)
 		time.Sleep(time.Millisecond)
 		w.restart()
-		s.Userdata, s.CreatedAt = []byte("second nonce"), time.Now() // as if its own clock were late
+		s.Userdata = []byte("second nonce")
 		w.MustRun(s)
 		w.expectMade(s.ID)
 		if launches := w.count().launches; launches != 2 {
@@ -60,7 +61,7 @@ func TestAnUsedTokenIsSearchedFor(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		w.cloud.Vanish(lost.ID)
 		w.restart()
-		lost.Userdata, lost.CreatedAt = []byte("second nonce"), time.Now()
+		lost.Userdata = []byte("second nonce")
 		requested := time.Now()
 		w.MustRun(lost)
 		if took := time.Since(requested); took < visibilityDelay {
@@ -76,6 +77,7 @@ func TestARequestOfAnotherProcessIsSearchedFor(t *testing.T) {
 	run(t, func(t *testing.T, w *world) {
 		w.cloud.ForgetRejected = true
 		s := spec("nonce")
+		s.CreatedAt = time.Now().Add(time.Hour) // the clock of the former process is ahead
 		s.Subnet = machinestest.RejectedSubnet
 		s.ID = w.MustCreate(s)
 		w.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
@@ -84,6 +86,7 @@ func TestARequestOfAnotherProcessIsSearchedFor(t *testing.T) {
 		time.Sleep(time.Millisecond)
 		w.expectMade(s.ID)
 		w.restart()
+		w.expect(s.ID)
 		// The next process finds room in a third subnet.
 		s.Subnet = "subnet"
 		w.MustRun(s)
@@ -92,13 +95,36 @@ func TestARequestOfAnotherProcessIsSearchedFor(t *testing.T) {
 
 		// One that was never launched is launched when it can be hidden no more.
 		fresh := spec("nonce")
+		fresh.ID = providertest.NewID(t)
 		time.Sleep(time.Millisecond)
 		w.restart()
+		w.expect(fresh.ID)
 		restarted := time.Now()
 		w.MustRun(fresh)
 		if took := time.Since(restarted); took < visibilityDelay {
 			t.Errorf("it was launched after %v", took)
 		}
+	})
+}
+
+// TestAHiddenMachineOfAnotherProcessIsDeleted: the instance stays known until its machine
+// can be hidden no more.
+func TestAHiddenMachineOfAnotherProcessIsDeleted(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		launched := w.MustCreate(spec("nonce"))
+		time.Sleep(time.Millisecond)
+		w.restart()
+		never := providertest.NewID(t)
+		w.expect(launched, never)
+		w.MustDelete(launched)
+		w.MustDelete(never)
+		want := map[string]instance.State{launched: instance.Terminating, never: instance.Terminating}
+		assert.Equal(t, want, w.States(workers))
+		w.Await(workers, map[string]instance.State{launched: providertest.Deleted, never: providertest.Deleted})
+		assert.Equal(t, []string{launched}, w.cloud.Terminated())
+		assert.Empty(t, w.cloud.Existing(), "machines that exist")
+		time.Sleep(time.Hour)
+		assert.Empty(t, w.List(workers), "instances that have returned")
 	})
 }
 
@@ -173,6 +199,54 @@ func TestALaunchInProgressIsNoMachine(t *testing.T) {
 		h.Await(workers, map[string]instance.State{rejected: providertest.Deleted})
 		errs := h.ExpectFailures(1, workers, rejected)
 		assert.ErrorContains(t, errs[0], "it did not start")
+	})
+}
+
+// starting is an API that lists a machine as failed until its launch ends. Lists are slow.
+type starting struct {
+	machines.API
+	launching *atomic.Bool
+}
+
+func (s starting) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	s.launching.Store(true)
+	defer s.launching.Store(false)
+	m, err := s.API.Launch(ctx, r)
+	time.Sleep(10 * time.Second)
+	m.State = instance.Running
+	return m, err
+}
+
+func (s starting) List(ctx context.Context) ([]machines.Machine, error) {
+	list, err := s.API.List(ctx)
+	for i := range list {
+		if s.launching.Load() {
+			list[i].State, list[i].Reason = instance.Failed, "it was never started"
+		}
+	}
+	time.Sleep(20 * time.Second)
+	return list, err
+}
+
+// TestAListThatBeganDuringALaunchSaysNothing about its machine, although the list ends later.
+func TestAListThatBeganDuringALaunchSaysNothing(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		w.Stop()
+		w.cloud.BootTime = 0
+		h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+			return machines.New(starting{w.cloud.API(shard), new(atomic.Bool)}, machines.Options{CallContext: callContext})
+		})
+		for range 10 {
+			id := h.MustCreate(spec("nonce"))
+			for range 60 {
+				time.Sleep(time.Second)
+				if vm, _ := h.Get(id); vm.State == instance.Failed {
+					t.Fatalf("instance %s is reported as failed: %s", id, vm.Reason)
+				}
+			}
+			h.MustDelete(id) // makes the lists frequent
+		}
+		assert.Empty(t, h.Failures, "failures")
 	})
 }
 

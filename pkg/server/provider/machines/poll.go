@@ -157,6 +157,9 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 	var o outcome
 	p.mu.Lock()
 	for id, m := range machines {
+		if p.launchEnds[id].After(began) {
+			continue // the launch has the result that counts
+		}
 		p.show(m, &o)
 		if count := duplicates[id]; count > 0 {
 			o.fail(p.table[id], fmt.Errorf("there are %d machines of one instance", count+1))
@@ -174,6 +177,7 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		p.drop(e)
 		o.change(e.group)
 	}
+	clear(p.launchEnds) // the next list begins later
 	p.mu.Unlock()
 	p.reportOutcome(ctx, o)
 	slices.Sort(absent)
@@ -198,13 +202,18 @@ func byID(list []Machine) (machines map[string]Machine, duplicates map[string]in
 	return machines, duplicates
 }
 
-// Expect adds instances that lists are expected to show. Until one does, or they are
-// confirmed to be missing, they count as running: nothing else is known.
+// Expect adds the instances with a provider id, which lists are expected to show. Until one
+// does, or they are confirmed to be missing, they count as running: nothing else is known.
+// The others are searched for when they are requested or deleted.
 func (p *Provider) Expect(instances []instance.VM) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, vm := range instances {
 		if _, known := p.table[vm.ID]; known {
+			continue
+		}
+		if vm.ProviderID == "" {
+			p.former[vm.ID] = vm
 			continue
 		}
 		p.table[vm.ID] = &entry{
@@ -239,6 +248,7 @@ func (p *Provider) show(m Machine, o *outcome) {
 		e = &entry{id: m.ID}
 		p.table[m.ID] = e
 	}
+	delete(p.former, m.ID)
 	if e.request != nil && e.request.launching {
 		return
 	}

@@ -64,10 +64,16 @@ type Provider struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// started is when Run began. What was requested before may be a request of another
-	// process.
-	started    time.Time
-	table      table
+	// started is when Run began.
+	started time.Time
+	table   table
+	// former are the instances that another process may have requested, until their machines
+	// are found or certainly do not exist.
+	former map[string]instance.VM
+	// renewed are the instances whose launch is in progress and needs a new request.
+	renewed map[string]instance.VM
+	// launchEnds is when calls of Launch have ended since the last list.
+	launchEnds map[string]time.Time
 	rejections rejections
 	// tokens counts the tokens that a rejected request has used up.
 	tokens map[string]usedTokens
@@ -91,12 +97,15 @@ func New(api API, o Options) *Provider {
 		writes:  newBudget(limits.Writes),
 		launches: workqueue.NewTypedRateLimitingQueue(
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetryDelay, maxRetryDelay)),
-		poll:      newSignal(),
-		terminate: newSignal(),
-		synced:    make(chan struct{}),
-		table:     table{},
-		tokens:    map[string]usedTokens{},
-		rooms:     map[string]room{},
+		poll:       newSignal(),
+		terminate:  newSignal(),
+		synced:     make(chan struct{}),
+		table:      table{},
+		former:     map[string]instance.VM{},
+		renewed:    map[string]instance.VM{},
+		launchEnds: map[string]time.Time{},
+		tokens:     map[string]usedTokens{},
+		rooms:      map[string]room{},
 	}
 }
 

@@ -54,6 +54,8 @@ const (
 	// scope whose machines fail before they have run.
 	minFailedDelay = 30 * time.Second
 	maxFailedDelay = 10 * time.Minute
+	// unusedAge is how long a scope is remembered after its requests may succeed.
+	unusedAge = 24 * time.Hour
 )
 
 // remembered is a scope whose requests are rejected without a call.
@@ -102,7 +104,7 @@ func (r *rejections) full(subnet string, now time.Time) bool {
 
 // rejected remembers a rejection.
 func (r *rejections) rejected(rejection *Rejection, now time.Time) {
-	one := r.remember(rejection.Scope, rejection.Err)
+	one := r.remember(rejection.Scope, rejection.Err, now)
 	one.failed = 0
 	one.until = now.Add(defaultRetryAfter)
 	if rejection.RetryAfter > 0 {
@@ -113,7 +115,7 @@ func (r *rejections) rejected(rejection *Rejection, now time.Time) {
 // failedToRun remembers that a machine has failed before it has run. The next one would
 // probably fail too.
 func (r *rejections) failedToRun(spec provider.Spec, err error, now time.Time) {
-	one := r.remember(scopeOf(spec), err)
+	one := r.remember(scopeOf(spec), err, now)
 	one.failed++
 	delay := minFailedDelay
 	for n := 1; n < one.failed && delay < maxFailedDelay; n++ {
@@ -122,7 +124,9 @@ func (r *rejections) failedToRun(spec provider.Spec, err error, now time.Time) {
 	one.until = now.Add(min(delay, maxFailedDelay))
 }
 
-func (r *rejections) remember(scope Scope, err error) *remembered {
+func (r *rejections) remember(scope Scope, err error, now time.Time) *remembered {
+	// Nothing was requested for long. The group may have been deleted.
+	r.list = slices.DeleteFunc(r.list, func(one *remembered) bool { return now.Sub(one.until) > unusedAge })
 	at := slices.IndexFunc(r.list, func(one *remembered) bool { return one.scope == scope })
 	if at < 0 {
 		r.list = append(r.list, &remembered{scope: scope})

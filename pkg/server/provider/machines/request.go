@@ -92,14 +92,20 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 	if err := p.rejections.check(spec, now); err != nil {
 		return err
 	}
-	e := &entry{id: spec.ID, group: spec.Group, origin: spec.Origin, request: &request{spec: spec}}
-	if spec.CreatedAt.Before(p.started) {
-		// Another process may have launched it, with another token than the first.
-		e.request.search, e.request.hiddenUntil = true, p.started.Add(p.limits.VisibilityDelay)
+	e := &entry{id: spec.ID, group: spec.Group, origin: spec.Origin, request: &request{spec: spec, created: now}}
+	if _, former := p.former[spec.ID]; former {
+		p.searchFormer(e.request)
 	}
+	delete(p.renewed, spec.ID)
 	p.table[spec.ID] = e
 	p.launches.Add(spec.ID)
 	return nil
+}
+
+// searchFormer makes a request search for its machine first: another process may have
+// launched it, with another token than the first.
+func (p *Provider) searchFormer(r *request) {
+	r.search, r.hiddenUntil = true, p.started.Add(p.limits.VisibilityDelay)
 }
 
 // Delete requests that an instance is deleted.
@@ -107,6 +113,18 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	e, known := p.table[id]
+	vm, unrequested := p.former[id]
+	if !unrequested {
+		vm, unrequested = p.renewed[id]
+		delete(p.renewed, id)
+	}
+	if unrequested && !known {
+		// Its machine may appear later, when nothing is known of its deletion any more.
+		spec := provider.Spec{ID: id, Group: vm.Group, Origin: vm.Origin}
+		e, known = &entry{id: id, group: vm.Group, origin: vm.Origin, request: &request{spec: spec}}, true
+		p.searchFormer(e.request)
+		p.table[id] = e
+	}
 	if !known || e.delete {
 		return nil
 	}

@@ -52,6 +52,8 @@ type entry struct {
 // request is a request that has not given a machine yet.
 type request struct {
 	spec provider.Spec
+	// created is when it was requested.
+	created time.Time
 	// launching is true during a call of Launch. Its result counts, and not what a list
 	// shows meanwhile: the launch may fail and undo what it did.
 	launching bool
@@ -71,7 +73,7 @@ type request struct {
 // id and does not run: the next process, which may not see it in its first list, would
 // take an instance whose provider id is known for one that is missing.
 func (e *entry) vm() instance.VM {
-	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending}
+	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending, Expected: e.expected}
 	switch m := e.machine; {
 	case m == nil:
 	case e.listed:

@@ -41,6 +41,8 @@ type walker struct {
 	// deleted are all instances whose deletion was requested.
 	deleted map[string]bool
 	nonces  int
+	// skew is how much the clock of the present process is ahead.
+	skew time.Duration
 }
 
 // reconcile does for each instance what is due, as the reconciler does.
@@ -87,13 +89,11 @@ func (w *walker) create(id string, r *record) {
 	}
 }
 
-// expectRecorded reports the instances that existed to the next process.
+// expectRecorded gives the next process the instances that have a record.
 func (w *walker) expectRecorded() {
 	var vms []instance.VM
 	for id, r := range w.records {
-		if r.providerID != "" {
-			vms = append(vms, instance.VM{ID: id, ProviderID: r.providerID, Group: workers})
-		}
+		vms = append(vms, instance.VM{ID: id, ProviderID: r.providerID, Group: workers})
 	}
 	w.Provider.(provider.Expecter).Expect(vms)
 }
@@ -109,12 +109,13 @@ func (w *walker) step() {
 	slices.Sort(running)
 	switch what := w.random.IntN(16); {
 	case what < 4:
-		w.records[providertest.NewID(w.t)] = &record{created: time.Now()}
+		w.records[providertest.NewID(w.t)] = &record{created: time.Now().Add(w.skew)}
 	case what < 7 && len(w.records) > 0:
 		id := slices.Sorted(maps.Keys(w.records))[w.random.IntN(len(w.records))]
 		w.records[id].deleted, w.deleted[id] = true, true
 	case what == 7 || what == 8:
 		w.restart()
+		w.skew = time.Duration(w.random.IntN(20)-10) * time.Minute
 		w.expectRecorded()
 	case what == 9:
 		w.faults.Fail(machinestest.Launch, w.random.IntN(3))

@@ -9,12 +9,14 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provider/kwok"
+	"nstance.dev/operator/pkg/server/provider/proxmox"
 	"nstance.dev/operator/pkg/server/provider/qemu"
 )
 
 // Providers are the providers that a configuration can name.
 var Providers = provider.Registry{
-	docker.Name: docker.ReadOptions,
-	kwok.Name:   kwok.ReadOptions,
-	qemu.Name:   qemu.ReadOptions,
+	docker.Name:  docker.ReadOptions,
+	kwok.Name:    kwok.ReadOptions,
+	proxmox.Name: proxmox.ReadOptions,
+	qemu.Name:    qemu.ReadOptions,
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package server
+package connlimit
 
 import (
 	"io"
@@ -50,7 +50,7 @@ func accept(t *testing.T, limit func(net.Listener) net.Listener) (accepted func(
 
 func TestOneAddressHasLimitedConnections(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		accepted, dial := accept(t, func(l net.Listener) net.Listener { return limitPerAddress(l, 2) })
+		accepted, dial := accept(t, func(l net.Listener) net.Listener { return PerAddress(l, 2) })
 		dial()
 		dial()
 		require.Len(t, accepted(), 2)
@@ -67,7 +67,7 @@ func TestOneAddressHasLimitedConnections(t *testing.T) {
 
 func TestConnectionsAreLimited(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		accepted, dial := accept(t, func(l net.Listener) net.Listener { return limitConnections(l, 2) })
+		accepted, dial := accept(t, func(l net.Listener) net.Listener { return Total(l, 2) })
 		dial()
 		dial()
 		go dial()

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"os"
+
+	"github.com/spf13/cobra"
+
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+const (
+	fromFileFlag = "from-file"
+	// maxSecret is the maximum size of a file of an instance, in bytes.
+	maxSecret = 1 << 20
+)
+
+func newSecretSetCommand() *cobra.Command {
+	var options keyOptions
+	var path string
+	command := &cobra.Command{
+		Use:   "set NAME --storage-bucket BUCKET --from-file {PATH | -}",
+		Short: "Store a secret, or replace it",
+		Long: "Store a secret, encrypted with the key of the cluster, or replace it. The value is read from a file or from the " +
+			"standard input and never from an argument, which other users of the machine could read. The servers send " +
+			"a new value to agents with the next patch of files.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			name := args[0]
+			var wrong mistakes
+			options.validate(&wrong)
+			if path == "" {
+				wrong.addf(fromFileFlag, "must be the path of the file with the value, or - for the standard input")
+			}
+			if err := errors.Join(checkSecretName(name), wrong.join()); err != nil {
+				return err
+			}
+			value, err := readSecret(command.InOrStdin(), path)
+			if err != nil {
+				return fmt.Errorf("--%s: %w", fromFileFlag, err)
+			}
+			store, _, err := options.openSecrets(command.Context())
+			if err != nil {
+				return err
+			}
+			if err := store.Set(command.Context(), name, value); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "Secret %s is stored, %d bytes.\n", name, len(value))
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	command.Flags().StringVar(&path, fromFileFlag, "", "path of the file with the value, - for the standard input (required)")
+	return command
+}
+
+// readSecret reads a value. The error shows no part of it.
+func readSecret(stdin io.Reader, path string) ([]byte, error) {
+	source := stdin
+	if path != "-" {
+		file, err := os.Open(path)
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = file.Close() }()
+		source = file
+	}
+	value, err := io.ReadAll(io.LimitReader(source, maxSecret+1))
+	switch {
+	case err != nil:
+		return nil, err
+	case len(value) == 0:
+		return nil, errors.New("the value is empty")
+	case len(value) > maxSecret:
+		return nil, fmt.Errorf("the value has more than %d bytes", maxSecret)
+	}
+	return value, nil
+}
+
+func newSecretListCommand() *cobra.Command {
+	var options storageOptions
+	command := &cobra.Command{
+		Use:   "list --storage-bucket BUCKET",
+		Short: "List the names of the secrets",
+		Args:  cobra.NoArgs,
+		RunE: func(command *cobra.Command, _ []string) error {
+			var wrong mistakes
+			if options.validate(&wrong); len(wrong) > 0 {
+				return wrong.join()
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			names, err := secrets.List(command.Context(), store)
+			if err != nil {
+				return err
+			}
+			for _, name := range names {
+				if storage.IsReservedSecret(name) {
+					continue
+				}
+				if _, err := fmt.Fprintln(command.OutOrStdout(), name); err != nil {
+					return err
+				}
+			}
+			return nil
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+func newSecretDeleteCommand() *cobra.Command {
+	var options storageOptions
+	command := &cobra.Command{
+		Use:   "delete NAME --storage-bucket BUCKET",
+		Short: "Delete a secret",
+		Long: "Delete a secret. Files of instances that are made of it can no longer be made, and instances that have them " +
+			"keep them: change the configuration first.",
+		Args: cobra.ExactArgs(1),
+		RunE: func(command *cobra.Command, args []string) error {
+			name := args[0]
+			var wrong mistakes
+			options.validate(&wrong)
+			if err := errors.Join(checkSecretName(name), wrong.join()); err != nil {
+				return err
+			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			if err := secrets.Delete(command.Context(), store, name); err != nil {
+				return err
+			}
+			_, err = fmt.Fprintf(command.OutOrStdout(), "Secret %s is deleted.\n", name)
+			return err
+		},
+	}
+	options.addFlags(command.Flags())
+	return command
+}
+
+// checkSecretName refuses what no file can be made of.
+func checkSecretName(name string) error {
+	if err := storage.CheckKey(name); err != nil {
+		return fmt.Errorf("NAME: %w", err)
+	}
+	if storage.IsReservedSecret(name) {
+		return fmt.Errorf("NAME: %q is a key of the servers", name)
+	}
+	return nil
+}

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"context"
+	"slices"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// acceptedLosses is what an administrator of a test has accepted.
+type acceptedLosses struct{ keys sync.Map }
+
+func (a *acceptedLosses) IsAccepted(_ context.Context, key instance.GroupKey) (bool, error) {
+	_, accepted := a.keys.Load(key)
+	return accepted, nil
+}
+
+func (a *acceptedLosses) Reset(_ context.Context, key instance.GroupKey) error {
+	a.keys.Delete(key)
+	return nil
+}
+
+// vanished runs a group and lets instances disappear from the provider at once.
+func vanished(t *testing.T, size, lost int) (s *server, kept []string) {
+	t.Helper()
+	s = start(t, newConfig())
+	ids := s.run(workersKey, size)
+	s.reconciler.Losses = new(acceptedLosses)
+	s.cloud.vanish(ids[:lost]...)
+	synctest.Wait()
+	return s, ids[lost:]
+}
+
+func (s *server) creations() int {
+	return len(slices.DeleteFunc(describeCalls(s.cloud.takeCalls()), func(call string) bool { return call != "create default/workers" }))
+}
+
+// TestFewMissingInstancesAreReplaced at once.
+func TestFewMissingInstancesAreReplaced(t *testing.T) {
+	for size, lost := range map[int]int{1: 1, 2: 2, 3: 2, 10: 3} {
+		synctest.Test(t, func(t *testing.T) {
+			s, _ := vanished(t, size, lost)
+			assert.Equal(t, lost, s.creations(), "%d of %d", lost, size)
+			assert.Empty(t, s.failures)
+		})
+	}
+}
+
+// TestManyMissingInstancesAreLeftAlone for a while, and then replaced in parts.
+func TestManyMissingInstancesAreLeftAlone(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, kept := vanished(t, 10, 9)
+		s.pass(lossWindow - time.Second)
+		s.wantCalls()
+		assert.Len(t, s.instances.List(workersKey), 10)
+		assert.Len(t, s.failures, 1, "the operators get one error")
+		for _, want := range []int{3, 3, 3} {
+			s.pass(time.Second)
+			s.pass(acceptInterval)
+			assert.Equal(t, want, s.creations())
+			s.settle()
+			s.pass(lossWindow - acceptInterval - time.Second)
+			assert.Zero(t, s.creations())
+		}
+		assert.Len(t, s.cloud.ids(workersKey), 10)
+		assert.Subset(t, s.cloud.ids(workersKey), kept)
+	})
+}
+
+// TestAnIncompleteListTerminatesNothing: the instances come back, none was replaced.
+func TestAnIncompleteListTerminatesNothing(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		ids := s.run(workersKey, 10)
+		var hidden []instance.VM
+		for _, id := range ids[:9] {
+			vm, _ := s.cloud.Get(id)
+			hidden = append(hidden, vm)
+		}
+		s.cloud.vanish(ids[:9]...)
+		synctest.Wait()
+		s.pass(time.Minute)
+		s.wantCalls()
+		for _, vm := range hidden {
+			s.cloud.put(vm)
+		}
+		synctest.Wait()
+		s.pass(time.Hour)
+		s.wantCalls()
+		assert.Equal(t, ids, s.cloud.ids(workersKey))
+	})
+}
+
+// TestAcceptedLosses are replaced at once, and only those.
+func TestAcceptedLosses(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := vanished(t, 10, 9)
+		s.wantCalls()
+		s.reconciler.Losses.(*acceptedLosses).keys.Store(workersKey, true)
+		s.pass(acceptInterval)
+		assert.Equal(t, 9, s.creations())
+		accepted, err := s.reconciler.Losses.IsAccepted(t.Context(), workersKey)
+		require.NoError(t, err)
+		assert.False(t, accepted)
+		s.settle()
+		s.cloud.vanish(s.cloud.ids(workersKey)[:4]...)
+		s.pass(time.Minute)
+		assert.Zero(t, s.creations())
+	})
+}
+
+// TestLossesInSteps are limited as those at once are.
+func TestLossesInSteps(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		ids := s.run(workersKey, 10)
+		for _, id := range ids[:6] {
+			s.cloud.vanish(id)
+			s.pass(time.Minute)
+		}
+		assert.Equal(t, 3, s.creations())
+		s.pass(lossWindow)
+		assert.Equal(t, 3, s.creations())
+	})
+}
