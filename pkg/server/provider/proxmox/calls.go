@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"fmt"
+	"mime/multipart"
+	"net/http"
+	"net/url"
+	"strings"
+)
+
+// entry is one of the list of the whole cluster. Of a virtual machine, node, tags
+// and lock are current on each node; the name and what follows it are what its node last
+// reported, which may be a minute ago, and nothing if the node has not reported for long.
+type entry struct {
+	Type     string  `json:"type"`
+	Node     string  `json:"node"`
+	VMID     int     `json:"vmid"`
+	Tags     string  `json:"tags"`
+	Lock     string  `json:"lock"`
+	Name     string  `json:"name"`
+	Status   string  `json:"status"`
+	Template flag    `json:"template"`
+	Memory   int64   `json:"mem"`
+	MaxMem   int64   `json:"maxmem"`
+	CPU      float64 `json:"cpu"`
+	Storage  string  `json:"storage"`
+	Shared   flag    `json:"shared"`
+}
+
+// The types of resources.
+const (
+	typeVM      = "qemu"
+	typeNode    = "node"
+	typeStorage = "storage"
+)
+
+// flag is a boolean, a number in JSON.
+type flag bool
+
+// UnmarshalJSON reads 1 and "1" as true.
+func (f *flag) UnmarshalJSON(data []byte) error {
+	switch text := strings.Trim(string(data), `"`); text {
+	case "1", "true":
+		*f = true
+	case "0", "", "null", "false":
+		*f = false
+	default:
+		return fmt.Errorf("%s is no boolean", text)
+	}
+	return nil
+}
+
+// resources returns the virtual machines, nodes and storages of the cluster.
+func (c *client) resources(ctx context.Context) (list []entry, err error) {
+	return list, c.get(ctx, "cluster/resources", nil, &list)
+}
+
+// member is a node in the status of the cluster, or the cluster itself.
+type member struct {
+	Type    string `json:"type"`
+	Name    string `json:"name"`
+	Online  flag   `json:"online"`
+	Quorate flag   `json:"quorate"`
+}
+
+// clusterStatus returns the nodes, and the cluster unless there is only one node.
+func (c *client) clusterStatus(ctx context.Context) (list []member, err error) {
+	return list, c.get(ctx, "cluster/status", nil, &list)
+}
+
+// permissions returns the privileges of the token by path.
+func (c *client) permissions(ctx context.Context, path string) (privileges map[string]map[string]flag, err error) {
+	var query url.Values
+	if path != "" {
+		query = url.Values{"path": {path}}
+	}
+	return privileges, c.get(ctx, "access/permissions", query, &privileges)
+}
+
+// vmConfig is the configuration of a virtual machine, texts and numbers by name.
+type vmConfig map[string]any
+
+// text returns a value.
+func (c vmConfig) text(name string) string {
+	switch value := c[name].(type) {
+	case nil:
+		return ""
+	case string:
+		return value
+	default:
+		return fmt.Sprint(value)
+	}
+}
+
+func vmPath(node string, vmid int, rest ...string) string {
+	return strings.Join(append([]string{"nodes", node, typeVM, fmt.Sprint(vmid)}, rest...), "/")
+}
+
+// config returns the configuration of a virtual machine.
+func (c *client) config(ctx context.Context, node string, vmid int) (config vmConfig, err error) {
+	return config, c.get(ctx, vmPath(node, vmid, "config"), nil, &config)
+}
+
+// vmStatus is what a virtual machine does at this moment.
+type vmStatus struct {
+	Status string `json:"status"`
+	QEMU   string `json:"qmpstatus"`
+	Lock   string `json:"lock"`
+}
+
+// status returns the status of a virtual machine, as its node knows it.
+func (c *client) status(ctx context.Context, node string, vmid int) (status vmStatus, err error) {
+	return status, c.get(ctx, vmPath(node, vmid, "status", "current"), nil, &status)
+}
+
+// clone clones a template.
+func (c *client) clone(ctx context.Context, node string, template int, form url.Values) (task upid, err error) {
+	return task, c.post(ctx, vmPath(node, template, "clone"), form, &task)
+}
+
+// configure changes the configuration of a virtual machine.
+func (c *client) configure(ctx context.Context, node string, vmid int, form url.Values) (task upid, err error) {
+	return task, c.post(ctx, vmPath(node, vmid, "config"), form, &task)
+}
+
+// resize enlarges a disk. Older versions do so during the call and return no task.
+func (c *client) resize(ctx context.Context, node string, vmid int, disk string, size int64) (task upid, err error) {
+	form := url.Values{"disk": {disk}, "size": {fmt.Sprintf("%dM", size>>20)}}
+	return task, c.put(ctx, vmPath(node, vmid, "resize"), form, &task)
+}
+
+// start and stop change the status of a virtual machine.
+func (c *client) start(ctx context.Context, node string, vmid int) (task upid, err error) {
+	return task, c.post(ctx, vmPath(node, vmid, "status", "start"), nil, &task)
+}
+
+func (c *client) stop(ctx context.Context, node string, vmid int) (task upid, err error) {
+	return task, c.post(ctx, vmPath(node, vmid, "status", "stop"), nil, &task)
+}
+
+// destroy deletes a virtual machine with its disks, and what the cluster has configured
+// for it.
+func (c *client) destroy(ctx context.Context, node string, vmid int) (task upid, err error) {
+	query := url.Values{"purge": {"1"}, "destroy-unreferenced-disks": {"1"}}
+	return task, c.remove(ctx, vmPath(node, vmid), query, &task)
+}
+
+// upload stores an image in a storage of a node, in place of one of the same name.
+func (c *client) upload(ctx context.Context, node, storage, name string, image []byte) (task upid, err error) {
+	var body bytes.Buffer
+	form := multipart.NewWriter(&body)
+	if err := form.WriteField("content", "iso"); err != nil {
+		return "", err
+	}
+	part, err := form.CreateFormFile("filename", name)
+	if err != nil {
+		return "", err
+	}
+	if _, err := part.Write(image); err != nil {
+		return "", err
+	}
+	if err := form.Close(); err != nil {
+		return "", err
+	}
+	path := strings.Join([]string{"nodes", node, typeStorage, storage, "upload"}, "/")
+	return task, c.call(ctx, http.MethodPost, path, nil, form.FormDataContentType(), body.Bytes(), &task)
+}
+
+// hasImage reports whether a volume of ISO images exists.
+func (c *client) hasImage(ctx context.Context, node, volume string) (bool, error) {
+	storage, _, _ := strings.Cut(volume, ":")
+	var list []struct {
+		Volume string `json:"volid"`
+	}
+	path := strings.Join([]string{"nodes", node, typeStorage, storage, "content"}, "/")
+	if err := c.get(ctx, path, url.Values{"content": {"iso"}}, &list); err != nil {
+		return false, err
+	}
+	for _, one := range list {
+		if one.Volume == volume {
+			return true, nil
+		}
+	}
+	return false, nil
+}
+
+// removeVolume deletes a volume of a storage. It returns no task if it was deleted during
+// the call.
+func (c *client) removeVolume(ctx context.Context, node, volume string) (task upid, err error) {
+	storage, _, _ := strings.Cut(volume, ":")
+	path := strings.Join([]string{"nodes", node, typeStorage, storage, "content", url.PathEscape(volume)}, "/")
+	return task, c.remove(ctx, path, nil, &task)
+}
+
+// taskStatus is the status of a task.
+type taskStatus struct {
+	Status string `json:"status"`
+	Exit   string `json:"exitstatus"`
+}
+
+// upid identifies a task. It is empty if there is none.
+type upid string
+
+// UnmarshalJSON reads null as no task.
+func (u *upid) UnmarshalJSON(data []byte) error {
+	var text *string
+	if err := json.Unmarshal(data, &text); err != nil {
+		return err
+	}
+	*u = ""
+	if text != nil {
+		*u = upid(*text)
+	}
+	return nil
+}
+
+// node returns the node on which the task runs.
+func (u upid) node() string {
+	parts := strings.Split(string(u), ":")
+	if len(parts) < 9 || parts[0] != "UPID" {
+		return ""
+	}
+	return parts[1]
+}
+
+// task returns the status of a task.
+func (c *client) task(ctx context.Context, task upid) (status taskStatus, err error) {
+	return status, c.get(ctx, "nodes/"+task.node()+"/tasks/"+string(task)+"/status", nil, &status)
+}
+
+// The types of tasks that are looked for.
+const (
+	taskClone  = "qmclone"
+	taskUpload = "imgcopy"
+)
+
+// hasTask reports whether a node runs a task of a type.
+func (c *client) hasTask(ctx context.Context, node, kind string) (bool, error) {
+	var list []struct {
+		EndTime int64 `json:"endtime"`
+	}
+	query := url.Values{"source": {"active"}, "typefilter": {kind}}
+	if err := c.get(ctx, "nodes/"+node+"/tasks", query, &list); err != nil {
+		return false, err
+	}
+	for _, one := range list {
+		if one.EndTime == 0 {
+			return true, nil
+		}
+	}
+	return false, nil
+}

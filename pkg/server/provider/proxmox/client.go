@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// maxResponse is the size up to which a response is read. The resources of a large cluster
+// have some MiB.
+const maxResponse = 64 << 20
+
+// client makes calls to the API of a cluster. Any node responds for all of them.
+type client struct {
+	endpoints []*url.URL
+	token     string
+	http      *http.Client
+
+	// mu guards current, the index of the endpoint that was reached last.
+	mu      sync.Mutex
+	current int
+}
+
+// apiError is a response that is no success.
+type apiError struct {
+	call    string
+	status  int
+	message string
+}
+
+// Error returns what was called and the response.
+func (e *apiError) Error() string {
+	return fmt.Sprintf("%s: HTTP %d: %s", e.call, e.status, e.message)
+}
+
+// The status codes of a node that could not reach another one.
+const (
+	statusNoConnection = 595
+	statusNoResponse   = 596
+)
+
+// isDefinite reports whether the call has certainly changed nothing: the API has rejected
+// it before it began.
+func (e *apiError) isDefinite() bool {
+	return e.status >= 400 && e.status < 500 || e.status == http.StatusInternalServerError && e.message != ""
+}
+
+// is reports whether an error is a response whose message contains one of the texts, in
+// lower case.
+func is(err error, texts ...string) bool {
+	response, ok := errors.AsType[*apiError](err)
+	return ok && containsAny(response.message, texts...)
+}
+
+func containsAny(message string, texts ...string) bool {
+	message = strings.ToLower(message)
+	return slices.ContainsFunc(texts, func(text string) bool { return strings.Contains(message, text) })
+}
+
+// isNotExist reports whether an error means that a virtual machine or a file does not
+// exist. The API has no status code for that.
+func isNotExist(err error) bool {
+	response, ok := errors.AsType[*apiError](err)
+	return ok && (response.status == http.StatusNotFound || is(err, "does not exist", "no such file"))
+}
+
+// isUnreachable reports whether an error says nothing but that a node does not respond.
+func isUnreachable(err error) bool {
+	response, ok := errors.AsType[*apiError](err)
+	return ok && (response.status == statusNoConnection || response.status == statusNoResponse)
+}
+
+// get reads.
+func (c *client) get(ctx context.Context, path string, query url.Values, result any) error {
+	return c.call(ctx, http.MethodGet, path, query, "", nil, result)
+}
+
+// remove deletes.
+func (c *client) remove(ctx context.Context, path string, query url.Values, result any) error {
+	return c.call(ctx, http.MethodDelete, path, query, "", nil, result)
+}
+
+// post and put change something.
+func (c *client) post(ctx context.Context, path string, form url.Values, result any) error {
+	return c.call(ctx, http.MethodPost, path, nil, "application/x-www-form-urlencoded", []byte(form.Encode()), result)
+}
+
+func (c *client) put(ctx context.Context, path string, form url.Values, result any) error {
+	return c.call(ctx, http.MethodPut, path, nil, "application/x-www-form-urlencoded", []byte(form.Encode()), result)
+}
+
+// call makes one call and decodes the data of its response.
+func (c *client) call(ctx context.Context, method, path string, query url.Values, contentType string, body []byte, result any) error {
+	name := method + " " + path
+	response, err := c.send(ctx, method, path, query, contentType, body)
+	if err != nil {
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	defer response.Body.Close()
+	data, err := io.ReadAll(io.LimitReader(response.Body, maxResponse))
+	if err != nil {
+		return fmt.Errorf("%s: read the response: %w", name, err)
+	}
+	if response.StatusCode != http.StatusOK {
+		return newError(name, response, data)
+	}
+	if result == nil {
+		return nil
+	}
+	if err := json.Unmarshal(data, &struct {
+		Data any `json:"data"`
+	}{result}); err != nil {
+		return fmt.Errorf("%s: decode the response: %w", name, err)
+	}
+	return nil
+}
+
+// send sends a request to the node that was reached last. It goes to the next one only if
+// there was no connection: then no node has received it.
+func (c *client) send(ctx context.Context, method, path string, query url.Values, contentType string, body []byte) (*http.Response, error) {
+	c.mu.Lock()
+	first := c.current
+	c.mu.Unlock()
+	var errs []error
+	for n := range c.endpoints {
+		at := (first + n) % len(c.endpoints)
+		target := c.endpoints[at].JoinPath("api2", "json", path)
+		target.RawQuery = query.Encode()
+		request, err := http.NewRequestWithContext(ctx, method, target.String(), bytes.NewReader(body))
+		if err != nil {
+			return nil, err
+		}
+		request.Header.Set("Authorization", "PVEAPIToken="+c.token)
+		if contentType != "" {
+			request.Header.Set("Content-Type", contentType)
+		}
+		response, err := c.http.Do(request)
+		if err == nil {
+			c.mu.Lock()
+			c.current = at
+			c.mu.Unlock()
+			return response, nil
+		}
+		// The error names the query too, which says nothing that the path does not.
+		if cause, ok := errors.AsType[*url.Error](err); ok {
+			err = cause.Err
+		}
+		errs = append(errs, fmt.Errorf("%s: %w", c.endpoints[at].Host, err))
+		if failure, ok := errors.AsType[*net.OpError](err); !ok || failure.Op != "dial" || ctx.Err() != nil {
+			break
+		}
+	}
+	return nil, errors.Join(errs...)
+}
+
+// newError returns the error of a response. Its message is in the body, of older versions
+// in the status line only; what is wrong with single parameters is in the body.
+func newError(name string, response *http.Response, data []byte) error {
+	var body struct {
+		Message string            `json:"message"`
+		Errors  map[string]string `json:"errors"`
+	}
+	_ = json.Unmarshal(data, &body) // a proxy may send something else
+	message := strings.TrimSpace(body.Message)
+	if message == "" {
+		_, reason, _ := strings.Cut(response.Status, " ")
+		if message = strings.TrimSpace(reason); message == http.StatusText(response.StatusCode) {
+			message = ""
+		}
+	}
+	for _, parameter := range slices.Sorted(maps.Keys(body.Errors)) {
+		message += fmt.Sprintf(" (%s: %s)", parameter, strings.TrimSpace(body.Errors[parameter]))
+	}
+	err := &apiError{call: name, status: response.StatusCode, message: message}
+	if response.StatusCode == http.StatusTooManyRequests {
+		return fmt.Errorf("%w: %w", machines.ErrThrottled, err)
+	}
+	return err
+}

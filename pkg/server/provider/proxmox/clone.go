@@ -1,0 +1,234 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/url"
+	"time"
+
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// cloneKey is what one clone at a time uses: clones at once of one template, or to one
+// storage, time out waiting for locks.
+type cloneKey struct {
+	template int
+	storage  string
+}
+
+// alreadyExists is in the message of a call or task whose VMID is in use.
+const alreadyExists = "already exists"
+
+// maxClaims is how many VMIDs a call tries.
+const maxClaims = 20
+
+// clone claims a VMID by cloning a template with it, and waits for the clone.
+func (a *API) clone(ctx context.Context, l *launch, p plan, found *inventory, until time.Time) (vm, error) {
+	if l.vmid == 0 {
+		placed, err := a.place(ctx, p, found)
+		if err != nil {
+			return vm{}, err
+		}
+		a.mu.Lock()
+		l.source, l.target, l.memory = placed.source, placed.target, p.spec.Type.Memory.Value()
+		a.mu.Unlock()
+	}
+	if err := a.reserve(ctx, l, p, until); err != nil {
+		return vm{}, err
+	}
+	for range maxClaims {
+		if l.vmid == 0 {
+			vmid, err := a.nextVMID(found)
+			if err != nil {
+				a.release(l)
+				return vm{}, err
+			}
+			a.claim(l, vmid)
+		}
+		one, err := a.cloneOnce(ctx, l, p, until)
+		switch {
+		case is(err, alreadyExists), isTaskError(err, alreadyExists):
+		case l.lost:
+			return one, err // the call whose response was lost may have created it
+		default:
+			return one, p.afterClone(err)
+		}
+		if l.lost {
+			// It may be the result of the call whose response was lost, which the next list
+			// shows.
+			return vm{}, fmt.Errorf("virtual machine %d exists: %w", l.vmid, machines.ErrInProgress)
+		}
+		a.claim(l, 0)
+	}
+	a.release(l)
+	return vm{}, fmt.Errorf("%d VMIDs in succession are used by others", maxClaims)
+}
+
+// cloneOnce clones with the VMID that was claimed.
+func (a *API) cloneOnce(ctx context.Context, l *launch, p plan, until time.Time) (vm, error) {
+	form, err := a.cloneForm(l, p)
+	if err != nil {
+		return vm{}, err
+	}
+	for {
+		one, err := a.tryClone(ctx, l, form, until)
+		if !is(err, lockTimeout) && !isTaskError(err, lockTimeout) {
+			return one, err
+		}
+		if late := sleep(ctx, lockRetryInterval, until); late != nil {
+			return vm{}, fmt.Errorf("%w: %w", late, err)
+		}
+	}
+}
+
+// cloneForm returns the parameters of the call that clones.
+func (a *API) cloneForm(l *launch, p plan) (url.Values, error) {
+	userdata := a.options.ISOStorage + ":iso/nstance-" + l.id + ".iso"
+	notes, err := newIdentity(a.shard, p.spec, l.vmid, userdata).notes()
+	if err != nil {
+		return nil, err
+	}
+	form := url.Values{"newid": {fmt.Sprint(l.vmid)}, "name": {l.id}, "description": {notes}, "full": {"0"}}
+	if a.options.FullClone {
+		form.Set("full", "1")
+		form.Set("storage", p.subnet.Storage)
+	}
+	if l.target != l.source.node {
+		form.Set("target", l.target)
+	}
+	if a.options.Pool != "" {
+		form.Set("pool", a.options.Pool)
+	}
+	return form, nil
+}
+
+// tryClone makes the call that clones, and waits for the clone.
+func (a *API) tryClone(ctx context.Context, l *launch, form url.Values, until time.Time) (vm, error) {
+	a.step("clone the template")
+	task, err := a.client.clone(ctx, l.source.node, l.source.vmid, form)
+	a.mu.Lock()
+	response, responded := errors.AsType[*apiError](err)
+	definite := responded && response.isDefinite()
+	l.task, l.lost = task, l.lost || err != nil && !definite
+	a.mu.Unlock()
+	if err == nil {
+		a.step("wait for the clone")
+		return a.awaitClone(ctx, l, until)
+	}
+	if definite && !l.lost {
+		a.giveUpClaim(l, err)
+	}
+	return vm{}, err
+}
+
+// giveUpClaim ends the claim of a VMID after an error that has certainly created nothing,
+// unless the same call may be repeated.
+func (a *API) giveUpClaim(l *launch, err error) {
+	if is(err, alreadyExists, lockTimeout) || isTaskError(err, alreadyExists, lockTimeout) {
+		return
+	}
+	a.claim(l, 0)
+	a.release(l)
+}
+
+// awaitClone waits for the task that clones and returns the virtual machine. A task that has
+// failed has removed what it made.
+func (a *API) awaitClone(ctx context.Context, l *launch, until time.Time) (vm, error) {
+	vmid := l.vmid
+	if err := a.await(ctx, l.task, until); err != nil {
+		if _, failed := errors.AsType[*taskError](err); failed {
+			a.mu.Lock()
+			l.task = ""
+			a.mu.Unlock()
+			a.giveUpClaim(l, err)
+		}
+		return vm{}, fmt.Errorf("clone template %d to virtual machine %d: %w", l.source.vmid, vmid, err)
+	}
+	a.release(l)
+	// The node may know it later than the one that has cloned it.
+	for {
+		config, err := a.client.config(ctx, l.target, vmid)
+		switch identity, found := parseNotes(config.text("description")); {
+		case err != nil && !isNotExist(err):
+			return vm{}, err
+		case err == nil && found && identity.InstanceID == l.id:
+			return vm{vmid: vmid, node: l.target, identity: identity, reachable: true}, nil
+		case err == nil && config.text("lock") == "":
+			return vm{}, fmt.Errorf("virtual machine %d was changed while it was launched", vmid)
+		}
+		if err := sleep(ctx, minTaskInterval, until); err != nil {
+			return vm{}, fmt.Errorf("virtual machine %d is not visible yet: %w", vmid, err)
+		}
+	}
+}
+
+// nextVMID claims the VMID above the highest that is known, for this process. The cluster
+// accepts it for one virtual machine only.
+func (a *API) nextVMID(found *inventory) (int, error) {
+	highest := firstVMID - 1
+	for _, one := range found.resources {
+		highest = max(highest, one.VMID)
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	next := max(highest, a.lastVMID) + 1
+	if next > lastVMID {
+		return 0, &machines.Rejection{Err: fmt.Errorf("there is no VMID above %d", lastVMID)}
+	}
+	a.lastVMID = next
+	return next, nil
+}
+
+// reserve waits until no other launch clones the same template to the same storage.
+func (a *API) reserve(ctx context.Context, l *launch, p plan, until time.Time) error {
+	key := cloneKey{template: l.source.vmid, storage: p.subnet.Storage}
+	for {
+		other := a.tryReserve(key, l)
+		if other == nil {
+			return nil
+		}
+		if other.task != "" {
+			// The call that waits for it may come late.
+			if done, _ := a.finished(ctx, other.task); done {
+				a.release(other.launch)
+				continue
+			}
+		}
+		if err := sleep(ctx, lockRetryInterval, until); err != nil {
+			return fmt.Errorf("another clone of template %d is running: %w", l.source.vmid, err)
+		}
+	}
+}
+
+// clones is a launch that clones, and its task.
+type clones struct {
+	launch *launch
+	task   upid
+}
+
+// tryReserve returns the launch that has reserved the key, nil if that is l.
+func (a *API) tryReserve(key cloneKey, l *launch) *clones {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	other, reserved := a.cloning[key]
+	if !reserved || other == l || !other.isFresh() {
+		a.cloning[key] = l
+		return nil
+	}
+	return &clones{launch: other, task: other.task}
+}
+
+// release ends the reservation of a launch.
+func (a *API) release(l *launch) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for key, one := range a.cloning {
+		if one == l {
+			delete(a.cloning, key)
+		}
+	}
+}

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"errors"
+	"fmt"
+	"os"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
+)
+
+func TestMain(m *testing.M) {
+	os.Setenv(tokenEnv, pvetest.Token)
+	if text := os.Getenv(crashEnv); text != "" {
+		if err := runUntilCrash([]byte(text)); err != nil {
+			fmt.Fprintln(os.Stderr, err)
+			os.Exit(2)
+		}
+		os.Exit(0)
+	}
+	os.Exit(m.Run())
+}
+
+func isInProgress(err error) bool { return errors.Is(err, machines.ErrInProgress) }
+
+func TestConformance(t *testing.T) {
+	providertest.TestRemote(t, providertest.Config{
+		Run:            synctest.Test,
+		NewBackend:     newBackend,
+		Type:           testType,
+		OtherType:      largeType,
+		Subnet:         "subnet",
+		LimitedSubnet:  "two",
+		RejectedSubnet: "full",
+		QuietPeriod:    5 * time.Minute,
+	})
+}
+
+// newBackend returns a cluster without machines.
+func newBackend(t *testing.T) providertest.Backend {
+	s := newCluster()
+	s.StartInMemory(t)
+	// Of two launches at once, both have finished when a list shows one of them.
+	s.CloneTime, s.TaskTime = 100*time.Millisecond, 100*time.Millisecond
+	options := testOptions(s)
+	return &machinestest.Backend{
+		Faults: machinestest.NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
+			api, err := newAPI(options, shard, s.Dial)
+			assert.NoError(t, err)
+			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
+		},
+		Existing: func() []string { return started(s) },
+		Remove: func(id string) {
+			for _, vmid := range s.VMs(id) {
+				s.Remove(vmid)
+			}
+		},
+	}
+}

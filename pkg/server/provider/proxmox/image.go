@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+)
+
+// Image is what a virtual machine is cloned from. Options and arguments have the same
+// members; an argument replaces the option.
+type Image struct {
+	// Template is the name of a template. Several nodes may have one of that name.
+	Template string
+	// DiskSize is the size of the disk that is booted, if it is larger than that of the
+	// template.
+	DiskSize string
+}
+
+// The names of the members in options and arguments.
+const (
+	imageTemplate = "template"
+	imageDiskSize = "disk_size"
+)
+
+// templateNames are names of virtual machines.
+var templateNames = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9.-]{0,251}[A-Za-z0-9])?$`)
+
+func readImage(o *jsonc.Object) Image {
+	return Image{Template: o.String(imageTemplate), DiskSize: o.String(imageDiskSize)}
+}
+
+// member returns a member by its name, nil if there is none.
+func (i *Image) member(name string) *string {
+	switch name {
+	case imageTemplate:
+		return &i.Template
+	case imageDiskSize:
+		return &i.DiskSize
+	}
+	return nil
+}
+
+// validate returns every rule that the members break.
+func (i *Image) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	if i.Template != "" {
+		errs = validateName(path.Child(imageTemplate), i.Template, templateNames, "the name of a template")
+	}
+	if i.DiskSize != "" {
+		if _, err := diskSize(i.DiskSize); err != "" {
+			errs = append(errs, field.Invalid(path.Child(imageDiskSize), i.DiskSize, err))
+		}
+	}
+	return errs
+}
+
+// diskSize returns the bytes of a size.
+func diskSize(text string) (bytes int64, problem string) {
+	size, err := resource.ParseQuantity(text)
+	if err != nil || size.Sign() <= 0 || size.Value()%(1<<20) != 0 {
+		return 0, `must be full Mi or Gi, such as "20Gi"`
+	}
+	return size.Value(), ""
+}
+
+// with returns i with arguments instead of its members.
+func (i Image) with(args map[string]any) (Image, error) {
+	path := field.NewPath("args")
+	errs := validateArgs(path, args)
+	for name, value := range args {
+		if text, ok := value.(string); ok && i.member(name) != nil {
+			*i.member(name) = text
+		}
+	}
+	errs = append(errs, i.validate(path)...)
+	if i.Template == "" {
+		errs = append(errs, field.Required(path.Child(imageTemplate), "neither the arguments nor the options of the provider have a template"))
+	}
+	return i, errs.ToAggregate()
+}
+
+// ValidateArgs checks what is known before the values are rendered.
+func (o *Options) ValidateArgs(path *field.Path, args map[string]any) field.ErrorList {
+	errs := validateArgs(path, args)
+	known := Image{}
+	for name, value := range args {
+		// The result of a template is not known yet.
+		if text, ok := value.(string); ok && known.member(name) != nil && !strings.Contains(text, "{{") {
+			*known.member(name) = text
+		}
+	}
+	return append(errs, known.validate(path)...)
+}
+
+// validateArgs reports arguments of the wrong name or type.
+func validateArgs(path *field.Path, args map[string]any) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(args)) {
+		if new(Image).member(name) == nil {
+			errs = append(errs, field.NotSupported(path.Child(name), name, []string{imageDiskSize, imageTemplate}))
+		} else if _, ok := args[name].(string); !ok {
+			errs = append(errs, field.TypeInvalid(path.Child(name), args[name], "must be a string"))
+		}
+	}
+	return errs
+}

@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"context"
+	"crypto/sha256"
+	"errors"
+	"fmt"
+	"maps"
+	"net/url"
+	"slices"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/nocloud"
+)
+
+// launchAge is how long after its last call a launch counts as one that will be continued.
+// A call that fails is repeated much sooner.
+const launchAge = 2 * time.Minute
+
+// claimAge is how long after its last call the VMID of a launch is remembered. No instance is
+// requested for so long.
+const claimAge = 24 * time.Hour
+
+// launch is a launch that has begun and not finished. One worker uses it at a time.
+type launch struct {
+	id string
+	// last is when its last call ended, zero during a call.
+	last time.Time
+	// source is the template, and target the node of the virtual machine, while vmid is set.
+	source source
+	target string
+	// vmid is what was claimed. The virtual machine may exist.
+	vmid int
+	// task clones. It is empty if there is none or the response was lost.
+	task upid
+	// lost is true if the response of a call to clone with this VMID was lost.
+	lost bool
+	// tasks are those that have completed the virtual machine so far, by step, so that a
+	// call continues where the one before has run out of time.
+	tasks map[string]upid
+	// memory is how many bytes of the target it will use.
+	memory int64
+}
+
+// begin returns the launch of an instance, new or begun before.
+func (a *API) begin(id string) *launch {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	maps.DeleteFunc(a.launches, func(_ string, l *launch) bool {
+		// What was claimed may exist, or will when a clone has finished.
+		return !l.isFresh() && (l.vmid == 0 || time.Since(l.last) > claimAge)
+	})
+	l, begun := a.launches[id]
+	if !begun {
+		l = &launch{id: id, tasks: map[string]upid{}}
+		a.launches[id] = l
+	}
+	l.last = time.Time{}
+	return l
+}
+
+// isFresh reports whether the launch is running or will be continued. mu must be locked.
+func (l *launch) isFresh() bool { return l.last.IsZero() || time.Since(l.last) < launchAge }
+
+// end notes the result of a call.
+func (a *API) end(l *launch, err error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l.last = time.Now()
+	_, rejected := errors.AsType[*machines.Rejection](err)
+	if err == nil || rejected {
+		delete(a.launches, l.id)
+	}
+}
+
+// isLaunching reports whether a launch of this process has not finished.
+func (a *API) isLaunching(id string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l, begun := a.launches[id]
+	return begun && l.isFresh()
+}
+
+// isClaimed reports whether a launch of this process has claimed a VMID.
+func (a *API) isClaimed(vmid int) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, l := range a.launches {
+		if l.vmid == vmid && l.isFresh() {
+			return true
+		}
+	}
+	return false
+}
+
+// plan is what a launch makes.
+type plan struct {
+	spec   provider.Spec
+	image  Image
+	subnet Subnet
+}
+
+// Launch clones, configures and starts the virtual machine of a request. Each step is
+// repeated without harm: a call continues where the one before was interrupted.
+func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	image, err := a.options.Image.with(r.Args)
+	if err != nil {
+		return machines.Machine{}, rejectGroup(r.Spec, err)
+	}
+	l := a.begin(r.ID)
+	one, err := a.launch(ctx, l, plan{spec: r.Spec, image: image, subnet: a.options.Subnets[r.Subnet]})
+	a.end(l, err)
+	if err != nil {
+		return machines.Machine{}, err
+	}
+	m := one.identity.machine(a.shard)
+	m.State = instance.Running
+	a.step("return the machine")
+	return m, nil
+}
+
+func (a *API) launch(ctx context.Context, l *launch, p plan) (vm, error) {
+	until := time.Now().Add(a.patience)
+	found, err := a.inventory(ctx)
+	if err != nil {
+		return vm{}, err
+	}
+	one, exists, err := a.locate(ctx, l, found, until)
+	if err != nil {
+		return vm{}, p.afterClone(err)
+	}
+	if !exists {
+		if one, err = a.clone(ctx, l, p, found, until); err != nil {
+			return vm{}, err
+		}
+	}
+	status, err := a.client.status(ctx, one.node, one.vmid)
+	if err != nil || status.Status == statusRunning {
+		return one, err // it was started before
+	}
+	if err := a.complete(ctx, l, one, p, until); err != nil {
+		return vm{}, a.abandon(ctx, one, p, err, until)
+	}
+	return one, nil
+}
+
+// locate returns the virtual machine of a launch, if it exists: a call before this one has
+// cloned it.
+func (a *API) locate(ctx context.Context, l *launch, found *inventory, until time.Time) (one vm, exists bool, err error) {
+	if all := found.of(l.id); len(all) > 0 {
+		a.release(l)
+		return all[0], true, nil
+	}
+	if l.vmid == 0 {
+		return vm{}, false, nil
+	}
+	if l.task != "" {
+		one, err := a.awaitClone(ctx, l, until)
+		switch {
+		case isTaskError(err, alreadyExists):
+			a.claim(l, 0) // of another client
+			return vm{}, false, nil
+		case isTaskError(err, lockTimeout):
+			return vm{}, false, nil // is tried again
+		}
+		return one, err == nil, err
+	}
+	// It is not known whether the call to clone has arrived. A repetition claims the same
+	// VMID, so there is only one virtual machine.
+	switch {
+	case slices.ContainsFunc(found.unknown, func(r entry) bool { return r.VMID == l.vmid }):
+		return vm{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", l.vmid, machines.ErrInProgress)
+	case slices.ContainsFunc(found.resources, func(r entry) bool { return r.VMID == l.vmid }):
+		a.claim(l, 0) // it is of another client
+	}
+	return vm{}, false, nil
+}
+
+// claim notes the VMID of a launch, zero for none.
+func (a *API) claim(l *launch, vmid int) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	l.vmid, l.task, l.lost = vmid, "", false
+	clear(l.tasks)
+}
+
+// complete configures a virtual machine that does not run, and starts it.
+func (a *API) complete(ctx context.Context, l *launch, one vm, p plan, until time.Time) error {
+	image, err := nocloud.New(one.identity.InstanceID, p.spec.Userdata)
+	if err != nil {
+		return err
+	}
+	storage, name, _ := strings.Cut(one.identity.Resources.Userdata, ":iso/")
+	a.step("upload the userdata")
+	// A later request has other userdata.
+	upload := fmt.Sprintf("upload %x", sha256.Sum256(p.spec.Userdata))
+	if err := a.run(ctx, until, l.step(upload), func() (upid, error) {
+		return a.client.upload(ctx, one.node, storage, name, image)
+	}); err != nil {
+		return fmt.Errorf("upload the userdata: %w", err)
+	}
+	a.step("configure the virtual machine")
+	if err := a.run(ctx, until, l.step("configure"), func() (upid, error) {
+		return a.client.configure(ctx, one.node, one.vmid, a.configuration(one, p))
+	}); err != nil {
+		return fmt.Errorf("configure virtual machine %d: %w", one.vmid, err)
+	}
+	if err := a.enlarge(ctx, l, one, p.image, until); err != nil {
+		return fmt.Errorf("enlarge the disk of virtual machine %d: %w", one.vmid, err)
+	}
+	a.step("start the virtual machine")
+	err = a.run(ctx, until, l.step("start"), func() (upid, error) { return a.client.start(ctx, one.node, one.vmid) })
+	// It may run because of a call whose response was lost.
+	if err != nil && !is(err, alreadyRunning) && !isTaskError(err, alreadyRunning) {
+		return fmt.Errorf("start virtual machine %d: %w", one.vmid, err)
+	}
+	return nil
+}
+
+// configuration returns what is configured of a virtual machine: the tags with the rest, so
+// that one with tags is complete.
+func (a *API) configuration(one vm, p plan) url.Values {
+	network := "virtio,bridge=" + p.subnet.Bridge
+	if p.subnet.VLAN != nil {
+		network += fmt.Sprintf(",tag=%d", *p.subnet.VLAN)
+	}
+	return url.Values{
+		"tags":    {strings.Join(tagsOf(a.shard), ";")},
+		"sockets": {"1"},
+		"cores":   {fmt.Sprint(cpus(p.spec.Type))},
+		"memory":  {fmt.Sprint(p.spec.Type.Memory.Value() >> 20)},
+		"net0":    {network},
+		"ide2":    {one.identity.Resources.Userdata + ",media=cdrom"},
+		"onboot":  {"1"},
+		// A template may be protected. Its clone is to be deleted some day.
+		"protection": {"0"},
+	}
+}
+
+// cpus returns the number of processors of an instance type.
+func cpus(t provider.InstanceType) int64 { return max(1, t.CPU.Value()) }
+
+// enlarge makes the disk that is booted as large as was configured, if it is smaller.
+func (a *API) enlarge(ctx context.Context, l *launch, one vm, image Image, until time.Time) error {
+	if image.DiskSize == "" {
+		return nil
+	}
+	want, problem := diskSize(image.DiskSize)
+	if problem != "" {
+		return errors.New(problem)
+	}
+	config, err := a.client.config(ctx, one.node, one.vmid)
+	if err != nil {
+		return err
+	}
+	disk, size, err := config.bootDisk()
+	if err != nil || size >= want {
+		return err
+	}
+	a.step("enlarge the disk")
+	return a.run(ctx, until, l.step("enlarge"), func() (upid, error) { return a.client.resize(ctx, one.node, one.vmid, disk, want) })
+}
+
+// abandon removes a virtual machine that could not be completed, if the reason would be the
+// same for another attempt. A call that failed for any other reason is repeated.
+func (a *API) abandon(ctx context.Context, one vm, p plan, err error, until time.Time) error {
+	rejection := p.reject(err)
+	if rejection == nil {
+		return err
+	}
+	deleted, removal := a.terminate(ctx, one, until)
+	if removal != nil || !deleted {
+		return errors.Join(err, removal)
+	}
+	return rejection
+}

@@ -1,0 +1,349 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"fmt"
+	"net/http"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
+)
+
+// TestLaunch: what a virtual machine is configured with, and that it has its userdata when
+// it is started.
+func TestLaunch(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		r := request(t)
+		r.Origin = instance.Origin{OnDemand: true, IdempotencyKey: "any\ntext", InfraConfigHash: "abc"}
+		r.Args = map[string]any{"disk_size": "20Gi"}
+		m := w.launch(r)
+		assert.Equal(t, machines.Machine{
+			ID: r.ID, ProviderID: "proxmox:///zone/" + r.ID, Group: workers, Origin: r.Origin, Type: "small", State: instance.Running,
+		}, m)
+		vmid := w.vmid(r.ID)
+		config := w.Config(vmid)
+		notes := config["description"]
+		delete(config, "description")
+		assert.Equal(t, map[string]string{
+			"name": r.ID, "tags": "nstance;nstance-cluster-test;nstance-shard-a", "sockets": "1", "cores": "2", "memory": "1024",
+			"net0": "virtio,bridge=vmbr0", "ide2": "local:iso/nstance-" + r.ID + ".iso,media=cdrom", "onboot": "1", "protection": "0",
+			"boot": "order=scsi0", "scsi0": "ceph:base-9000-disk-0,size=20480M",
+		}, config)
+		for _, want := range []string{r.ID, "default", "workers", "knd", r.CreatedAt.Format(time.RFC3339)} {
+			assert.Contains(t, notes, want)
+		}
+		assert.NotContains(t, notes, "userdata of")
+		require.Len(t, w.Started(), 1)
+		assert.Contains(t, string(w.Started()[0].Userdata), "userdata of "+r.ID)
+		assert.Equal(t, map[string]machines.Machine{r.ID: m}, w.list())
+		// Another process finds it with all that a record needs.
+		other, found, err := w.newAPI(testShard).Find(t.Context(), r.ID)
+		require.NoError(t, err)
+		assert.True(t, found)
+		assert.Equal(t, m, other)
+	})
+}
+
+// TestVLAN: the tag of the subnet.
+func TestVLAN(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		tag := int32(42)
+		w.options.Subnets["subnet"] = Subnet{Bridge: "vmbr0", VLAN: &tag, Storage: "ceph"}
+		r := request(t)
+		w.launch(r)
+		assert.Equal(t, "virtio,bridge=vmbr0,tag=42", w.Config(w.vmid(r.ID))["net0"])
+	})
+}
+
+// TestTheDiskThatIsBootedIsEnlarged, whichever it is, and none is made smaller.
+func TestTheDiskThatIsBootedIsEnlarged(t *testing.T) {
+	for _, tc := range []struct{ name, boot, size, want string }{
+		{"virtio0", "order=ide2;virtio0;net0", "10Gi", "10240M"},
+		{"sata1", "order=sata1", "10Gi", "10240M"},
+		{"scsi0", "order=scsi0", "1Gi", "4G"},
+		{"scsi0", "order=scsi0", "4Gi", "4G"},
+	} {
+		t.Run(tc.name+" "+tc.size, func(t *testing.T) {
+			s := pvetest.New("pve1", "pve2")
+			set := s.AddTemplate(9000, "pve1", "debian", "ceph", 4)
+			set("scsi0", "")
+			set("ide2", "none,media=cdrom")
+			set(tc.name, "ceph:base-9000-disk-0,size=4G")
+			set("boot", tc.boot)
+			inBubble(t, s, func(t *testing.T, w *world) {
+				r := request(t)
+				r.Args = map[string]any{"disk_size": tc.size}
+				w.launch(r)
+				assert.Equal(t, "ceph:base-9000-disk-0,size="+tc.want, w.Config(w.vmid(r.ID))[tc.name])
+			})
+		})
+	}
+}
+
+// TestVMIDs rise from 10000, and are not used again by the same process.
+func TestVMIDs(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.AddVM(300, "pve1", "other", 0)
+		first, second, third := request(t), request(t), request(t)
+		m := w.launch(first)
+		assert.Equal(t, 10000, w.vmid(first.ID))
+		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		assert.Empty(t, w.VMs(first.ID))
+		w.launch(second)
+		assert.Equal(t, 10001, w.vmid(second.ID))
+		w.AddVM(20000, "pve1", "other", 0)
+		w.launch(third)
+		assert.Equal(t, 20001, w.vmid(third.ID))
+
+		w.AddVM(lastVMID, "pve1", "other", 0)
+		_, err := w.api.Launch(t.Context(), request(t))
+		require.ErrorContains(t, err, "no VMID above 999999999")
+	})
+}
+
+// TestAVMIDThatIsTaken is left to its owner: the list has not shown it yet.
+func TestAVMIDThatIsTaken(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		for n := range 3 {
+			w.AddVM(10000+n, "pve2", "other", time.Hour)
+		}
+		r := request(t)
+		w.launch(r)
+		assert.Equal(t, 10003, w.vmid(r.ID))
+		assert.Len(t, w.VMs("other"), 3)
+		assert.Len(t, w.Made(), 1)
+	})
+}
+
+// TestSeveralShardsClaimVMIDs at once: each machine has its own.
+func TestSeveralShardsClaimVMIDs(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		var running sync.WaitGroup
+		var want []string
+		for n := range 4 {
+			api := w.newAPI(provider.Shard{ClusterID: "test", ID: fmt.Sprint("shard-", n), Zone: "zone"})
+			for range 2 {
+				r := request(t)
+				want = append(want, r.ID)
+				running.Go(func() {
+					for {
+						if _, err := api.Launch(t.Context(), r); err == nil {
+							return
+						} else if !isInProgress(err) {
+							assert.NoError(t, err)
+							return
+						}
+						time.Sleep(time.Second)
+					}
+				})
+			}
+		}
+		running.Wait()
+		var made []string
+		vmids := map[int]bool{}
+		for _, one := range w.Made() {
+			made = append(made, one.Name)
+			vmids[one.VMID] = true
+		}
+		assert.ElementsMatch(t, want, made, "machines")
+		assert.Len(t, vmids, len(want), "VMIDs")
+		assert.ElementsMatch(t, want, started(w.Server))
+	})
+}
+
+// TestOneCloneAtATime of a template to a storage: the cluster would let them wait for locks
+// until they fail.
+func TestOneCloneAtATime(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.CloneTime = 20 * time.Second // longer than a call
+		var running sync.WaitGroup
+		var want []string
+		for range 4 {
+			r := request(t)
+			want = append(want, r.ID)
+			running.Go(func() { w.launch(r) })
+		}
+		running.Wait()
+		assert.ElementsMatch(t, want, started(w.Server))
+		assert.Zero(t, w.Conflicts(), "tasks that have failed because of a lock")
+		assert.Equal(t, 4, w.Calls()["POST nodes/{node}/qemu/{vmid}/clone"], "clones")
+	})
+}
+
+// lossyCalls are the calls of a launch that change something, by method and end of path.
+var lossyCalls = []struct{ verb, suffix string }{
+	{http.MethodPost, "/clone"}, {http.MethodPost, "/upload"}, {http.MethodPost, "/config"},
+	{http.MethodPut, "/resize"}, {http.MethodPost, "/status/start"},
+}
+
+// TestALostResponseOfALaunch: the next call continues with the same virtual machine, whether
+// or not the lost one had its effect.
+func TestALostResponseOfALaunch(t *testing.T) {
+	for _, call := range lossyCalls {
+		for _, before := range []bool{false, true} {
+			for _, slow := range []struct{ clone, task time.Duration }{
+				{time.Second, 500 * time.Millisecond}, {40 * time.Second, 500 * time.Millisecond}, {time.Second, 3 * time.Second}, {time.Second, 20 * time.Second},
+			} {
+				t.Run(fmt.Sprintf("%s, without an effect %t, tasks take %v", call.suffix, before, slow), func(t *testing.T) {
+					inBubble(t, newCluster(), func(t *testing.T, w *world) {
+						w.CloneTime, w.TaskTime = slow.clone, slow.task
+						w.SetFaults(&pvetest.Fault{Verb: call.verb, Suffix: call.suffix, Times: 2, Before: before})
+						r := request(t)
+						r.Args = map[string]any{"disk_size": "8Gi"}
+						w.launchDespiteErrors(r)
+						require.Len(t, w.Made(), 1, "virtual machines")
+						assert.Len(t, w.VMs(""), 1)
+						require.Len(t, w.Started(), 1, "starts")
+						assert.Contains(t, string(w.Started()[0].Userdata), "userdata of "+r.ID)
+						assert.True(t, hasTags(testShard, w.Config(w.vmid(r.ID))["tags"]))
+					})
+				})
+			}
+		}
+	}
+}
+
+// launchDespiteErrors launches a machine with as many calls as that takes.
+func (w *world) launchDespiteErrors(r machines.Request) {
+	w.t.Helper()
+	for range 100 {
+		_, err := w.api.Launch(w.t.Context(), r)
+		if err == nil {
+			return
+		}
+		assert.NotErrorAs(w.t, err, new(*machines.Rejection))
+		time.Sleep(time.Second)
+	}
+	w.t.Error("the machine was not launched")
+}
+
+// TestALostCloneThatIsMoved: the response of the clone is lost, and it ends on another node
+// before the next call.
+func TestALostCloneThatIsMoved(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.SetLoad("pve1", 60<<30, 0.9)
+		w.SyncDelay = 20 * time.Second
+		w.SetFaults(&pvetest.Fault{Verb: http.MethodPost, Suffix: "/clone", Times: 1})
+		r := request(t)
+		_, err := w.api.Launch(t.Context(), r)
+		require.Error(t, err)
+		time.Sleep(w.CloneTime + time.Millisecond)
+		w.launchDespiteErrors(r)
+		require.Len(t, w.Made(), 1)
+		assert.Equal(t, "pve2", w.Made()[0].Node)
+	})
+}
+
+// TestRejections: what is rejected has left nothing, and says what else would be.
+func TestRejections(t *testing.T) {
+	group := machines.Scope{Group: workers}
+	all := machines.Scope{Group: workers, Type: "small", Subnet: "subnet"}
+	for _, tc := range []struct {
+		name, message string
+		scope         machines.Scope
+		change        func(*world, *machines.Request)
+	}{
+		{"no space", "No space left", machines.Scope{Subnet: "full"}, func(_ *world, r *machines.Request) { r.Subnet = "full" }},
+		{"no bridge", "bridge 'vmbr9' does not exist", machines.Scope{Subnet: "off"}, func(_ *world, r *machines.Request) { r.Subnet = "off" }},
+		{"no storage", "storage 'none' does not exist", machines.Scope{Subnet: "subnet"}, func(w *world, _ *machines.Request) {
+			w.options.Subnets["subnet"] = Subnet{Bridge: "vmbr0", Storage: "none"}
+			w.SetLoad("pve2", 63<<30, 1)
+		}},
+		{"no template", "has the template windows", group, func(_ *world, r *machines.Request) { r.Args = map[string]any{"template": "windows"} }},
+		{"an unknown argument", "args.tags", group, func(_ *world, r *machines.Request) { r.Args = map[string]any{"tags": "x"} }},
+		{"no memory", "no node has 4Gi of free memory", machines.Scope{Type: "large"}, func(w *world, r *machines.Request) {
+			r.Type = largeType
+			w.SetLoad("pve1", 62<<30, 0)
+			w.SetLoad("pve2", 62<<30, 0)
+		}},
+		{"no privilege", "VM.Config.CDROM", machines.Scope{}, func(w *world, _ *machines.Request) { w.Grant("/vms", "VM.Config.CDROM", false) }},
+		{"no space for a larger disk", "out of space", machines.Scope{Subnet: "subnet"}, func(w *world, r *machines.Request) {
+			w.SetFree("ceph", 5<<30)
+			r.Args = map[string]any{"disk_size": "8Gi"}
+		}},
+		{"a parameter", "Parameter verification failed", all, func(w *world, _ *machines.Request) {
+			w.options.Subnets["subnet"] = Subnet{Bridge: "vmbr0,x", Storage: "ceph"}
+		}},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				r := request(t)
+				tc.change(w, &r)
+				_, err := w.api.Launch(t.Context(), r)
+				var rejection *machines.Rejection
+				require.ErrorAs(t, err, &rejection)
+				assert.ErrorContains(t, err, tc.message)
+				assert.Equal(t, tc.scope, rejection.Scope)
+				assert.Positive(t, rejection.RetryAfter)
+				assert.Empty(t, w.VMs(""), "virtual machines")
+				assert.Empty(t, w.ISOs(), "images")
+				assert.Empty(t, w.Disks(), "disks")
+				assert.Empty(t, w.api.launches)
+				assert.Empty(t, w.api.cloning)
+			})
+		})
+	}
+}
+
+// TestFaultsThatAreNoRejection are tried again.
+func TestFaultsThatAreNoRejection(t *testing.T) {
+	for _, tc := range []struct {
+		status  int
+		message string
+	}{
+		{500, "cluster not ready - no quorum?"}, {500, "can't lock file '/var/lock/qemu-server/lock-9000.conf' - got timeout"},
+		{401, "invalid token value!"}, {595, "No route to host"}, {596, ""}, {502, "Bad Gateway"}, {503, ""}, {500, ""},
+	} {
+		for _, call := range lossyCalls {
+			t.Run(fmt.Sprint(tc.status, tc.message, call.suffix), func(t *testing.T) {
+				inBubble(t, newCluster(), func(t *testing.T, w *world) {
+					w.SetFaults(&pvetest.Fault{Verb: call.verb, Suffix: call.suffix, Times: 2, Before: true, Status: tc.status, Message: tc.message})
+					r := request(t)
+					r.Args = map[string]any{"disk_size": "8Gi"}
+					w.launchDespiteErrors(r)
+					assert.Len(t, w.Made(), 1)
+					assert.Len(t, w.VMs(""), 1)
+				})
+			})
+		}
+	}
+}
+
+// TestALockThatIsTaken for a moment: the call waits for it.
+func TestALockThatIsTaken(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		var faults []*pvetest.Fault
+		for _, call := range lossyCalls {
+			faults = append(faults, &pvetest.Fault{
+				Verb: call.verb, Suffix: call.suffix, Times: 1, Before: true, Status: http.StatusInternalServerError,
+				Message: "can't lock file '/var/lock/qemu-server/lock-9000.conf' - got timeout",
+			})
+		}
+		w.SetFaults(faults...)
+		r := request(t)
+		r.Args = map[string]any{"disk_size": "8Gi"}
+		_, err := w.api.Launch(t.Context(), r)
+		require.NoError(t, err)
+	})
+}
+
+// TestThrottledCalls are reported as such.
+func TestThrottledCalls(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.SetFaults(&pvetest.Fault{Status: http.StatusTooManyRequests, Before: true})
+		_, err := w.api.Launch(t.Context(), request(t))
+		require.ErrorIs(t, err, machines.ErrThrottled)
+		_, err = w.api.List(t.Context())
+		require.ErrorIs(t, err, machines.ErrThrottled)
+	})
+}

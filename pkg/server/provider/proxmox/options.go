@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"fmt"
+	"maps"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Name is the name of the provider in the configuration.
+const Name = "proxmox"
+
+// Options are the options of the provider in the configuration.
+type Options struct {
+	// Connection is how the API is called.
+	Connection Connection
+	// Nodes are the nodes of the cluster on which virtual machines are created.
+	Nodes []string
+	// Image is what virtual machines are cloned from, unless arguments say otherwise.
+	Image Image
+	// FullClone is false if the disks of virtual machines stay linked to their template.
+	FullClone bool
+	// ISOStorage is the storage for the disks with the userdata, which every node has.
+	ISOStorage string
+	// Pool is the pool of the virtual machines, empty for none.
+	Pool string
+	// Agent is true if each machine runs an agent, for which the server waits.
+	Agent bool
+	// Subnets are where virtual machines are created, by subnet.
+	Subnets map[string]Subnet
+	// InstanceTypes are the configured types, with their quotas.
+	InstanceTypes provider.Catalogue
+}
+
+// Subnet is a network and a storage of virtual machines.
+type Subnet struct {
+	// Bridge is a bridge of the nodes or a virtual network of the cluster.
+	Bridge string
+	// VLAN is the tag of the frames, nil for none.
+	VLAN *int32
+	// Storage is where the disks are.
+	Storage string
+	// Instances is how many instances the subnet has room for, nil for any number.
+	Instances *int32
+}
+
+var (
+	_ provider.Options      = (*Options)(nil)
+	_ provider.AgentOptions = (*Options)(nil)
+)
+
+// ReadOptions reads the options of the provider.
+func ReadOptions(o *jsonc.Object) provider.Options {
+	defer o.Finish()
+	options := &Options{
+		Connection:    readConnection(o),
+		Nodes:         o.Strings("nodes"),
+		Image:         readImage(o),
+		FullClone:     o.Bool("full_clone", true),
+		ISOStorage:    o.String("iso_storage"),
+		Pool:          o.String("pool"),
+		Agent:         o.Bool("agent", true),
+		Subnets:       map[string]Subnet{},
+		InstanceTypes: provider.Catalogue{},
+	}
+	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
+		options.Subnets[name] = Subnet{
+			Bridge: o.String("bridge"), VLAN: o.Int32("vlan"), Storage: o.String("storage"), Instances: o.Int32("instances"),
+		}
+	})
+	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
+	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
+	return options
+}
+
+var (
+	// nodeNames are host names without a domain.
+	nodeNames = regexp.MustCompile(`^[A-Za-z0-9]([A-Za-z0-9-]*[A-Za-z0-9])?$`)
+	// storages are ids of storages.
+	storages = regexp.MustCompile(`^[A-Za-z][A-Za-z0-9._-]*[A-Za-z0-9]$`)
+	// bridges are names of network interfaces of Linux.
+	bridges = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,14}$`)
+	// pools are ids of pools.
+	pools = regexp.MustCompile(`^[A-Za-z0-9._-]+(/[A-Za-z0-9._-]+)*$`)
+)
+
+// minMemory is the least memory of a virtual machine.
+const minMemory = 16 << 20
+
+// maxVLAN is the highest tag.
+const maxVLAN = 4094
+
+// Validate returns every rule that the options break.
+func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList {
+	errs := o.Connection.validate(path)
+	if len(o.Nodes) == 0 {
+		errs = append(errs, field.Required(path.Child("nodes"), "must have at least one node"))
+	}
+	for i, node := range o.Nodes {
+		switch path := path.Child("nodes").Index(i); {
+		case !nodeNames.MatchString(node):
+			errs = append(errs, field.Invalid(path, node, "must be the name of a node"))
+		case slices.Contains(o.Nodes[:i], node):
+			errs = append(errs, field.Duplicate(path, node))
+		}
+	}
+	errs = append(errs, o.Image.validate(path)...)
+	errs = append(errs, validateName(path.Child("iso_storage"), o.ISOStorage, storages, "the id of a storage")...)
+	if o.Pool != "" {
+		errs = append(errs, validateName(path.Child("pool"), o.Pool, pools, "the id of a pool")...)
+	}
+	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
+	return append(errs, o.validateTypes(path.Child("instance_types"))...)
+}
+
+// validateName reports a value that is empty or does not match a pattern.
+func validateName(path *field.Path, value string, pattern *regexp.Regexp, what string) field.ErrorList {
+	errs := validation.Required(path, value)
+	if len(errs) == 0 && !pattern.MatchString(value) {
+		errs = field.ErrorList{field.Invalid(path, value, "must be "+what)}
+	}
+	return errs
+}
+
+func (o *Options) validateSubnets(path *field.Path, known sets.Set[string]) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
+		path, subnet := path.Child(name), o.Subnets[name]
+		if !known.Has(name) {
+			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(known)))
+		}
+		errs = append(errs, validateName(path.Child("bridge"), subnet.Bridge, bridges, "the name of a bridge or a virtual network")...)
+		switch {
+		case o.FullClone:
+			errs = append(errs, validateName(path.Child("storage"), subnet.Storage, storages, "the id of a storage")...)
+		case subnet.Storage != "":
+			errs = append(errs, field.Forbidden(path.Child("storage"), "the disks of linked clones are where those of the template are"))
+		}
+		if subnet.VLAN != nil && (*subnet.VLAN < 1 || *subnet.VLAN > maxVLAN) {
+			errs = append(errs, field.Invalid(path.Child("vlan"), *subnet.VLAN, fmt.Sprintf("must be between 1 and %d", maxVLAN)))
+		}
+		if subnet.Instances != nil && *subnet.Instances < 0 {
+			errs = append(errs, field.Invalid(path.Child("instances"), *subnet.Instances, "must not be negative"))
+		}
+	}
+	for _, name := range sets.List(known) {
+		if _, configured := o.Subnets[name]; !configured {
+			errs = append(errs, field.Required(path.Child(name), "must say where the machines of this subnet are created"))
+		}
+	}
+	return errs
+}
+
+func (o *Options) validateTypes(path *field.Path) field.ErrorList {
+	errs := o.InstanceTypes.Validate(path)
+	if len(o.InstanceTypes) == 0 {
+		errs = append(errs, field.Required(path, "must have at least one instance type"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
+		path, t := path.Child(name), o.InstanceTypes[name]
+		if t.Arch == provider.ArchARM64 {
+			errs = append(errs, field.NotSupported(path.Child("arch"), t.Arch, []string{provider.ArchAMD64}))
+		}
+		// What is no quantity is reported when it is read.
+		if t.CPU.Sign() > 0 && t.CPU.MilliValue()%1000 != 0 {
+			errs = append(errs, field.Invalid(path.Child("cpu"), t.CPU.String(), "must be a whole number"))
+		}
+		if t.Memory.Sign() > 0 && (t.Memory.Value() < minMemory || t.Memory.Value()%(1<<20) != 0) {
+			errs = append(errs, field.Invalid(path.Child("memory"), t.Memory.String(), "must be full Mi and at least 16Mi"))
+		}
+	}
+	return errs
+}
+
+// Catalogue returns the instance types.
+func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
+
+// RunsAgent reports whether each machine runs an agent.
+func (o *Options) RunsAgent() bool { return o.Agent }
+
+// ImmutableFields returns the options that need a restart to change. Instance types and
+// quotas come with each Spec.
+func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
+	var subnets []string
+	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
+		subnet := o.Subnets[name]
+		subnets = append(subnets, fmt.Sprintf("%s: bridge %q, vlan %s, storage %q, instances %s",
+			name, subnet.Bridge, optional(subnet.VLAN), subnet.Storage, optional(subnet.Instances)))
+	}
+	return append(o.Connection.immutableFields(path),
+		provider.ImmutableField{Path: path.Child("nodes"), Value: strings.Join(o.Nodes, ", ")},
+		provider.ImmutableField{Path: path.Child(imageTemplate), Value: o.Image.Template},
+		provider.ImmutableField{Path: path.Child(imageDiskSize), Value: o.Image.DiskSize},
+		provider.ImmutableField{Path: path.Child("full_clone"), Value: fmt.Sprint(o.FullClone)},
+		provider.ImmutableField{Path: path.Child("iso_storage"), Value: o.ISOStorage},
+		provider.ImmutableField{Path: path.Child("pool"), Value: o.Pool},
+		provider.ImmutableField{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
+	)
+}
+
+func optional(value *int32) string {
+	if value == nil {
+		return "any"
+	}
+	return fmt.Sprint(*value)
+}
+
+// NewProvider returns the provider for a shard.
+func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	api, err := NewAPI(o, shard)
+	if err != nil {
+		return nil, err
+	}
+	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
+}

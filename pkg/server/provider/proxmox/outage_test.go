@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
+)
+
+// startProvider starts the provider of a process.
+func (w *world) startProvider() *providertest.Harness {
+	w.t.Helper()
+	return providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
+		return machines.New(w.newAPI(testShard), machines.Options{CallContext: callContext})
+	})
+}
+
+// TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
+// its state, none is terminated, and afterwards one that has really vanished is missing.
+func TestAnOutage(t *testing.T) {
+	for name, fault := range map[string]*pvetest.Fault{
+		"no response":      {Before: true, Hang: true},
+		"lost connections": {Before: true},
+		"HTTP 500":         {Before: true, Status: http.StatusInternalServerError, Message: "got no worker upid"},
+		"HTTP 595":         {Before: true, Status: 595, Message: "No route to host"},
+		"HTTP 401":         {Before: true, Status: http.StatusUnauthorized, Message: "invalid token value!"},
+		"HTTP 404":         {Before: true, Status: http.StatusNotFound, Message: "not found"},
+		"nothing exists":   {Before: true, Status: http.StatusInternalServerError, Message: "Configuration file does not exist"},
+		"empty lists":      {Before: true, Status: http.StatusOK},
+		"an empty list":    {Before: true, Suffix: "cluster/resources", Status: http.StatusOK},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				h := w.startProvider()
+				spec := request(t).Spec
+				spec.ID = ""
+				want := map[string]instance.State{}
+				for range 5 {
+					want[h.MustRun(spec)] = instance.Running
+				}
+				time.Sleep(time.Minute)
+				h.DrainChanges()
+				w.Calls()
+
+				w.SetFaults(fault)
+				for range 60 {
+					assert.Equal(t, want, h.States(workers))
+					time.Sleep(10 * time.Second)
+				}
+				assert.Empty(t, h.Changes, "changes")
+				vanished := slices.Sorted(maps.Keys(want))[0]
+				w.Remove(w.vmid(vanished))
+				w.SetFaults()
+				h.Await(workers, map[string]instance.State{vanished: providertest.Deleted})
+				delete(want, vanished)
+				assert.Equal(t, want, h.States(workers))
+				for call, count := range w.Calls() {
+					assert.Contains(t, call, "GET ", "%d calls", count)
+				}
+				h.MustRun(spec)
+				assert.Len(t, w.Made(), 6)
+			})
+		})
+	}
+}
+
+// TestAnOutageWhileInstancesAreCreatedAndDeleted delays them.
+func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
+	for n, pause := range []time.Duration{0, time.Second, 3 * time.Second, 5 * time.Second, 9 * time.Second} {
+		t.Run(pause.String(), func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				h := w.startProvider()
+				spec := request(t).Spec
+				spec.ID = ""
+				deleted := h.MustRun(spec)
+				created := h.MustCreate(spec)
+				h.MustDelete(deleted)
+				time.Sleep(pause)
+				w.SetFaults(&pvetest.Fault{Before: n%2 == 0, Status: 596 * (n % 3)})
+				time.Sleep(10 * time.Minute)
+				w.SetFaults()
+				h.Await(workers, map[string]instance.State{created: instance.Running, deleted: providertest.Deleted})
+				time.Sleep(10 * time.Minute)
+				assert.Equal(t, []string{created}, started(w.Server), fmt.Sprint(w.Started()))
+				assert.Len(t, w.VMs(""), 1)
+				assert.Len(t, w.ISOs(), 1)
+				assert.Len(t, w.Made(), 2)
+			})
+		})
+	}
+}
+
+// TestARestartDuringAnOutage of one node: the instances that were recorded are not missing.
+func TestARestartDuringAnOutage(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		spec := request(t).Spec
+		spec.ID = ""
+		id := h.MustRun(spec)
+		vm, _ := h.Get(id)
+		h.Stop()
+		node, _ := w.Status(w.vmid(id))
+		w.SetOnline(node, false)
+		running := make(chan *providertest.Harness, 1)
+		go func() { running <- w.startProvider() }()
+		time.Sleep(10 * time.Minute)
+		require.Empty(t, running, "a provider that knows a part only")
+		w.SetOnline(node, true)
+		got, known := (<-running).Get(id)
+		assert.True(t, known)
+		assert.True(t, vm.Equal(got))
+	})
+}
+
+// TestACloneThatTakesLong, longer than a nonce is valid: the machine starts with the userdata
+// of a later request, also in a process that has found the record of its instance.
+func TestACloneThatTakesLong(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		w.CloneTime = 7 * time.Minute
+		h := w.startProvider()
+		spec := request(t).Spec
+		spec.CreatedAt = time.Now().Add(-time.Minute)
+		requested, requests := time.Now(), 0
+		for vm, known := h.Get(spec.ID); vm.State != instance.Running; vm, known = h.Get(spec.ID) {
+			if !known {
+				requested, requests = time.Now(), requests+1
+				spec.Userdata = fmt.Appendf(nil, "nonce %d of %s", requests, spec.ID)
+				h.MustCreate(spec)
+			}
+			<-h.Changes
+		}
+		require.Len(t, w.Started(), 1)
+		assert.Contains(t, string(w.Started()[0].Userdata), string(spec.Userdata))
+		if age := time.Since(requested); age > 3*time.Minute {
+			t.Errorf("the userdata is %v old", age)
+		}
+		assert.Len(t, w.Made(), 1)
+		assert.Empty(t, h.Failures, "failures")
+	})
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// source is a template on a node.
+type source struct {
+	vmid int
+	node string
+}
+
+// placement is where a virtual machine is created, and of what.
+type placement struct {
+	source source
+	target string
+}
+
+// load is what a node has and uses.
+type load struct {
+	entry
+	// memory is what is used, and promised what its virtual machines may use. Both include
+	// the launches of this process.
+	memory, promised int64
+}
+
+// share is how much of the memory is used or promised, in hundredths: nodes that differ by
+// less are equal.
+func (l load) share() int64 { return max(l.memory, l.promised) * 100 / max(1, l.MaxMem) }
+
+// place chooses the node of a virtual machine: of those that are configured and online, have
+// the template and enough memory, the one that uses the least part of its memory, and of
+// equal ones the one that uses the least part of its processors.
+func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, error) {
+	sources, err := a.sources(ctx, p, found)
+	if err != nil {
+		return placement{}, err
+	}
+	needed := p.spec.Type.Memory.Value()
+	var fitting []load
+	for _, one := range a.loads(found) {
+		if _, possible := sources[one.Node]; possible && one.memory+needed <= one.MaxMem {
+			fitting = append(fitting, one)
+		}
+	}
+	if len(fitting) == 0 {
+		return placement{}, &machines.Rejection{
+			Scope:      machines.Scope{Type: p.spec.Type.Name},
+			RetryAfter: retryAfter,
+			Err: fmt.Errorf("no node has %s of free memory: %s can have the machine",
+				p.spec.Type.Memory.String(), strings.Join(slices.Sorted(maps.Keys(sources)), ", ")),
+		}
+	}
+	best := slices.MinFunc(fitting, func(x, y load) int {
+		return cmp.Or(cmp.Compare(x.share(), y.share()), cmp.Compare(x.CPU, y.CPU), strings.Compare(x.Node, y.Node))
+	})
+	return placement{source: sources[best.Node], target: best.Node}, nil
+}
+
+// loads returns the configured nodes that are online.
+func (a *API) loads(found *inventory) []load {
+	byNode := map[string]*load{}
+	for _, one := range found.resources {
+		if one.Type == typeNode && found.online[one.Node] && slices.Contains(a.options.Nodes, one.Node) {
+			byNode[one.Node] = &load{entry: one, memory: one.Memory}
+		}
+	}
+	for _, one := range found.resources {
+		if node := byNode[one.Node]; node != nil && one.VMID != 0 && one.Status == statusRunning {
+			node.promised += one.MaxMem
+		}
+	}
+	a.mu.Lock()
+	for _, l := range a.launches {
+		if node := byNode[l.target]; node != nil && l.isFresh() {
+			node.memory += l.memory
+			node.promised += l.memory
+		}
+	}
+	a.mu.Unlock()
+	var all []load
+	for _, node := range byNode {
+		all = append(all, *node)
+	}
+	return all
+}
+
+// sources returns what a virtual machine is cloned of, by the node where it can be created:
+// that node's own template of the name, or one of another node if all its disks, and those
+// of the clone, are in storages that the nodes share.
+func (a *API) sources(ctx context.Context, p plan, found *inventory) (map[string]source, error) {
+	own := map[string]source{}
+	for _, one := range found.resources {
+		if one.Type != typeVM || !bool(one.Template) || one.Name != p.image.Template || !found.online[one.Node] {
+			continue
+		}
+		if known, has := own[one.Node]; !has || one.VMID < known.vmid {
+			own[one.Node] = source{vmid: one.VMID, node: one.Node}
+		}
+	}
+	if len(own) == 0 {
+		return nil, rejectGroup(p.spec, fmt.Errorf("no node that is online has the template %s", p.image.Template))
+	}
+	sources := map[string]source{}
+	var without []string
+	for _, node := range a.options.Nodes {
+		if template, has := own[node]; has {
+			sources[node] = template
+		} else if found.online[node] {
+			without = append(without, node)
+		}
+	}
+	if len(without) > 0 {
+		first := own[slices.Min(slices.Collect(maps.Keys(own)))]
+		shared, err := a.isShared(ctx, first, p, found)
+		if err != nil {
+			return nil, err
+		}
+		for _, node := range without {
+			if shared {
+				sources[node] = first
+			}
+		}
+	}
+	if len(sources) == 0 {
+		if len(a.loads(found)) == 0 {
+			return nil, errors.New("none of the configured nodes is online")
+		}
+		return nil, rejectGroup(p.spec, fmt.Errorf("none of the configured nodes has the template %s, and its disks are not shared", p.image.Template))
+	}
+	return sources, nil
+}
+
+// isShared reports whether a template can be cloned to other nodes.
+func (a *API) isShared(ctx context.Context, template source, p plan, found *inventory) (bool, error) {
+	shared := map[string]bool{}
+	for _, one := range found.resources {
+		if one.Type == typeStorage && bool(one.Shared) {
+			shared[one.Storage] = true
+		}
+	}
+	if a.options.FullClone && !shared[p.subnet.Storage] {
+		return false, nil
+	}
+	config, err := a.client.config(ctx, template.node, template.vmid)
+	if err != nil {
+		return false, fmt.Errorf("read the configuration of template %d: %w", template.vmid, err)
+	}
+	for name := range config {
+		volume := config.text(name)
+		storage, _, _ := strings.Cut(volume, ":")
+		if disks.MatchString(name) && !strings.HasPrefix(volume, "none") && !shared[storage] {
+			return false, nil
+		}
+	}
+	return true, nil
+}

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package proxmox is a provider of virtual machines of a Proxmox VE cluster
+// (docs/providers.md#proxmox). Package machines decides what to do with them.
+package proxmox
+
+import (
+	"context"
+	"fmt"
+	"math"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// parallel is how many calls are made at a time for one list or termination.
+const parallel = 8
+
+// visibilityDelay is how long a node may take to know what was changed on another one, and
+// to begin a clone that it has accepted.
+const visibilityDelay = 15 * time.Second
+
+// API are the calls for the virtual machines of one shard. It implements machines.API.
+//
+// What the cluster stores about them is in their configurations: tags, which every list
+// shows, and notes, which are read once and remembered.
+type API struct {
+	client  *client
+	options *Options
+	shard   provider.Shard
+	limits  machines.Limits
+	// patience is how long one call waits for tasks.
+	patience time.Duration
+	// step is called before each step of a launch or a termination. Tests stop the process
+	// there.
+	step func(string)
+
+	// mu guards the fields below.
+	mu sync.Mutex
+	// checked is true once the token was seen to have all privileges.
+	checked bool
+	// lastVMID is the highest VMID that was claimed.
+	lastVMID int
+	// identities and states have what was last read, by VMID.
+	identities map[int]identity
+	states     map[int]vmState
+	// launches are those that have begun and not finished, by instance id.
+	launches map[string]*launch
+	// cloning has the launch that clones at present.
+	cloning map[cloneKey]*launch
+}
+
+var _ machines.API = (*API)(nil)
+
+// NewAPI returns the calls for the virtual machines of a shard.
+func NewAPI(o *Options, shard provider.Shard) (*API, error) { return newAPI(o, shard, nil) }
+
+// newAPI returns calls through dial, or as usual if it is nil.
+func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
+	client, err := o.Connection.newClient(dial)
+	if err != nil {
+		return nil, err
+	}
+	return &API{
+		client:  client,
+		options: o,
+		shard:   shard,
+		limits: machines.Limits{
+			Reads:           machines.Budget{PerSecond: 10, Burst: 20},
+			Writes:          machines.Budget{PerSecond: 5, Burst: 10},
+			Launches:        4,
+			Batch:           16,
+			VisibilityDelay: visibilityDelay,
+			PollInterval:    3 * time.Second,
+			IdleInterval:    15 * time.Second,
+		},
+		patience:   defaultPatience,
+		step:       func(string) {},
+		identities: map[int]identity{},
+		states:     map[int]vmState{},
+		launches:   map[string]*launch{},
+		cloning:    map[cloneKey]*launch{},
+	}, nil
+}
+
+// Limits returns how the API may be called.
+func (a *API) Limits() machines.Limits { return a.limits }
+
+// List returns all machines, without those whose launch has not finished.
+func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+	if err := a.checkPrivileges(ctx); err != nil {
+		return nil, err
+	}
+	found, err := a.inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var listed []vm
+	for _, one := range found.ours {
+		if !a.isLaunching(one.identity.InstanceID) {
+			listed = append(listed, one)
+		}
+	}
+	list := make([]*machines.Machine, len(listed))
+	group, groupCtx := errgroup.WithContext(ctx)
+	group.SetLimit(parallel)
+	for i, one := range listed {
+		group.Go(func() (err error) {
+			list[i], err = a.inspect(groupCtx, one)
+			return err
+		})
+	}
+	if err := group.Wait(); err != nil {
+		return nil, err
+	}
+	var all []machines.Machine
+	for _, m := range list {
+		if m != nil {
+			all = append(all, *m)
+		}
+	}
+	return all, nil
+}
+
+// Find reads the machine of one instance. That there is none is certain only if all virtual
+// machines are known, and if the token may still see them.
+func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+	found, err := a.inventory(ctx)
+	if err != nil {
+		return machines.Machine{}, false, err
+	}
+	if all := found.of(id); len(all) > 0 {
+		m, err := a.inspect(ctx, all[0])
+		switch {
+		case err != nil:
+			return machines.Machine{}, false, err
+		case m == nil:
+			return machines.Machine{}, false, fmt.Errorf("virtual machine %d was deleted or moved meanwhile", all[0].vmid)
+		}
+		return *m, true, nil
+	}
+	if err := found.certain(); err != nil {
+		return machines.Machine{}, false, err
+	}
+	return machines.Machine{}, false, a.checkVisibility(ctx)
+}
+
+// Room returns how many more virtual machines a subnet has room for.
+func (a *API) Room(ctx context.Context, subnet string) (int, error) {
+	limit := a.options.Subnets[subnet].Instances
+	if limit == nil {
+		return math.MaxInt32, nil
+	}
+	found, err := a.inventory(ctx)
+	if err != nil {
+		return 0, err
+	}
+	room := int(*limit)
+	for _, one := range found.ours {
+		// The caller counts those that it launches.
+		if one.identity.Resources.Subnet == subnet && !a.isLaunching(one.identity.InstanceID) {
+			room--
+		}
+	}
+	for _, one := range found.unknown {
+		// It may be of a process that was stopped.
+		if !a.isClaimed(one.VMID) {
+			room--
+		}
+	}
+	return max(0, room), nil
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pvetest
+
+import (
+	"net/http"
+	"path"
+	"strconv"
+	"strings"
+)
+
+// allPrivileges returns what a token of the provider needs.
+func allPrivileges() map[string]map[string]bool {
+	all := map[string]map[string]bool{}
+	for at, names := range map[string]string{
+		"/": "Sys.Audit",
+		"/vms": "VM.Allocate,VM.Audit,VM.Clone,VM.PowerMgmt,VM.Config.CPU,VM.Config.Memory,VM.Config.Network," +
+			"VM.Config.Disk,VM.Config.CDROM,VM.Config.Options",
+		"/storage":   "Datastore.Allocate,Datastore.AllocateSpace,Datastore.AllocateTemplate,Datastore.Audit",
+		"/sdn/zones": "SDN.Use",
+	} {
+		all[at] = map[string]bool{}
+		for name := range strings.SplitSeq(names, ",") {
+			all[at][name] = true
+		}
+	}
+	return all
+}
+
+// Grant gives the token a privilege or takes it away.
+func (s *Server) Grant(at, privilege string, granted bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.privileges[at] == nil {
+		s.privileges[at] = map[string]bool{}
+	}
+	s.privileges[at][privilege] = granted
+}
+
+// has reports whether the token has a privilege on a path, above it, or on the pool of a
+// virtual machine. mu must be locked.
+func (s *Server) has(at, privilege string) bool {
+	if vmid, err := strconv.Atoi(strings.TrimPrefix(at, "/vms/")); err == nil {
+		if v := s.vms[vmid]; v != nil && v.pool != "" && s.has("/pool/"+v.pool, privilege) {
+			return true
+		}
+	}
+	for {
+		if s.privileges[at][privilege] {
+			return true
+		}
+		if at == "/" {
+			return false
+		}
+		at = path.Dir(at)
+	}
+}
+
+// authorize refuses a call for which the token lacks a privilege. mu must be locked.
+func (s *Server) authorize(m *method, r *request) error {
+	if m.check == nil {
+		return nil
+	}
+	for at, names := range m.check(r) {
+		for name := range strings.SplitSeq(names, ",") {
+			byPool := name == "VM.Allocate" && r.form["pool"] != "" && s.has("/pool/"+r.form["pool"], name)
+			if name != "" && !byPool && !s.has(at, name) {
+				return &failure{status: http.StatusForbidden, message: "Permission check failed (" + at + ", " + name + ")"}
+			}
+		}
+	}
+	return nil
+}
+
+func (s *Server) getPermissions(r *request) (any, error) {
+	known := map[string]bool{}
+	for _, all := range s.privileges {
+		for name := range all {
+			known[name] = true
+		}
+	}
+	at := r.form["path"]
+	if at == "" {
+		at = "/"
+	}
+	effective := map[string]int{}
+	for name := range known {
+		if s.has(at, name) {
+			effective[name] = 1
+		}
+	}
+	return map[string]any{at: effective}, nil
+}
+
+func (*Server) getVersion(*request) (any, error) {
+	return map[string]string{"version": "8.4.1", "release": "8.4"}, nil
+}

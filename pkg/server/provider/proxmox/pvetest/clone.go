@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pvetest
+
+import (
+	"maps"
+	"slices"
+	"strconv"
+	"time"
+)
+
+// temporaryNotes are those of a virtual machine while it is cloned.
+const temporaryNotes = "qmclone temporary file"
+
+// postClone claims a VMID and starts the task that clones. Until it has finished, the
+// virtual machine has no name.
+func (s *Server) postClone(r *request) (any, error) {
+	template, err := s.unlocked(r)
+	if err != nil {
+		return nil, err
+	}
+	newID, _ := strconv.Atoi(r.form["newid"]) // was validated
+	if s.vms[newID] != nil {
+		return nil, failed("unable to create VM %d: config file already exists", newID)
+	}
+	target, err := s.cloneTarget(r, template)
+	if err != nil {
+		return nil, err
+	}
+	now := time.Now()
+	key := r.path["vmid"] + "/" + r.form["storage"]
+	if s.isCloning(key) {
+		s.conflicts++
+		return s.startTask(r.path["node"], "qmclone", r.vmid(), s.TaskTime, func() string {
+			return "can't lock file '/var/lock/qemu-server/lock-" + r.path["vmid"] + ".conf' - got timeout"
+		})
+	}
+	v := &vm{node: r.path["node"], lock: "clone", status: "stopped", pool: r.form["pool"], visible: now.Add(s.SyncDelay), config: map[string]string{"description": temporaryNotes}}
+	s.vms[newID] = v
+	upid, err := s.startTask(r.path["node"], "qmclone", r.vmid(), s.CloneTime, func() string {
+		return s.finishClone(r, newID, v, maps.Clone(template.config), target)
+	})
+	s.tasks[len(s.tasks)-1].key = key
+	return upid, err
+}
+
+// isCloning reports whether a task clones the same template to the same storage. mu must be
+// locked.
+func (s *Server) isCloning(key string) bool {
+	return slices.ContainsFunc(s.tasks, func(t *task) bool { return t.exit == "" && t.key == key })
+}
+
+// cloneTarget returns the node of the clone, and refuses what its storages do not allow. mu
+// must be locked.
+func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
+	source, target := r.path["node"], r.form["target"]
+	if target == "" {
+		target = source
+	}
+	if s.nodes[target] == nil {
+		return "", failed("no such cluster node '%s'", target)
+	}
+	id := r.form["storage"]
+	if id != "" && !r.isTrue("full") {
+		return "", failed("parameter 'storage' not allowed for linked clones")
+	}
+	name, _ := template.disk()
+	from := s.storageOf(template.config[name], source)
+	if target != source && !from.shared {
+		return "", failed("can't clone VM to node '%s' (VM uses local storage)", target)
+	}
+	if id == "" {
+		return target, nil
+	}
+	to := s.storage(id, target)
+	switch {
+	case to == nil:
+		return "", failed("storage '%s' does not exist", id)
+	case target != source && !to.shared:
+		return "", failed("can't clone to non-shared storage '%s'", id)
+	}
+	return target, nil
+}
+
+// finishClone gives a virtual machine the configuration of its template, a name and notes,
+// or removes it if there is no space.
+func (s *Server) finishClone(r *request, vmid int, v *vm, config map[string]string, target string) string {
+	name, size := (&vm{config: config}).disk()
+	storage := s.storageOf(config[name], r.path["node"])
+	if id := r.form["storage"]; id != "" {
+		storage = s.storage(id, target)
+	}
+	if r.isTrue("full") && !storage.allocate(vmid, size) {
+		delete(s.vms, vmid)
+		return "clone failed: copy failed: error while writing: No space left on device"
+	}
+	delete(config, "template")
+	config["name"], config["description"] = r.form["name"], r.form["description"]
+	if config["name"] == "" {
+		config["name"] = "Copy-of-VM-" + r.path["vmid"]
+	}
+	v.config, v.lock, v.node = config, "", target
+	if target != r.path["node"] {
+		v.visible, v.from, v.reported = time.Now().Add(s.SyncDelay), r.path["node"], nil
+	}
+	s.made = append(s.made, Machine{VMID: vmid, Name: config["name"], Node: target})
+	return "OK"
+}

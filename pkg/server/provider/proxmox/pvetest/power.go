@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pvetest
+
+import (
+	"fmt"
+	"maps"
+	"strings"
+)
+
+// vmTask starts a task for a virtual machine, which fails if another one runs for it. mu
+// must be locked.
+func (s *Server) vmTask(r *request, kind string, finish func() string) (any, error) {
+	if len(s.running(r.vmid())) > 0 {
+		s.conflicts++
+		finish = func() string {
+			return fmt.Sprintf("can't lock file '/var/lock/qemu-server/lock-%d.conf' - got timeout", r.vmid())
+		}
+	}
+	return s.startTask(r.path["node"], kind, r.vmid(), s.TaskTime, finish)
+}
+
+func (s *Server) postConfig(r *request) (any, error) {
+	v, err := s.unlocked(r)
+	if err != nil {
+		return nil, err
+	}
+	if volume, _, _ := strings.Cut(r.form["ide2"], ","); volume != "" {
+		_, name, _ := strings.Cut(volume, ":iso/")
+		if in := s.storageOf(volume, v.node); in == nil || in.isos[name] == nil {
+			return nil, failed("volume '%s' does not exist", volume)
+		}
+	}
+	return s.vmTask(r, "qmconfig", func() string {
+		maps.Copy(v.config, r.form)
+		return "OK"
+	})
+}
+
+func (s *Server) putResize(r *request) (any, error) {
+	v, err := s.unlocked(r)
+	if err != nil {
+		return nil, err
+	}
+	name := r.form["disk"]
+	drive, _, found := strings.Cut(v.config[name], ",size=")
+	if !found {
+		return nil, failed("disk '%s' does not exist", name)
+	}
+	_, before := v.disk()
+	_, after := (&vm{config: map[string]string{name: drive + ",size=" + r.form["size"]}}).disk()
+	if after < before {
+		return nil, failed("shrinking disks is not supported")
+	}
+	return s.vmTask(r, "resize", func() string {
+		if !s.storageOf(drive, v.node).allocate(r.vmid(), after-before) {
+			return "out of space"
+		}
+		v.config[name] = drive + ",size=" + r.form["size"]
+		return "OK"
+	})
+}
+
+func (s *Server) postStart(r *request) (any, error) {
+	v, err := s.unlocked(r)
+	if err != nil {
+		return nil, err
+	}
+	if v.status != "stopped" {
+		return nil, failed("VM %d already running", r.vmid())
+	}
+	return s.vmTask(r, "qmstart", func() string { return s.boot(r.vmid(), v) })
+}
+
+// boot starts a virtual machine, if its node has what it needs. mu must be locked.
+func (s *Server) boot(vmid int, v *vm) string {
+	host := s.nodes[v.node]
+	_, bridge, _ := strings.Cut(v.config["net0"], "bridge=")
+	bridge, _, _ = strings.Cut(bridge, ",")
+	if bridge != "" && !host.bridges[bridge] {
+		return fmt.Sprintf("bridge '%s' does not exist", bridge)
+	}
+	if s.memoryOf(v.node)+host.used+v.memory() > host.memory {
+		return "start failed: QEMU exited with code 1: cannot set up guest memory 'pc.ram': Cannot allocate memory"
+	}
+	made := Machine{VMID: vmid, Name: v.config["name"], Node: v.node}
+	if in, name := s.iso(v); in != nil {
+		if in.isos[name] == nil {
+			return fmt.Sprintf("volume '%s' does not exist", v.config["ide2"])
+		}
+		made.Userdata = in.isos[name]
+	}
+	v.status = "running"
+	s.started = append(s.started, made)
+	return "OK"
+}
+
+func (s *Server) postStop(r *request) (any, error) {
+	v, err := s.unlocked(r)
+	if err != nil {
+		return nil, err
+	}
+	return s.vmTask(r, "qmstop", func() string {
+		v.status = "stopped"
+		return "OK"
+	})
+}
+
+func (s *Server) deleteVM(r *request) (any, error) {
+	v, err := s.unlocked(r)
+	switch {
+	case err != nil:
+		return nil, err
+	case v.config["protection"] == "1":
+		return nil, failed("can't remove VM %d - protection mode enabled", r.vmid())
+	case v.status != "stopped":
+		return nil, failed("VM %d is running - destroy failed", r.vmid())
+	}
+	return s.vmTask(r, "qmdestroy", func() string {
+		s.free(r.vmid())
+		delete(s.vms, r.vmid())
+		return "OK"
+	})
+}

@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package pvetest has a server that responds as the API of a Proxmox VE cluster does, for
+// the calls that the provider makes. It refuses what the published schema of the API
+// refuses, its tasks take time, and what it lists is as late as in a cluster. It was written
+// from the documentation and never compared with a cluster.
+package pvetest
+
+import (
+	"crypto/sha256"
+	"crypto/x509"
+	"encoding/hex"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+)
+
+// Token is the API token that the server accepts.
+const Token = "nstance@pve!test=01234567-89ab-cdef-0123-456789abcdef"
+
+// tokenUser is the part of it that tasks show.
+const tokenUser = "nstance@pve!test"
+
+// Server is a cluster. Its exported fields are set before the first request.
+type Server struct {
+	// CloneTime and TaskTime are how long tasks take that clone, and others.
+	CloneTime, TaskTime time.Duration
+	// ReportInterval is the time between two reports of each node, which has the names and
+	// the status of its virtual machines.
+	ReportInterval time.Duration
+	// SyncDelay is how long a node may take to know what was changed on another one.
+	SyncDelay time.Duration
+	// Standalone is true of a node that is no member of a cluster.
+	Standalone bool
+	// URL is the address of the server, and Fingerprint the SHA-256 of its certificate.
+	URL, Fingerprint string
+
+	listener *pipeListener
+
+	// mu guards the fields below.
+	mu         sync.Mutex
+	nodes      map[string]*node
+	storages   map[string]*storage
+	vms        map[int]*vm
+	tasks      []*task
+	taskNumber int
+	privileges map[string]map[string]bool
+	noQuorum   bool
+	faults     []*Fault
+	calls      []string
+	made       []Machine
+	started    []Machine
+	conflicts  int
+}
+
+// New returns a cluster with the given nodes, the shared storage "ceph", the storages
+// "local" of each node, for disks and ISO images, and the bridge "vmbr0".
+func New(nodes ...string) *Server {
+	s := &Server{
+		CloneTime: 2 * time.Second, TaskTime: 500 * time.Millisecond, ReportInterval: 10 * time.Second, SyncDelay: time.Second,
+		nodes: map[string]*node{}, storages: map[string]*storage{}, vms: map[int]*vm{}, privileges: allPrivileges(),
+	}
+	for _, name := range nodes {
+		s.nodes[name] = &node{online: true, memory: 64 << 30, bridges: map[string]bool{"vmbr0": true}}
+		s.storages[name+"/local"] = newStorage("local", false, name)
+	}
+	s.storages["ceph"] = newStorage("ceph", true, "")
+	return s
+}
+
+// Start starts the server with TLS on a port of this machine. It stops with the test.
+func (s *Server) Start(t testing.TB) {
+	t.Helper()
+	s.start(t, nil)
+}
+
+// StartInMemory starts the server with TLS on connections in memory, which Dial makes: in a
+// bubble of synctest, time passes while they wait.
+func (s *Server) StartInMemory(t testing.TB) {
+	t.Helper()
+	s.listener = newPipeListener()
+	s.start(t, s.listener)
+}
+
+func (s *Server) start(t testing.TB, listener net.Listener) {
+	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
+	server.Config.ErrorLog = quietLog()
+	if listener != nil {
+		server.Listener.Close()
+		server.Listener = listener
+	}
+	server.StartTLS()
+	t.Cleanup(func() {
+		s.SetFaults()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	s.URL, s.Fingerprint = server.URL, FingerprintOf(server.Certificate())
+}
+
+// FingerprintOf returns the SHA-256 of a certificate.
+func FingerprintOf(certificate *x509.Certificate) string {
+	sum := sha256.Sum256(certificate.Raw)
+	return hex.EncodeToString(sum[:])
+}
+
+// failure is a response that is no success.
+type failure struct {
+	status  int
+	message string
+	// parameters are what is wrong with single parameters.
+	parameters map[string]string
+}
+
+// Error returns the message.
+func (f *failure) Error() string { return f.message }
+
+// failed returns the error of an operation that was rejected.
+func failed(format string, values ...any) error {
+	return &failure{status: http.StatusInternalServerError, message: fmt.Sprintf(format, values...)}
+}
+
+// noConnection is the status of a call that could not be forwarded to a node.
+const noConnection = 595
+
+// request is a call that matches the schema.
+type request struct {
+	*http.Request
+	// path has the variables in the path, and form the parameters.
+	path, form map[string]string
+	file       []byte
+	fileName   string
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if r.Header.Get("Authorization") != "PVEAPIToken="+Token {
+		respond(w, nil, &failure{status: http.StatusUnauthorized, message: "invalid token value!"})
+		return
+	}
+	fault := s.fault(r)
+	if fault != nil && fault.Before {
+		fault.apply(w, r)
+		return
+	}
+	data, err := s.handle(r)
+	if fault != nil {
+		fault.apply(w, r)
+		return
+	}
+	respond(w, data, err)
+}
+
+// handle makes a call.
+func (s *Server) handle(r *http.Request) (any, error) {
+	path := strings.TrimPrefix(r.URL.EscapedPath(), "/api2/json/")
+	method, variables, err := find(r.Method, path)
+	if err != nil {
+		return nil, err
+	}
+	parsed, err := parse(r, method, variables)
+	if err != nil {
+		return nil, err
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	s.calls = append(s.calls, r.Method+" "+method.path)
+	if name, has := variables["node"]; has {
+		switch node := s.nodes[name]; {
+		case node == nil:
+			return nil, failed("no such cluster node '%s'", name)
+		case !node.online:
+			return nil, &failure{status: noConnection, message: "No route to host"}
+		}
+	}
+	if r.Method != http.MethodGet && s.noQuorum {
+		return nil, failed("cluster not ready - no quorum?")
+	}
+	if err := s.authorize(method, parsed); err != nil {
+		return nil, err
+	}
+	return method.handle(s, parsed)
+}
+
+// respond writes the response of a call.
+func respond(w http.ResponseWriter, data any, err error) {
+	body := map[string]any{"data": data}
+	status := http.StatusOK
+	if err != nil {
+		f, ok := errors.AsType[*failure](err)
+		if !ok {
+			f = &failure{status: http.StatusInternalServerError, message: err.Error()}
+		}
+		status, body["message"] = f.status, f.message+"\n"
+		if len(f.parameters) > 0 {
+			body["errors"] = f.parameters
+		}
+	}
+	w.Header().Set("Content-Type", "application/json;charset=UTF-8")
+	w.WriteHeader(status)
+	_ = json.NewEncoder(w).Encode(body) // the client may have closed the connection
+}
+
+// Calls returns how many calls there were since the last time, by method and path of the
+// schema.
+func (s *Server) Calls() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	count := map[string]int{}
+	for _, call := range s.calls {
+		count[call]++
+	}
+	s.calls = nil
+	return count
+}

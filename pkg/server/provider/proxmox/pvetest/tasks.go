@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pvetest
+
+import (
+	"fmt"
+	"net/http"
+	"slices"
+	"time"
+)
+
+// task runs for some time and then has its effect.
+type task struct {
+	upid, node, kind string
+	vmid             int
+	start, end       time.Time
+	// finish makes the effect and returns the result.
+	finish func() string
+	// exit is the result, empty while the task runs.
+	exit string
+	// key is the template and the storage of a clone.
+	key string
+}
+
+// startTask starts a task. mu must be locked.
+func (s *Server) startTask(node, kind string, vmid int, takes time.Duration, finish func() string) (any, error) {
+	s.taskNumber++
+	now := time.Now()
+	id := ""
+	if vmid != 0 {
+		id = fmt.Sprint(vmid)
+	}
+	t := &task{
+		upid: fmt.Sprintf("UPID:%s:%08X:%08X:%08X:%s:%s:%s:", node, s.taskNumber, s.taskNumber, now.Unix(), kind, id, tokenUser),
+		node: node, kind: kind, vmid: vmid, start: now, end: now.Add(takes), finish: finish,
+	}
+	s.tasks = append(s.tasks, t)
+	return t.upid, nil
+}
+
+// settle ends the tasks whose time is over, and makes the reports that are due. mu must be
+// locked.
+func (s *Server) settle(now time.Time) {
+	var due []*task
+	for _, t := range s.tasks {
+		if t.exit == "" && !now.Before(t.end) {
+			due = append(due, t)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b *task) int { return a.end.Compare(b.end) })
+	for _, t := range due {
+		t.exit = t.finish()
+	}
+	s.report(now)
+}
+
+// running returns the tasks that run for a virtual machine. mu must be locked.
+func (s *Server) running(vmid int) []*task {
+	return slices.DeleteFunc(slices.Clone(s.tasks), func(t *task) bool { return t.exit != "" || t.vmid != vmid })
+}
+
+func (s *Server) getTaskStatus(r *request) (any, error) {
+	for _, t := range s.tasks {
+		if t.upid != r.path["upid"] || t.node != r.path["node"] {
+			continue
+		}
+		status := map[string]any{"upid": t.upid, "node": t.node, "type": t.kind, "starttime": t.start.Unix(), "status": "running"}
+		if t.exit != "" {
+			status["status"], status["exitstatus"] = "stopped", t.exit
+		}
+		return status, nil
+	}
+	return nil, &failure{status: http.StatusInternalServerError, message: "no such task"}
+}
+
+func (s *Server) getTasks(r *request) (any, error) {
+	list := []map[string]any{}
+	for _, t := range s.tasks {
+		if t.node != r.path["node"] || r.form["source"] == "active" && t.exit != "" ||
+			r.form["typefilter"] != "" && r.form["typefilter"] != t.kind {
+			continue
+		}
+		entry := map[string]any{"upid": t.upid, "node": t.node, "type": t.kind, "starttime": t.start.Unix(), "user": tokenUser}
+		if t.exit != "" {
+			entry["endtime"], entry["status"] = t.end.Unix(), t.exit
+		}
+		list = append(list, entry)
+	}
+	return list, nil
+}

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package pvetest
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+)
+
+// vm is a virtual machine.
+type vm struct {
+	node     string
+	config   map[string]string
+	lock     string
+	template bool
+	status   string
+	pool     string
+	// visible is when other nodes know of it, or that it was moved from a node.
+	visible time.Time
+	from    string
+	// reported is what its node has reported, nil if nothing.
+	reported *reported
+}
+
+// reported is what a node has reported of a virtual machine.
+type reported struct {
+	at           time.Time
+	name, status string
+	template     bool
+	memory       int64
+}
+
+// Machine is a virtual machine that was cloned or started.
+type Machine struct {
+	VMID int
+	Name string
+	Node string
+	// Userdata is the content of the disk with the userdata when it was started.
+	Userdata []byte
+}
+
+// entry returns it as lists show it.
+func (v *vm) entry(vmid int, now time.Time) map[string]any {
+	entry := map[string]any{"type": "qemu", "id": fmt.Sprintf("qemu/%d", vmid), "vmid": vmid, "node": v.node, "status": "unknown"}
+	if now.Before(v.visible) {
+		entry["node"], entry["lock"] = v.from, "clone"
+		return entry
+	}
+	if v.config["tags"] != "" {
+		entry["tags"] = v.config["tags"]
+	}
+	if v.lock != "" {
+		entry["lock"] = v.lock
+	}
+	if r := v.reported; r != nil && now.Sub(r.at) < reportAge {
+		entry["status"], entry["template"], entry["maxmem"] = r.status, boolNumber(r.template), r.memory
+		if r.name != "" {
+			entry["name"] = r.name
+		}
+	}
+	return entry
+}
+
+// memory returns its bytes of memory.
+func (v *vm) memory() int64 {
+	n, _ := strconv.ParseInt(v.config["memory"], 10, 64) // empty while it is cloned
+	return n << 20
+}
+
+// disk returns the name and size of its disk.
+func (v *vm) disk() (name string, size int64) {
+	for _, name := range slices.Sorted(maps.Keys(v.config)) {
+		if _, text, found := strings.Cut(v.config[name], ",size="); found {
+			n, _ := strconv.ParseInt(strings.TrimRight(text, "MG"), 10, 64) // written by this package
+			if strings.HasSuffix(text, "G") {
+				n <<= 10
+			}
+			return name, n << 20
+		}
+	}
+	return "", 0
+}
+
+// AddTemplate adds a template with a disk in a storage, and returns a function that changes
+// its configuration.
+func (s *Server) AddTemplate(vmid int, node, name, storage string, sizeGiB int) (set func(name, value string)) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	v := &vm{node: node, template: true, status: "stopped", config: map[string]string{
+		"name": name, "memory": "512", "template": "1", "boot": "order=scsi0", "tags": "golden",
+		"scsi0": fmt.Sprintf("%s:base-%d-disk-0,size=%dG", storage, vmid, sizeGiB),
+	}}
+	s.vms[vmid] = v
+	return func(name, value string) {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		v.config[name] = value
+	}
+}
+
+// AddVM adds a virtual machine of another user. It is listed after a time.
+func (s *Server) AddVM(vmid int, node, name string, hidden time.Duration) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.vms[vmid] = &vm{node: node, status: "running", visible: time.Now().Add(hidden), config: map[string]string{"name": name, "memory": "1024"}}
+}
+
+// CopyVM makes a copy of a virtual machine, as a user does, with its tags and notes.
+func (s *Server) CopyVM(from, to int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	config := maps.Clone(s.vms[from].config)
+	config["name"] = "Copy-of-VM-" + config["name"]
+	s.vms[to] = &vm{node: s.vms[from].node, status: "stopped", config: config}
+}
+
+// Set changes the configuration of a virtual machine, as a user does.
+func (s *Server) Set(vmid int, name, value string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.vms[vmid].config[name] = value
+}
+
+// SetStatus changes the status of a virtual machine, such as "stopped" or "io-error".
+func (s *Server) SetStatus(vmid int, status string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.vms[vmid].status = status
+}
+
+// SetLock locks a virtual machine, as a backup does, or unlocks it.
+func (s *Server) SetLock(vmid int, lock string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.vms[vmid].lock = lock
+}
+
+// Remove deletes a virtual machine with its disk and userdata, as another client does.
+func (s *Server) Remove(vmid int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if v := s.vms[vmid]; v != nil {
+		s.removeISO(v)
+		s.free(vmid)
+		delete(s.vms, vmid)
+	}
+}
+
+// VMs returns the VMIDs of all virtual machines of a name, of any name if it is empty. Those
+// that are being cloned have none. Templates do not count.
+func (s *Server) VMs(name string) []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	var all []int
+	for vmid, v := range s.vms {
+		if !v.template && (name == "" || v.config["name"] == name) {
+			all = append(all, vmid)
+		}
+	}
+	slices.Sort(all)
+	return all
+}
+
+// Config returns a copy of the configuration of a virtual machine, nil if it does not exist.
+func (s *Server) Config(vmid int) map[string]string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	if v := s.vms[vmid]; v != nil {
+		return maps.Clone(v.config)
+	}
+	return nil
+}
+
+// Status returns the node and the status of a virtual machine.
+func (s *Server) Status(vmid int) (node, status string) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	if v := s.vms[vmid]; v != nil {
+		return v.node, v.status
+	}
+	return "", ""
+}
+
+// Made returns all virtual machines that were ever cloned, and Started those that were
+// started, each time.
+func (s *Server) Made() []Machine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	return slices.Clone(s.made)
+}
+
+// Started returns all virtual machines that were started, each time.
+func (s *Server) Started() []Machine {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	return slices.Clone(s.started)
+}
+
+// Conflicts returns how many tasks have failed because another one had a lock.
+func (s *Server) Conflicts() int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.conflicts
+}
+
+// vm returns the virtual machine in the path as its node knows it. mu must be locked.
+func (s *Server) vm(r *request) (*vm, error) {
+	v := s.vms[r.vmid()]
+	if v == nil || v.node != r.path["node"] || time.Now().Before(v.visible) {
+		return nil, failed("Configuration file 'nodes/%s/qemu-server/%d.conf' does not exist", r.path["node"], r.vmid())
+	}
+	return v, nil
+}
+
+// unlocked is vm, and refuses one that is locked.
+func (s *Server) unlocked(r *request) (*vm, error) {
+	v, err := s.vm(r)
+	if err == nil && v.lock != "" {
+		return nil, failed("VM is locked (%s)", v.lock)
+	}
+	return v, err
+}
+
+func (s *Server) getConfig(r *request) (any, error) {
+	v, err := s.vm(r)
+	if err != nil {
+		return nil, err
+	}
+	config := map[string]any{"digest": "0000000000000000000000000000000000000000"}
+	for name, value := range v.config {
+		config[name] = value
+	}
+	if v.lock != "" {
+		config["lock"] = v.lock
+	}
+	return config, nil
+}
+
+func (s *Server) getStatus(r *request) (any, error) {
+	v, err := s.vm(r)
+	if err != nil {
+		return nil, err
+	}
+	status := map[string]any{"vmid": r.vmid(), "name": v.config["name"], "status": "running", "qmpstatus": v.status}
+	if v.status == "stopped" {
+		status["status"] = "stopped"
+	}
+	if v.lock != "" {
+		status["lock"] = v.lock
+	}
+	return status, nil
+}

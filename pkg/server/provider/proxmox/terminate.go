@@ -1,0 +1,132 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package proxmox
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Terminate stops and deletes virtual machines. One that takes longer than a call is
+// continued by the next one, which comes if it still exists.
+func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+	errs := map[string]error{}
+	found, err := a.inventory(ctx)
+	if err != nil {
+		for _, m := range list {
+			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
+		}
+		return errs
+	}
+	until := time.Now().Add(a.patience)
+	var mu sync.Mutex
+	var group errgroup.Group
+	group.SetLimit(parallel)
+	for _, m := range list {
+		all := found.of(m.ID)
+		if err := found.certain(); err != nil && len(all) == 0 {
+			mu.Lock()
+			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
+			mu.Unlock()
+		}
+		for _, one := range all {
+			group.Go(func() error {
+				if _, err := a.terminate(ctx, one, until); err != nil {
+					mu.Lock()
+					defer mu.Unlock()
+					errs[m.ID] = fmt.Errorf("terminate virtual machine %d of instance %s: %w", one.vmid, m.ID, err)
+				}
+				return nil
+			})
+		}
+	}
+	_ = group.Wait()
+	return errs
+}
+
+// terminate stops and deletes a virtual machine. The disk with the userdata is deleted
+// first: as long as the virtual machine exists, it says which one that is. It reports
+// whether nothing is left; without an error it is being deleted.
+func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
+	deleted, err = a.terminateSteps(ctx, one, until)
+	if errors.Is(err, machines.ErrInProgress) {
+		return false, nil
+	}
+	if deleted {
+		a.mu.Lock()
+		delete(a.identities, one.vmid)
+		delete(a.states, one.vmid)
+		a.mu.Unlock()
+	}
+	return deleted, err
+}
+
+func (a *API) terminateSteps(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
+	status, err := a.client.status(ctx, one.node, one.vmid)
+	if err != nil {
+		return isNotExist(err), ignoreNotExist(err)
+	}
+	if status.Status != statusStopped {
+		a.step("stop the virtual machine")
+		if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.stop(ctx, one.node, one.vmid) }); err != nil {
+			return isNotExist(err), ignoreNotExist(err)
+		}
+	}
+	if status.Status == statusStopped {
+		if err := a.awaitUploads(ctx, one, until); err != nil {
+			return false, err
+		}
+	}
+	a.step("delete the userdata")
+	if err := a.removeUserdata(ctx, one, until); err != nil {
+		return false, fmt.Errorf("delete volume %s: %w", one.identity.Resources.Userdata, err)
+	}
+	a.step("delete the virtual machine")
+	if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.destroy(ctx, one.node, one.vmid) }); err != nil {
+		return isNotExist(err), ignoreNotExist(err)
+	}
+	a.step("return")
+	return true, nil
+}
+
+// awaitUploads waits until no upload is in progress on the node: that of a launch that was
+// interrupted would store the userdata after it was deleted.
+func (a *API) awaitUploads(ctx context.Context, one vm, until time.Time) error {
+	for {
+		if running, err := a.client.hasTask(ctx, one.node, taskUpload); err != nil || !running {
+			return err
+		}
+		if err := sleep(ctx, minTaskInterval, until); err != nil {
+			return err
+		}
+	}
+}
+
+// removeUserdata deletes the disk with the userdata, if it exists.
+func (a *API) removeUserdata(ctx context.Context, one vm, until time.Time) error {
+	volume := one.identity.Resources.Userdata
+	if exists, err := a.client.hasImage(ctx, one.node, volume); err != nil || !exists {
+		return ignoreNotExist(err) // an administrator has removed the storage
+	}
+	err := a.run(ctx, until, nil, func() (upid, error) { return a.client.removeVolume(ctx, one.node, volume) })
+	if isNotExist(err) || isTaskError(err, "does not exist", "no such file") {
+		return nil // by another call
+	}
+	return err
+}
+
+// ignoreNotExist returns nil if what is to be deleted does not exist.
+func ignoreNotExist(err error) error {
+	if isNotExist(err) {
+		return nil
+	}
+	return err
+}
