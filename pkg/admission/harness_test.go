@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/shard"
 )
 
 const (
@@ -35,6 +36,15 @@ type world struct {
 	machinePools []*clusterv1.MachinePool
 	clusters     []*clusterv1.Cluster
 	shards       []*corev1.ConfigMap
+	groups       reportedGroups
+}
+
+// reportedGroups are the groups that shards have reported, by shard and key.
+type reportedGroups map[string]shard.Group
+
+func (r reportedGroups) Get(shardID, key string) (shard.Group, bool) {
+	group, ok := r[shardID+"/"+key]
+	return group, ok
 }
 
 // newValidator returns a validator with synced caches of w.
@@ -54,7 +64,7 @@ func newUnsynced(t testing.TB, w world) *Validator {
 	clusters := capi.NewClusterInformer(client, namespace, 0)
 	shards := informers.NewSharedInformerFactory(kubefake.NewClientset(), 0).Core().V1().ConfigMaps().Informer()
 	v, err := NewValidator(Config{Namespace: namespace, ClusterName: clusterName, ShardsConfigMap: "nstance-shards"},
-		ours, machinePools, clusters, shards)
+		ours, machinePools, clusters, shards, w.groups)
 	require.NoError(t, err)
 	fill(t, ours.Informer(), w.pools)
 	fill(t, machinePools, w.machinePools)
@@ -105,6 +115,12 @@ func newShards(ids ...string) *corev1.ConfigMap {
 // moved marks an object that clusterctl has copied to another cluster.
 func moved[T metav1.Object](object T) T {
 	object.SetAnnotations(map[string]string{"clusterctl.cluster.x-k8s.io/delete-for-move": ""})
+	return object
+}
+
+// confirmed marks an object whose deletion an administrator has confirmed by its name.
+func confirmed[T metav1.Object](object T, name string) T {
+	object.SetAnnotations(map[string]string{"nstance.dev/confirm-deletion": name})
 	return object
 }
 

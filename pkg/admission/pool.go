@@ -27,6 +27,7 @@ func (v *Validator) validatePool(before, after *v1beta1.NstanceMachinePool) erro
 	var problems field.ErrorList
 	if before == nil {
 		problems = append(problems, v.validateGroup(after)...)
+		problems = append(problems, v.validateStatic(after)...)
 		before = &v1beta1.NstanceMachinePool{}
 	}
 	problems = append(problems, v.validateShards(before.Spec.Shards, after.Spec.Shards)...)
@@ -50,6 +51,40 @@ func (v *Validator) validateGroup(pool *v1beta1.NstanceMachinePool) field.ErrorL
 	slices.Sort(others)
 	return field.ErrorList{field.Invalid(field.NewPath("spec", "group"), pool.Spec.Group,
 		fmt.Sprintf("the group belongs to pool %s in this namespace", strings.Join(others, ", ")))}
+}
+
+// validateStatic rejects template and subnets of a new pool that are not those of the
+// servers' configuration, if the group is in it: the servers would ignore them, until the
+// group is removed from the configuration. Then its instances would be replaced.
+func (v *Validator) validateStatic(pool *v1beta1.NstanceMachinePool) field.ErrorList {
+	var subnets []string
+	for _, id := range pool.Spec.Subnets {
+		subnets = append(subnets, string(id))
+	}
+	var template, subnet *field.Error
+	spec := field.NewPath("spec")
+	for _, id := range pool.Spec.Shards {
+		group, ok := v.groups.Get(string(id), string(pool.Spec.Group))
+		if !ok || !group.Static {
+			continue
+		}
+		reason := func(value string) string {
+			return fmt.Sprintf("group %q is static, and the configuration of shard %s sets %s; leave it out", pool.Spec.Group, id, value)
+		}
+		if template == nil && pool.Spec.Template != "" && pool.Spec.Template != group.Template {
+			template = field.Invalid(spec.Child("template"), pool.Spec.Template, reason(fmt.Sprintf("%q", group.Template)))
+		}
+		if subnet == nil && len(subnets) > 0 && !slices.Equal(subnets, group.Subnets) {
+			subnet = field.Invalid(spec.Child("subnets"), subnets, reason(orNone(strings.Join(group.Subnets, ", "))))
+		}
+	}
+	var problems field.ErrorList
+	for _, problem := range []*field.Error{template, subnet} {
+		if problem != nil {
+			problems = append(problems, problem)
+		}
+	}
+	return problems
 }
 
 // validateShards rejects added shards that are not configured. Without the

@@ -2,11 +2,13 @@
 // Copyright The Nstance Authors.
 
 // Package admission rejects changes that the validation rules of the CRDs cannot
-// check: a group that another pool uses, a shard that is not configured, and the
-// deletion of a pool whose group is in the configuration of its shard servers.
+// check: a group that another pool uses, a shard that is not configured, settings of a
+// new pool that the configuration of its shard servers sets otherwise, and the deletion of
+// a pool whose group is in that configuration.
 //
 // Every replica answers AdmissionReviews, from caches only. The webhook is optional:
-// without an answer the API server allows the request.
+// without a response the API server allows the request. Deletions are also checked by the
+// policies in manifests/policies.
 package admission
 
 import (
@@ -24,9 +26,10 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
 	informers "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
+	"nstance.dev/operator/pkg/shard"
 )
 
 // Resources that are validated, as AdmissionReviews name them.
@@ -40,11 +43,17 @@ var (
 var garbageCollectors = []string{
 	"system:serviceaccount:kube-system:namespace-controller",
 	"system:serviceaccount:kube-system:generic-garbage-collector",
+	// Both, if the controller manager has no account for each controller.
+	"system:kube-controller-manager",
 }
 
 // deleteForMove is the annotation of objects that clusterctl move deletes after it
 // has copied them to another management cluster (docs/capi.md#deletion).
 const deleteForMove = "clusterctl.cluster.x-k8s.io/delete-for-move"
+
+// confirmDeletion is the annotation with which an administrator confirms the deletion of
+// one object. Its value is the name of the object, so that a copy has no effect.
+const confirmDeletion = "nstance.dev/confirm-deletion"
 
 // Config configures a Validator.
 type Config struct {
@@ -57,15 +66,22 @@ type Config struct {
 	ShardsConfigMap string
 }
 
+// Groups returns the groups of the shards as last reported. On a replica that does not
+// lead there are none.
+type Groups interface {
+	Get(shardID, key string) (shard.Group, bool)
+}
+
 // Validator validates changes of pools and MachinePools. It is safe for concurrent
 // use.
 type Validator struct {
 	config           Config
 	pools            nstancelisters.NstanceMachinePoolNamespaceLister
-	poolIndex        *controller.Pools
+	poolIndex        *nstance.Pools
 	machinePoolIndex cache.Indexer
 	clusters         listers.ResourceIndexer[*clusterv1.Cluster]
 	shards           cache.Store
+	groups           Groups
 	synced           []cache.InformerSynced
 }
 
@@ -78,8 +94,9 @@ func NewValidator(
 	machinePoolInformer *capi.Informer[*clusterv1.MachinePool],
 	clusterInformer *capi.Informer[*clusterv1.Cluster],
 	shards cache.SharedIndexInformer,
+	groups Groups,
 ) (*Validator, error) {
-	poolIndex, err := controller.NewPools(poolInformer.Informer())
+	poolIndex, err := nstance.NewPools(poolInformer.Informer())
 	if err != nil {
 		return nil, err
 	}
@@ -90,6 +107,7 @@ func NewValidator(
 		machinePoolIndex: machinePoolInformer.GetIndexer(),
 		clusters:         clusterInformer.Lister(),
 		shards:           shards.GetStore(),
+		groups:           groups,
 		synced: []cache.InformerSynced{
 			poolInformer.Informer().HasSynced, machinePoolInformer.HasSynced, clusterInformer.HasSynced, shards.HasSynced,
 		},
@@ -161,7 +179,8 @@ func validate[T any, P interface {
 		if before == nil {
 			return missing("old object")
 		}
-		if _, moved := before.GetAnnotations()[deleteForMove]; moved {
+		annotations := before.GetAnnotations()
+		if _, moved := annotations[deleteForMove]; moved || annotations[confirmDeletion] == before.GetName() {
 			return nil
 		}
 		return deletion(before)

@@ -166,6 +166,18 @@ func TestDelete(t *testing.T) {
 			object: static(newPool("main", "main", "a")),
 			user:   "system:serviceaccount:kube-system:generic-garbage-collector",
 		},
+		"a static pool as garbage of a controller manager without accounts": {
+			object: static(newPool("main", "main", "a")),
+			user:   "system:kube-controller-manager",
+		},
+		"a static pool whose deletion is confirmed": {object: confirmed(static(newPool("main", "main", "a")), "main")},
+		"a static pool with the confirmation of another": {
+			object:   confirmed(static(newPool("main", "main", "a")), "workers"),
+			rejected: `NstanceMachinePool "main"`,
+		},
+		"the MachinePool of a static pool whose deletion is confirmed": {
+			object: confirmed(newMachinePool("main", v1beta1.PoolKind, "main"), "main"),
+		},
 		"a static pool that was moved":                    {object: moved(static(newPool("main", "main", "a")))},
 		"the MachinePool of a static pool that was moved": {object: moved(newMachinePool("main", v1beta1.PoolKind, "main"))},
 		"the MachinePool of a dynamic pool":               {object: newMachinePool("workers", v1beta1.PoolKind, "workers")},

@@ -7,17 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
-
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/shard"
 )
-
-// FieldManager owns every field that the operator writes.
-const FieldManager = "nstance-operator"
-
-// Apply are the options of every server-side apply. Force reverts changes by other
-// writers: the operator owns each field that it applies.
-var Apply = metav1.ApplyOptions{FieldManager: FieldManager, Force: true}
 
 // maxMessage is the longest message of a condition that the CRDs allow.
 const maxMessage = 32768
@@ -32,18 +22,6 @@ func SetCondition(conditions *[]metav1.Condition, generation int64, kind string,
 		Message:            truncate(message, maxMessage),
 		ObservedGeneration: generation,
 	})
-}
-
-// UnreachableReason returns the reason of a condition about a shard that err made
-// unreachable.
-func UnreachableReason(err error) string {
-	switch {
-	case shard.IsWrongServer(err):
-		return v1beta1.ReasonWrongShard
-	case shard.IsOtherCluster(err):
-		return v1beta1.ReasonOtherCluster
-	}
-	return v1beta1.ReasonShardUnreachable
 }
 
 // ApplyConditions returns conditions as apply configurations.

@@ -4,7 +4,10 @@
 package controller
 
 import (
+	"context"
+	"fmt"
 	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -12,6 +15,8 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 )
@@ -24,7 +29,28 @@ const (
 	// reason. A recorder forgets an event after 12 minutes at most; until then it
 	// patches it if it is recorded again, and the operator has no right to do that.
 	eventPeriod = 15 * time.Minute
+	// maxNormal is how many events of type Normal an object gets of one reason and related
+	// object in that time. They are different events for a recorder, because the version of
+	// the object is part of them.
+	maxNormal = 10
 )
+
+// NewRecorder returns a recorder that writes the events of a manager about kinds that are
+// built in or that addToScheme adds, limited by LimitEvents.
+func NewRecorder(ctx context.Context, client kubernetes.Interface, manager string, addToScheme func(*runtime.Scheme) error) (events.EventRecorder, error) {
+	scheme := runtime.NewScheme()
+	if err := clientgoscheme.AddToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register built-in kinds: %w", err)
+	}
+	if err := addToScheme(scheme); err != nil {
+		return nil, fmt.Errorf("register our kinds: %w", err)
+	}
+	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
+		return nil, fmt.Errorf("start recording events: %w", err)
+	}
+	return LimitEvents(broadcaster.NewRecorder(scheme, manager), clock.RealClock{}), nil
+}
 
 // Warn records an event of type Warning about object. A note that is too long
 // for an event is cut off.
@@ -32,17 +58,34 @@ func Warn(recorder events.EventRecorder, object runtime.Object, reason, action, 
 	recorder.Eventf(object, nil, corev1.EventTypeWarning, reason, action, "%s", truncate(note, maxNote))
 }
 
-// LimitEvents returns a recorder that hands at most one event per object and
-// reason on to recorder in a quarter of an hour, and drops the others: conditions show the
-// present state, an event only shows that a problem began.
-func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
-	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject]time.Time{}}
+// Record records an event of type Normal about object, such as that it was scaled. A note
+// that is too long for an event is cut off.
+func Record(recorder events.EventRecorder, object runtime.Object, reason, action, note string) {
+	recorder.Eventf(object, nil, corev1.EventTypeNormal, reason, action, "%s", truncate(note, maxNote))
 }
 
-// subject is what an event is about and why.
+// LimitEvents returns a recorder that limits what it hands on to recorder in a quarter of
+// an hour, and drops the others.
+//
+// Of type Warning it hands on one event per object and reason: conditions show the present
+// state, an event only shows that a problem began. Of type Normal it hands on one event per
+// version of an object, reason and related object, and at most maxNormal per object, reason
+// and related object, because each has its own content.
+func LimitEvents(recorder events.EventRecorder, clock clock.PassiveClock) events.EventRecorder {
+	return &limitedRecorder{EventRecorder: recorder, clock: clock, last: map[subject][]occurrence{}}
+}
+
+// subject is what an event is about and why. A problem is one event, whatever it is related
+// to; events of type Normal that are related to different objects are different.
 type subject struct {
-	uid    types.UID
-	reason string
+	uid                        types.UID
+	eventtype, reason, related string
+}
+
+// occurrence is one event about a subject.
+type occurrence struct {
+	resourceVersion string
+	at              time.Time
 }
 
 type limitedRecorder struct {
@@ -50,28 +93,39 @@ type limitedRecorder struct {
 	clock clock.PassiveClock
 
 	mu   sync.Mutex
-	last map[subject]time.Time
+	last map[subject][]occurrence
 }
 
 // Eventf implements events.EventRecorder.
 func (r *limitedRecorder) Eventf(regarding, related runtime.Object, eventtype, reason, action, note string, args ...any) {
 	object, err := meta.Accessor(regarding)
-	if err == nil && !r.allow(subject{object.GetUID(), reason}) {
-		return
+	if err == nil {
+		about := subject{uid: object.GetUID(), eventtype: eventtype, reason: reason}
+		if other, err := meta.Accessor(related); err == nil && eventtype == corev1.EventTypeNormal {
+			about.related = other.GetName()
+		}
+		if !r.allow(about, object.GetResourceVersion()) {
+			return
+		}
 	}
 	r.EventRecorder.Eventf(regarding, related, eventtype, reason, action, note, args...)
 }
 
-func (r *limitedRecorder) allow(about subject) bool {
+func (r *limitedRecorder) allow(about subject, resourceVersion string) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	now := r.clock.Now()
-	if last, ok := r.last[about]; ok && now.Sub(last) < eventPeriod {
-		return false
-	}
 	// Expired entries are dropped here, so that the size is bounded by the events of
 	// one period.
-	maps.DeleteFunc(r.last, func(_ subject, last time.Time) bool { return now.Sub(last) >= eventPeriod })
-	r.last[about] = now
+	expired := func(o occurrence) bool { return now.Sub(o.at) >= eventPeriod }
+	maps.DeleteFunc(r.last, func(_ subject, last []occurrence) bool { return expired(last[len(last)-1]) })
+	last := slices.DeleteFunc(r.last[about], expired)
+	switch {
+	case about.eventtype != corev1.EventTypeNormal && len(last) > 0, len(last) >= maxNormal,
+		slices.ContainsFunc(last, func(o occurrence) bool { return o.resourceVersion == resourceVersion }):
+		r.last[about] = last
+		return false
+	}
+	r.last[about] = append(last, occurrence{resourceVersion, now})
 	return true
 }

@@ -5,6 +5,7 @@ package controller
 
 import (
 	"context"
+	"strconv"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -14,9 +15,11 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
+	eventsv1 "k8s.io/api/events/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/kubernetes/scheme"
+	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
 	clocktesting "k8s.io/utils/clock/testing"
@@ -80,6 +83,17 @@ func TestLimitEvents(t *testing.T) {
 	if got := take(); got != 3 {
 		t.Errorf("recorded %d events, want one per object and reason: 3", got)
 	}
+	for _, version := range []string{"1", "2"} {
+		scaled := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "one", ResourceVersion: version}}
+		for range 3 {
+			for _, related := range []string{"a", "b"} {
+				recorder.Eventf(scaled, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: related}}, corev1.EventTypeNormal, "Scaled", "Scale", "scaled")
+			}
+		}
+		if got := take(); got != 2 {
+			t.Errorf("recorded %d events of version %s, want one per related object: 2", got, version)
+		}
+	}
 	clock.SetTime(clock.Now().Add(eventPeriod - time.Second))
 	Warn(recorder, one, "ProviderError", "Provide", "something else")
 	if got := take(); got != 0 {
@@ -93,6 +107,45 @@ func TestLimitEvents(t *testing.T) {
 	if got := len(recorder.(*limitedRecorder).last); got != 1 {
 		t.Errorf("%d events are remembered, want only those of the last period: 1", got)
 	}
+}
+
+// A second change of a pool is not hidden by the first one.
+func TestLimitNormalEvents(t *testing.T) {
+	clock := clocktesting.NewFakePassiveClock(time.Now())
+	recorded := events.NewFakeRecorder(100)
+	recorder := LimitEvents(recorded, clock)
+	take := func() []string {
+		var notes []string
+		for range len(recorded.Events) {
+			notes = append(notes, <-recorded.Events)
+		}
+		return notes
+	}
+	pool := func(version string) *corev1.ConfigMap {
+		return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{UID: "one", ResourceVersion: version}}
+	}
+	Record(recorder, pool("1"), "Scaled", "Scale", "from 9 to 12")
+	Record(recorder, pool("2"), "Scaled", "Scale", "from 12 to 15")
+	Record(recorder, pool("2"), "Scaled", "Scale", "from 12 to 15, again")
+	Record(recorder, pool("2"), "Imported", "Import", "3 shards")
+	Warn(recorder, pool("2"), "Scaled", "Scale", "a warning of the same reason")
+	assert.Equal(t, []string{"Normal Scaled from 9 to 12", "Normal Scaled from 12 to 15", "Normal Imported 3 shards",
+		"Warning Scaled a warning of the same reason"}, take())
+
+	clock.SetTime(clock.Now().Add(time.Minute))
+	for i := range 100 {
+		Record(recorder, pool(strconv.Itoa(10+i)), "Scaled", "Scale", "often")
+	}
+	assert.Len(t, take(), maxNormal-2)
+	clock.SetTime(clock.Now().Add(eventPeriod - time.Minute))
+	Record(recorder, pool("1"), "Scaled", "Scale", "two of them are over")
+	Record(recorder, pool("2"), "Scaled", "Scale", "two of them are over")
+	Record(recorder, pool("3"), "Scaled", "Scale", "two of them are over")
+	assert.Len(t, take(), 2)
+	clock.SetTime(clock.Now().Add(eventPeriod))
+	Record(recorder, pool("4"), "Imported", "Import", "3 shards")
+	assert.Len(t, take(), 1)
+	assert.Len(t, recorder.(*limitedRecorder).last, 1, "only the events of one period are remembered")
 }
 
 // Without the right to patch events, each must be a new object.
@@ -114,6 +167,31 @@ func TestRepeatedEventsAreCreated(t *testing.T) {
 			count++
 		}
 		assert.Equal(t, int(2*time.Hour/eventPeriod), count)
+		cancel()
+		broadcaster.Shutdown()
+	})
+}
+
+// Two changes within minutes are two events.
+func TestNormalEventsOfOneObjectAreCreated(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		ctx, cancel := context.WithCancel(t.Context())
+		client := fake.NewClientset()
+		broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: client.EventsV1()})
+		require.NoError(t, broadcaster.StartRecordingToSinkWithContext(ctx))
+		recorder := LimitEvents(broadcaster.NewRecorder(scheme.Scheme, "nstance-operator"), clock.RealClock{})
+		for i, note := range []string{"from 9 to 12", "from 12 to 15", "from 15 to 9"} {
+			object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "workers", UID: "one", ResourceVersion: strconv.Itoa(i)}}
+			Record(recorder, object, "Scaled", "Scale", note)
+			<-time.After(time.Minute)
+		}
+		synctest.Wait()
+		var notes []string
+		for _, action := range client.Actions() {
+			assert.Equal(t, "create", action.GetVerb())
+			notes = append(notes, action.(clienttesting.CreateAction).GetObject().(*eventsv1.Event).Note)
+		}
+		assert.Equal(t, []string{"from 9 to 12", "from 12 to 15", "from 15 to 9"}, notes)
 		cancel()
 		broadcaster.Shutdown()
 	})

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package controller has what all controllers share: dependencies, the queue that calls
-// the sync function, and the handler that turns informer changes into keys.
+// Package controller has what the controllers of every operator share: the queue that
+// calls the sync function, the handler that turns informer changes into keys, and what
+// they need to write.
 package controller
 
 import (
 	"context"
+	"runtime/debug"
 	"sync"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/util/workqueue"
@@ -28,9 +31,11 @@ const (
 // write.
 const BatchPeriod = time.Second
 
-// LostGrace is how long a shard may be disconnected before its objects report it. A
-// server that restarts is reachable again within it, and causes no writes.
-const LostGrace = 5 * time.Second
+// SyncPanics counts the syncs that panicked, by controller.
+var SyncPanics = prometheus.NewCounterVec(prometheus.CounterOpts{
+	Name: "controller_sync_panics_total",
+	Help: "Syncs that panicked, by controller; the object is synced again.",
+}, []string{"controller"})
 
 // SyncFunc brings the object of key into the desired state, independent of earlier
 // syncs. When requeue is positive and err nil, the key is synced again after
@@ -49,6 +54,9 @@ type Queue[Key comparable] struct {
 	parts map[string]part[Key]
 	// start starts the workers of a part; nil while Run is not running.
 	start func(part[Key])
+	// seed returns the keys with which Run begins, nil when it begins with those that were
+	// added before.
+	seed func() []Key
 	// stopped is true after Run.
 	stopped bool
 	// syncing are the keys that workers sync now. A key whose part changes may be in two
@@ -73,11 +81,32 @@ func NewShardQueue[Key comparable](name string, sync SyncFunc[Key], shardOf func
 	return q
 }
 
+// SeedWith sets the keys with which Run begins: every key for which there is something to
+// do. Keys that are added before Run are dropped then, so that the queue of a standby does
+// not collect the keys of all objects that ever existed. Without it they are kept.
+func (q *Queue[Key]) SeedWith(seed func() []Key) { q.seed = seed }
+
 // Add enqueues key.
-func (q *Queue[Key]) Add(key Key) { q.part(key).Add(key) }
+func (q *Queue[Key]) Add(key Key) {
+	if q.accepts() {
+		q.part(key).Add(key)
+	}
+}
 
 // AddAfter enqueues key after delay. Of several delays for one key the shortest counts.
-func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) { q.part(key).AddAfter(key, delay) }
+func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) {
+	if q.accepts() {
+		q.part(key).AddAfter(key, delay)
+	}
+}
+
+// accepts reports whether keys are not dropped. A change whose key is dropped is in the
+// caches already, which the seed is read from.
+func (q *Queue[Key]) accepts() bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	return q.seed == nil || q.start != nil
+}
 
 // part returns the part of a key. A new one has workers if the others have.
 func (q *Queue[Key]) part(key Key) part[Key] {
@@ -124,6 +153,11 @@ func (q *Queue[Key]) Run(ctx context.Context, workers int) {
 		q.start(p)
 	}
 	q.mu.Unlock()
+	if q.seed != nil {
+		for _, key := range q.seed() {
+			q.Add(key)
+		}
+	}
 
 	<-ctx.Done()
 	q.mu.Lock()
@@ -147,11 +181,11 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 		return true
 	}
 	defer q.end(key)
-	defer utilruntime.HandleCrashWithContext(ctx)
-
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "object", key)
-	requeue, err := q.sync(klog.NewContext(ctx, logger), key)
+	requeue, panicked, err := q.call(klog.NewContext(ctx, logger), key)
 	switch {
+	case panicked:
+		p.AddAfter(key, lastRetry)
 	case ctx.Err() != nil:
 		// The sync was canceled. The next leader starts with every key.
 	case apierrors.IsConflict(err):
@@ -167,6 +201,20 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 		}
 	}
 	return true
+}
+
+// call syncs key, and reports whether that panicked. One object that makes a sync panic must
+// not end the process, and then that of the next leader, which syncs it too.
+func (q *Queue[Key]) call(ctx context.Context, key Key) (requeue time.Duration, panicked bool, err error) {
+	defer func() {
+		if cause := recover(); cause != nil {
+			panicked = true
+			SyncPanics.WithLabelValues(q.name).Inc()
+			klog.FromContext(ctx).Error(nil, "Sync panicked", "panic", cause, "stack", string(debug.Stack()))
+		}
+	}()
+	requeue, err = q.sync(ctx, key)
+	return requeue, false, err
 }
 
 // begin reports whether no other worker syncs key, and marks it as synced by this one.

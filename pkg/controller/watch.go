@@ -50,8 +50,8 @@ func Watch(all ...Watched) (Registrations, error) {
 	return registrations, nil
 }
 
-// indexOnce adds an index to an informer, unless another controller has.
-func indexOnce(informer cache.SharedIndexInformer, name string, index cache.IndexFunc) error {
+// IndexOnce adds an index to an informer, unless another controller has.
+func IndexOnce(informer cache.SharedIndexInformer, name string, index cache.IndexFunc) error {
 	if _, ok := informer.GetIndexer().GetIndexers()[name]; ok {
 		return nil
 	}

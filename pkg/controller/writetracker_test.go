@@ -5,6 +5,7 @@ package controller
 
 import (
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -68,6 +69,51 @@ func TestWritesSeen(t *testing.T) {
 				t.Errorf("Seen(%v) = %t, want %t", test.keys, got, test.want)
 			}
 		})
+	}
+}
+
+// A cache may be stale for long, and each sync costs requests.
+func TestStaleSyncsAreRetriedWithBackoff(t *testing.T) {
+	store := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	require.NoError(t, store.Add(version("written", "9")))
+	key, other := cache.NewObjectName("default", "written"), cache.NewObjectName("default", "other")
+	writes, reads := NewWriteTracker(store), &StaleReads{}
+	retries := func(delay func() time.Duration) int {
+		count := 0
+		for waited := time.Duration(0); waited < 30*time.Second; count++ {
+			waited += delay()
+		}
+		return count
+	}
+	writes.Record(version("written", "10"))
+	for what, delay := range map[string]func() time.Duration{
+		"of a write": func() time.Duration { return writes.Delay(other, key) },
+		"of a read":  func() time.Duration { return reads.Delay(key) },
+	} {
+		if got := retries(delay); got < 5 || got > 12 {
+			t.Errorf("%s: %d retries in 30 s, want at most 12", what, got)
+		}
+		if got := delay(); got != maxStaleRetry {
+			t.Errorf("%s: the delay is %s, want %s", what, got, maxStaleRetry)
+		}
+	}
+	if got := writes.Delay(other); got != StaleRetry {
+		t.Errorf("the delay of another object is %s", got)
+	}
+
+	// Another write, and caches that were current in between.
+	writes.Record(version("written", "11"))
+	reads.Reset(key)
+	for what, got := range map[string]time.Duration{"of a write": writes.Delay(key), "of a read": reads.Delay(key)} {
+		if got != StaleRetry {
+			t.Errorf("%s: the delay begins with %s, want %s", what, got, StaleRetry)
+		}
+	}
+	require.NoError(t, store.Add(version("written", "11")))
+	require.True(t, writes.CaughtUp(key))
+	reads.Reset(key)
+	if len(writes.last)+len(reads.delays) > 0 {
+		t.Errorf("the delays of %v and %v are remembered", writes.last, reads.delays)
 	}
 }
 

@@ -11,6 +11,26 @@
 // replace it otherwise. The server terminates the selected instances before others.
 package distribute
 
+// Spread returns sizes that add up to replicas: a fixed shard keeps its size, and the
+// others get equal shares of the rest (see Even).
+func Spread(shards []Shard, replicas int32) []int32 {
+	sizes, rest, variable := Sizes(shards), max(replicas, 0), 0
+	for _, shard := range shards {
+		if shard.Fixed {
+			rest -= shard.Size
+		} else {
+			variable++
+		}
+	}
+	shares := Even(rest, variable)
+	for i, shard := range shards {
+		if !shard.Fixed {
+			sizes[i], shares = shares[0], shares[1:]
+		}
+	}
+	return sizes
+}
+
 // Even gives each of the given number of shards an equal share of replicas. The
 // shards listed first get the remainder, one each. The result has one entry per shard
 // in the order of the shards, so that an administrator decides with that order which

@@ -14,6 +14,9 @@ type Shard struct {
 	// Size is the current number of instances that the shard should have: that of the
 	// pool's shard group, or before there is one, that of the server's group.
 	Size int32
+	// Fixed is set for a shard that is not configured. Its size stays as it is, except
+	// that a scale-down removes deletion candidates from it too.
+	Fixed bool
 	// HasShardGroup reports whether the pool has a shard group for the shard.
 	HasShardGroup bool
 	// RemoveFirst are the ids of the instances that earlier scale-downs selected. The
@@ -56,7 +59,7 @@ type Candidate struct {
 // Scale changes the sizes of shards until they add up to replicas. It moves no
 // instance without need: a scale-up shrinks no shard, and a scale-down grows none.
 //
-// A scale-up adds instances one by one to the smallest shard.
+// A scale-up adds instances one by one to the smallest shard that is not fixed.
 //
 // A scale-down removes, until there are replicas left:
 //  1. the deletion candidates, in the order of sortCandidates;
@@ -66,14 +69,14 @@ type Candidate struct {
 //     for an instance, and that must not cost a running one;
 //  3. any others. The server selects which ones.
 //
-// Steps 2 and 3 remove one by one from the largest shard. Scale returns the new
+// Steps 2 and 3 remove one by one from the largest shard that is not fixed. Scale returns the new
 // sizes, and by shard the ids of the instances of steps 1 and 2 that exist: the
 // shard must terminate these and not others.
 func Scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int32, selected [][]string) {
 	sizes, selected = Sizes(shards), make([][]string, len(shards))
 	surplus := Surplus(sizes, replicas)
 	if surplus == 0 {
-		grow(sizes, max(replicas, 0)-Total(sizes))
+		growVariable(shards, sizes, max(replicas, 0)-Total(sizes))
 		return sizes, selected
 	}
 
@@ -87,13 +90,21 @@ func Scale(shards []Shard, replicas int32, candidates []Candidate) (sizes []int3
 		}
 	}
 
-	before, shortfalls, missing := slices.Clone(sizes), make([]shortfall, len(shards)), make([]int32, len(shards))
+	before, shortfalls := slices.Clone(sizes), make([]shortfall, len(shards))
+	missing, removable := make([]int32, len(shards)), make([]int32, len(shards))
 	for i := range shards {
-		shortfalls[i] = shards[i].shortfall(candidates)
-		missing[i] = shortfalls[i].total()
+		if !shards[i].Fixed {
+			shortfalls[i] = shards[i].shortfall(candidates)
+			missing[i] = shortfalls[i].total()
+		}
 	}
 	surplus -= shrink(sizes, missing, surplus)
-	shrink(sizes, sizes, surplus)
+	for i := range shards {
+		if !shards[i].Fixed {
+			removable[i] = sizes[i]
+		}
+	}
+	shrink(sizes, removable, surplus)
 	for i := range shards {
 		selected[i] = append(selected[i], shortfalls[i].remove(before[i]-sizes[i])...)
 	}
@@ -107,6 +118,22 @@ func Sizes(shards []Shard) []int32 {
 		sizes[i] = shard.Size
 	}
 	return sizes
+}
+
+// growVariable adds n to the sizes of the shards that are not fixed (see grow).
+func growVariable(shards []Shard, sizes []int32, n int32) {
+	var variable []int32
+	for i := range shards {
+		if !shards[i].Fixed {
+			variable = append(variable, sizes[i])
+		}
+	}
+	grow(variable, n)
+	for i := range shards {
+		if !shards[i].Fixed {
+			sizes[i], variable = variable[0], variable[1:]
+		}
+	}
 }
 
 // sortCandidates returns the candidates in the order of their removal: annotated

@@ -12,12 +12,17 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// prefix is what the names of all variables begin with.
+// prefix is what the names of the variables of Nstance begin with.
 const prefix = "NSTANCE_"
 
 // Set sets each flag that was not given from the environment variable of its name:
 // --cluster-id from NSTANCE_CLUSTER_ID.
 func Set(flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
+	return SetFrom(prefix, flags, lookup)
+}
+
+// SetFrom is Set with variables whose names begin with another prefix.
+func SetFrom(prefix string, flags *pflag.FlagSet, lookup func(string) (string, bool)) error {
 	var wrong []error
 	flags.VisitAll(func(flag *pflag.Flag) {
 		// These exit, and are not settings.

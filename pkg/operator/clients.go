@@ -14,21 +14,26 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/election"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
+	"nstance.dev/operator/pkg/nstance"
+	"nstance.dev/operator/pkg/serving"
 )
+
+// leaseName is the name of the Lease of the leader.
+const leaseName = "nstance-operator-leader-election"
 
 // clients reach the API server, one for each family of kinds. They change nothing
 // without the lease.
 type clients struct {
-	lease    *lease
+	lease    *election.Lease
 	kube     kubernetes.Interface
 	metadata metadata.Interface
 	nstance  versioned.Interface
 	capi     *capi.Client
 	// metrics decides who may read the metrics. Reviews change nothing, and standbys
 	// make them too.
-	metrics *metricsAccess
+	metrics *serving.Access
 	// ca verifies the API server's certificate, PEM.
 	ca []byte
 }
@@ -40,7 +45,7 @@ func newClients(options *Options) (*clients, error) {
 	}
 	// The API server's priority and fairness decides, not a limit of our own.
 	config.QPS = -1
-	rest.AddUserAgent(config, controller.FieldManager)
+	rest.AddUserAgent(config, nstance.FieldManager)
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, fmt.Errorf("load the TLS files for the API server: %w", err)
 	}
@@ -50,15 +55,15 @@ func newClients(options *Options) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("make the client for the lease: %w", err)
 	}
-	if made.lease, err = newLease(leases, options); err != nil {
+	if made.lease, err = election.New(leases, options.Namespace, leaseName, options.Timing); err != nil {
 		return nil, err
 	}
 	reviews, err := kubernetes.NewForConfig(config)
 	if err != nil {
 		return nil, fmt.Errorf("make the client for access reviews: %w", err)
 	}
-	made.metrics = newMetricsAccess(reviews.AuthenticationV1(), reviews.AuthorizationV1())
-	config.Wrap(made.lease.guard)
+	made.metrics = serving.NewAccess(reviews.AuthenticationV1(), reviews.AuthorizationV1())
+	config.Wrap(made.lease.Guard)
 	builtIn := rest.CopyConfig(config)
 	builtIn.ContentType = runtime.ContentTypeProtobuf
 	builtIn.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON

@@ -14,7 +14,6 @@ import (
 	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/utils/clock"
 
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/cluster"
 	"nstance.dev/operator/pkg/controller/drain"
 	"nstance.dev/operator/pkg/controller/importer"
@@ -24,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/controller/poolmember"
 	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/controller/shardgroup"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard/identity"
 )
 
@@ -52,7 +52,7 @@ func (l *controllerList) add(c leaderController, err error) {
 }
 
 // newControllers constructs the controllers. Those that others depend on come first.
-func newControllers(options *Options, clients *clients, identity cluster.Identity, d controller.Dependencies) ([]leaderController, error) {
+func newControllers(options *Options, clients *clients, identity cluster.Identity, d nstance.Dependencies) ([]leaderController, error) {
 	pools, err := machinepool.New(d)
 	if err != nil {
 		return nil, err
@@ -72,12 +72,15 @@ func newControllers(options *Options, clients *clients, identity cluster.Identit
 	list.add(importer.New(d))
 	list.add(machine.New(d, machine.Options{Drains: drains}))
 	list.add(poolmember.New(d))
-	list.add(ondemand.New(d, ondemand.Options{Limit: options.OnDemandLimit}))
+	list.add(ondemand.New(d, ondemand.Options{
+		Limit: options.OnDemandLimit, DrainTimeout: options.OnDemandDrainTimeout,
+		Namespaces: options.OnDemandNamespaces, Groups: options.OnDemandGroups,
+	}))
 	return list.controllers, errors.Join(list.errs...)
 }
 
-func (c *components) dependencies(options *Options, clients *clients, informers *informers, recorder events.EventRecorder) controller.Dependencies {
-	return controller.Dependencies{
+func (c *components) dependencies(options *Options, clients *clients, informers *informers, recorder events.EventRecorder) nstance.Dependencies {
+	return nstance.Dependencies{
 		Namespace:   options.Namespace,
 		ClusterName: options.ClusterName(),
 		Kube:        clients.kube,

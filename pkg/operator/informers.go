@@ -14,17 +14,17 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/cluster"
 	"nstance.dev/operator/pkg/controller/drain"
 	"nstance.dev/operator/pkg/controller/ondemand"
 	"nstance.dev/operator/pkg/generated/informers/externalversions"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // informers watch everything in Kubernetes that the operator reads. Their caches omit
 // fields that it does not read.
 type informers struct {
-	controller.Informers
+	nstance.Informers
 
 	shards, ca, nonce, key, cert cache.SharedIndexInformer
 
@@ -34,7 +34,7 @@ type informers struct {
 }
 
 func newInformers(clients *clients, options *Options) (*informers, error) {
-	nstance := externalversions.NewSharedInformerFactoryWithOptions(clients.nstance, options.ResyncPeriod,
+	kinds := externalversions.NewSharedInformerFactoryWithOptions(clients.nstance, options.ResyncPeriod,
 		externalversions.WithNamespace(options.Namespace),
 		externalversions.WithTransform(trim))
 	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
@@ -42,8 +42,8 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(drain.TrimVolumeAttachment))
 
-	all := &informers{Informers: controller.Informers{
-		Nstance:           nstance.Infrastructure().V1beta1(),
+	all := &informers{Informers: nstance.Informers{
+		Nstance:           kinds.Infrastructure().V1beta1(),
 		Clusters:          capi.NewClusterInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		MachinePools:      capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Machines:          capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
@@ -51,7 +51,7 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		Pods:              ondemand.NewPodInformer(clients.metadata, options.ClusterName(), options.ResyncPeriod),
 		VolumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
 	}}
-	all.start = append(all.start, nstance.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
+	all.start = append(all.start, kinds.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
 		func(ctx context.Context) { go all.Pods.RunWithContext(ctx) })
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{
 		all.Clusters:     trim,

@@ -7,22 +7,21 @@ package operator
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"sync"
 
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/klog/v2"
-	"k8s.io/utils/clock"
 
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/registration"
+	"nstance.dev/operator/pkg/election"
+	"nstance.dev/operator/pkg/nstance"
+	"nstance.dev/operator/pkg/serving"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
@@ -43,16 +42,16 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	health := newHealth()
-	metrics := newMetricsHandler()
+	health := serving.NewHealth()
+	metrics := serving.NewMetricsHandler("nstance_operator", controller.SyncPanics)
 	unprotected := metrics
 	if options.MetricsAddress != "" {
 		unprotected = http.NotFoundHandler()
 	}
-	if err := health.serve(ctx, options.HTTPAddress, unprotected); err != nil {
+	if err := health.Serve(ctx, options.HTTPAddress, unprotected); err != nil {
 		return err
 	}
-	recorder, err := newRecorder(ctx, clients)
+	recorder, err := controller.NewRecorder(ctx, clients.kube, nstance.FieldManager, v1beta1.AddToScheme)
 	if err != nil {
 		return err
 	}
@@ -69,7 +68,7 @@ func Run(ctx context.Context, options *Options) error {
 		return err
 	}
 	if options.MetricsAddress != "" {
-		if err := components.webhook.serveMetrics(ctx, options.MetricsAddress, clients.metrics.protect(metrics)); err != nil {
+		if err := components.webhook.serveMetrics(ctx, options.MetricsAddress, clients.metrics.Protect(metrics)); err != nil {
 			return err
 		}
 	}
@@ -80,29 +79,14 @@ func Run(ctx context.Context, options *Options) error {
 	if err := components.registration.Check(); err != nil {
 		return err
 	}
-	health.synced.Store(true)
+	health.Synced.Store(true)
 	klog.FromContext(ctx).Info("Caches are complete", "namespace", options.Namespace, "cluster", options.ClusterName())
-	return lead(ctx, clients.lease, options, health.watchdog, func(ctx context.Context) error {
-		if err := checkNotRestored(ctx, cachedKinds(clients, informers, options.Namespace)); err != nil {
+	return election.Lead(ctx, clients.lease, health.Watchdog, func(ctx context.Context) error {
+		if err := election.CheckNotRestored(ctx, cachedKinds(clients, informers, options.Namespace)); err != nil {
 			return err
 		}
 		return components.work(ctx)
 	})
-}
-
-func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
-	scheme := runtime.NewScheme()
-	if err := clientgoscheme.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("register built-in kinds: %w", err)
-	}
-	if err := v1beta1.AddToScheme(scheme); err != nil {
-		return nil, fmt.Errorf("register our kinds: %w", err)
-	}
-	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clients.kube.EventsV1()})
-	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
-		return nil, fmt.Errorf("start recording events: %w", err)
-	}
-	return controller.LimitEvents(broadcaster.NewRecorder(scheme, controller.FieldManager), clock.RealClock{}), nil
 }
 
 // components run on the leader. The webhook is served on every replica.
@@ -141,7 +125,7 @@ func newComponents(
 		Confirmed:      c.configuration.confirmed,
 	})
 	c.groups.AddHandler(shard.GroupHandler{OnError: c.configuration.errorReported})
-	c.webhook, err = newWebhook(ctx, options, clients, informers)
+	c.webhook, err = newWebhook(ctx, options, clients, informers, c.groups)
 	if err != nil {
 		return nil, err
 	}

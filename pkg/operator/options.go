@@ -7,22 +7,19 @@ import (
 	"errors"
 	"fmt"
 	"net/url"
-	"os"
 	"strconv"
 	"strings"
 	"time"
 
 	"github.com/spf13/pflag"
 	"k8s.io/apimachinery/pkg/util/validation"
-	"k8s.io/client-go/tools/leaderelection"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/ondemand"
+	"nstance.dev/operator/pkg/election"
 	"nstance.dev/operator/pkg/flagenv"
 	"nstance.dev/operator/pkg/identifier"
 )
-
-// podNamespaceFile contains the namespace of the Pod of this process.
-const podNamespaceFile = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"
 
 // Options are the settings of the operator. Each is a flag, and an environment
 // variable of the same name with the prefix NSTANCE_.
@@ -66,10 +63,14 @@ type Options struct {
 	// OnDemandLimit is how many machines the Pods of one namespace may have of one
 	// group; 0 means any number.
 	OnDemandLimit int
+	// OnDemandDrainTimeout is how long the drain of a machine of a Pod may take; 0 means
+	// any time.
+	OnDemandDrainTimeout time.Duration
+	// OnDemandNamespaces and OnDemandGroups are the namespaces whose Pods may request
+	// machines, and the groups of which they may; empty means all.
+	OnDemandNamespaces, OnDemandGroups []string
 
-	// LeaseDuration, RenewDeadline and RetryPeriod are those of client-go's
-	// leader election.
-	LeaseDuration, RenewDeadline, RetryPeriod time.Duration
+	election.Timing
 	// ResyncPeriod is after what time every object is looked at again.
 	ResyncPeriod time.Duration
 }
@@ -91,9 +92,8 @@ func DefaultOptions() *Options {
 		CAPIServiceAccount:   "nstance-capi-workload",
 		CAPIKubeconfigServer: "https://kubernetes.default.svc:443",
 		OnDemandLimit:        100,
-		LeaseDuration:        15 * time.Second,
-		RenewDeadline:        10 * time.Second,
-		RetryPeriod:          800 * time.Millisecond,
+		OnDemandDrainTimeout: time.Hour,
+		Timing:               election.DefaultTiming(),
 		ResyncPeriod:         10 * time.Minute,
 	}
 }
@@ -118,9 +118,10 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
 	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
 	flags.IntVar(&o.OnDemandLimit, "on-demand-limit", o.OnDemandLimit, "how many machines the Pods of one namespace may have of one group; 0 for any number")
-	flags.DurationVar(&o.LeaseDuration, "leader-elect-lease-duration", o.LeaseDuration, "how long a standby waits for a silent leader")
-	flags.DurationVar(&o.RenewDeadline, "leader-elect-renew-deadline", o.RenewDeadline, "how long a leader tries to renew before it gives up")
-	flags.DurationVar(&o.RetryPeriod, "leader-elect-retry-period", o.RetryPeriod, "how long to wait between two tries to get or renew the lease")
+	flags.DurationVar(&o.OnDemandDrainTimeout, "on-demand-drain-timeout", o.OnDemandDrainTimeout, "how long Cluster API may drain the machine of a Pod; 0 for any time")
+	flags.StringSliceVar(&o.OnDemandNamespaces, "on-demand-namespaces", o.OnDemandNamespaces, "namespaces whose Pods may request machines, separated by commas; empty for all")
+	flags.StringSliceVar(&o.OnDemandGroups, "on-demand-groups", o.OnDemandGroups, "groups of which Pods may request machines, separated by commas; empty for all")
+	o.Timing.AddFlags(flags)
 	flags.DurationVar(&o.ResyncPeriod, "resync-period", o.ResyncPeriod, "after what time every object is looked at again")
 }
 
@@ -135,12 +136,9 @@ func (o *Options) Complete() error {
 	if o.Namespace != "" {
 		return nil
 	}
-	namespace, err := os.ReadFile(podNamespaceFile)
-	if err != nil {
-		return fmt.Errorf("--namespace is not set and the Pod's own cannot be read: %w", err)
-	}
-	o.Namespace = strings.TrimSpace(string(namespace))
-	return nil
+	var err error
+	o.Namespace, err = election.PodNamespace()
+	return err
 }
 
 // Validate returns every wrong option, by the name of its flag.
@@ -187,20 +185,20 @@ func (o *Options) Validate() error {
 	if o.OnDemandLimit < 0 {
 		refuse("on-demand-limit", "%d must not be negative", o.OnDemandLimit)
 	}
-	if o.RetryPeriod <= 0 {
-		refuse("leader-elect-retry-period", "%s must be more than 0", o.RetryPeriod)
+	for _, namespace := range o.OnDemandNamespaces {
+		if problems := validation.IsDNS1123Label(namespace); len(problems) > 0 {
+			refuse("on-demand-namespaces", "%q: %s", namespace, strings.Join(problems, "; "))
+		}
 	}
-	// client-go's election adds some jitter to the period.
-	if least := time.Duration(leaderelection.JitterFactor * float64(o.RetryPeriod)); o.RenewDeadline <= least {
-		refuse("leader-elect-renew-deadline", "%s must be more than %s, the retry period and a fifth", o.RenewDeadline, least)
+	for _, group := range o.OnDemandGroups {
+		if err := identifier.Validate(group); err != nil {
+			refuse("on-demand-groups", "%q: %v", group, err)
+		}
 	}
-	// A Lease counts in seconds.
-	if o.LeaseDuration < time.Second {
-		refuse("leader-elect-lease-duration", "%s must be at least 1s", o.LeaseDuration)
+	if o.OnDemandDrainTimeout < 0 || o.OnDemandDrainTimeout > ondemand.MaxDrainTimeout {
+		refuse("on-demand-drain-timeout", "%s must be 0s to %s", o.OnDemandDrainTimeout, ondemand.MaxDrainTimeout)
 	}
-	if o.LeaseDuration <= o.RenewDeadline {
-		refuse("leader-elect-lease-duration", "%s must be more than the renew deadline %s", o.LeaseDuration, o.RenewDeadline)
-	}
+	o.Timing.Validate(refuse)
 	if o.ResyncPeriod < 0 {
 		refuse("resync-period", "%s must not be negative", o.ResyncPeriod)
 	}

@@ -15,6 +15,9 @@ import (
 	"nstance.dev/operator/pkg/controller"
 )
 
+// metricsService is the Service of the manifests that clients read metrics at.
+const metricsService = "nstance-operator-metrics"
+
 // webhook is the admission webhook. It is served on every replica; the leader
 // keeps its certificate.
 type webhook struct {
@@ -25,12 +28,12 @@ type webhook struct {
 	certificates *certificate.Controller
 }
 
-func newWebhook(ctx context.Context, options *Options, clients *clients, informers *informers) (*webhook, error) {
+func newWebhook(ctx context.Context, options *Options, clients *clients, informers *informers, groups admission.Groups) (*webhook, error) {
 	w := &webhook{}
 	var err error
 	w.validator, err = admission.NewValidator(
 		admission.Config{Namespace: options.Namespace, ClusterName: options.ClusterName(), ShardsConfigMap: options.ShardsConfigMap},
-		informers.Nstance.NstanceMachinePools(), informers.MachinePools, informers.Clusters, informers.shards)
+		informers.Nstance.NstanceMachinePools(), informers.MachinePools, informers.Clusters, informers.shards, groups)
 	if err != nil {
 		return nil, err
 	}

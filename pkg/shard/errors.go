@@ -95,16 +95,23 @@ func hasReason(err error, reason string) bool {
 // the request: InvalidArgument, FailedPrecondition, or Internal with a text. The
 // same request is rejected again until the server's configuration changes. Servers
 // return Internal for violated restrictions of static groups and for unknown
-// templates, with the reason in the text (docs/protocol.md#errors). A request that is
-// only stale is not rejected.
+// templates, with the reason in the text (docs/protocol.md#errors). See IsUnclear. A
+// request that is only stale is not rejected.
 func IsRejected(err error) bool {
 	switch code(err) {
 	case codes.InvalidArgument, codes.FailedPrecondition:
 		return !IsStale(err)
 	case codes.Internal:
-		return Message(err) != ""
+		return IsUnclear(err)
 	}
 	return false
+}
+
+// IsUnclear reports whether err, wrapped or not, is Internal with a text: either a
+// rejection, or a call whose connection broke, which may have had its effect. The texts
+// of servers are constant, so one that is returned again is a rejection.
+func IsUnclear(err error) bool {
+	return code(err) == codes.Internal && Message(err) != ""
 }
 
 // IsStale reports whether err, wrapped or not, means that the server has accepted a

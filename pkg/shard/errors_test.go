@@ -57,6 +57,18 @@ func check(t *testing.T, err error, unreachable, rejected bool, message string) 
 	assert.Equal(t, message, shard.Message(err), "Message(%v)", err)
 }
 
+func TestIsUnclear(t *testing.T) {
+	for _, err := range []error{
+		status.Error(codes.Internal, "unknown template"),
+		fmt.Errorf("sync: %w", status.Error(codes.Internal, "stream terminated by RST_STREAM with error code: INTERNAL_ERROR")),
+	} {
+		assert.True(t, shard.IsUnclear(err), "%v", err)
+	}
+	for _, err := range []error{nil, status.Error(codes.Internal, ""), status.Error(codes.InvalidArgument, "bad key"), errors.New("other")} {
+		assert.False(t, shard.IsUnclear(err), "%v", err)
+	}
+}
+
 // Only the detail distinguishes a stale request from a rejected configuration.
 func TestIsStale(t *testing.T) {
 	with := func(code codes.Code, detail *errdetails.ErrorInfo) error {

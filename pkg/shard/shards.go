@@ -52,6 +52,12 @@ type Groups interface {
 	// Reachable reports whether the shard is connected, and the reason when it is
 	// not. There is no reason while the first connection is being made.
 	Reachable(shard string) (bool, error)
+	// Relist has the groups of a shard listed soon, and returns a mark for ListedSince.
+	Relist(shard string) (mark uint64)
+	// ListedSince reports whether the cache has the groups of a list that began after the
+	// call of Relist that returned mark: they are newer than a call of the Client that had
+	// returned before.
+	ListedSince(shard string, mark uint64) bool
 	// Observe puts the reply to UpsertGroup into the cache. No handler is called.
 	Observe(shard string, group Group)
 	// AddHandler registers handler.

@@ -25,7 +25,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 	"k8s.io/utils/ptr"
 
-	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/controller/apitest"
 )
 
 const (
@@ -75,7 +75,7 @@ func (h *harness) sync(want ...string) time.Duration {
 	h.t.Helper()
 	h.ClearActions()
 	requeue := h.step()
-	assert.Equal(h.t, want, controllertest.Writes(&h.Fake), "wrote")
+	assert.Equal(h.t, want, apitest.Writes(h), "wrote")
 	return requeue
 }
 

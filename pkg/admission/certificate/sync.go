@@ -16,7 +16,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
 
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // staleRetry is how long a sync waits for the caches to show its last writes.
@@ -105,7 +105,7 @@ func (c *Controller) store(ctx context.Context, secret *corev1.Secret, want mate
 	if same {
 		return nil
 	}
-	written, err := c.secrets.Apply(ctx, corev1ac.Secret(c.config.Secret, c.config.Namespace).WithData(data), controller.Apply)
+	written, err := c.secrets.Apply(ctx, corev1ac.Secret(c.config.Secret, c.config.Namespace).WithData(data), nstance.Apply)
 	if err != nil {
 		return fmt.Errorf("apply Secret %s: %w", c.secretKey(), err)
 	}
@@ -130,7 +130,7 @@ func (c *Controller) inject(ctx context.Context, configuration *admissionregistr
 		apply.WithWebhooks(admissionregistrationv1ac.ValidatingWebhook().WithName(webhook.Name).
 			WithClientConfig(admissionregistrationv1ac.WebhookClientConfig().WithCABundle(bundle...)))
 	}
-	written, err := c.configurations.Apply(ctx, apply, controller.Apply)
+	written, err := c.configurations.Apply(ctx, apply, nstance.Apply)
 	if err != nil {
 		return fmt.Errorf("apply ValidatingWebhookConfiguration %s: %w", configuration.Name, err)
 	}

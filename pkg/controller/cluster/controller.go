@@ -24,6 +24,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // Options are the settings of the controller.
@@ -71,7 +72,7 @@ type Controller struct {
 
 // New returns a controller that has registered its handlers. Of the informer
 // Kubeconfig it uses the Secret of SecretName.
-func New(d controller.Dependencies, o Options) (*Controller, error) {
+func New(d nstance.Dependencies, o Options) (*Controller, error) {
 	nstanceClusters := d.Informers.Nstance.NstanceClusters()
 	secrets := d.Informers.Kubeconfig
 	c := &Controller{

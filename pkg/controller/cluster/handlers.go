@@ -7,13 +7,13 @@ import (
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // clusterChanged enqueues the cluster when the Cluster was created or deleted, and
 // when it was paused or unpaused.
 func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
-	if before == nil || after == nil || controller.PausedBy(before) != controller.PausedBy(after) {
+	if before == nil || after == nil || nstance.PausedBy(before) != nstance.PausedBy(after) {
 		c.enqueue()
 	}
 }

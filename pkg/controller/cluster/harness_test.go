@@ -23,6 +23,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/apitest"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -121,7 +122,7 @@ func (h *harness) applySecret(action clienttesting.Action) (bool, runtime.Object
 
 func (h *harness) recordWrite(action clienttesting.Action) (bool, runtime.Object, error) {
 	if verb := action.GetVerb(); verb != "get" && verb != "list" && verb != "watch" {
-		h.writes = append(h.writes, controllertest.Describe(action))
+		h.writes = append(h.writes, apitest.Describe(action))
 	}
 	return false, nil, nil
 }

@@ -18,7 +18,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 const (
@@ -96,7 +96,7 @@ func (c *Controller) writeSecret(ctx context.Context, secret *corev1.Secret) err
 	source, name := c.options.Kubeconfig, SecretName(c.name)
 	granted, err := c.serviceAccounts.CreateToken(ctx, source.ServiceAccount, &authenticationv1.TokenRequest{
 		Spec: authenticationv1.TokenRequestSpec{ExpirationSeconds: ptr.To(int64(tokenLifetime.Seconds()))},
-	}, metav1.CreateOptions{FieldManager: controller.FieldManager})
+	}, metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if err != nil {
 		return fmt.Errorf("request a token of ServiceAccount %s/%s: %w", c.namespace, source.ServiceAccount, err)
 	}
@@ -116,7 +116,7 @@ func (c *Controller) writeSecret(ctx context.Context, secret *corev1.Secret) err
 		WithType(secretType).
 		WithLabels(map[string]string{clusterv1.ClusterNameLabel: c.name}).
 		WithAnnotations(map[string]string{v1beta1.AnnotationTokenExpiry: annotation}).
-		WithData(map[string][]byte{kubeconfigKey: kubeconfig}), controller.Apply)
+		WithData(map[string][]byte{kubeconfigKey: kubeconfig}), nstance.Apply)
 	if err != nil {
 		return fmt.Errorf("apply Secret %s/%s: %w", c.namespace, name, err)
 	}

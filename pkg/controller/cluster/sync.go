@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // nstanceClusterKind is the kind of the cluster's infrastructure and control plane.
@@ -45,7 +46,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, nil
 	}
 	if !c.writes.CaughtUp(key) || !c.secretWrites.CaughtUp(c.secretKey()) {
-		return controller.StaleRetry, nil
+		return max(c.writes.Delay(key), c.secretWrites.Delay(c.secretKey())), nil
 	}
 	observed, err := c.observe()
 	if err != nil {
@@ -103,9 +104,9 @@ func (o observation) isBeingDeleted() bool {
 // pausedBy returns what pauses the cluster, or "" if nothing does.
 func (o observation) pausedBy() string {
 	if o.nstanceCluster == nil {
-		return controller.PausedBy(o.cluster)
+		return nstance.PausedBy(o.cluster)
 	}
-	return controller.PausedBy(o.cluster, o.nstanceCluster)
+	return nstance.PausedBy(o.cluster, o.nstanceCluster)
 }
 
 // ensureSpec creates the NstanceCluster, and reverts changes of its endpoint. The
@@ -121,7 +122,7 @@ func (c *Controller) ensureSpec(ctx context.Context, nstanceCluster *v1beta1.Nst
 	default:
 		return nstanceCluster, nil
 	}
-	written, err := c.nstanceClusters.Apply(ctx, applyv1beta1.NstanceCluster(c.name, c.namespace).WithSpec(spec), controller.Apply)
+	written, err := c.nstanceClusters.Apply(ctx, applyv1beta1.NstanceCluster(c.name, c.namespace).WithSpec(spec), nstance.Apply)
 	if err != nil {
 		return nil, fmt.Errorf("apply NstanceCluster %s/%s: %w", c.namespace, c.name, err)
 	}
@@ -139,7 +140,7 @@ func (c *Controller) ensureStatus(ctx context.Context, nstanceCluster *v1beta1.N
 	if equality.Semantic.DeepEqual(status, nstanceCluster.Status) {
 		return nil
 	}
-	written, err := c.nstanceClusters.ApplyStatus(ctx, applyStatus(nstanceCluster, status), controller.Apply)
+	written, err := c.nstanceClusters.ApplyStatus(ctx, applyStatus(nstanceCluster, status), nstance.Apply)
 	if err != nil {
 		return fmt.Errorf("write the status of NstanceCluster %s: %w", klog.KObj(nstanceCluster), err)
 	}
@@ -150,7 +151,7 @@ func (c *Controller) ensureStatus(ctx context.Context, nstanceCluster *v1beta1.N
 
 // createCluster creates the Cluster. Its spec belongs to the user afterwards.
 func (c *Controller) createCluster(ctx context.Context) error {
-	_, err := c.clusters.Create(ctx, newCluster(c.namespace, c.name), metav1.CreateOptions{FieldManager: controller.FieldManager})
+	_, err := c.clusters.Create(ctx, newCluster(c.namespace, c.name), metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		return fmt.Errorf("create Cluster %s/%s: %w", c.namespace, c.name, err)
 	}

@@ -6,7 +6,6 @@ package controllertest
 import (
 	"context"
 	"errors"
-	"strconv"
 
 	"github.com/stretchr/testify/require"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -44,5 +43,5 @@ func replace[T any](a *API, informer cache.SharedIndexInformer, items []T) {
 	for i := range items {
 		objects[i] = &items[i]
 	}
-	require.NoError(a.t, informer.GetIndexer().Replace(objects, strconv.FormatInt(a.version.Load(), 10)))
+	require.NoError(a.t, informer.GetIndexer().Replace(objects, a.Version()))
 }

@@ -23,7 +23,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
@@ -41,7 +41,7 @@ type Harness struct {
 	*API
 	// Dependencies are those of the controller under test. A test may replace
 	// fields of it before it constructs the controller.
-	controller.Dependencies
+	nstance.Dependencies
 
 	T testing.TB
 	// Ctx has a logger that writes to the test.
@@ -76,14 +76,14 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 		recorder:   events.NewFakeRecorder(10_000),
 	}
 	kube := kubeinformers.NewSharedInformerFactory(h.KubeClient, 0)
-	h.Dependencies = controller.Dependencies{
+	h.Dependencies = nstance.Dependencies{
 		Namespace:   Namespace,
 		ClusterName: ClusterName,
 		Kube:        h.KubeClient,
 		Metadata:    metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()),
 		Nstance:     h.InfrastructureV1beta1(),
 		CAPI:        h.CAPI.Client,
-		Informers: controller.Informers{
+		Informers: nstance.Informers{
 			Nstance:           h.NewInformers(),
 			Clusters:          capi.NewClusterInformer(h.CAPI.Client, Namespace, 0),
 			MachinePools:      capi.NewMachinePoolInformer(h.CAPI.Client, Namespace, 0),

@@ -276,6 +276,9 @@ func (s *apiServer) reactToEviction(action clienttesting.Action) (bool, runtime.
 // its name, or overwrite a later version.
 func (s *apiServer) reactToPatchNode(action clienttesting.Action) (bool, runtime.Object, error) {
 	patch := action.(clienttesting.PatchAction)
+	if patch.GetPatchType() == types.JSONPatchType {
+		return false, nil, nil
+	}
 	var applied metav1.PartialObjectMetadata
 	if err := json.Unmarshal(patch.GetPatch(), &applied); err != nil {
 		return true, nil, err

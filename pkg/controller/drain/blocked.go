@@ -74,6 +74,12 @@ func newBlockage(node string, pod *corev1.Pod, budgets []string, err error) *blo
 	return &blockage{pod: pod, message: message, note: message + ": " + evictionMessage(err), reason: v1beta1.ReasonDrainBlocked}
 }
 
+// newStuckPod returns the blockage by a Pod that does not terminate.
+func newStuckPod(node string, pod *corev1.Pod) blockage {
+	message := fmt.Sprintf("Node %s: Pod %s is being deleted and does not terminate", node, klog.KObj(pod))
+	return blockage{pod: pod, message: message, note: message + ": its grace period is over", reason: v1beta1.ReasonDrainBlocked}
+}
+
 // newAmbiguity returns the blockage by several Nodes with the provider id of one
 // instance.
 func newAmbiguity(providerID string, nodes []*corev1.Node) blockage {
@@ -84,6 +90,15 @@ func newAmbiguity(providerID string, nodes []*corev1.Node) blockage {
 	slices.Sort(names)
 	message := fmt.Sprintf("provider id %q matches Nodes %s", providerID, strings.Join(names, ", "))
 	return blockage{message: message, note: message + ": none of them is drained", reason: v1beta1.ReasonAmbiguousProviderID}
+}
+
+// newFailure returns the blockage by requests that fail.
+func newFailure(instance string, nodes []*corev1.Node, err error) blockage {
+	message := fmt.Sprintf("instance %s cannot be drained: %v", instance, err)
+	if len(nodes) > 0 {
+		message = fmt.Sprintf("Node %s cannot be drained: %v", nodes[0].Name, err)
+	}
+	return blockage{message: message, note: message, reason: v1beta1.ReasonDrainBlocked}
 }
 
 // evictionMessage returns the most specific message of a failed eviction. The status

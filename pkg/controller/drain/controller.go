@@ -43,6 +43,7 @@ import (
 
 	"nstance.dev/operator/pkg/controller"
 	listers "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -61,7 +62,7 @@ const (
 type Controller struct {
 	controller.Registrations
 	client    kubernetes.Interface
-	nodes     *controller.Nodes
+	nodes     *nstance.Nodes
 	nodeIndex cache.Indexer
 	volumes   cache.Indexer
 	// shardGroups are the objects of events about instances without a Node.
@@ -88,8 +89,8 @@ type Controller struct {
 }
 
 // New returns a controller that has registered its handlers and metrics.
-func New(d controller.Dependencies) (*Controller, error) {
-	nodes, err := controller.NewNodes(d.Informers.Nodes)
+func New(d nstance.Dependencies) (*Controller, error) {
+	nodes, err := nstance.NewNodes(d.Informers.Nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -111,6 +112,7 @@ func New(d controller.Dependencies) (*Controller, error) {
 		byProviderID: make(map[string]sets.Set[Key]),
 	}
 	c.queue = controller.NewQueue("drain", c.sync)
+	c.queue.SeedWith(func() []Key { return c.keys(d.Shards.Shards()) })
 	c.shardCalls = controller.NewShardQueue("drain-calls", c.callShard, func(key Key) string { return key.Shard })
 	c.evictions = newEvictions(d.Kube, d.Clock, metrics, c.queue.Add)
 	c.nodeLookup = newNodeLookup(d.Kube, d.Clock, c.queue.AddAfter)

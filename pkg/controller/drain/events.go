@@ -19,9 +19,49 @@ const action = "Drain"
 // maxNote is the maximum length of a note in bytes. The API server allows 1024.
 const maxNote = 1000
 
-// recordBlockage records an event about a blockage on each Node.
-func (c *Controller) recordBlockage(nodes []*corev1.Node, b blockage) {
+// Reasons of the events of Nodes that are drained.
+const (
+	reasonDrainStarted   = "DrainStarted"
+	reasonDrainCompleted = "DrainCompleted"
+	// reasonDrainTimedOut: the deadline was reached before all Pods had left.
+	reasonDrainTimedOut = "DrainTimedOut"
+)
+
+// recordStart records that a Node was cordoned for a drain. The next leader finds it
+// cordoned, and does not record it again.
+func (c *Controller) recordStart(key Key, node *corev1.Node, reason string) {
+	controller.Record(c.recorder, node, reasonDrainStarted, action,
+		fmt.Sprintf("draining for the deletion of instance %s on shard %s, reason %s", key.Instance, key.Shard, reason))
+}
+
+// recordOutcome records the outcome of a drain about each Node. There is none if the
+// instance had none.
+func (c *Controller) recordOutcome(key Key, nodes []*corev1.Node, result outcome) {
 	for _, node := range nodes {
+		switch result {
+		case drained:
+			controller.Record(c.recorder, node, reasonDrainCompleted, action,
+				fmt.Sprintf("the Pods have left, and shard %s may delete instance %s", key.Shard, key.Instance))
+		case volumesAttached:
+			controller.Record(c.recorder, node, reasonDrainCompleted, action,
+				fmt.Sprintf("the Pods have left, some of their volumes are still attached, and shard %s may delete instance %s", key.Shard, key.Instance))
+		case timedOut:
+			controller.Warn(c.recorder, node, reasonDrainTimedOut, action,
+				fmt.Sprintf("the drain was not finished in time, and shard %s deletes instance %s with the Pods that are left", key.Shard, key.Instance))
+		}
+	}
+}
+
+// recordBlockage records an event about a blockage on each Node, or on the shard group of an
+// instance whose Node is not known.
+func (c *Controller) recordBlockage(key Key, observed observation, b blockage) {
+	if len(observed.nodes) == 0 {
+		if object, err := c.shardGroups.Get(v1beta1.ShardGroupName(observed.notice.Group, key.Shard)); err == nil {
+			controller.Warn(c.recorder, object, b.reason, action, b.note)
+		}
+		return
+	}
+	for _, node := range observed.nodes {
 		if b.pod == nil {
 			controller.Warn(c.recorder, node, b.reason, action, b.note)
 			continue

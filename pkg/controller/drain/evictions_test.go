@@ -160,7 +160,7 @@ func TestBlockedDrainIsReportedOnceByName(t *testing.T) {
 					advance(time.Minute)
 					h.shards.NotifyInstance("a", "i-n1")
 				}
-				if got, want := h.fakes.Events(), "Warning DrainBlocked "+c.message+c.note; len(got) != 1 || got[0] != want {
+				if got, want := h.warnings(), "Warning DrainBlocked "+c.message+c.note; len(got) != 1 || got[0] != want {
 					t.Errorf("events %q, want %q", got, want)
 				}
 				if n := h.count("list poddisruptionbudgets"); n != 1 {
@@ -206,7 +206,7 @@ func TestLongNoteIsTruncated(t *testing.T) {
 		h.rejectEviction = func(string) error { return errors.New(strings.Repeat("é", 2000)) }
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(25 * time.Second)
-		if got := h.fakes.Events(); len(got) != 1 || len(got[0]) > 1024+len("Warning DrainBlocked ") || strings.ContainsRune(got[0], '\uFFFD') {
+		if got := h.warnings(); len(got) != 1 || len(got[0]) > 1024+len("Warning DrainBlocked ") || strings.ContainsRune(got[0], '\uFFFD') {
 			t.Errorf("events %q", got)
 		}
 	})

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
+	"k8s.io/apimachinery/pkg/util/sets"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -37,6 +38,25 @@ func (c *Controller) shardChanged(shard string) {
 			c.queue.Add(key)
 		}
 	}
+}
+
+// keys returns the drains that shards have announced, and those that Nodes were cordoned
+// for.
+func (c *Controller) keys(shards []string) []Key {
+	keys := sets.New[Key]()
+	for _, id := range shards {
+		for _, notice := range c.notices.List(id) {
+			keys.Insert(Key{Shard: id, Instance: notice.InstanceID})
+		}
+	}
+	for _, object := range c.nodeIndex.List() {
+		if node, ok := object.(*corev1.Node); ok {
+			if key, ok := cordonedFor(node); ok {
+				keys.Insert(key)
+			}
+		}
+	}
+	return keys.UnsortedList()
 }
 
 // nodeChanged handles all changes of Nodes. Most of them are heartbeats, which are

@@ -5,7 +5,10 @@ package drain
 
 import (
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -38,4 +41,17 @@ func TestWhichChangesOfANodeAreRelevant(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A new leader starts with the drains of shards that have not announced them to it yet: the
+// Nodes were cordoned for them.
+func TestALeaderStartsWithAnnouncedDrainsAndCordonedNodes(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		cordoned := newNode("n1")
+		cordoned.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: "c/i-9"}
+		h := newHarness(t, cordoned, newNode("n2"))
+		h.announce("n2", time.Now().Add(time.Hour))
+		synctest.Wait()
+		assert.ElementsMatch(t, []Key{{"c", "i-9"}, {"a", "i-n2"}}, h.controller.keys([]string{"a", "b"}))
+	})
 }

@@ -6,6 +6,7 @@ package drain
 import (
 	"context"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"testing/synctest"
@@ -133,6 +134,17 @@ func (h *harness) announceOn(id, node string, deleteAt time.Time) {
 	h.shards.NotifyInstance(id, instance)
 }
 
+// startDeletion makes shard a report that it is deleting the instance of a Node.
+func (h *harness) startDeletion(node string) {
+	h.shards.Update(func() {
+		notices := h.shards.ByID["a"].Notices
+		notice := notices["i-"+node]
+		notice.State = shard.Deleting
+		notices["i-"+node] = notice
+	})
+	h.shards.NotifyInstance("a", "i-"+node)
+}
+
 // withdraw makes shard a withdraw the notice about the instance of a Node.
 func (h *harness) withdraw(node string) { h.withdrawOn("a", node) }
 
@@ -173,6 +185,11 @@ func (h *harness) expectCordonedBy(name, want string) {
 		got = "user"
 	}
 	assert.Equal(h.t, want, got, "Node %s is cordoned by", name)
+}
+
+// warnings returns the events of type Warning since the last call of this or fakes.Events.
+func (h *harness) warnings() []string {
+	return slices.DeleteFunc(h.fakes.Events(), func(event string) bool { return !strings.HasPrefix(event, "Warning ") })
 }
 
 // addNode creates a Node.

@@ -7,6 +7,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -27,8 +29,9 @@ import (
 // uncordon, after which Pods may start on the Node.
 
 // listEvictable lists the Pods that have to leave a Node before its machine is
-// deleted. The package comment describes which Pods these are.
-func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.Node) ([]corev1.Pod, error) {
+// deleted. The package comment describes which Pods these are. unreadable is the error of
+// reading their DaemonSets: the Pods of these are not listed.
+func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.Node) (pods []corev1.Pod, unreadable, err error) {
 	helper := drain.Helper{
 		Ctx:                 ctx,
 		Client:              c.client,
@@ -44,10 +47,13 @@ func (c *Controller) listEvictable(ctx context.Context, s *state, node *corev1.N
 	}
 	list, errs := helper.GetPodsForDeletion(node.Name)
 	if len(errs) > 0 {
-		// Some of these may be Pods whose DaemonSet could not be read.
-		return nil, fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, utilerrors.NewAggregate(errs))
+		slices.SortFunc(errs, func(a, b error) int { return strings.Compare(a.Error(), b.Error()) })
+		err = fmt.Errorf("list the Pods to evict from Node %s: %w", node.Name, utilerrors.NewAggregate(errs))
 	}
-	return list.Pods(), nil
+	if list == nil {
+		return nil, nil, err
+	}
+	return list.Pods(), err, nil
 }
 
 // listProviderIDs lists the provider ids of all Nodes, by their keys. An instance

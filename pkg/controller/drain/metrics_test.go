@@ -15,6 +15,8 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/prometheus/client_golang/prometheus/promhttp"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 )
 
 func TestMetrics(t *testing.T) {
@@ -68,4 +70,25 @@ func expectMetrics(t *testing.T, registry *prometheus.Registry, lines ...string)
 			t.Errorf("no metric %s", line)
 		}
 	}
+}
+
+// expectOutcomes compares the outcomes of all drains that were counted, as "outcome count".
+func (h *harness) expectOutcomes(want ...string) {
+	h.t.Helper()
+	families, err := h.registry.Gather()
+	require.NoError(h.t, err)
+	var got []string
+	for _, family := range families {
+		if family.GetName() != "nstance_operator_drain_duration_seconds" {
+			continue
+		}
+		for _, metric := range family.GetMetric() {
+			for _, label := range metric.GetLabel() {
+				if label.GetName() == "outcome" {
+					got = append(got, fmt.Sprintf("%s %d", label.GetValue(), metric.GetHistogram().GetSampleCount()))
+				}
+			}
+		}
+	}
+	assert.Equal(h.t, want, got, "the outcomes")
 }

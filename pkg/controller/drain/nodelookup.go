@@ -32,6 +32,8 @@ type nodeLookup struct {
 	requestedAt map[Key]time.Time
 	// notFoundAt is the time of the list that did not contain the Node.
 	notFoundAt map[Key]time.Time
+	// err is the error of the last list, nil for none.
+	err error
 }
 
 // allNodes is the only key of the queue.
@@ -54,6 +56,13 @@ func (l *nodeLookup) request(key Key, providerID string) {
 	}
 	l.mu.Unlock()
 	l.queue.AddAfter(allNodes, nodeListDelay)
+}
+
+// failed returns the error of the last list, nil for none.
+func (l *nodeLookup) failed() error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.err
 }
 
 // notFound reports whether a recent list did not contain the Node.
@@ -81,7 +90,14 @@ func (l *nodeLookup) sync(ctx context.Context, _ string) (time.Duration, error) 
 		return 0, nil
 	}
 	ids, err := listProviderIDs(ctx, l.client)
+	l.mu.Lock()
+	l.err = err
+	l.mu.Unlock()
 	if err != nil {
+		// The drains report it.
+		for key := range requested {
+			l.enqueue(key, blockedAfter)
+		}
 		return 0, err
 	}
 	for key, providerID := range requested {

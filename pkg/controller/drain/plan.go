@@ -22,6 +22,8 @@ type observation struct {
 	cordoned []*corev1.Node
 	// acknowledged is set when the shard has the acknowledgement of this notice.
 	acknowledged bool
+	// expired is set when it was reported that the deadline was reached.
+	expired bool
 	// nodes are the cached Nodes with the provider id. notFound is set when a live
 	// list did not contain any.
 	nodes    []*corev1.Node
@@ -37,11 +39,18 @@ type podsObservation struct {
 	// Pods are not listed again before listAfter.
 	classified bool
 	listAfter  time.Time
+	// readAgainAt is when the Pods are listed again because DaemonSets could not be read,
+	// zero when all were.
+	readAgainAt time.Time
 	// remaining are the Pods that have to leave and still block the drain.
 	remaining []*corev1.Pod
 	// gracePeriodEnd is the first time at which one of them no longer blocks the drain
 	// of an unreachable Node, zero for none.
 	gracePeriodEnd time.Time
+	// stuck are those that should have terminated. stuckAt is the first time at which
+	// that is true of another one, zero for none.
+	stuck   []*corev1.Pod
+	stuckAt time.Time
 	// attached is the number of volumes of evicted Pods that are attached to the Node,
 	// and emptySince the time since which no Pod remains.
 	attached   int
@@ -72,6 +81,8 @@ const (
 	// awaitVolumes waits until the volumes of evicted Pods are detached.
 	awaitVolumes
 	acknowledge
+	// expire reports that the deadline was reached before the drain was complete.
+	expire
 )
 
 // continuesEvictions reports whether evictions of the drain continue during a step.
@@ -88,7 +99,7 @@ type decision struct {
 	step step
 	// until is the time of the next sync if nothing changes before, zero for none.
 	until time.Time
-	// outcome is the outcome of a drain that is forgotten or acknowledged.
+	// outcome is the outcome of a drain that is forgotten, acknowledged or expired.
 	outcome outcome
 }
 
@@ -104,15 +115,18 @@ func plan(observed observation, now time.Time) decision {
 		return decision{step: checkWithdrawal}
 	case notice.State != shard.Draining:
 		return decision{step: forget, outcome: deleted}
-	case !observed.acknowledged && overdue(notice, now):
-		return decision{step: acknowledge, outcome: timedOut}
+	case !observed.acknowledged && !observed.expired && overdue(notice, now):
+		// The shard deletes the instance by its own clock. It may also have withdrawn a
+		// notice whose watch was interrupted: an acknowledgement would delete an instance
+		// whose Pods still run.
+		return decision{step: expire, outcome: timedOut}
 	case len(observed.nodes) == 1 && !observed.nodes[0].Spec.Unschedulable:
-		// A Node is cordoned also if it registered after the acknowledgement: no Pod may
-		// start on a machine that is about to be deleted. The drain continues when the
-		// cache shows the cordon, so that all Nodes of a burst are cordoned before the
+		// A Node is cordoned also if it registered after the acknowledgement or the deadline:
+		// no Pod may start on a machine that is about to be deleted. The drain continues when
+		// the cache shows the cordon, so that all Nodes of a burst are cordoned before the
 		// Pods of the first are listed.
 		return decision{step: cordon, until: now.Add(cordonTimeout)}
-	case observed.acknowledged:
+	case observed.acknowledged, overdue(notice, now):
 		return decision{step: nothing}
 	}
 	next := planDrain(observed, now)
@@ -122,8 +136,8 @@ func plan(observed observation, now time.Time) decision {
 	return next
 }
 
-// overdue reports whether the deadline of a notice is over: the shard has deleted the
-// instance, drained or not, or waits for nothing but the acknowledgement.
+// overdue reports whether the deadline of a notice is over: the shard deletes the
+// instance, drained or not.
 func overdue(notice *shard.DeletionNotice, now time.Time) bool {
 	return !notice.Deadline.IsZero() && !now.Before(notice.Deadline)
 }
@@ -151,7 +165,9 @@ func planDrain(observed observation, now time.Time) decision {
 	case !pods.classified:
 		return decision{step: classifyPods}
 	case len(pods.remaining) > 0:
-		return decision{step: evict, until: pods.gracePeriodEnd}
+		return decision{step: evict, until: earliest(earliest(pods.gracePeriodEnd, pods.stuckAt), pods.readAgainAt)}
+	case !pods.readAgainAt.IsZero():
+		return decision{step: nothing, until: pods.readAgainAt}
 	case pods.attached > 0 && now.Before(pods.emptySince.Add(volumeTimeout)):
 		return decision{step: awaitVolumes, until: pods.emptySince.Add(volumeTimeout)}
 	case pods.attached > 0:

@@ -28,6 +28,8 @@ func TestPlan(t *testing.T) {
 	remaining := podsObservation{watched: true, synced: true, classified: true, remaining: []*corev1.Pod{running, ending}}
 	unreachablePods := remaining
 	unreachablePods.gracePeriodEnd = now.Add(20 * time.Second)
+	endingPods := remaining
+	endingPods.stuckAt = now.Add(30 * time.Second)
 	empty := podsObservation{watched: true, synced: true, classified: true, emptySince: now}
 	attached, stuck := empty, empty
 	attached.attached, attached.emptySince = 1, now.Add(-volumeTimeout+time.Second)
@@ -45,8 +47,11 @@ func TestPlan(t *testing.T) {
 		"deleted":                          {observation{notice: &shard.DeletionNotice{State: shard.Deleted}, cordoned: one}, decision{step: forget, outcome: deleted}},
 		"not cordoned":                     {observation{notice: draining, nodes: []*corev1.Node{open}}, decision{step: cordon, until: now.Add(cordonTimeout)}},
 		"not cordoned, acknowledged":       {observation{notice: draining, nodes: []*corev1.Node{open}, acknowledged: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
-		"not cordoned, overdue":            {observation{notice: overdue, nodes: []*corev1.Node{open}}, decision{step: acknowledge, outcome: timedOut}},
-		"overdue":                          {observation{notice: overdue, nodes: one, pods: remaining}, decision{step: acknowledge, outcome: timedOut}},
+		"not cordoned, overdue":            {observation{notice: overdue, nodes: []*corev1.Node{open}}, decision{step: expire, outcome: timedOut}},
+		"not cordoned, expired":            {observation{notice: overdue, nodes: []*corev1.Node{open}, expired: true}, decision{step: cordon, until: now.Add(cordonTimeout)}},
+		"overdue":                          {observation{notice: overdue, nodes: one, pods: remaining}, decision{step: expire, outcome: timedOut}},
+		"overdue, expired":                 {observation{notice: overdue, nodes: one, expired: true}, decision{step: nothing}},
+		"expired, with a later deadline":   {observation{notice: draining, nodes: one, pods: remaining, expired: true}, decision{step: evict, until: deleteAt}},
 		"overdue, acknowledged":            {observation{notice: overdue, nodes: one, acknowledged: true}, decision{step: nothing}},
 		"acknowledged":                     {observation{notice: draining, nodes: one, acknowledged: true, pods: remaining}, decision{step: nothing}},
 		"two Nodes":                        {observation{notice: draining, nodes: []*corev1.Node{open, cordoned}}, decision{step: reportAmbiguity, until: deleteAt}},
@@ -60,6 +65,7 @@ func TestPlan(t *testing.T) {
 		"Pods remain":                      {observation{notice: draining, nodes: one, pods: remaining}, decision{step: evict, until: deleteAt}},
 		"Pods remain, no deadline":         {observation{notice: noDeadline, nodes: one, pods: remaining}, decision{step: evict}},
 		"Pods remain, Node unreachable":    {observation{notice: draining, nodes: one, pods: unreachablePods}, decision{step: evict, until: now.Add(20 * time.Second)}},
+		"Pods remain, one is deleted":      {observation{notice: draining, nodes: one, pods: endingPods}, decision{step: evict, until: now.Add(30 * time.Second)}},
 		"volumes attached":                 {observation{notice: draining, nodes: one, pods: attached}, decision{step: awaitVolumes, until: now.Add(time.Second)}},
 		"volumes attached for too long":    {observation{notice: draining, nodes: one, pods: stuck}, decision{step: acknowledge, outcome: volumesAttached, until: deleteAt}},
 		"no Pods":                          {observation{notice: draining, nodes: one, pods: empty}, decision{step: acknowledge, outcome: drained, until: deleteAt}},

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/utils/ptr"
@@ -18,6 +19,12 @@ import (
 // finished reports whether all containers of a Pod have terminated for good.
 func finished(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
+
+// controlledByDaemonSet reports whether a DaemonSet controls a Pod.
+func controlledByDaemonSet(pod *corev1.Pod) bool {
+	controller := metav1.GetControllerOfNoCopy(pod)
+	return controller != nil && controller.Kind == "DaemonSet"
 }
 
 // blocksDrain reports whether a Pod that has to leave blocks the drain of its Node.
@@ -45,25 +52,29 @@ func (s *state) gracePeriodEnd(pod *corev1.Pod, now time.Time) time.Time {
 }
 
 // classifyPods finds out by a live list which Pods of a Node have to leave, and
-// returns their number.
+// returns their number. While DaemonSets cannot be read, the others are evicted.
 func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.Node) (int, error) {
 	// A Pod that the watch shows before the list is in the list or was deleted.
 	watched := s.startList(c.clock.Now())
-	pods, err := c.listEvictable(ctx, s, node)
+	pods, unreadableErr, err := c.listEvictable(ctx, s, node)
 	if err != nil {
 		return 0, err
 	}
-	classified, leaving := sets.New[types.UID](), sets.New[types.UID]()
-	for _, pod := range watched {
-		classified.Insert(pod.UID)
-	}
+	classified, leaving, unreadable := sets.New[types.UID](), sets.New[types.UID](), sets.New[types.UID]()
 	for i := range pods {
 		classified.Insert(pods[i].UID)
 		leaving.Insert(pods[i].UID)
 	}
+	for _, pod := range watched {
+		classified.Insert(pod.UID)
+		if unreadableErr != nil && controlledByDaemonSet(pod) && !leaving.Has(pod.UID) {
+			unreadable.Insert(pod.UID)
+		}
+	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.classified, s.leaving = classified, leaving
+	s.unreadable, s.unreadableErr = unreadable, unreadableErr
 	return len(pods), nil
 }
 
@@ -72,6 +83,7 @@ func (c *Controller) classifyPods(ctx context.Context, s *state, node *corev1.No
 func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Node, now time.Time) (podsObservation, error) {
 	s.mu.Lock()
 	watch, classified, leaving, listAfter := s.watch, s.classified, s.leaving, s.listAfter
+	unreadable, unreadableErr := s.unreadable, s.unreadableErr
 	s.mu.Unlock()
 	if watch == nil || watch.node != node.Name {
 		return podsObservation{}, nil
@@ -81,28 +93,48 @@ func (c *Controller) observePods(ctx context.Context, s *state, node *corev1.Nod
 		return observed, nil
 	}
 	observed.classified = true
+	if unreadableErr != nil {
+		observed.readAgainAt = listAfter.Add(unreadablePeriod)
+		observed.classified = now.Before(observed.readAgainAt)
+	}
 	var staying []*corev1.Pod
 	for _, pod := range watch.pods() {
 		switch {
+		case unreadable.Has(pod.UID):
 		case !classified.Has(pod.UID):
 			observed.classified = false
 		case !leaving.Has(pod.UID):
 			staying = append(staying, pod)
 		case s.blocksDrain(pod, node, now):
 			observed.remaining = append(observed.remaining, pod)
-			if unreachable(node) && pod.DeletionTimestamp != nil {
-				observed.gracePeriodEnd = earliest(observed.gracePeriodEnd, s.gracePeriodEnd(pod, now))
-			}
+			s.observeDeletion(&observed, pod, node, now)
 		}
 	}
 	slices.SortFunc(observed.remaining, func(a, b *corev1.Pod) int { return strings.Compare(string(a.UID), string(b.UID)) })
-	observed.emptySince = s.setEmpty(observed.classified && len(observed.remaining) == 0, now)
+	observed.emptySince = s.setEmpty(observed.classified && len(observed.remaining) == 0 && unreadableErr == nil, now)
 	if observed.emptySince.IsZero() {
 		return observed, nil
 	}
 	var err error
 	observed.attached, err = c.attachedVolumes(ctx, node.Name, staying)
 	return observed, err
+}
+
+// observeDeletion adds until when a remaining Pod that is being deleted may take.
+func (s *state) observeDeletion(observed *podsObservation, pod *corev1.Pod, node *corev1.Node, now time.Time) {
+	if pod.DeletionTimestamp == nil {
+		return
+	}
+	end := s.gracePeriodEnd(pod, now)
+	stuckAt := end.Add(blockedAfter)
+	switch {
+	case unreachable(node):
+		observed.gracePeriodEnd = earliest(observed.gracePeriodEnd, end)
+	case now.Before(stuckAt):
+		observed.stuckAt = earliest(observed.stuckAt, stuckAt)
+	default:
+		observed.stuck = append(observed.stuck, pod)
+	}
 }
 
 // notDeleted returns the Pods without a deletion timestamp.

@@ -8,6 +8,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
@@ -78,6 +79,30 @@ func TestWhichPodsLeave(t *testing.T) {
 			})
 		})
 	}
+}
+
+// A kubelet that hangs does not terminate its Pods.
+func TestPodThatDoesNotTerminateIsReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		pod := newPod("web-0", "n1")
+		deletedWith(20*time.Second, 0)(pod)
+		h := newHarness(t, newNode("n1"), pod)
+		h.announce("n1", time.Now().Add(time.Hour))
+		advance(20*time.Second + blockedAfter - time.Second)
+		if blocked, message, _ := h.controller.OfInstance("a", "i-n1"); blocked {
+			t.Errorf("blocked too early: %s", message)
+		}
+		advance(2 * time.Second)
+		const want = "Node n1: Pod default/web-0 is being deleted and does not terminate"
+		if draining, blocked, message := h.controller.Summary("a", "workers"); draining != 1 || blocked != 1 || message != want {
+			t.Errorf("%d drains, %d blocked: %q", draining, blocked, message)
+		}
+		assert.Equal(t, []string{"Warning DrainBlocked " + want + ": its grace period is over"}, h.warnings(), "the events")
+		h.expectAcknowledged()
+		h.deletePod()
+		advance(time.Second)
+		h.expectAcknowledged("i-n1")
+	})
 }
 
 func withEmptyDir(pod *corev1.Pod) {

@@ -5,6 +5,8 @@ package drain
 
 import (
 	"context"
+	"fmt"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +25,24 @@ type podWatch struct {
 	informer cache.SharedIndexInformer
 	synced   func() bool
 	stop     context.CancelFunc
+
+	mu sync.Mutex
+	// err is the last error of the watch, nil for none.
+	err error
+}
+
+// failed returns the last error of the watch, nil for none. Each watch ends with an error
+// at some time, so it has a meaning only until the watch is complete for the first time.
+func (w *podWatch) failed() error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	return w.err
+}
+
+func (w *podWatch) setFailed(err error) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.err = err
 }
 
 // startPodWatch watches the Pods of a Node for a drain, which is enqueued on each
@@ -36,6 +56,15 @@ func (c *Controller) startPodWatch(ctx context.Context, key Key, s *state, node 
 		})
 	// Neither of these fails before an informer is started.
 	if err := informer.SetTransform(trimPod); err != nil {
+		panic(err)
+	}
+	watch := &podWatch{node: node, informer: informer}
+	err := informer.SetWatchErrorHandlerWithContext(func(ctx context.Context, r *cache.Reflector, err error) {
+		cache.DefaultWatchErrorHandler(ctx, r, err)
+		watch.setFailed(fmt.Errorf("watch the Pods of Node %s: %w", node, err))
+		c.queue.Add(key)
+	})
+	if err != nil {
 		panic(err)
 	}
 	registration, err := informer.AddEventHandler(controller.OnChange(func(_, _ *corev1.Pod) { c.queue.Add(key) }))
@@ -54,7 +83,8 @@ func (c *Controller) startPodWatch(ctx context.Context, key Key, s *state, node 
 
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.watch = &podWatch{node: node, informer: informer, synced: registration.HasSynced, stop: stop}
+	watch.synced, watch.stop = registration.HasSynced, stop
+	s.watch = watch
 }
 
 func (w *podWatch) pods() []*corev1.Pod {
@@ -79,7 +109,7 @@ func trimPod(obj any) (any, error) {
 		ObjectMeta: metav1.ObjectMeta{
 			Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID, ResourceVersion: pod.ResourceVersion,
 			Labels: pod.Labels, DeletionTimestamp: pod.DeletionTimestamp,
-			DeletionGracePeriodSeconds: pod.DeletionGracePeriodSeconds,
+			DeletionGracePeriodSeconds: pod.DeletionGracePeriodSeconds, OwnerReferences: pod.OwnerReferences,
 		},
 		Spec:   corev1.PodSpec{TerminationGracePeriodSeconds: pod.Spec.TerminationGracePeriodSeconds},
 		Status: corev1.PodStatus{Phase: pod.Status.Phase},

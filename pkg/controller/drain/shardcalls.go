@@ -40,9 +40,15 @@ func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observe
 			return delay, nil
 		}
 		remaining, err := c.classifyPods(ctx, s, observed.nodes[0])
+		if unreadable, _ := s.readErrors(); err == nil {
+			err = unreadable
+		}
 		if err != nil {
+			s.setFailure(err, c.clock.Now())
+			c.queue.AddAfter(key, blockedAfter)
 			return 0, err
 		}
+		s.setFailure(nil, c.clock.Now())
 		if remaining > 0 {
 			c.queue.Add(key)
 			return 0, nil
@@ -55,16 +61,12 @@ func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observe
 	}
 	if s.setAcknowledged(observed.notice.Announced) {
 		c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), result)
+		c.recordOutcome(key, observed.nodes, result)
 		if result == noNode {
 			c.recordNoNode(key, observed.notice.Group)
 		}
 	}
-	logger := klog.FromContext(ctx)
-	if result == timedOut {
-		logger.Error(nil, "Drain was not finished in time", "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
-	} else {
-		logger.Info("Drain acknowledged", "outcome", result, "reason", observed.notice.Reason)
-	}
+	klog.FromContext(ctx).Info("Drain acknowledged", "outcome", result, "reason", observed.notice.Reason)
 	c.queue.Add(key)
 	return 0, nil
 }
@@ -81,10 +83,11 @@ func (c *Controller) checkWithdrawal(ctx context.Context, key Key, observed obse
 		return 0, nil
 	}
 	for _, node := range observed.cordoned {
-		if err := c.applyUncordon(ctx, node); err != nil {
+		schedulable, err := c.uncordon(ctx, node)
+		if err != nil {
 			return 0, err
 		}
-		klog.FromContext(ctx).Info("Node uncordoned because the shard withdrew the deletion of its instance", "node", node.Name)
+		klog.FromContext(ctx).Info("Cordon of the Node removed because the shard withdrew the deletion of its instance", "node", node.Name, "schedulable", schedulable)
 	}
 	return 0, nil
 }

@@ -33,6 +33,12 @@ type state struct {
 	// classified are the Pods of which it is known whether they have to leave, leaving
 	// the Pods that have to.
 	classified, leaving sets.Set[types.UID]
+	// unreadable are the Pods whose DaemonSets may not have been read, so that it is not
+	// known, and unreadableErr is why.
+	unreadable    sets.Set[types.UID]
+	unreadableErr error
+	// failure is that of the last requests.
+	failure failure
 	// deletions are the times at which the deletion of Pods was first observed.
 	deletions map[types.UID]time.Time
 	// emptySince is the time since which no Pod remains that has to leave.
@@ -46,6 +52,10 @@ type state struct {
 	// acknowledgeAfter is the earliest time of the next acknowledgement.
 	acknowledgeAfter time.Time
 	backoff          wait.Backoff
+	// expired is set after the deadline was reached, counted after the first outcome.
+	expired, counted bool
+	// started is set after the start was recorded.
+	started bool
 	// blockageReported is set while the blockage was reported by an event.
 	blockageReported bool
 }
@@ -120,12 +130,13 @@ func (s *state) startAcknowledgement() {
 	s.acknowledging = true
 }
 
-// setAcknowledged stores that a notice was acknowledged, and reports whether it is
-// the first of the drain.
+// setAcknowledged stores that a notice was acknowledged, and reports whether that is the
+// first outcome of the drain.
 func (s *state) setAcknowledged(announced int64) (first bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	first = !s.acknowledged
+	first = !s.counted
+	s.counted = true
 	s.acknowledged, s.acknowledging, s.announced, s.backoff = true, false, announced, acknowledgementBackoff
 	return first
 }
@@ -146,12 +157,40 @@ func (s *state) acknowledgementDelay(now time.Time) time.Duration {
 	return s.acknowledgeAfter.Sub(now)
 }
 
-// isCounted reports whether the acknowledgement counts, or will count, the outcome
-// of the drain.
+// isExpired reports whether it was reported that the deadline was reached.
+func (s *state) isExpired() bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.expired
+}
+
+// setExpired stores that the deadline was reached, and reports whether that is the first
+// outcome of the drain.
+func (s *state) setExpired() (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = !s.counted && !s.acknowledging
+	s.counted = s.counted || first
+	s.expired = true
+	return first
+}
+
+// isCounted reports whether the acknowledgement or the deadline counts, or will count, the
+// outcome of the drain.
 func (s *state) isCounted() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.acknowledged || s.acknowledging
+	return s.counted || s.acknowledging
+}
+
+// setStarted stores that the start of the drain was recorded, and reports whether it was not
+// before.
+func (s *state) setStarted() (first bool) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	first = !s.started
+	s.started = true
+	return first
 }
 
 // setBlocked stores whether the drain is blocked, and reports whether that has to be
@@ -199,4 +238,5 @@ func (s *state) stopPodWatch() {
 		s.watch.stop()
 	}
 	s.watch, s.classified, s.leaving = nil, nil, nil
+	s.unreadable, s.unreadableErr = nil, nil
 }

@@ -19,6 +19,8 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 	now := c.clock.Now()
 	observed, s, err := c.observe(ctx, key, now)
 	if err != nil {
+		s.setFailure(err, now)
+		c.reportProgress(key, s, observed, decision{})
 		return 0, err
 	}
 	for _, node := range observed.nodes {
@@ -27,23 +29,24 @@ func (c *Controller) sync(ctx context.Context, key Key) (time.Duration, error) {
 		}
 	}
 	next := plan(observed, now)
-	inProgress := s != nil && !observed.acknowledged
+	inProgress := s != nil && !observed.acknowledged && !overdue(observed.notice, now)
 	if !inProgress {
 		c.stop(key)
 	}
 	if !inProgress || !next.step.continuesEvictions() {
 		c.evictions.drop(key)
 	}
-	if err := c.act(ctx, key, s, observed, next); err != nil {
-		return 0, err
-	}
+	err = c.act(ctx, key, s, observed, next)
 	if inProgress {
+		c.recordResult(s, next.step, err, now)
 		c.reportProgress(key, s, observed, next)
+		next.until = earliest(next.until, s.failureReportAt(now))
 	}
-	return delayUntil(next.until, now), nil
+	return delayUntil(next.until, now), err
 }
 
-// observe reads the caches. The state is nil if the shard does not request a drain.
+// observe reads the caches. The state is nil if the shard does not request a drain, and
+// not if there is an error.
 func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (observation, *state, error) {
 	// Settled is read first: a notice that arrives after it must not look withdrawn.
 	observed := observation{settled: c.notices.Settled(key.Shard), cordoned: c.nodesCordonedFor(key)}
@@ -56,7 +59,7 @@ func (c *Controller) observe(ctx context.Context, key Key, now time.Time) (obser
 		return observed, nil, nil
 	}
 	s := c.ensureState(key, observed.notice)
-	observed.acknowledged = s.isAcknowledged(notice.Announced)
+	observed.acknowledged, observed.expired = s.isAcknowledged(notice.Announced), s.isExpired()
 	observed.nodes = c.nodes.WithProviderID(notice.ProviderID)
 	if len(observed.nodes) == 0 {
 		observed.notFound = c.nodeLookup.notFound(key)
@@ -88,6 +91,9 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 			return err
 		}
 		klog.FromContext(ctx).Info("Node cordoned", "node", node.Name, "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
+		if !observed.acknowledged && !observed.expired && s.setStarted() {
+			c.recordStart(key, node, observed.notice.Reason)
+		}
 	case watchPods:
 		c.startPodWatch(ctx, key, s, observed.nodes[0].Name)
 	case classifyPods:
@@ -99,13 +105,25 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 		c.evictions.set(key, observed.nodes[0], notDeleted(observed.pods.remaining), observed.notice.Deadline)
 	case acknowledge:
 		c.shardCalls.Add(key)
+	case expire:
+		c.expire(ctx, key, s, observed)
+		c.queue.Add(key)
 	case nothing, reportAmbiguity, awaitVolumes:
 	}
 	return nil
 }
 
-// stop stops the work on a drain that the shard does not request or that is
-// acknowledged, except for its evictions.
+// expire reports that a drain was not finished in time.
+func (c *Controller) expire(ctx context.Context, key Key, s *state, observed observation) {
+	if s.setExpired() {
+		c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), timedOut)
+		c.recordOutcome(key, observed.nodes, timedOut)
+	}
+	klog.FromContext(ctx).Error(nil, "Drain was not finished in time", "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
+}
+
+// stop stops the work on a drain that the shard does not request, that is acknowledged or
+// whose deadline is over, except for its evictions.
 func (c *Controller) stop(key Key) {
 	c.progress.remove(key)
 	c.nodeLookup.forget(key)
@@ -129,11 +147,17 @@ func (c *Controller) forget(key Key, result outcome) {
 // acknowledgement is not part of the summary.
 func (c *Controller) reportProgress(key Key, s *state, observed observation, next decision) {
 	blockages := c.evictions.blockages(key)
+	for _, pod := range observed.pods.stuck {
+		blockages = append(blockages, newStuckPod(observed.nodes[0].Name, pod))
+	}
 	if next.step == reportAmbiguity {
 		blockages = []blockage{newAmbiguity(observed.notice.ProviderID, observed.nodes)}
 	}
+	if err := s.lastingFailure(c.clock.Now()); err != nil {
+		blockages = append(blockages, newFailure(key.Instance, observed.nodes, err))
+	}
 	if s.setBlocked(len(blockages) > 0) {
-		c.recordBlockage(observed.nodes, blockages[0])
+		c.recordBlockage(key, observed, blockages[0])
 	}
 	if !s.wasAcknowledged() {
 		c.progress.set(key, observed.notice.Group, blockages)

@@ -293,22 +293,6 @@ func TestInstanceIsNotAcknowledgedWhileTheListOfNodesFails(t *testing.T) {
 	})
 }
 
-func TestInstanceWithoutAProviderIDIsAcknowledgedAtItsDeadline(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, newNode("n1"))
-		h.shards.Update(func() {
-			h.shards.ByID["a"].Notices["i-n1"] = shard.DeletionNotice{
-				InstanceID: "i-n1", State: shard.Draining, Deadline: time.Now().Add(time.Minute), Announced: 1,
-			}
-		})
-		h.shards.NotifyInstance("a", "i-n1")
-		advance(59 * time.Second)
-		h.expectAcknowledged()
-		advance(2 * time.Second)
-		h.expectAcknowledged("i-n1")
-	})
-}
-
 func TestNodeThatIsDeletedDuringTheDrainIsAcknowledged(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
@@ -349,36 +333,13 @@ func TestTemporaryNodeIsLookedUpAgain(t *testing.T) {
 	})
 }
 
-func TestDrainThatIsNotFinishedInTimeIsAcknowledged(t *testing.T) {
-	synctest.Test(t, func(t *testing.T) {
-		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
-		h.rejectEviction = func(string) error { return errBudget }
-		h.announce("n1", time.Now().Add(time.Minute))
-		advance(time.Minute - time.Second)
-		h.expectAcknowledged()
-		advance(time.Second + 10*time.Millisecond)
-		h.expectAcknowledged("i-n1")
-		h.resetRequests()
-		advance(time.Minute)
-		if n := h.count("create pods/eviction"); n != 0 {
-			t.Errorf("%d evictions after the drain", n)
-		}
-	})
-}
-
 func TestDrainStopsWhenTheInstanceIsBeingDeleted(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
 		h.rejectEviction = func(string) error { return errBudget }
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(20 * time.Second)
-		h.shards.Update(func() {
-			notices := h.shards.ByID["a"].Notices
-			notice := notices["i-n1"]
-			notice.State = shard.Deleting
-			notices["i-n1"] = notice
-		})
-		h.shards.NotifyInstance("a", "i-n1")
+		h.startDeletion("n1")
 		synctest.Wait()
 		h.resetRequests()
 		advance(time.Minute)

@@ -37,12 +37,16 @@ const (
 	// the other.
 	podListPeriod = time.Second
 
+	// unreadablePeriod is the time between two lists of Pods while DaemonSets cannot be read.
+	unreadablePeriod = 5 * time.Second
+
 	// evictionTimeout limits one attempt. The API server may demand a pause of 10 s,
 	// after which the client repeats the request by itself; the next attempt is due
 	// earlier.
 	evictionTimeout = 4 * time.Second
-	// blockedAfter is the time for which all evictions of a Pod fail before the drain
-	// counts as blocked. Most disruption budgets allow a Pod within it.
+	// blockedAfter is the time for which all evictions of a Pod, or other requests, fail
+	// before the drain counts as blocked. Most disruption budgets allow a Pod within it. A Pod that is
+	// being deleted has as long after its grace period: its kubelet kills it then.
 	blockedAfter = 15 * time.Second
 
 	// minGracePeriod is the minimum grace period. With a grace period of 0 the name of

@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -43,7 +44,7 @@ type Controller struct {
 	poolLister       nstancelisters.NstanceMachinePoolNamespaceLister
 	shardGroupLister nstancelisters.NstanceShardGroupNamespaceLister
 	clusterLister    listers.ResourceIndexer[*clusterv1.Cluster]
-	poolIndex        *controller.Pools
+	poolIndex        *nstance.Pools
 	machinePoolIndex cache.Indexer
 
 	shards   shard.Set
@@ -58,10 +59,10 @@ type Controller struct {
 
 // New returns the controller and registers its handlers. Pools that it creates
 // belong to the Cluster d.ClusterName.
-func New(d controller.Dependencies) (*Controller, error) {
+func New(d nstance.Dependencies) (*Controller, error) {
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
-	poolIndex, err := controller.NewPools(pools.Informer())
+	poolIndex, err := nstance.NewPools(pools.Informer())
 	if err != nil {
 		return nil, err
 	}

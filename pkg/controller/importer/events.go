@@ -11,6 +11,8 @@ const (
 	reasonShardNotListed = "ShardNotListed"
 	// reasonNameTaken: a group cannot have a pool because the pool has its name.
 	reasonNameTaken = "NameTaken"
+	// reasonImported: the pool was created for a group that was on shards.
+	reasonImported = "Imported"
 )
 
 func (c *Controller) warn(w *warning) {

@@ -12,7 +12,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -49,6 +49,8 @@ type shardState struct {
 type decision struct {
 	// create is the spec of the pool to create, nil for none.
 	create *v1beta1.NstanceMachinePoolSpec
+	// instances is the sum of the sizes of the group on these shards.
+	instances int32
 	// warning is recorded as an event of a pool.
 	warning *warning
 }
@@ -78,14 +80,14 @@ func plan(observed observation) decision {
 	case observed.machinePoolDeleted || blocksImports(observed.cluster) || slices.ContainsFunc(observed.shards, leftover):
 		return decision{}
 	default:
-		return decision{create: newSpec(observed.group, having)}
+		return decision{create: newSpec(observed.group, having), instances: totalSize(having)}
 	}
 }
 
 // blocksImports reports whether the Cluster blocks imports: it is paused, or it is
 // being deleted and its MachinePools with it.
 func blocksImports(cluster *clusterv1.Cluster) bool {
-	return cluster != nil && (!cluster.DeletionTimestamp.IsZero() || controller.PausedBy(cluster) != "")
+	return cluster != nil && (!cluster.DeletionTimestamp.IsZero() || nstance.PausedBy(cluster) != "")
 }
 
 // leftover reports whether a shard group of a former pool exists. It will be
@@ -103,6 +105,14 @@ func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
 		spec.Shards = append(spec.Shards, v1beta1.Identifier(s.id))
 	}
 	return spec
+}
+
+// totalSize returns the sum of the sizes of a group.
+func totalSize(found []shardState) (total int32) {
+	for _, s := range found {
+		total += s.group.Size
+	}
+	return total
 }
 
 // commonTemplate returns the template of a dynamic group that is the same on all

@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -26,7 +27,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, nil
 	}
 	if !c.writes.CaughtUp(key) {
-		return controller.StaleRetry, nil
+		return c.writes.Delay(key), nil
 	}
 	observed, err := c.observe(key.Name)
 	if err != nil {
@@ -34,7 +35,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	decision := plan(observed)
 	c.warn(decision.warning)
-	return 0, c.create(ctx, key, decision.create)
+	return 0, c.create(ctx, key, decision)
 }
 
 // observe reads the caches.
@@ -79,7 +80,8 @@ func (c *Controller) observeShard(id, key string) (shardState, error) {
 // create makes the pool. It is not applied: its spec is then its users', and a
 // later apply of other fields would take back what this one has set. The
 // finalizer comes with it, which saves its controller a write.
-func (c *Controller) create(ctx context.Context, key cache.ObjectName, spec *v1beta1.NstanceMachinePoolSpec) error {
+func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided decision) error {
+	spec := decided.create
 	if spec == nil {
 		return nil
 	}
@@ -90,7 +92,7 @@ func (c *Controller) create(ctx context.Context, key cache.ObjectName, spec *v1b
 			Finalizers: []string{v1beta1.FinalizerMachinePool},
 		},
 		Spec: *spec,
-	}, metav1.CreateOptions{FieldManager: controller.FieldManager})
+	}, metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		// Another client created it first; the cache will have it.
 		return nil
@@ -99,6 +101,8 @@ func (c *Controller) create(ctx context.Context, key cache.ObjectName, spec *v1b
 		return fmt.Errorf("create pool %s: %w", key, err)
 	}
 	c.writes.Record(created)
-	klog.FromContext(ctx).Info("Imported a group", "shards", spec.Shards, "template", spec.Template)
+	klog.FromContext(ctx).Info("Imported a group", "shards", spec.Shards, "template", spec.Template, "instances", decided.instances)
+	controller.Record(c.recorder, created, reasonImported, "Import",
+		fmt.Sprintf("group %q was imported: %d instances on %d shards", spec.Group, decided.instances, len(spec.Shards)))
 	return nil
 }

@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -46,8 +47,8 @@ func TestSyncCreatesThePoolOnce(t *testing.T) {
 	}
 	h.show(shownVersion)
 	h.expect()
-	if got := h.Events(); got != nil {
-		t.Errorf("recorded %q", got)
+	if got, want := h.Events(), []string{`Normal Imported group "main" was imported: 5 instances on 2 shards`}; !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
 	}
 }
 
@@ -59,7 +60,7 @@ func TestSyncCreatesAsTheOperator(t *testing.T) {
 		return false, nil, nil
 	})
 	h.expect(create)
-	if manager != controller.FieldManager {
+	if manager != nstance.FieldManager {
 		t.Errorf("created as %q", manager)
 	}
 }

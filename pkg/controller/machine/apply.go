@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // Every write names the resource version that it is based on. Whether there is an
@@ -34,7 +35,7 @@ func (c *Controller) report(ctx context.Context, observed observation, done outc
 		needsFinalizer := done.shard != "" || observed.shardID != ""
 		annotations := wantedAnnotations(nstanceMachine, observed, done, id)
 		if needsFinalizer && !hasFinalizer(nstanceMachine) || id != nstanceMachine.Spec.ProviderID || !hasAll(nstanceMachine.Annotations, annotations) {
-			written, err := c.nstanceMachines.Apply(ctx, applyNstanceMachine(nstanceMachine, id, annotations), controller.Apply)
+			written, err := c.nstanceMachines.Apply(ctx, applyNstanceMachine(nstanceMachine, id, annotations), nstance.Apply)
 			if err != nil {
 				return 0, fmt.Errorf("write finalizer, annotations and provider id of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 			}
@@ -44,7 +45,7 @@ func (c *Controller) report(ctx context.Context, observed observation, done outc
 	}
 	status := newStatus(nstanceMachine, observed, done, nodes)
 	if !equality.Semantic.DeepEqual(status, observed.nstanceMachine.Status) {
-		written, err := c.nstanceMachines.ApplyStatus(ctx, applyStatus(nstanceMachine, status), controller.Apply)
+		written, err := c.nstanceMachines.ApplyStatus(ctx, applyStatus(nstanceMachine, status), nstance.Apply)
 		if apierrors.IsNotFound(err) {
 			return 0, nil
 		}
@@ -52,7 +53,8 @@ func (c *Controller) report(ctx context.Context, observed observation, done outc
 			return 0, fmt.Errorf("write the status of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 		}
 		c.writes.Record(written)
-		c.recordProblem(observed.nstanceMachine, status)
+		state.located = state.located || done.shard != ""
+		c.recordProblem(observed, status)
 	}
 	c.recordAmbiguity(nstanceMachine, status, nodes, state)
 	if observed.paused != "" {

@@ -24,6 +24,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -34,6 +35,9 @@ const (
 	// rejectionRetry is the delay of a create request after the shard rejected it,
 	// unless the group changes before.
 	rejectionRetry = 5 * time.Minute
+	// unclearRetry is the delay of a create request that was either rejected or lost
+	// (shard.IsUnclear). It is rejected if the reply is the same again.
+	unclearRetry = 5 * time.Second
 	// lostGrace is how long a shard may be disconnected before its NstanceMachines
 	// report it. A server that restarts is back within it, and costs no writes.
 	lostGrace = 5 * time.Second
@@ -75,7 +79,7 @@ type Controller struct {
 	shardGroupLister     nstancelisters.NstanceShardGroupNamespaceLister
 	machinePoolIndex     cache.Indexer
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
-	nodes                *controller.Nodes
+	nodes                *nstance.Nodes
 
 	shards      shard.Set
 	shardClient shard.Client
@@ -86,6 +90,9 @@ type Controller struct {
 	clock       clock.PassiveClock
 	queue       *controller.Queue[cache.ObjectName]
 	writes      *controller.WriteTracker
+	deletions   *controller.Deletions
+
+	providerErrors providerErrors
 
 	// placementsMu guards placements.
 	placementsMu sync.Mutex
@@ -97,8 +104,8 @@ type Controller struct {
 }
 
 // New returns the controller, whose event handlers are registered.
-func New(d controller.Dependencies, o Options) (*Controller, error) {
-	nodes, err := controller.NewNodes(d.Informers.Nodes)
+func New(d nstance.Dependencies, o Options) (*Controller, error) {
+	nodes, err := nstance.NewNodes(d.Informers.Nodes)
 	if err != nil {
 		return nil, err
 	}
@@ -125,10 +132,12 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		recorder:             d.Recorder,
 		clock:                d.Clock,
 		writes:               controller.NewWriteTracker(nstanceMachines.Informer().GetStore()),
+		deletions:            controller.NewDeletions(d.Clock),
 		placements:           make(map[cache.ObjectName]placement),
 		syncStates:           make(map[cache.ObjectName]*syncState),
 	}
 	c.queue = controller.NewShardQueue("machine", c.sync, c.shardOf)
+	c.queue.SeedWith(c.keys)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "NstanceMachines", Informer: nstanceMachines.Informer(), Indexers: indexers, Handler: controller.OnChange(c.nstanceMachineChanged)},
 		controller.Watched{What: "Machines", Informer: d.Informers.Machines, Handler: controller.OnChange(c.machineChanged)},
@@ -139,6 +148,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		return nil, err
 	}
 	d.WatchShards(c.shardChanged, c.groupChanged)
+	d.Groups.AddHandler(shard.GroupHandler{OnError: c.errorReported})
 	d.Notices.AddHandler(shard.NoticeHandler{OnInstance: c.instanceChanged, OnShard: c.shardChanged})
 	o.Drains.AddHandler(func(shard, _, instanceID string) { c.instanceChanged(shard, instanceID) })
 	return c, nil

@@ -176,6 +176,36 @@ func TestARejectedRequestIsRepeatedLaterOrWhenTheGroupChanges(t *testing.T) {
 	}
 }
 
+// A connection that breaks during a call has the code of some rejections.
+func TestACreateRequestThatWasPerhapsLostIsRepeatedSoon(t *testing.T) {
+	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
+	fail := func(text string) { h.Fake.Fail["create"] = status.Error(codes.Internal, text) }
+	expect := func(delay time.Duration, did ...string) {
+		t.Helper()
+		if requeue := h.Expect(did...); requeue != delay {
+			t.Errorf("repeats it in %s, want %s", requeue, delay)
+		}
+		h.Advance(delay)
+	}
+	fail("stream terminated by RST_STREAM")
+	expect(unclearRetry, createOnA, applyStatusM)
+	fail("unknown template")
+	expect(unclearRetry, createOnA, applyStatusM)
+	expect(rejectionRetry, createOnA)
+	expect(rejectionRetry, createOnA)
+	h.Fake.Fail["create"] = status.Error(codes.DeadlineExceeded, "no reply")
+	if _, _, err := h.Sync(); !shard.IsUnreachable(err) {
+		t.Errorf("got error %v, want backoff", err)
+	}
+	fail("unknown template")
+	expect(unclearRetry, createOnA, applyStatusM)
+	h.Fake.Fail["create"] = nil
+	h.Expect(createOnA, applyStatusM)
+	if len(h.shardA().Instances) != 1 {
+		t.Errorf("there are %d instances", len(h.shardA().Instances))
+	}
+}
+
 func TestACreateRequestToAShardThatIsNotConnected(t *testing.T) {
 	h := newHarness(t, newShards("a"), withShard(newNstanceMachine("m")))
 	// Not connected yet, then disconnected, then disconnected during the call.

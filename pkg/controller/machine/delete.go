@@ -17,11 +17,15 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // deleteMachine deletes the Machine of an instance that was deleted. Cluster API then
 // deletes the NstanceMachine.
 func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine) error {
+	if c.deletions.Requested(machine) {
+		return nil
+	}
 	err := c.machines.Delete(ctx, machine.Name, controller.DeleteByUID(machine))
 	switch {
 	case apierrors.IsNotFound(err):
@@ -29,12 +33,16 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 	case err != nil:
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
+	c.deletions.Record(machine)
 	klog.FromContext(ctx).Info("Machine deleted, because the shard has deleted its instance", "machine", klog.KObj(machine))
 	return nil
 }
 
 // deleteNstanceMachine deletes an NstanceMachine that no Machine owns any more.
 func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) error {
+	if c.deletions.Requested(nstanceMachine) {
+		return nil
+	}
 	err := c.nstanceMachines.Delete(ctx, nstanceMachine.Name, controller.DeleteByUID(nstanceMachine))
 	switch {
 	case apierrors.IsNotFound(err):
@@ -42,6 +50,7 @@ func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v
 	case err != nil:
 		return fmt.Errorf("delete NstanceMachine %s, which has no Machine: %w", klog.KObj(nstanceMachine), err)
 	}
+	c.deletions.Record(nstanceMachine)
 	klog.FromContext(ctx).Info("NstanceMachine deleted, because no Machine owns it")
 	return nil
 }
@@ -60,7 +69,7 @@ func (c *Controller) removeFinalizer(ctx context.Context, nstanceMachine *v1beta
 	if err != nil {
 		return fmt.Errorf("encode the patch that removes the finalizer of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 	}
-	_, err = c.nstanceMachines.Patch(ctx, nstanceMachine.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	_, err = c.nstanceMachines.Patch(ctx, nstanceMachine.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: nstance.FieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer of NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 	}

@@ -4,10 +4,13 @@
 package machine
 
 import (
+	"cmp"
 	"slices"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -134,7 +137,8 @@ func TestDeletionWithoutAReply(t *testing.T) {
 			h.expectReady(notDeleted + "the shard is being connected")
 			delete(h.Fake.ByID, "a")
 			h.Expect(applyStatusM)
-			h.expectReady(notDeleted + `shard "a" is not configured`)
+			id := cmp.Or(h.nstanceMachine("m").Status.InstanceID, "unknown")
+			h.expectReady(notDeleted + `shard "a" is not configured; if the shard is lost, the annotation nstance.dev/abandoned-shard=a/` + id + " gives up the instance")
 			if requeue := h.Expect(); requeue != 0 {
 				t.Errorf("syncs again in %s, want no delay", requeue)
 			}
@@ -184,4 +188,35 @@ func TestAnNstanceMachineWhoseMachineWasDeleted(t *testing.T) {
 		h.Expect(applyM, applyStatusM)
 		h.Expect(createOnA, applyStatusM)
 	})
+}
+
+func TestAMachineIsDeletedOnceWhileTheCacheIsStale(t *testing.T) {
+	h := newHarness(t, newShards("a"), withServerDeleted(running(newNstanceMachine("m"), "i-1")))
+	_, _, err := h.Sync()
+	require.NoError(t, err)
+	deleted := 1
+	for range 10 {
+		did, _, err := h.Sync()
+		require.NoError(t, err)
+		deleted += len(did)
+	}
+	assert.Equal(t, 1, deleted, "deletions")
+	// The deletion is repeated after a time in which the cache should have shown it.
+	h.Advance(time.Minute)
+	did, _, err := h.Sync()
+	require.NoError(t, err)
+	assert.Len(t, did, 1)
+}
+
+func TestAnNstanceMachineIsDeletedOnceWhileTheCacheIsStale(t *testing.T) {
+	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
+	h.hideMachine()
+	h.Show()
+	deleted := 0
+	for range 10 {
+		did, _, err := h.SyncStale()
+		require.NoError(t, err)
+		deleted += len(did)
+	}
+	assert.Equal(t, 1, deleted, "deletions")
 }

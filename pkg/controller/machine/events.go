@@ -25,11 +25,21 @@ var eventReasons = []string{
 	v1beta1.ReasonInstanceRefused,
 	v1beta1.ReasonInstanceUnknown,
 	v1beta1.ReasonInstanceFailed,
+	v1beta1.ReasonProviderError,
 	v1beta1.ReasonServerDeleted,
 }
 
+// reasonInstanceDeleted is the reason of the event for an instance whose deletion is
+// wanted.
+const reasonInstanceDeleted = "InstanceDeleted"
+
+// wantedReasons are the reasons of shards for deletions that follow from a configuration or
+// a request. The other reasons, such as unhealthy, are problems of an instance.
+var wantedReasons = []string{"scale-down", "requested", "config-drift", "expired"}
+
 // recordProblem records an event when the new status has a new problem.
-func (c *Controller) recordProblem(nstanceMachine *v1beta1.NstanceMachine, status v1beta1.NstanceMachineStatus) {
+func (c *Controller) recordProblem(observed observation, status v1beta1.NstanceMachineStatus) {
+	nstanceMachine := observed.nstanceMachine
 	problem := controller.TurnedFalse(nstanceMachine.Status.Conditions, status.Conditions, v1beta1.ConditionReady)
 	if problem == nil || !slices.Contains(eventReasons, problem.Reason) {
 		return
@@ -38,7 +48,34 @@ func (c *Controller) recordProblem(nstanceMachine *v1beta1.NstanceMachine, statu
 	if meta.IsStatusConditionTrue(status.Conditions, v1beta1.ConditionInstanceCreated) {
 		action = "FollowInstance"
 	}
+	if problem.Reason == v1beta1.ReasonServerDeleted && c.deletionWanted(observed) {
+		controller.Record(c.recorder, nstanceMachine, reasonInstanceDeleted, action, problem.Message)
+		return
+	}
 	controller.Warn(c.recorder, nstanceMachine, problem.Reason, action, problem.Message)
+}
+
+// deletionWanted reports whether the shard deletes the instance because that was wanted:
+// it reports such a reason, or the pool has selected the instance, or is being deleted on
+// the shard.
+func (c *Controller) deletionWanted(observed observation) bool {
+	if observed.notice != nil && observed.notice.Reason != "" {
+		return slices.Contains(wantedReasons, observed.notice.Reason)
+	}
+	if !observed.poolMember {
+		return false
+	}
+	scale, err := c.observePoolScale(observed)
+	if err != nil || scale.pool == nil {
+		return false
+	}
+	if !scale.pool.DeletionTimestamp.IsZero() || slices.Contains(scale.reported.RemoveFirst, observed.instanceID) {
+		return true
+	}
+	return slices.ContainsFunc(scale.groups, func(group *v1beta1.NstanceShardGroup) bool {
+		return string(group.Spec.Shard) == observed.shardID &&
+			(!group.DeletionTimestamp.IsZero() || slices.Contains(group.Spec.RemoveFirst, observed.instanceID))
+	})
 }
 
 // recordAmbiguity records an event when more than one Node begins to match.

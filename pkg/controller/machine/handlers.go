@@ -109,14 +109,23 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 	if relevantState(before) == relevantState(after) {
 		return
 	}
+	for _, key := range c.keys() {
+		c.queue.Add(key)
+	}
+}
+
+// keys returns the keys of all NstanceMachines.
+func (c *Controller) keys() []cache.ObjectName {
 	nstanceMachines, err := c.nstanceMachineLister.List(labels.Everything())
 	if err != nil {
 		// The lister of a cache returns no errors.
 		panic(err)
 	}
-	for _, nstanceMachine := range nstanceMachines {
-		c.queue.Add(cache.MetaObjectToName(nstanceMachine))
+	keys := make([]cache.ObjectName, len(nstanceMachines))
+	for i, nstanceMachine := range nstanceMachines {
+		keys[i] = cache.MetaObjectToName(nstanceMachine)
 	}
+	return keys
 }
 
 // relevantState is what of a Cluster, which may be nil, is relevant to

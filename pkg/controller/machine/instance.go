@@ -10,7 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -22,6 +22,9 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 	}
 	nstanceMachine := observed.nstanceMachine
 	deleting := !nstanceMachine.DeletionTimestamp.IsZero()
+	if err := c.checkLocation(ctx, observed, state); err != nil {
+		return outcome{err: err}
+	}
 	instance, err := c.shardClient.CreateInstance(ctx, observed.shardID, observed.requestID, instanceSpecOf(nstanceMachine))
 	switch {
 	case err == nil && instance.ID == "":
@@ -36,9 +39,14 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 		return outcome{final: true, err: c.removeFinalizer(ctx, nstanceMachine)}
 	case shard.IsRejected(err) && !deleting:
 		// A rejection is stored and not returned, because a retry would be rejected too.
-		state.rejection = &rejection{etag: observed.etag, until: observed.now.Add(rejectionRetry), message: shard.Message(err)}
-		return outcome{problem: &problem{v1beta1.ReasonInstanceRefused, shard.Message(err)}, wait: rejectionRetry}
+		message, delay := shard.Message(err), rejectionRetry
+		if shard.IsUnclear(err) && (state.rejection == nil || state.rejection.message != message) {
+			delay = unclearRetry
+		}
+		state.rejection = &rejection{etag: observed.etag, until: observed.now.Add(delay), message: message, declined: shard.IsDeclined(err)}
+		return outcome{problem: &problem{v1beta1.ReasonInstanceRefused, message}, wait: delay}
 	default:
+		state.rejection = nil
 		return outcome{err: err, problem: problemOf(err, v1beta1.ReasonInstanceRefused)}
 	}
 }
@@ -78,7 +86,7 @@ func (c *Controller) deleteInstance(ctx context.Context, observed observation, s
 // shard did not reply.
 func problemOf(err error, reason string) *problem {
 	if shard.IsUnreachable(err) {
-		reason = controller.UnreachableReason(err)
+		reason = nstance.UnreachableReason(err)
 	}
 	return &problem{reason, shard.Message(err)}
 }

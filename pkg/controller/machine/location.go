@@ -10,6 +10,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // location is where the instance of an NstanceMachine is.
@@ -27,7 +28,7 @@ type location struct {
 }
 
 // locate returns the location of an NstanceMachine's instance. An NstanceMachine
-// with a request id is not a pool member, even if it has the label. The name of a
+// with a request id is not a pool member, whatever its label and owner. The name of a
 // pool member is the id of its instance. Without the status, the annotations have the
 // location.
 func locate(nstanceMachine *v1beta1.NstanceMachine) location {
@@ -38,10 +39,18 @@ func locate(nstanceMachine *v1beta1.NstanceMachine) location {
 			at = location{shardID: shard, requestID: request, instanceID: nstanceMachine.Annotations[v1beta1.AnnotationInstanceID]}
 		}
 	}
-	if _, labelled := nstanceMachine.Labels[clusterv1.MachinePoolNameLabel]; labelled && at.requestID == "" {
+	if at.requestID == "" && inPool(nstanceMachine) {
 		return location{poolMember: true, shardID: string(nstanceMachine.Spec.Shard), instanceID: nstanceMachine.Name}
 	}
 	return at
+}
+
+// inPool reports whether an NstanceMachine was created for an instance of a pool. Labels
+// can be removed by every client that may change the object, and the owner too: one of the
+// two is enough.
+func inPool(nstanceMachine *v1beta1.NstanceMachine) bool {
+	_, labelled := nstanceMachine.Labels[clusterv1.MachinePoolNameLabel]
+	return labelled || nstance.PoolOf(nstanceMachine) != nil
 }
 
 // annotatedRequest returns the shard and the id of the create request that the

@@ -11,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/shard"
 )
 
 // restored returns an NstanceMachine as a backup restores it that has no status: the
@@ -91,4 +92,19 @@ func TestADeletedCopyKeepsTheInstance(t *testing.T) {
 	h.runInstance()
 	h.Expect(patchM)
 	assert.Nil(t, h.nstanceMachine("m"))
+}
+
+// Every client that may change labels could have a second instance created otherwise.
+func TestAPoolMemberWithoutItsLabelIsNoRequest(t *testing.T) {
+	member := owned(newPoolMember("m"))
+	member.Labels = nil
+	h := newHarness(t, newShards("a", "b"), member)
+	h.list(shard.Instance{ID: "m", State: shard.InstancePending})
+	h.Expect(applyStatusM)
+	h.expectReady("False Provisioning: instance m is pending")
+	assert.Zero(t, h.requests(), "create requests")
+
+	// The instance is deleted on its shard.
+	h.change(func(m *v1beta1.NstanceMachine) { deleting(m) })
+	h.Expect("delete m on a", applyStatusM)
 }

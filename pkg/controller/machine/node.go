@@ -16,7 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/providerid"
 )
 
@@ -77,7 +77,7 @@ func (c *Controller) setNodeRef(ctx context.Context, observed observation, nodes
 	if err != nil {
 		return 0, fmt.Errorf("encode the patch that sets the Node of Machine %s: %w", klog.KObj(machine), err)
 	}
-	_, err = c.machines.Patch(ctx, machine.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager}, "status")
+	_, err = c.machines.Patch(ctx, machine.Name, types.MergePatchType, patch, metav1.PatchOptions{FieldManager: nstance.FieldManager}, "status")
 	switch {
 	case apierrors.IsNotFound(err):
 		return 0, nil

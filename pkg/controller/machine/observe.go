@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -51,6 +52,9 @@ type observation struct {
 	// notice is the deletion notice of the instance, nil when there is none.
 	notice *shard.DeletionNotice
 	drain  drain
+	// providerError is the last error of the provider about the instance, "" when there is
+	// none.
+	providerError string
 
 	now time.Time
 }
@@ -64,7 +68,8 @@ type drain struct {
 // observe reads the caches. Only a Machine that the cache does not have is read from
 // the API server.
 func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (observation, error) {
-	observed := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine), now: c.clock.Now()}
+	observed := observation{nstanceMachine: nstanceMachine, location: locate(nstanceMachine),
+		providerError: c.providerErrors.get(nstanceMachine.UID), now: c.clock.Now()}
 	if observed.claimedBy = c.claimant(nstanceMachine); observed.claimedBy != "" {
 		observed.location = location{}
 	}
@@ -75,9 +80,9 @@ func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.Nstanc
 	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
 		return observation{}, err
 	}
-	observed.paused = controller.PausedBy(observed.cluster, nstanceMachine)
+	observed.paused = nstance.PausedBy(observed.cluster, nstanceMachine)
 	if observed.paused == "" && observed.machine != nil {
-		observed.paused = controller.PausedBy(nil, observed.machine)
+		observed.paused = nstance.PausedBy(nil, observed.machine)
 	}
 	if observed.shardID != "" {
 		c.observeShard(&observed)

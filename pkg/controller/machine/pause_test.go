@@ -111,6 +111,20 @@ func TestADeletionNoticeDuringAPause(t *testing.T) {
 	}
 }
 
+// A server without the watch of notices has no session, and reports no deletion.
+func TestAnInstanceOnAServerWithoutNoticesIsVerifiedAfterAPause(t *testing.T) {
+	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))
+	h.runInstance()
+	h.Expect()
+	h.change(func(m *v1beta1.NstanceMachine) { m.Annotations[clusterv1.PausedAnnotation] = "" })
+	h.Expect(applyStatusM)
+	delete(h.shardA().Instances, "i-1")
+	h.Expect()
+	h.change(func(m *v1beta1.NstanceMachine) { delete(m.Annotations, clusterv1.PausedAnnotation) })
+	h.Expect(getOnA, applyStatusM)
+	h.expectCondition(v1beta1.ConditionServerDeleted, "True ServerDeleted: the shard does not have the instance any more")
+}
+
 // The status cannot be written while the API server does not reply.
 func TestADeletionNoticeThatCannotBeWritten(t *testing.T) {
 	h := newHarness(t, newShards("a"), running(newNstanceMachine("m"), "i-1"))

@@ -24,6 +24,8 @@ type candidate struct {
 	reachable bool
 	// hasGroup: the shard has the group, and is not deleting it.
 	hasGroup bool
+	// declined: the shard has declined the request, and would do so again.
+	declined bool
 	// nstanceMachines is the number of NstanceMachines of the group on the shard.
 	nstanceMachines int
 }
@@ -43,7 +45,7 @@ func choose(requested string, candidates []candidate) (string, *problem) {
 			}
 		case !shard.synced:
 			notSynced = append(notSynced, shard.id)
-		case !shard.hasGroup:
+		case !shard.hasGroup, shard.declined:
 		case !shard.reachable:
 			disconnected = append(disconnected, shard.id)
 		case best == nil || cmp.Or(cmp.Compare(shard.nstanceMachines, best.nstanceMachines), cmp.Compare(shard.id, best.id)) < 0:
@@ -70,11 +72,14 @@ func choose(requested string, candidates []candidate) (string, *problem) {
 type placement struct {
 	uid          types.UID
 	group, shard string
+	// from is the shard that the cache shows, "" for none.
+	from string
 }
 
 // place chooses the shard of an NstanceMachine. It runs for one at a time, and
 // counts the placements before, so that many new NstanceMachines are spread evenly.
-func (c *Controller) place(observed observation) (string, *problem) {
+// declined are the rejections by shards that are not chosen.
+func (c *Controller) place(observed observation, declined map[string]rejection) (string, *problem) {
 	nstanceMachine := observed.nstanceMachine
 	group := string(nstanceMachine.Spec.GroupRef.Name)
 	key := cache.MetaObjectToName(nstanceMachine)
@@ -84,7 +89,7 @@ func (c *Controller) place(observed observation) (string, *problem) {
 	delete(c.placements, key)
 	maps.DeleteFunc(c.placements, func(key cache.ObjectName, placed placement) bool {
 		cached, err := c.nstanceMachineLister.Get(key.Name)
-		return err != nil || cached.UID != placed.uid || cached.Status.Shard != ""
+		return err != nil || cached.UID != placed.uid || cached.Status.Shard != placed.from
 	})
 	placed := map[string]int{}
 	for _, other := range c.placements {
@@ -99,11 +104,12 @@ func (c *Controller) place(observed observation) (string, *problem) {
 		candidates[i].reachable, _ = c.groups.Reachable(id)
 		if has, ok := c.groups.Get(id, group); ok {
 			candidates[i].hasGroup = !has.Deleting
+			candidates[i].declined = declinedBy(declined, id, has.ETag, observed)
 		}
 	}
 	chosen, blocked := choose(cmp.Or(string(nstanceMachine.Spec.Shard), observed.machine.Spec.FailureDomain), candidates)
 	if blocked == nil {
-		c.placements[key] = placement{nstanceMachine.UID, group, chosen}
+		c.placements[key] = placement{uid: nstanceMachine.UID, group: group, shard: chosen, from: nstanceMachine.Status.Shard}
 	}
 	return chosen, blocked
 }

@@ -132,7 +132,7 @@ func TestManyNstanceMachinesAreSpreadEvenly(t *testing.T) {
 	}
 	// A placement that the cache shows is not counted twice.
 	seen := observation{nstanceMachine: newNstanceMachine("late"), machine: newMachine("late")}
-	h.controller.place(seen)
+	h.controller.place(seen, nil)
 	if left := len(h.controller.placements); left != 1 {
 		t.Errorf("%d placements are left, want the last", left)
 	}

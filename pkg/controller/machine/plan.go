@@ -14,7 +14,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -27,6 +27,8 @@ type step int
 const (
 	// assignShard: store the shard and the request id.
 	assignShard step = iota + 1
+	// reassignShard: store another shard, because the shard has declined the request.
+	reassignShard
 	// createInstance: send the create request that was stored.
 	createInstance
 	// useListed: take over what the shard lists of the instance.
@@ -37,6 +39,8 @@ const (
 	deleteInstance
 	// removeFinalizer: let the API server delete the NstanceMachine.
 	removeFinalizer
+	// abandonInstance: let the API server delete the NstanceMachine, whose shard is lost.
+	abandonInstance
 	// deleteMachine: delete the Machine, whose instance was deleted.
 	deleteMachine
 	// deleteNstanceMachine: delete the NstanceMachine, which has no Machine any more.
@@ -88,10 +92,14 @@ func planCreation(observed observation, state syncState) decision {
 		return decision{problem: blocked}
 	}
 	if state.rejection.applies(observed.etag, observed.now) {
-		return decision{
+		refused := decision{
 			problem: &problem{v1beta1.ReasonInstanceRefused, state.rejection.message},
 			wait:    state.rejection.until.Sub(observed.now),
 		}
+		if state.rejection.declined && movable(observed) {
+			refused.step = reassignShard
+		}
+		return refused
 	}
 	return decision{step: createInstance}
 }
@@ -154,6 +162,9 @@ func planDeletion(observed observation, state syncState) decision {
 		return decision{step: removeFinalizer}
 	}
 	if blocked := checkShard(observed); blocked != nil {
+		if !observed.configured {
+			return planAbandonment(observed, *blocked)
+		}
 		return decision{problem: blocked}
 	}
 	if observed.instanceID == "" {
@@ -220,7 +231,7 @@ func checkShard(observed observation) *problem {
 	case observed.reachable:
 		return nil
 	case observed.lost != nil:
-		return &problem{controller.UnreachableReason(observed.lost), shard.Message(observed.lost)}
+		return &problem{nstance.UnreachableReason(observed.lost), shard.Message(observed.lost)}
 	default:
 		return &problem{v1beta1.ReasonNotSynced, "the shard is being connected"}
 	}

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/distribute"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -47,7 +48,7 @@ type poolScale struct {
 // paused pool selects no candidates, and one that is being deleted accepts every
 // deletion.
 func (s poolScale) waitingFor(shardID, instanceID string) string {
-	if s.pool == nil || controller.PausedBy(nil, s.pool) != "" {
+	if s.pool == nil || nstance.PausedBy(nil, s.pool) != "" {
 		return ""
 	}
 	var sizes []int32
@@ -64,7 +65,7 @@ func (s poolScale) waitingFor(shardID, instanceID string) string {
 			return fmt.Sprintf("pool %q is being deleted, and its size on shard %q is being lowered", s.pool.Name, shardID)
 		}
 	case s.machinePool == nil || s.machinePool.Spec.Replicas == nil || !s.machinePool.DeletionTimestamp.IsZero(),
-		controller.PausedBy(nil, s.machinePool) != "":
+		nstance.PausedBy(nil, s.machinePool) != "":
 		return ""
 	case distribute.Surplus(sizes, *s.machinePool.Spec.Replicas) > 0:
 		return fmt.Sprintf("MachinePool %q wants %d replicas, and the pool is selecting which of %d instances are deleted",
@@ -125,7 +126,7 @@ func terminating(observed observation) bool {
 // observePoolScale reads the caches.
 func (c *Controller) observePoolScale(observed observation) (poolScale, error) {
 	var scale poolScale
-	ref := controller.PoolOf(observed.nstanceMachine)
+	ref := nstance.PoolOf(observed.nstanceMachine)
 	if ref == nil {
 		return scale, nil
 	}

@@ -99,6 +99,8 @@ func readiness(status v1beta1.NstanceMachineStatus, observed observation, done o
 	switch {
 	case deleting && done.problem != nil:
 		return notReady(v1beta1.ReasonDeleting, "the shard has not confirmed that the instance is deleted: %s", done.problem.message), true
+	case deleting && observed.providerError != "":
+		return notReady(v1beta1.ReasonDeleting, "the shard is deleting the instance: %s", observed.providerError), true
 	case deleting:
 		return notReady(v1beta1.ReasonDeleting, "the shard is deleting the instance"), true
 	case deleted != nil && deleted.Status == metav1.ConditionTrue:
@@ -110,13 +112,26 @@ func readiness(status v1beta1.NstanceMachineStatus, observed observation, done o
 	case observed.notice != nil && observed.notice.State == shard.Deleting:
 		return notReady(v1beta1.ReasonServerDeleted, "the shard is deleting the instance: %s", observed.notice.Reason), true
 	case done.instance != nil:
-		return instanceReadiness(done.instance), true
+		ready := instanceReadiness(done.instance)
+		if ready.Reason == v1beta1.ReasonProvisioning && observed.providerError != "" {
+			return notReady(v1beta1.ReasonProviderError, "%s", observed.providerError), true
+		}
+		return ready, true
 	case done.problem != nil:
 		return notReady(done.problem.reason, "%s", done.problem.message), true
 	case done.instanceID != "":
 		return notReady(v1beta1.ReasonProvisioning, "instance %s was requested", status.InstanceID), true
+	case observed.providerError != "" && provisioning(status):
+		// It is reported before the next query.
+		return notReady(v1beta1.ReasonProviderError, "%s", observed.providerError), true
 	}
 	return metav1.Condition{}, false
+}
+
+// provisioning reports whether the instance did not run yet when it was last reported.
+func provisioning(status v1beta1.NstanceMachineStatus) bool {
+	current := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionReady)
+	return current != nil && (current.Reason == v1beta1.ReasonProvisioning || current.Reason == v1beta1.ReasonProviderError)
 }
 
 // instanceReadiness returns the condition Ready that follows from an instance alone.
@@ -167,6 +182,10 @@ func upToDate(nstanceMachine *v1beta1.NstanceMachine, listed *shard.Instance, mi
 	}
 	current := meta.FindStatusCondition(nstanceMachine.Status.Conditions, v1beta1.ConditionReady)
 	wanted := instanceReadiness(listed)
+	if wanted.Reason == v1beta1.ReasonProvisioning && current != nil && current.Reason == v1beta1.ReasonProviderError {
+		// The list does not have the errors of the provider.
+		return true
+	}
 	return current != nil && current.Reason == wanted.Reason &&
 		// The message from a deletion notice has more details.
 		(current.Message == wanted.Message || wanted.Reason == v1beta1.ReasonServerDeleted)

@@ -37,14 +37,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, err
 	}
 	state := c.syncState(key, nstanceMachine.UID)
-	switch {
-	case observed.paused != "":
-		// A notice of the instance may be removed from the cache before the pause is
-		// over.
-		state.verifiedSession = 0
-	case observed.notice != nil && observed.notice.State == shard.Deleted:
+	if observed.paused != "" || observed.notice != nil && observed.notice.State == shard.Deleted {
 		// There is one notice of the deletion, and it may be removed from the cache
-		// before the deletion is in the status.
+		// before the pause is over, or before the deletion is in the status. A server
+		// without notices reports none during the pause.
 		state.verifiedSession = unverified
 	}
 	decided := plan(observed, *state)
@@ -58,6 +54,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	if done.final {
 		return 0, done.err
+	}
+	if ready(nstanceMachine) || done.instance != nil && usable(done.instance) {
+		c.providerErrors.drop(nstanceMachine.UID)
 	}
 	wait, err := c.report(ctx, observed, done, state)
 	return shortest(wait, done.wait), errors.Join(done.err, err)
@@ -87,8 +86,13 @@ type outcome struct {
 func (c *Controller) act(ctx context.Context, observed observation, decided decision, state *syncState) outcome {
 	switch decided.step {
 	case assignShard:
-		chosen, blocked := c.place(observed)
+		chosen, blocked := c.place(observed, nil)
 		return outcome{shard: chosen, problem: blocked}
+	case reassignShard:
+		if chosen := c.reassign(ctx, observed, state); chosen != "" {
+			return outcome{shard: chosen}
+		}
+		return outcome{problem: decided.problem, wait: decided.wait}
 	case createInstance:
 		return c.createInstance(ctx, observed, state)
 	case useListed:
@@ -100,6 +104,8 @@ func (c *Controller) act(ctx context.Context, observed observation, decided deci
 		return c.deleteInstance(ctx, observed, state)
 	case removeFinalizer:
 		return outcome{final: true, err: c.removeFinalizer(ctx, observed.nstanceMachine)}
+	case abandonInstance:
+		return outcome{final: true, err: c.abandon(ctx, observed)}
 	case deleteMachine:
 		return outcome{err: c.deleteMachine(ctx, observed.machine)}
 	case deleteNstanceMachine:

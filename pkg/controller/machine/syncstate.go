@@ -32,6 +32,10 @@ type syncState struct {
 	instanceID string
 	// rejection is the last rejection of the create request, nil when there was none.
 	rejection *rejection
+	// declined are the rejections by shards that have declined the create request.
+	declined map[string]rejection
+	// located: the last write of the shard was made by this process.
+	located bool
 	// queries and deletions are the calls while the instance starts or terminates.
 	queries, deletions retry
 	// waitingForPool is since when the deletion of the instance waits for its pool,
@@ -54,6 +58,8 @@ type rejection struct {
 	etag    string
 	until   time.Time
 	message string
+	// declined: the shard has no instance for the request.
+	declined bool
 }
 
 // applies reports whether the request would be rejected for the same reason.
@@ -95,5 +101,8 @@ func (c *Controller) syncState(key cache.ObjectName, uid types.UID) *syncState {
 func (c *Controller) dropSyncState(key cache.ObjectName) {
 	c.syncStatesMu.Lock()
 	defer c.syncStatesMu.Unlock()
+	if state := c.syncStates[key]; state != nil {
+		c.providerErrors.drop(state.uid)
+	}
 	delete(c.syncStates, key)
 }

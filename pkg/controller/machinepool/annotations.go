@@ -18,7 +18,7 @@ import (
 	"k8s.io/klog/v2"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -49,7 +49,7 @@ func (c *Controller) annotate(ctx context.Context, machinePool *clusterv1.Machin
 				applied[key] = wanted[key]
 			}
 		}
-		written, err := c.capi.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: controller.FieldManager})
+		written, err := c.capi.ApplyMachinePoolAnnotations(ctx, machinePool, applied, metav1.ApplyOptions{FieldManager: nstance.FieldManager})
 		if foreign := conflicting(err, applied); len(foreign) > 0 {
 			klog.FromContext(ctx).V(2).Info("MachinePool has annotations of other clients", "annotations", foreign)
 			c.annotations.add(machinePool, wanted, foreign)

@@ -32,6 +32,7 @@ import (
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -103,7 +104,7 @@ func (a *annotated) RoundTrip(request *http.Request) (*http.Response, error) {
 		return nil, err
 	}
 	if query := request.URL.Query(); request.Header.Get("Content-Type") != string(types.ApplyPatchType) ||
-		query.Get("fieldManager") != controller.FieldManager || query.Get("force") != "false" {
+		query.Get("fieldManager") != nstance.FieldManager || query.Get("force") != "false" {
 		return nil, fmt.Errorf("unexpected request %s %s", request.Method, request.URL)
 	}
 	if err := a.apply(applied); err != nil {
@@ -118,7 +119,7 @@ func (a *annotated) apply(applied *unstructured.Unstructured) error {
 	if applied.GetUID() != a.live().UID {
 		return apierrors.NewConflict(machinePoolResource.GroupResource(), "workers", errors.New("the uid is another one"))
 	}
-	return a.tracker.Apply(machinePoolResource, applied, controllertest.Namespace, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	return a.tracker.Apply(machinePoolResource, applied, controllertest.Namespace, metav1.PatchOptions{FieldManager: nstance.FieldManager})
 }
 
 // expect annotates with shape, and compares the number of requests and the annotations

@@ -113,6 +113,7 @@ func applyStatus(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachine
 	applied := applyv1beta1.NstanceMachinePoolStatus().
 		WithShards(applyv1beta1.ShardsSummary().WithTotal(status.Shards.Total).WithReachable(status.Shards.Reachable)).
 		WithSubnets(status.Subnets...).
+		WithStaticShards(status.StaticShards...).
 		WithObservedGeneration(status.ObservedGeneration).
 		WithConditions(controller.ApplyConditions(status.Conditions)...)
 	applied.Ready = status.Ready

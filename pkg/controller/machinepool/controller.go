@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -49,12 +50,12 @@ type Controller struct {
 	poolLister           nstancelisters.NstanceMachinePoolNamespaceLister
 	shardGroupLister     nstancelisters.NstanceShardGroupNamespaceLister
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
-	members              *controller.Members
+	members              *nstance.Members
 	poolIndex            cache.Indexer
 	shardGroupIndex      cache.Indexer
 	machinePoolIndex     cache.Indexer
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
-	nodes                *controller.Nodes
+	nodes                *nstance.Nodes
 
 	shards        shard.Set
 	groups        shard.Groups
@@ -71,16 +72,17 @@ type Controller struct {
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker
 	machinePoolWrites *controller.WriteTracker
+	staleReads        controller.StaleReads
 }
 
 // New returns the controller and registers its handlers. MachinePools that it creates
 // belong to the Cluster d.ClusterName.
-func New(d controller.Dependencies) (*Controller, error) {
-	nodes, err := controller.NewNodes(d.Informers.Nodes)
+func New(d nstance.Dependencies) (*Controller, error) {
+	nodes, err := nstance.NewNodes(d.Informers.Nodes)
 	if err != nil {
 		return nil, err
 	}
-	members, err := controller.NewMembers(d.Informers.Nstance)
+	members, err := nstance.NewMembers(d.Informers.Nstance)
 	if err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // planDeletion completes the deletion of a pool after its last shard group and
@@ -97,7 +98,7 @@ func onShardOf(nstanceMachines []*v1beta1.NstanceMachine, group *v1beta1.Nstance
 // ensureFinalizer adds the finalizer to a pool before anything exists on a shard, and
 // the owners to a pool that is being deleted.
 func (c *Controller) ensureFinalizer(ctx context.Context, observed observation) (*v1beta1.NstanceMachinePool, error) {
-	written, err := c.pools.Apply(ctx, applyPool(observed, observed.pool.Spec.ProviderIDList), controller.Apply)
+	written, err := c.pools.Apply(ctx, applyPool(observed, observed.pool.Spec.ProviderIDList), nstance.Apply)
 	if err != nil {
 		return nil, fmt.Errorf("write finalizer and owners of pool %s: %w", klog.KObj(observed.pool), err)
 	}
@@ -118,7 +119,7 @@ func (c *Controller) removeFinalizer(ctx context.Context, pool *v1beta1.NstanceM
 	if err != nil || patch == nil {
 		return err
 	}
-	_, err = c.pools.Patch(ctx, pool.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	_, err = c.pools.Patch(ctx, pool.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: nstance.FieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer of pool %s: %w", klog.KObj(pool), err)
 	}

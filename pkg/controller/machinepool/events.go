@@ -4,10 +4,21 @@
 package machinepool
 
 import (
+	"fmt"
 	"slices"
+
+	"k8s.io/apimachinery/pkg/api/meta"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+)
+
+// Reasons of the events of type Normal.
+const (
+	// reasonScaled: the number of desired instances has changed.
+	reasonScaled = "Scaled"
+	// reasonShardsReachable: all shards are connected again.
+	reasonShardsReachable = "ShardsReachable"
 )
 
 // warningReasons are the reasons for which a pool that is not ready gets an event:
@@ -17,6 +28,7 @@ var warningReasons = []string{
 	v1beta1.ReasonUnknownShard,
 	v1beta1.ReasonGroupInUse,
 	v1beta1.ReasonMachinePoolConflict,
+	v1beta1.ReasonTooManyReplicas,
 	v1beta1.ReasonAmbiguousProviderID,
 	v1beta1.ReasonShardUnreachable,
 	v1beta1.ReasonWrongShard,
@@ -24,6 +36,18 @@ var warningReasons = []string{
 	v1beta1.ReasonConfigRejected,
 	v1beta1.ReasonShardAhead,
 	v1beta1.ReasonProviderError,
+}
+
+// recordChanges records what has changed from the status before to that of written.
+func (c *Controller) recordChanges(before *v1beta1.NstanceMachinePoolStatus, written *v1beta1.NstanceMachinePool) {
+	after := &written.Status
+	if from, to := before.DesiredReplicas, after.DesiredReplicas; from != nil && to != nil && *from != *to && written.DeletionTimestamp.IsZero() {
+		controller.Record(c.recorder, written, reasonScaled, "Scale", fmt.Sprintf("from %d to %d instances", *from, *to))
+	}
+	if meta.IsStatusConditionFalse(before.Conditions, v1beta1.ConditionShardsReachable) &&
+		meta.IsStatusConditionTrue(after.Conditions, v1beta1.ConditionShardsReachable) {
+		controller.Record(c.recorder, written, reasonShardsReachable, "Connect", "all shards of the pool are connected again")
+	}
 }
 
 // recordProblem records the reason of the new status if the old one did not have it.

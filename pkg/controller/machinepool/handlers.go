@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -38,7 +39,7 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	switch {
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
-	case before != nil && controller.PauseChanged(before, after):
+	case before != nil && nstance.PauseChanged(before, after):
 		c.enqueueWithShardGroups(after.Name)
 	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
 		!slices.Equal(before.Finalizers, after.Finalizers):
@@ -123,7 +124,7 @@ func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	enqueue := func(pool string) { c.queue.Add(c.key(pool)) }
 	if before != nil && after != nil {
 		switch {
-		case controller.PauseChanged(before, after):
+		case nstance.PauseChanged(before, after):
 			enqueue = c.enqueueWithShardGroups
 		case before.ResourceVersion != after.ResourceVersion &&
 			ptr.Equal(before.Spec.Replicas, after.Spec.Replicas) && capi.ReplicasOwned(before) == capi.ReplicasOwned(after) &&
@@ -154,7 +155,7 @@ func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine
 	case after.DeletionTimestamp.IsZero(), before != nil && !before.DeletionTimestamp.IsZero():
 		return
 	}
-	if pool := controller.PoolOf(nstanceMachine); pool != nil {
+	if pool := nstance.PoolOf(nstanceMachine); pool != nil {
 		c.queue.Add(c.key(pool.Name))
 	}
 }

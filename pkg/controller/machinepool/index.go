@@ -8,6 +8,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/providerid"
 )
 
@@ -48,7 +49,7 @@ var (
 
 // poolOf returns the name of the pool that owns a shard group, "" if none does.
 func poolOf(group *v1beta1.NstanceShardGroup) string {
-	if owner := controller.PoolOwning(group); owner != nil {
+	if owner := nstance.PoolOwning(group); owner != nil {
 		return owner.Name
 	}
 	return ""

@@ -16,8 +16,8 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/distribute"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // This file has every read of the API server. A sync reads caches; before it selects
@@ -43,7 +43,7 @@ func (c *Controller) readCandidates(ctx context.Context, observed *observation) 
 	if err != nil {
 		return false, fmt.Errorf("read MachinePool %s: %w", c.key(name), err)
 	}
-	if machinePool.UID != observed.machinePools[0].UID || machinePool.Spec.Replicas == nil || controller.PausedBy(nil, machinePool) != "" {
+	if machinePool.UID != observed.machinePools[0].UID || machinePool.Spec.Replicas == nil || nstance.PausedBy(nil, machinePool) != "" {
 		return false, nil
 	}
 	// The shard groups have what earlier scale-downs selected.
@@ -107,7 +107,7 @@ func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachin
 		if err != nil {
 			return nil, false, fmt.Errorf("read the NstanceMachine of Machine %s: %w", klog.KObj(&machine), err)
 		}
-		if owner := controller.PoolOf(nstanceMachine); owner == nil || owner.UID != pool.UID {
+		if owner := nstance.PoolOf(nstanceMachine); owner == nil || owner.UID != pool.UID {
 			// The labels of a Machine of another pool can be wrong.
 			continue
 		}

@@ -10,17 +10,18 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // pausedBy returns what pauses a pool: its Cluster, itself, or a MachinePool that
 // refers to it. It returns "" if nothing does.
 func pausedBy(cluster *clusterv1.Cluster, pool *v1beta1.NstanceMachinePool, machinePools []*clusterv1.MachinePool) string {
 	for _, machinePool := range machinePools {
-		if paused := controller.PausedBy(cluster, pool, machinePool); paused != "" {
+		if paused := nstance.PausedBy(cluster, pool, machinePool); paused != "" {
 			return paused
 		}
 	}
-	return controller.PausedBy(cluster, pool)
+	return nstance.PausedBy(cluster, pool)
 }
 
 // PausedBy returns what pauses the pool of a shard group, "" if nothing does. Only
@@ -35,7 +36,7 @@ func (c *Controller) PausedBy(group *v1beta1.NstanceShardGroup) (string, error) 
 		return "", err
 	}
 	if pool == nil {
-		return controller.PausedBy(cluster), nil
+		return nstance.PausedBy(cluster), nil
 	}
 	return pausedBy(cluster, pool, controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool.Name)), nil
 }

@@ -125,8 +125,22 @@ func TestPlanProperties(t *testing.T) {
 			}
 			continue
 		}
-		if number && d.sizes != nil && sum != *seen.machinePools[0].Spec.Replicas {
-			t.Fatalf("%d replicas are wanted and %d spread: %+v", *seen.machinePools[0].Spec.Replicas, sum, seen)
+		var fixed, variable int32
+		for i, shard := range seen.shards {
+			switch {
+			case shard.configured:
+				variable++
+			case d.sizes != nil && d.sizes[i] != shard.currentSize():
+				t.Fatalf("shard %s is not configured and gets size %d: %+v", shard.id, d.sizes[i], seen)
+			default:
+				fixed += shard.currentSize()
+			}
+		}
+		if number && d.sizes != nil {
+			wanted := max(*seen.machinePools[0].Spec.Replicas, fixed)
+			if variable > 0 && sum != wanted {
+				t.Fatalf("%d replicas are wanted and %d spread: %+v", wanted, sum, seen)
+			}
 		}
 		for _, want := range d.apply {
 			if !number {

@@ -5,6 +5,7 @@ package machinepool
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 	"testing"
@@ -96,6 +97,26 @@ func TestPlan(t *testing.T) {
 				seen.shards[2].configured = false
 			}), "blocked UnknownShard",
 		},
+		"an unknown shard keeps its size, and the others are scaled": {
+			with(observed(pool, 12, newShardGroup(pool, "b", 3), newShardGroup(pool, "a", 3), newShardGroup(pool, "c", 3)), func(seen *observation) {
+				seen.shards[0].configured, seen.shards[0].synced = false, false
+			}), "update b=3, update a=5, update c=4",
+		},
+		"an unknown shard keeps its size when the others are scaled to zero": {
+			with(observed(pool, 2, newShardGroup(pool, "b", 3), newShardGroup(pool, "a", 3), newShardGroup(pool, "c", 3)), func(seen *observation) {
+				seen.shards[0].configured, seen.shards[0].synced = false, false
+			}), "update b=3, update a=0, update c=0",
+		},
+		"an unknown shard is not resized for the replicas of before": {
+			with(observed(pool, 10, newShardGroup(pool, "b", 4), newShardGroup(pool, "a", 3), newShardGroup(pool, "c", 3)), func(seen *observation) {
+				seen.shards[0].configured, seen.shards[0].synced = false, false
+			}), "",
+		},
+		"no MachinePool is created without the size of an unknown shard": {
+			with(observed(pool, 0, newShardGroup(pool, "b", 3), newShardGroup(pool, "a", 3), newShardGroup(pool, "c", 3)), func(seen *observation) {
+				seen.machinePools, seen.shards[0].configured = nil, false
+			}), "blocked UnknownShard",
+		},
 		"an unknown shard keeps the group of a removed one": {
 			with(observed(pool, 0, newShardGroup(pool, "d", 4)), func(seen *observation) {
 				seen.shards[0].configured = false
@@ -105,6 +126,15 @@ func TestPlan(t *testing.T) {
 			with(observed(pool, 0, newShardGroup(pool, "b", 4)), func(seen *observation) {
 				seen.machinePools[0].Spec.Replicas = nil
 			}), "blocked NoMachinePool",
+		},
+		"more replicas than a pool can have block everything": {
+			observed(pool, 10_001, newShardGroup(pool, "b", 4), newShardGroup(pool, "a", 3), newShardGroup(pool, "c", 3)), "blocked TooManyReplicas",
+		},
+		"so do the most that the scale subresource accepts": {
+			observed(pool, math.MaxInt32, newShardGroup(pool, "b", 4)), "blocked TooManyReplicas",
+		},
+		"as many replicas as a pool can have": {
+			observed(pool, 10_000), "create b=3334, create a=3333, create c=3333",
 		},
 		"two MachinePools block everything": {
 			with(observed(pool, 0, newShardGroup(pool, "b", 4)), func(seen *observation) {

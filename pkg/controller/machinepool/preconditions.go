@@ -23,9 +23,10 @@ func checkPreconditions(observed observation) *problem {
 	var unknown, unread []string
 	for _, shard := range observed.shards {
 		switch {
-		case !shard.configured:
+		case !shard.configured && (shard.group == nil || len(observed.machinePools) == 0):
+			// The number of its instances was never known.
 			unknown = append(unknown, shard.id)
-		case !shard.synced:
+		case shard.configured && !shard.synced:
 			unread = append(unread, shard.id)
 		}
 		if shard.group != nil && !metav1.IsControlledBy(shard.group, observed.pool) {
@@ -48,6 +49,10 @@ func checkPreconditions(observed observation) *problem {
 	case len(observed.machinePools) == 1 && observed.machinePools[0].Spec.Replicas == nil:
 		return &problem{v1beta1.ReasonNoMachinePool,
 			fmt.Sprintf("MachinePool %q has no spec.replicas", observed.machinePools[0].Name)}
+	case len(observed.machinePools) == 1 && *observed.machinePools[0].Spec.Replicas > v1beta1.MaxReplicas:
+		return &problem{v1beta1.ReasonTooManyReplicas,
+			fmt.Sprintf("MachinePool %q has %d replicas, and a pool has at most %d; the sizes stay",
+				observed.machinePools[0].Name, *observed.machinePools[0].Spec.Replicas, v1beta1.MaxReplicas)}
 	case len(observed.machinePools) == 0 && observed.nameTaken:
 		return &problem{v1beta1.ReasonMachinePoolConflict,
 			fmt.Sprintf("MachinePool %q refers to another infrastructure object", observed.pool.Name)}

@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -62,7 +63,7 @@ func newPoolWithMachines(t *testing.T, instances map[string][]string, change map
 	h.CAPI.Has(t, machines...)
 	// Written like the controller does, so that it can remove it.
 	pool.Status.InfrastructureMachineKind = v1beta1.MachineKind
-	_, err := h.controller.pools.ApplyStatus(t.Context(), applyStatus(pool, pool.Status), controller.Apply)
+	_, err := h.controller.pools.ApplyStatus(t.Context(), applyStatus(pool, pool.Status), nstance.Apply)
 	require.NoError(t, err)
 	h.Writes()
 	h.Show()

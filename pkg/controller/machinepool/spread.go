@@ -32,12 +32,16 @@ type spreading struct {
 // Other pools are divided evenly. A group that existed before its pool may be divided
 // in another way. As long as the pool has as many replicas as were imported, on the
 // same shards, every shard keeps its size: importing a group terminates no instance.
+//
+// A shard that is not configured keeps its size, which counts, so that the pool can be
+// scaled on the others. When it is configured again, all sizes stay until the replicas
+// change, as after an import.
 func spread(observed observation, replicas int32, keepsMachines bool) spreading {
 	shards := make([]distribute.Shard, len(observed.shards))
 	for i := range observed.shards {
 		shards[i] = observed.shards[i].distributeShard()
 	}
-	even, note := distribute.Even(replicas, len(shards)), keptNote(observed.pool, replicas)
+	even, note := distribute.Spread(shards, replicas), keptNote(observed.pool, replicas)
 	noted, unnoted := func(*shardState) string { return note }, func(*shardState) string { return "" }
 
 	result, selected := spreading{sizes: even, kept: unnoted}, make([][]string, len(shards))
@@ -52,6 +56,9 @@ func spread(observed observation, replicas int32, keepsMachines bool) spreading 
 		}
 	} else if sizes := distribute.Sizes(shards); distribute.Total(sizes) == replicas && !slices.Equal(sizes, even) && keepsImported(observed, note) {
 		result.sizes, result.kept = sizes, noted
+	} else if !slices.Equal(even, distribute.Even(replicas, len(shards))) {
+		// The sizes stay when the shard is configured again.
+		result.kept = noted
 	}
 	for i := range shards {
 		result.removeFirst = append(result.removeFirst, shards[i].NextRemoveFirst(result.sizes[i], selected[i]))
@@ -105,7 +112,7 @@ func currentSizes(shards []shardState) []int32 {
 
 // distributeShard returns the shard as package distribute takes it.
 func (s *shardState) distributeShard() distribute.Shard {
-	converted := distribute.Shard{ID: s.id, Size: s.currentSize(), HasShardGroup: s.group != nil, Synced: s.synced}
+	converted := distribute.Shard{ID: s.id, Size: s.currentSize(), Fixed: !s.configured, HasShardGroup: s.group != nil, Synced: s.synced}
 	if s.group != nil {
 		converted.RemoveFirst = s.group.Spec.RemoveFirst
 	}

@@ -48,17 +48,32 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 	blocked := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d))
 	if blocked == nil {
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
-		status.Ready = ptr.To(true)
-		status.Initialization.Provisioned = ptr.To(true)
 	} else {
 		set(v1beta1.ConditionReady, metav1.ConditionFalse, blocked.reason, blocked.message)
 	}
+	if blocked == nil || provisioned(observed, *status.DesiredReplicas) {
+		status.Ready = ptr.To(true)
+		status.Initialization.Provisioned = ptr.To(true)
+	}
 	return status
+}
+
+// provisioned reports whether Cluster API can use the pool: a shard group has reported
+// an instance, or all have reported and none is wanted. It does not wait for the other
+// shards, because Cluster API copies no provider id before, and so finds no Node.
+func provisioned(observed observation, desired int32) bool {
+	for _, group := range observed.shardGroups {
+		if ptr.Deref(group.Status.Replicas, 0) > 0 {
+			return true
+		}
+	}
+	return desired == 0 && len(observed.shardGroups) > 0 && allReported(observed)
 }
 
 func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d decision) {
 	var desired, replicas, draining, blocked, reachable int32
 	static := false
+	status.StaticShards = nil
 	var config *v1beta1.GroupConfig
 	for _, group := range observed.shardGroups {
 		desired += group.Spec.Size
@@ -76,6 +91,9 @@ func addUp(status *v1beta1.NstanceMachinePoolStatus, observed observation, d dec
 		}
 		if meta.IsStatusConditionTrue(shard.group.Status.Conditions, v1beta1.ConditionShardReachable) {
 			reachable++
+		}
+		if shard.configured && ptr.Deref(shard.group.Status.IsStatic, false) {
+			status.StaticShards = append(status.StaticShards, v1beta1.Identifier(shard.id))
 		}
 	}
 	if d.sizes != nil {

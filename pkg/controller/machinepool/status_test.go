@@ -67,6 +67,17 @@ func TestStatusConditions(t *testing.T) {
 			observed(pool, 5, away(ready(newShardGroup(pool, "a", 3))), ready(newShardGroup(pool, "b", 2))),
 			"False", "ShardUnreachable", "a: connection refused", "False", "ShardUnreachable",
 		},
+		"a shard with instances is not configured any more": {
+			func() observation {
+				b := newShardGroup(pool, "b", 2)
+				ready(b)
+				condition(b, v1beta1.ConditionReady, metav1.ConditionFalse, "UnknownShard", `shard "b" is not configured`)
+				seen := observed(pool, 5, ready(newShardGroup(pool, "a", 3)), b)
+				seen.shards[1].configured = false
+				return seen
+			}(),
+			"False", "UnknownShard", `b: shard "b" is not configured`, "False", "UnknownShard",
+		},
 		"a shard is not configured": {
 			func() observation {
 				seen := observed(pool, 5, ready(newShardGroup(pool, "a", 3)))
@@ -87,9 +98,41 @@ func TestStatusConditions(t *testing.T) {
 			if string(got.Status) != test.reachable || got.Reason != test.reachedReason {
 				t.Errorf("ShardsReachable is %s, %s; want %s, %s", got.Status, got.Reason, test.reachable, test.reachedReason)
 			}
-			first := test.ready == "True"
-			if ptr.Deref(status.Ready, false) != first || ptr.Deref(status.Initialization.Provisioned, false) != first {
-				t.Errorf("ready is %v and provisioned %v, want %t", status.Ready, status.Initialization.Provisioned, first)
+		})
+	}
+}
+
+// Cluster API copies no provider id of a pool before it is ready, so one shard without
+// stock or connection must not hide the Nodes of the others.
+func TestStatusReadyWithTheFirstInstance(t *testing.T) {
+	pool := newPool("a", "b")
+	with := func(group *v1beta1.NstanceShardGroup, replicas int32) *v1beta1.NstanceShardGroup {
+		group.Status.Replicas = &replicas
+		return group
+	}
+	tests := map[string]struct {
+		seen  observation
+		ready bool
+	}{
+		"no shard group exists":                             {observed(pool, 5), false},
+		"no shard group exists, none wanted":                {observed(pool, 0), false},
+		"no shard has reported":                             {observed(pool, 5, newShardGroup(pool, "a", 3), newShardGroup(pool, "b", 2)), false},
+		"one shard never reported, the other has instances": {observed(pool, 5, newShardGroup(pool, "a", 3), ready(newShardGroup(pool, "b", 2))), true},
+		"one shard is short of capacity, the other has its first instance": {observed(pool, 5,
+			with(notReady(newShardGroup(pool, "a", 3), "ProviderError", "no capacity"), 0),
+			with(notReady(newShardGroup(pool, "b", 2), "Scaling", "1 of 2 instances are running"), 1)), true},
+		"every shard has reported, none has an instance": {observed(pool, 5,
+			with(notReady(newShardGroup(pool, "a", 3), "Scaling", ""), 0),
+			with(notReady(newShardGroup(pool, "b", 2), "Scaling", ""), 0)), false},
+		"none is wanted, every shard has reported": {observed(pool, 0,
+			notReady(newShardGroup(pool, "a", 0), "Scaling", ""), ready(newShardGroup(pool, "b", 0))), true},
+		"none is wanted, one shard never reported": {observed(pool, 0, newShardGroup(pool, "a", 0), ready(newShardGroup(pool, "b", 0))), false},
+	}
+	for name, test := range tests {
+		t.Run(name, func(t *testing.T) {
+			status := statusOf(test.seen)
+			if ptr.Deref(status.Ready, false) != test.ready || ptr.Deref(status.Initialization.Provisioned, false) != test.ready {
+				t.Errorf("ready is %v and provisioned %v, want %t", status.Ready, status.Initialization.Provisioned, test.ready)
 			}
 		})
 	}

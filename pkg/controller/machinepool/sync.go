@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -29,6 +30,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, err
 	}
 	if pool == nil {
+		c.staleReads.Reset(key)
 		return 0, c.deleteOrphan(ctx, key)
 	}
 	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
@@ -36,8 +38,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		// The remaining finalizers are those of other clients.
 		return 0, nil
 	}
-	if !c.caughtUp(pool) {
-		return controller.StaleRetry, nil
+	if caughtUp, delay := c.caughtUp(pool); !caughtUp {
+		return delay, nil
 	}
 	observed, err := c.observe(pool)
 	if err != nil {
@@ -45,7 +47,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	if needsCandidates(observed) {
 		if current, err := c.readCandidates(ctx, &observed); err != nil || !current {
-			return controller.StaleRetry, err
+			return c.staleReads.Delay(key), err
 		}
 	}
 	d := plan(observed)
@@ -60,9 +62,10 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	if d.removeFinalizer {
 		if uncached, err := c.hasUncachedMachinePool(ctx, observed); uncached || err != nil {
-			return controller.StaleRetry, err
+			return c.staleReads.Delay(key), err
 		}
 	}
+	c.staleReads.Reset(key)
 	err = c.act(ctx, observed, d)
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -110,14 +113,17 @@ func (d decision) expectsChange() bool {
 }
 
 // caughtUp reports whether the caches have everything that earlier syncs of the pool
-// wrote.
-func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) bool {
+// wrote, and when to sync again if not.
+func (c *Controller) caughtUp(pool *v1beta1.NstanceMachinePool) (caughtUp bool, delay time.Duration) {
 	own := cache.MetaObjectToName(pool)
 	groups := make([]cache.ObjectName, len(pool.Spec.Shards))
 	for i, shard := range pool.Spec.Shards {
 		groups[i] = c.key(v1beta1.ShardGroupName(string(pool.Spec.Group), string(shard)))
 	}
-	return c.poolWrites.CaughtUp(own) && c.machinePoolWrites.CaughtUp(own) && c.shardGroupWrites.CaughtUp(groups...)
+	if c.poolWrites.CaughtUp(own) && c.machinePoolWrites.CaughtUp(own) && c.shardGroupWrites.CaughtUp(groups...) {
+		return true, 0
+	}
+	return false, max(c.poolWrites.Delay(own), c.machinePoolWrites.Delay(own), c.shardGroupWrites.Delay(groups...))
 }
 
 // observe reads the caches.
@@ -162,7 +168,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 // users and the autoscaler change its replicas.
 func (c *Controller) createMachinePool(ctx context.Context, pool *v1beta1.NstanceMachinePool, replicas int32) error {
 	created, err := c.machinePools.Create(ctx, newMachinePool(pool, c.clusterName, replicas),
-		metav1.CreateOptions{FieldManager: controller.FieldManager})
+		metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		// Another client created it. The pool is enqueued when the cache has it.
 		return nil
@@ -198,7 +204,7 @@ func newMachinePool(pool *v1beta1.NstanceMachinePool, clusterName string, replic
 
 // raiseReplicas replaces the default of Cluster API's webhook.
 func (c *Controller) raiseReplicas(ctx context.Context, machinePool *clusterv1.MachinePool, replicas int32) error {
-	err := c.capi.ScaleMachinePool(ctx, machinePool, replicas, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	err := c.capi.ScaleMachinePool(ctx, machinePool, replicas, metav1.PatchOptions{FieldManager: nstance.FieldManager})
 	if err != nil {
 		return fmt.Errorf("set the replicas of MachinePool %s to %d: %w", klog.KObj(machinePool), replicas, err)
 	}
@@ -209,7 +215,7 @@ func (c *Controller) raiseReplicas(ctx context.Context, machinePool *clusterv1.M
 func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []wantedShardGroup) error {
 	var failed []error
 	for _, want := range wanted {
-		written, err := c.shardGroups.Apply(ctx, applyShardGroup(pool, want), controller.Apply)
+		written, err := c.shardGroups.Apply(ctx, applyShardGroup(pool, want), nstance.Apply)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("apply shard group %s of pool %s: %w",
 				v1beta1.ShardGroupName(string(want.spec.Group), string(want.spec.Shard)), klog.KObj(pool), err))
@@ -227,7 +233,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	pool := observed.pool
 	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed))
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
-		written, err := c.pools.Apply(ctx, applyPool(observed, ids), controller.Apply)
+		written, err := c.pools.Apply(ctx, applyPool(observed, ids), nstance.Apply)
 		if err != nil {
 			return fmt.Errorf("write the provider ids of pool %s: %w", klog.KObj(pool), err)
 		}
@@ -239,7 +245,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	if equality.Semantic.DeepEqual(status, observed.pool.Status) {
 		return nil
 	}
-	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), controller.Apply)
+	written, err := c.pools.ApplyStatus(ctx, applyStatus(pool, status), nstance.Apply)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -248,5 +254,6 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	}
 	c.poolWrites.Record(written)
 	c.recordProblem(observed.pool, status)
+	c.recordChanges(&observed.pool.Status, written)
 	return nil
 }

@@ -12,6 +12,7 @@ import (
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/metadata"
 	"k8s.io/client-go/tools/cache"
@@ -22,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -42,6 +44,12 @@ type Options struct {
 	// Limit is the number of machines for the Pods of one namespace that name one
 	// group. 0 is no limit.
 	Limit int
+	// DrainTimeout is how long the drain of a machine may take, and then the detachment of
+	// its volumes. 0 is no limit.
+	DrainTimeout time.Duration
+	// Namespaces and Groups are those whose Pods, and of which Pods, may request machines.
+	// Empty is all.
+	Namespaces, Groups []string
 }
 
 // Controller is the controller of Pods that request a machine. The keys of its queue
@@ -71,11 +79,13 @@ type Controller struct {
 	nstanceMachineWrites *controller.WriteTracker
 	limiter              *limiter
 	rejections           rejections
+	drainTimeout         time.Duration
+	allowed              allowed
 }
 
 // New returns the controller, whose event handlers are registered. The informer of
 // Pods must be one that NewPodInformer returned.
-func New(d controller.Dependencies, o Options) (*Controller, error) {
+func New(d nstance.Dependencies, o Options) (*Controller, error) {
 	pods, machines := d.Informers.Pods, d.Informers.Machines
 	nstanceMachines := d.Informers.Nstance.NstanceMachines()
 	c := &Controller{
@@ -97,8 +107,11 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		machineWrites:        controller.NewWriteTracker(machines.GetStore()),
 		nstanceMachineWrites: controller.NewWriteTracker(nstanceMachines.Informer().GetStore()),
 		limiter:              newLimiter(o.Limit, nstanceMachines.Informer().GetIndexer()),
+		drainTimeout:         o.DrainTimeout,
+		allowed:              allowed{namespaces: sets.New(o.Namespaces...), groups: sets.New(o.Groups...)},
 	}
 	c.queue = controller.NewQueue("ondemand", c.sync)
+	c.queue.SeedWith(c.keys)
 	var err error
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "Pods", Informer: pods, Handler: controller.OnChange(c.podChanged)},

@@ -6,6 +6,7 @@ package ondemand
 import (
 	"context"
 	"fmt"
+	"math"
 	"strings"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,7 +17,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // namePrefix is the prefix of the names of all pairs.
@@ -39,13 +40,29 @@ func podOf(machine string) (types.UID, bool) {
 	return types.UID(uid), ok && uid != ""
 }
 
-// createPair creates the machine of a Pod. The NstanceMachine is created first: a
+// createPair creates the machine of a Pod that has no Node. The NstanceMachine is created first: a
 // Machine without it is an error for Cluster API, while an NstanceMachine waits for its
 // Machine.
 func (c *Controller) createPair(ctx context.Context, pod *metav1.PartialObjectMetadata, wanted request) (*rejection, error) {
+	if c.rejections.isBound(pod.UID) {
+		return nil, nil
+	}
 	of := slot{pod.Namespace, wanted.group}
 	if !c.limiter.claim(pod.UID, of) {
 		return limitReached(of, c.limiter.limit), nil
+	}
+	exists, needs, err := c.needsMachine(ctx, pod)
+	if err != nil {
+		return nil, err
+	}
+	if !needs {
+		if freed, had := c.limiter.release(pod.UID); had {
+			c.enqueueSlot(freed)
+		}
+		if !exists {
+			return nil, nil
+		}
+		return alreadyBound(), nil
 	}
 	refused, err := c.createNstanceMachine(ctx, pod, wanted)
 	if refused != nil || err != nil {
@@ -70,7 +87,7 @@ func (c *Controller) createNstanceMachine(ctx context.Context, pod *metav1.Parti
 				varPodUID:       string(pod.UID),
 			},
 		},
-	}, metav1.CreateOptions{FieldManager: controller.FieldManager})
+	}, metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		made, err = c.nstanceMachines.Get(ctx, machineName(pod.UID), metav1.GetOptions{})
 	}
@@ -96,8 +113,9 @@ func (c *Controller) createMachine(ctx context.Context, pod *metav1.PartialObjec
 			InfrastructureRef: clusterv1.ContractVersionedObjectReference{
 				APIGroup: v1beta1.GroupName, Kind: v1beta1.MachineKind, Name: machineName(pod.UID),
 			},
+			Deletion: c.deletionOf(pod),
 		},
-	}, metav1.CreateOptions{FieldManager: controller.FieldManager})
+	}, metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		made, err = c.machines.Get(ctx, machineName(pod.UID), metav1.GetOptions{})
 	}
@@ -109,6 +127,21 @@ func (c *Controller) createMachine(ctx context.Context, pod *metav1.PartialObjec
 	}
 	c.machineWrites.Record(made)
 	return nil, nil
+}
+
+// deletionOf returns how long Cluster API may drain the Node of the machine of a Pod, and
+// then wait for the detachment of its volumes. Without a limit one Pod whose disruption
+// budget allows no eviction keeps the machine.
+func (c *Controller) deletionOf(pod *metav1.PartialObjectMetadata) clusterv1.MachineDeletionSpec {
+	timeout := c.drainTimeout
+	if own, given, _ := annotatedDrainTimeout(pod); given {
+		timeout = own
+	}
+	if timeout == 0 {
+		return clusterv1.MachineDeletionSpec{}
+	}
+	seconds := ptr.To(int32(math.Ceil(timeout.Seconds())))
+	return clusterv1.MachineDeletionSpec{NodeDrainTimeoutSeconds: seconds, NodeVolumeDetachTimeoutSeconds: seconds}
 }
 
 // newMeta names the Pod in annotations and not as owner: objects with an owner in

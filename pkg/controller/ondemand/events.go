@@ -14,12 +14,18 @@ import (
 
 // Reasons of the events of Pods.
 const (
-	// reasonInvalidAnnotation: the value of an annotation is not valid.
+	// reasonInvalidAnnotation: the value of an annotation is not valid, or such a Pod must
+	// not have it.
 	reasonInvalidAnnotation = "InvalidAnnotation"
+	// reasonAlreadyBound: the Pod has a Node. It is not a problem: the event has type
+	// Normal.
+	reasonAlreadyBound = "AlreadyBound"
 	// reasonUnknownGroup: no shard has the group.
 	reasonUnknownGroup = "UnknownGroup"
 	// reasonLimit: the limit of machines is reached.
 	reasonLimit = "OnDemandLimit"
+	// reasonNotAllowed: Pods of the namespace, or for the group, get no machines.
+	reasonNotAllowed = "OnDemandNotAllowed"
 	// reasonNameTaken: another object has the name of the machine.
 	reasonNameTaken = "NameTaken"
 )
@@ -49,6 +55,13 @@ func (r *rejections) isNew(pod types.UID, latest rejection) bool {
 	return true
 }
 
+// isBound reports whether the last rejection of a Pod is that it has a Node.
+func (r *rejections) isBound(pod types.UID) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return r.last[pod].reason == reasonAlreadyBound
+}
+
 func (r *rejections) drop(pod types.UID) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -57,7 +70,12 @@ func (r *rejections) drop(pod types.UID) {
 
 // recordRejection records an event about a Pod, unless it is the last one again.
 func (c *Controller) recordRejection(pod *metav1.PartialObjectMetadata, rejected *rejection) {
-	if rejected != nil && c.rejections.isNew(pod.UID, *rejected) {
-		controller.Warn(c.recorder, pod, rejected.reason, "CreateMachine", rejected.message)
+	const action = "CreateMachine"
+	switch {
+	case rejected == nil || !c.rejections.isNew(pod.UID, *rejected):
+	case rejected.reason == reasonAlreadyBound:
+		controller.Record(c.recorder, pod, rejected.reason, action, rejected.message)
+	default:
+		controller.Warn(c.recorder, pod, rejected.reason, action, rejected.message)
 	}
 }

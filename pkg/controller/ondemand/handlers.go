@@ -11,11 +11,14 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/client-go/tools/cache"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // groupChanged is called when a group in the cache has changed. Pods may wait for the
@@ -48,9 +51,17 @@ func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine
 	case after == nil:
 		c.enqueue(before)
 		c.enqueueSlot(slotOf(before))
-	case before == nil || relevant(before, after):
+	case before == nil || relevant(before, after) || reasonOf(machineProblem(before)) != reasonOf(machineProblem(after)):
 		c.enqueue(after)
 	}
+}
+
+// reasonOf returns the reason of a rejection, "" when there is none.
+func reasonOf(r *rejection) string {
+	if r == nil {
+		return ""
+	}
+	return r.reason
 }
 
 func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
@@ -69,7 +80,7 @@ func relevant(before, after metav1.Object) bool {
 	return before.GetResourceVersion() == after.GetResourceVersion() || before.GetUID() != after.GetUID() ||
 		before.GetDeletionTimestamp().IsZero() != after.GetDeletionTimestamp().IsZero() ||
 		(metav1.GetControllerOfNoCopy(before) == nil) != (metav1.GetControllerOfNoCopy(after) == nil) ||
-		controller.PauseChanged(before, after)
+		nstance.PauseChanged(before, after)
 }
 
 // clusterChanged enqueues all Pods and pairs when the Cluster was created or deleted,
@@ -82,7 +93,7 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 	if cluster.Name != c.clusterName {
 		return
 	}
-	if before != nil && after != nil && controller.PausedBy(before) == controller.PausedBy(after) &&
+	if before != nil && after != nil && nstance.PausedBy(before) == nstance.PausedBy(after) &&
 		before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() {
 		return
 	}
@@ -114,6 +125,20 @@ func (c *Controller) enqueueWaiting(pods []*metav1.PartialObjectMetadata, delay 
 			c.queue.AddAfter(pod.UID, delay)
 		}
 	}
+}
+
+// keys returns the UIDs of all Pods that request a machine or have one.
+func (c *Controller) keys() []types.UID {
+	keys := sets.New[types.UID]()
+	for _, pod := range c.pods() {
+		keys.Insert(pod.UID)
+	}
+	for _, object := range c.pairs() {
+		if uid, ok := podOf(object.GetName()); ok {
+			keys.Insert(uid)
+		}
+	}
+	return keys.UnsortedList()
 }
 
 // pods returns all Pods that request a machine.

@@ -7,7 +7,9 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/controller/controllertest"
@@ -92,4 +94,19 @@ func TestWhichPodsAChangeEnqueues(t *testing.T) {
 			}
 		})
 	}
+}
+
+// A new leader starts with the machines of Pods that were deleted before it, too.
+func TestALeaderStartsWithAllPodsAndMachines(t *testing.T) {
+	waiting, served, deleted, half := newPod("waiting", "gpu"), newPod("served", "gpu"), newPod("deleted", "gpu"), newPod("half", "gpu")
+	h := newHarness(t, 0, newShards("gpu"), waiting, served)
+	h.store("machines", newMachine(served))
+	h.store("nstancemachines", newNstanceMachine(served))
+	h.store("machines", newMachine(deleted))
+	h.store("nstancemachines", newNstanceMachine(half))
+	foreign := newMachine(half)
+	foreign.Name = "another"
+	h.store("machines", foreign)
+	h.show()
+	assert.ElementsMatch(t, []types.UID{waiting.UID, served.UID, deleted.UID, half.UID}, h.controller.keys())
 }

@@ -15,10 +15,29 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 )
 
-// podExists reports whether the API server has a Pod that has not finished. A Pod of
-// that name with another UID is another Pod.
+// unbound selects the Pods without a Node.
+var unbound = fields.OneTermEqualSelector("spec.nodeName", "")
+
+// podExists reports whether the API server has a Pod that has not finished.
 func (c *Controller) podExists(ctx context.Context, namespace, name string, uid types.UID) (bool, error) {
-	selector := fields.AndSelectors(fields.OneTermEqualSelector(metav1.ObjectNameField, name), unfinished)
+	return c.podMatches(ctx, namespace, name, uid, unfinished)
+}
+
+// needsMachine reports whether the API server has a Pod that has not finished, and whether
+// it still has no Node. The cache does not have the Nodes of Pods.
+func (c *Controller) needsMachine(ctx context.Context, pod *metav1.PartialObjectMetadata) (exists, needs bool, err error) {
+	needs, err = c.podMatches(ctx, pod.Namespace, pod.Name, pod.UID, fields.AndSelectors(unfinished, unbound))
+	if needs || err != nil {
+		return true, needs, err
+	}
+	exists, err = c.podExists(ctx, pod.Namespace, pod.Name, pod.UID)
+	return exists, false, err
+}
+
+// podMatches reports whether the API server has a Pod that a selector selects. A Pod of
+// that name with another UID is another Pod.
+func (c *Controller) podMatches(ctx context.Context, namespace, name string, uid types.UID, matching fields.Selector) (bool, error) {
+	selector := fields.AndSelectors(fields.OneTermEqualSelector(metav1.ObjectNameField, name), matching)
 	pods, err := c.podClient.Resource(podResource).Namespace(namespace).List(ctx, metav1.ListOptions{FieldSelector: selector.String()})
 	if err != nil {
 		return false, fmt.Errorf("read Pod %s/%s: %w", namespace, name, err)

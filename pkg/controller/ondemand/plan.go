@@ -9,7 +9,7 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // observation is the state of a Pod and its machine in the caches.
@@ -18,6 +18,8 @@ type observation struct {
 	// pod is nil when no Pod requests the machine, or when podsSynced is false.
 	pod        *metav1.PartialObjectMetadata
 	podsSynced bool
+	// refused is why the Pod may not request a machine, nil when it may.
+	refused *rejection
 	// machine and nstanceMachine are the pair of the Pod, nil when they do not exist.
 	machine        *clusterv1.Machine
 	nstanceMachine *v1beta1.NstanceMachine
@@ -67,8 +69,10 @@ func plan(observed observation) decision {
 		return decision{}
 	case observed.pod == nil:
 		return planWithoutPod(observed)
-	case observed.machine != nil && observed.nstanceMachine != nil, beingDeleted(observed.machine), beingDeleted(observed.nstanceMachine):
+	case beingDeleted(observed.machine), beingDeleted(observed.nstanceMachine):
 		return decision{}
+	case observed.machine != nil && observed.nstanceMachine != nil:
+		return decision{rejection: machineProblem(observed.nstanceMachine)}
 	case observed.machine != nil:
 		return decision{step: deleteStrayMachine}
 	case beingDeleted(observed.pod), observed.cluster == nil, beingDeleted(observed.cluster):
@@ -102,6 +106,8 @@ func planNew(observed observation) decision {
 	switch {
 	case invalid != nil:
 		return decision{rejection: invalid}
+	case observed.refused != nil:
+		return decision{rejection: observed.refused}
 	case observed.groups.found:
 		return decision{step: createPair, request: wanted}
 	case observed.groups.complete:
@@ -135,5 +141,5 @@ func pausedBy(observed observation) string {
 	if observed.nstanceMachine != nil {
 		pair = append(pair, observed.nstanceMachine)
 	}
-	return controller.PausedBy(observed.cluster, pair...)
+	return nstance.PausedBy(observed.cluster, pair...)
 }

@@ -152,7 +152,8 @@ func (s *apiServer) sendError(failed *apierrors.StatusError) {
 
 func fieldsOf(pod *unstructured.Unstructured) fields.Set {
 	phase, _, _ := unstructured.NestedString(pod.Object, "status", "phase")
-	return fields.Set{"metadata.name": pod.GetName(), "status.phase": phase}
+	node, _, _ := unstructured.NestedString(pod.Object, "spec", "nodeName")
+	return fields.Set{"metadata.name": pod.GetName(), "status.phase": phase, "spec.nodeName": node}
 }
 
 func metadataOf(pod *unstructured.Unstructured) *metav1.PartialObjectMetadata {

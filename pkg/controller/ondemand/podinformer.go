@@ -79,10 +79,13 @@ func essentials(pod *metav1.PartialObjectMetadata) *metav1.PartialObjectMetadata
 			DeletionTimestamp: pod.DeletionTimestamp,
 		},
 	}
-	for _, name := range []string{v1beta1.AnnotationOnDemandGroup, v1beta1.AnnotationOnDemandInstanceType} {
+	for _, name := range []string{v1beta1.AnnotationOnDemandGroup, v1beta1.AnnotationOnDemandInstanceType, v1beta1.AnnotationOnDemandDrainTimeout} {
 		if value, ok := pod.Annotations[name]; ok {
 			metav1.SetMetaDataAnnotation(&kept.ObjectMeta, name, value)
 		}
+	}
+	if controller := metav1.GetControllerOfNoCopy(pod); controller != nil && excluded(controller) {
+		kept.OwnerReferences = []metav1.OwnerReference{*controller.DeepCopy()}
 	}
 	return kept
 }

@@ -49,7 +49,7 @@ func (c *Controller) sync(ctx context.Context, pod types.UID) (time.Duration, er
 
 // dropState drops what is stored about a Pod and is not needed any more.
 func (c *Controller) dropState(observed observation, decided step) {
-	if observed.pod == nil || observed.machine != nil && observed.nstanceMachine != nil {
+	if observed.pod == nil || observed.machine != nil && observed.nstanceMachine != nil && machineProblem(observed.nstanceMachine) == nil {
 		c.rejections.drop(observed.uid)
 	}
 	if decided == createPair {
@@ -64,6 +64,7 @@ func (c *Controller) dropState(observed observation, decided step) {
 func (c *Controller) observe(pod types.UID) (observation, error) {
 	observed := observation{uid: pod, podsSynced: c.podsSynced(), pod: c.pod(pod)}
 	if observed.pod != nil {
+		observed.refused = c.allowed.refuse(observed.pod)
 		observed.groups = c.observeGroup(observed.pod.Annotations[v1beta1.AnnotationOnDemandGroup])
 	}
 	key := cache.NewObjectName(c.namespace, machineName(pod))

@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/controller"
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -45,29 +46,30 @@ type Controller struct {
 	poolLister           nstancelisters.NstanceMachinePoolNamespaceLister
 	nstanceMachineLister nstancelisters.NstanceMachineNamespaceLister
 	clusterLister        listers.ResourceIndexer[*clusterv1.Cluster]
-	poolIndex            *controller.Pools
-	members              *controller.Members
+	poolIndex            *nstance.Pools
+	members              *nstance.Members
 	machineIndex         cache.Indexer
 	machinePoolIndex     cache.Indexer
 
-	groups   shard.Groups
-	recorder events.EventRecorder
-	clock    clock.PassiveClock
-	queue    *controller.Queue[cache.ObjectName]
-	writes   *controller.WriteTracker
-	states   syncStates
+	groups    shard.Groups
+	recorder  events.EventRecorder
+	clock     clock.PassiveClock
+	queue     *controller.Queue[cache.ObjectName]
+	writes    *controller.WriteTracker
+	deletions *controller.Deletions
+	states    syncStates
 }
 
 // New returns the controller and registers its handlers. The pools belong to the
 // Cluster d.ClusterName.
-func New(d controller.Dependencies) (*Controller, error) {
-	members, err := controller.NewMembers(d.Informers.Nstance)
+func New(d nstance.Dependencies) (*Controller, error) {
+	members, err := nstance.NewMembers(d.Informers.Nstance)
 	if err != nil {
 		return nil, err
 	}
 	pools := d.Informers.Nstance.NstanceMachinePools()
 	nstanceMachines := d.Informers.Nstance.NstanceMachines()
-	poolIndex, err := controller.NewPools(pools.Informer())
+	poolIndex, err := nstance.NewPools(pools.Informer())
 	if err != nil {
 		return nil, err
 	}
@@ -86,8 +88,10 @@ func New(d controller.Dependencies) (*Controller, error) {
 		recorder:             d.Recorder,
 		clock:                d.Clock,
 		writes:               controller.NewWriteTracker(nstanceMachines.Informer().GetStore()),
+		deletions:            controller.NewDeletions(d.Clock),
 	}
 	c.queue = controller.NewQueue("poolmember", c.sync)
+	c.queue.SeedWith(c.keys)
 
 	d.WatchShards(c.shardChanged, c.groupChanged)
 	c.Registrations, err = controller.Watch(

@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // reasonNameTaken is the reason of the event of a pool with an instance whose name is
@@ -52,14 +53,14 @@ func (c *Controller) create(ctx context.Context, observed observation, d decisio
 // NstanceMachine outside the pool has the name. An existing one of the pool was
 // created by a request without a response, or by a former leader.
 func (c *Controller) createNstanceMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) (conflict bool, err error) {
-	created, err := c.nstanceMachines.Create(ctx, nstanceMachine, metav1.CreateOptions{FieldManager: controller.FieldManager})
+	created, err := c.nstanceMachines.Create(ctx, nstanceMachine, metav1.CreateOptions{FieldManager: nstance.FieldManager})
 	if apierrors.IsAlreadyExists(err) {
 		created, err = c.nstanceMachines.Get(ctx, nstanceMachine.Name, metav1.GetOptions{})
 	}
 	if err != nil {
 		return false, fmt.Errorf("create NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 	}
-	if owner := controller.PoolOf(created); owner == nil || owner.UID != controller.PoolOf(nstanceMachine).UID {
+	if owner := nstance.PoolOf(created); owner == nil || owner.UID != nstance.PoolOf(nstanceMachine).UID {
 		return true, nil
 	}
 	c.writes.Record(created)

@@ -30,6 +30,9 @@ func (c *Controller) deleteMachines(ctx context.Context, machines []*clusterv1.M
 // deleteWithoutMachine deletes nstanceMachines that have no Machine and will get none.
 func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines []*v1beta1.NstanceMachine) error {
 	return each(ctx, nstanceMachines, func(nstanceMachine *v1beta1.NstanceMachine) error {
+		if c.deletions.Requested(nstanceMachine) {
+			return nil
+		}
 		if found, err := c.hasMachine(ctx, nstanceMachine); found || err != nil {
 			return err
 		}
@@ -37,6 +40,7 @@ func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines [
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("delete NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 		}
+		c.deletions.Record(nstanceMachine)
 		klog.FromContext(ctx).Info("Deleted an NstanceMachine that has no Machine", "nstanceMachine", klog.KObj(nstanceMachine))
 		return nil
 	})
@@ -45,6 +49,9 @@ func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines [
 // deleteOrphans deletes Machines that have no nstanceMachine.
 func (c *Controller) deleteOrphans(ctx context.Context, machines []*clusterv1.Machine) error {
 	return each(ctx, machines, func(machine *clusterv1.Machine) error {
+		if c.deletions.Requested(machine) {
+			return nil
+		}
 		if found, err := c.hasNstanceMachine(ctx, machine); found || err != nil {
 			return err
 		}
@@ -53,10 +60,14 @@ func (c *Controller) deleteOrphans(ctx context.Context, machines []*clusterv1.Ma
 }
 
 func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine, reason string) error {
+	if c.deletions.Requested(machine) {
+		return nil
+	}
 	err := c.machines.Delete(ctx, machine.Name, controller.DeleteByUID(machine))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
+	c.deletions.Record(machine)
 	klog.FromContext(ctx).Info("Deleted a Machine", "machine", klog.KObj(machine), "reason", reason)
 	return nil
 }

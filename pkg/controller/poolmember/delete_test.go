@@ -7,6 +7,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -191,4 +192,39 @@ func TestTerminationOfAnInstanceWritesNothing(t *testing.T) {
 	h.setGroup("a", running())
 	h.FakeClock.SetTime(start.Add(orphanGrace))
 	h.expect()
+}
+
+// A change of any Machine of the pool syncs the pool, and the cache may be stale.
+func TestAMachineIsDeletedOnceWhileTheCacheIsStale(t *testing.T) {
+	pool := newPool("a")
+	h := newHarness(t, byShard{"a": running("i-1", "i-2")}, pool, newShardGroup(pool, "a", "i-2"), stored("i-1"), stored("i-2"))
+	h.addMachines(newMachine("i-1"), newMachine("i-2"))
+	h.show()
+	deleted := 0
+	for range 10 {
+		writes, _, err := h.sync()
+		require.NoError(t, err)
+		deleted += len(writes)
+	}
+	if deleted != 1 {
+		t.Errorf("%d deletions, want 1", deleted)
+	}
+	// The deletion is repeated after a time in which the cache should have shown it.
+	h.FakeClock.SetTime(start.Add(time.Minute))
+	if writes, _, err := h.sync(); err != nil || len(writes) != 1 {
+		t.Errorf("wrote %q, error %v", writes, err)
+	}
+}
+
+func TestARefusedDeletionIsRepeated(t *testing.T) {
+	pool := newPool("a")
+	h := newHarness(t, byShard{"a": running("i-1")}, pool, newShardGroup(pool, "a", "i-1"), stored("i-1"))
+	h.addMachines(newMachine("i-1"))
+	h.CAPI.Refused = apierrors.NewServiceUnavailable("later")
+	h.show()
+	for range 3 {
+		if writes, _, err := h.sync(); err == nil || len(writes) != 1 {
+			t.Errorf("wrote %q, error %v", writes, err)
+		}
+	}
 }

@@ -13,6 +13,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // shardChanged enqueues the pools of a shard that was configured or removed, became
@@ -46,7 +47,7 @@ func (c *Controller) poolChanged(before, after *v1beta1.NstanceMachinePool) {
 	case after == nil:
 		c.states.drop(before.UID)
 	case before == nil || before.ResourceVersion == after.ResourceVersion ||
-		before.UID != after.UID || deleting(before) != deleting(after) || controller.PauseChanged(before, after) ||
+		before.UID != after.UID || deleting(before) != deleting(after) || nstance.PauseChanged(before, after) ||
 		before.Status.InfrastructureMachineKind != after.Status.InfrastructureMachineKind ||
 		!slices.Equal(before.Spec.Shards, after.Spec.Shards):
 		c.queue.Add(cache.MetaObjectToName(after))
@@ -59,7 +60,7 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	if after == nil || before != nil && slices.Equal(before.Spec.RemoveFirst, after.Spec.RemoveFirst) {
 		return
 	}
-	if owner := controller.PoolOwning(after); owner != nil {
+	if owner := nstance.PoolOwning(after); owner != nil {
 		c.queue.Add(c.key(owner.Name))
 	}
 }
@@ -72,7 +73,7 @@ func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine
 	if after == nil {
 		nstanceMachine = before
 	}
-	pool := controller.PoolOf(nstanceMachine)
+	pool := nstance.PoolOf(nstanceMachine)
 	if pool == nil || before != nil && after != nil && before.UID == after.UID {
 		return
 	}
@@ -90,7 +91,7 @@ func (c *Controller) nstanceMachineChanged(before, after *v1beta1.NstanceMachine
 // was unpaused and may be replaced now.
 func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 	if before != nil && after != nil && before.UID == after.UID && poolName(before) == poolName(after) &&
-		unhealthy(before) == unhealthy(after) && !controller.PauseChanged(before, after) {
+		unhealthy(before) == unhealthy(after) && !nstance.PauseChanged(before, after) {
 		return
 	}
 	if after == nil {
@@ -105,8 +106,8 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 			c.queue.AddAfter(c.key(pool), controller.BatchPeriod)
 		}
 	}
-	if nstanceMachine, err := c.nstanceMachineLister.Get(after.Spec.InfrastructureRef.Name); err == nil && controller.PoolOf(nstanceMachine) != nil {
-		c.queue.AddAfter(c.key(controller.PoolOf(nstanceMachine).Name), controller.BatchPeriod)
+	if nstanceMachine, err := c.nstanceMachineLister.Get(after.Spec.InfrastructureRef.Name); err == nil && nstance.PoolOf(nstanceMachine) != nil {
+		c.queue.AddAfter(c.key(nstance.PoolOf(nstanceMachine).Name), controller.BatchPeriod)
 	}
 }
 
@@ -114,7 +115,7 @@ func (c *Controller) machineChanged(before, after *clusterv1.Machine) {
 // is created, paused, unpaused or deleted.
 func (c *Controller) machinePoolChanged(before, after *clusterv1.MachinePool) {
 	if before != nil && after != nil && before.UID == after.UID && deleting(before) == deleting(after) &&
-		!controller.PauseChanged(before, after) && capi.PoolOf(before) == capi.PoolOf(after) {
+		!nstance.PauseChanged(before, after) && capi.PoolOf(before) == capi.PoolOf(after) {
 		return
 	}
 	for _, machinePool := range []*clusterv1.MachinePool{before, after} {
@@ -138,7 +139,17 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 }
 
 func clusterPaused(cluster *clusterv1.Cluster) bool {
-	return cluster != nil && controller.PausedBy(cluster) != ""
+	return cluster != nil && nstance.PausedBy(cluster) != ""
+}
+
+// keys returns the keys of all pools.
+func (c *Controller) keys() []cache.ObjectName {
+	pools := c.pools()
+	keys := make([]cache.ObjectName, len(pools))
+	for i, pool := range pools {
+		keys[i] = cache.MetaObjectToName(pool)
+	}
+	return keys
 }
 
 func (c *Controller) pools() []*v1beta1.NstanceMachinePool {

@@ -22,8 +22,8 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -108,7 +108,7 @@ func (r roundTripper) RoundTrip(request *http.Request) (*http.Response, error) {
 func (h *harness) restart() {
 	h.T.Helper()
 	before := h.Informers
-	h.Informers = controller.Informers{
+	h.Informers = nstance.Informers{
 		Nstance:      h.NewInformers(),
 		Clusters:     capi.NewClusterInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),
 		MachinePools: capi.NewMachinePoolInformer(h.Dependencies.CAPI, controllertest.Namespace, 0),

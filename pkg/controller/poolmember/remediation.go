@@ -7,7 +7,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
-	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // unhealthy reports whether a MachineHealthCheck requests that a Machine is replaced.
@@ -21,5 +21,5 @@ func unhealthy(machine *clusterv1.Machine) bool {
 // replaceable reports whether an unhealthy Machine may be deleted, so that its shard
 // replaces the instance.
 func replaceable(machine *clusterv1.Machine) bool {
-	return unhealthy(machine) && !deleting(machine) && controller.PausedBy(nil, machine) == ""
+	return unhealthy(machine) && !deleting(machine) && nstance.PausedBy(nil, machine) == ""
 }

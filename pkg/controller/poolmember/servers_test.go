@@ -14,8 +14,8 @@ import (
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard/shardtest"
@@ -117,7 +117,7 @@ func (s *servers) sameAsServers(want int) bool {
 		}
 	}
 	for _, nstanceMachine := range s.list() {
-		owner := controller.PoolOf(&nstanceMachine)
+		owner := nstance.PoolOf(&nstanceMachine)
 		if nstanceMachine.Labels[v1beta1.LabelShard] != string(nstanceMachine.Spec.Shard) || nstanceMachine.Labels[v1beta1.LabelGroup] != "workers" ||
 			nstanceMachine.Labels[clusterv1.MachinePoolNameLabel] != "workers" || nstanceMachine.Labels[clusterv1.ClusterNameLabel] != controllertest.ClusterName ||
 			owner == nil || owner.UID != poolUID || metav1.GetControllerOf(&nstanceMachine) != nil {

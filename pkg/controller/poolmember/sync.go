@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
@@ -184,5 +185,5 @@ func (c *Controller) pausedBy(pool *v1beta1.NstanceMachinePool, machinePools []*
 	for _, machinePool := range machinePools {
 		objects = append(objects, machinePool)
 	}
-	return controller.PausedBy(cluster, objects...), nil
+	return nstance.PausedBy(cluster, objects...), nil
 }

@@ -21,6 +21,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -78,7 +79,7 @@ type Controller struct {
 }
 
 // New returns a controller that has registered its handlers.
-func New(d controller.Dependencies, o Options) (*Controller, error) {
+func New(d nstance.Dependencies, o Options) (*Controller, error) {
 	c := &Controller{
 		options:    o,
 		namespace:  d.Namespace,

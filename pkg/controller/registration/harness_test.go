@@ -24,6 +24,7 @@ import (
 	clienttesting "k8s.io/client-go/testing"
 	"k8s.io/client-go/tools/cache"
 
+	"nstance.dev/operator/pkg/controller/apitest"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
@@ -101,7 +102,7 @@ func newHarness(t *testing.T) *harness {
 		if h.failing[name] {
 			return true, nil, apierrors.NewInternalError(assert.AnError)
 		}
-		h.writes = append(h.writes, controllertest.Describe(action))
+		h.writes = append(h.writes, apitest.Describe(action))
 		return false, nil, nil
 	})
 	h.restart()

@@ -16,8 +16,8 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
-	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/keys"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // storeKey stores a new key. The Secret is immutable: if there is one that the cache
@@ -34,7 +34,7 @@ func (c *Controller) storeKey(ctx context.Context, key ed25519.PrivateKey) error
 	written, err := c.secrets.Apply(ctx, corev1ac.Secret(c.options.KeySecret, c.namespace).
 		WithType(corev1.SecretTypeOpaque).
 		WithImmutable(true).
-		WithData(map[string][]byte{privateKeyKey: privateKeyPEM, publicKeyKey: publicKeyPEM}), controller.Apply)
+		WithData(map[string][]byte{privateKeyKey: privateKeyPEM, publicKeyKey: publicKeyPEM}), nstance.Apply)
 	if err != nil {
 		return fmt.Errorf("apply Secret %s: %w", c.name(c.options.KeySecret), err)
 	}
@@ -80,7 +80,7 @@ func (c *Controller) storeCertificate(ctx context.Context, i issued) error {
 			v1beta1.AnnotationCertificateIssued: now.UTC().Format(time.RFC3339Nano),
 			v1beta1.AnnotationRegisteredWith:    i.nonce,
 		}).
-		WithData(map[string][]byte{corev1.TLSCertKey: i.certPEM, corev1.TLSPrivateKeyKey: i.keyPEM}), controller.Apply)
+		WithData(map[string][]byte{corev1.TLSCertKey: i.certPEM, corev1.TLSPrivateKeyKey: i.keyPEM}), nstance.Apply)
 	if err != nil {
 		return fmt.Errorf("apply Secret %s: %w", c.name(c.options.CertSecret), err)
 	}

@@ -20,6 +20,7 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	nstancelisters "nstance.dev/operator/pkg/generated/listers/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -29,6 +30,11 @@ const (
 	// rejectedRetry is the delay before a rejected configuration is sent again, unless
 	// something changes before.
 	rejectedRetry = 5 * time.Minute
+	// listedRetry is the delay until a deletion is looked at again whose list is awaited.
+	listedRetry = 200 * time.Millisecond
+	// unclearRetry is the delay before a request is sent again that was either rejected or
+	// lost.
+	unclearRetry = 5 * time.Second
 	// deletionSettles is the delay after which a group that a shard still reports after
 	// its deletion is the group of another object. It is longer than the time between
 	// two lists of the groups, so that the cache is newer than the deletion.
@@ -66,6 +72,7 @@ type Controller struct {
 	shards    shard.Set
 	calls     shard.Client
 	groups    shard.Groups
+	notices   shard.Notices
 	options   Options
 	recorder  events.EventRecorder
 	clock     clock.PassiveClock
@@ -74,17 +81,21 @@ type Controller struct {
 
 	mu         sync.Mutex
 	rejections map[cache.ObjectName]rejection
+	// unclear are the last replies for which shard.IsUnclear.
+	unclear map[cache.ObjectName]rejection
 	// failures are the last errors of providers, by shard group.
 	failures map[cache.ObjectName]string
 	// deletions are the first deletions that a shard has confirmed although it still
 	// reports a group of another revision.
 	deletions map[cache.ObjectName]deletion
+	// unlisted are the deletions that a list of the groups has not confirmed.
+	unlisted map[cache.ObjectName]unlisted
 	// sent is what the shards have accepted.
 	sent map[cache.ObjectName]sent
 }
 
 // New returns the controller and registers its handlers.
-func New(d controller.Dependencies, o Options) (*Controller, error) {
+func New(d nstance.Dependencies, o Options) (*Controller, error) {
 	shardGroups := d.Informers.Nstance.NstanceShardGroups()
 	c := &Controller{
 		namespace:  d.Namespace,
@@ -94,13 +105,16 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 		shards:     d.Shards,
 		calls:      d.ShardClient,
 		groups:     d.Groups,
+		notices:    d.Notices,
 		options:    o,
 		recorder:   d.Recorder,
 		clock:      d.Clock,
 		writes:     controller.NewWriteTracker(shardGroups.Informer().GetStore()),
 		rejections: make(map[cache.ObjectName]rejection),
+		unclear:    make(map[cache.ObjectName]rejection),
 		failures:   make(map[cache.ObjectName]string),
 		deletions:  make(map[cache.ObjectName]deletion),
+		unlisted:   make(map[cache.ObjectName]unlisted),
 		sent:       make(map[cache.ObjectName]sent),
 	}
 	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf)
@@ -111,6 +125,7 @@ func New(d controller.Dependencies, o Options) (*Controller, error) {
 	)
 	d.Shards.AddHandler(c.shardChanged)
 	d.Groups.AddHandler(shard.GroupHandler{OnGroup: c.groupChanged, OnShard: c.shardChanged, OnError: c.errorReported})
+	d.Notices.AddHandler(shard.NoticeHandler{OnShard: c.drainsReported})
 	o.Pools.AddPauseHandler(c.queue.Add)
 	o.Drains.AddHandler(c.drainsChanged)
 	return c, err

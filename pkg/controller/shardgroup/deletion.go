@@ -20,6 +20,13 @@ type deletion struct {
 	at  time.Time
 }
 
+// unlisted is a call to DeleteGroup that has succeeded, and after which the groups of the
+// shard have to be listed.
+type unlisted struct {
+	uid  types.UID
+	mark uint64
+}
+
 // remove deletes the group. A deletion that an administrator has decided on although
 // the server has a newer revision is sent with that revision.
 func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed observation) error {
@@ -31,11 +38,48 @@ func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v
 	if shard.IsStale(err) {
 		c.setRejection(key, newRejection(object, observed.group, err, c.clock.Now()))
 	}
+	if err == nil {
+		mark := c.groups.Relist(string(object.Spec.Shard))
+		c.mu.Lock()
+		c.unlisted[key] = unlisted{uid: object.UID, mark: mark}
+		c.mu.Unlock()
+	}
 	return err
 }
 
-// confirmed reports whether the shard has completed a deletion: it no longer lists
-// the group, or lists it from its own configuration. Until then instances may run,
+// reviewDeletion returns whether a list of the groups is awaited since the deletion was
+// sent, and whether it has confirmed the deletion. If it has the group still, the deletion
+// is sent again when something changes.
+func (c *Controller) reviewDeletion(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group) (awaited, confirmed bool) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sent, found := c.unlisted[key]
+	switch {
+	case !found || sent.uid != object.UID:
+		return false, false
+	case !c.groups.ListedSince(string(object.Spec.Shard), sent.mark):
+		return true, false
+	case group == nil || group.Static:
+		return false, true
+	default:
+		delete(c.unlisted, key)
+		return true, false
+	}
+}
+
+// unreviewed reports whether the deletion of object was sent, and no sync has read the list
+// that is to confirm it. That list may be in the cache already, and changes nothing in it
+// if the shard had no such group, so that no handler enqueues the object.
+func (c *Controller) unreviewed(key cache.ObjectName, object *v1beta1.NstanceShardGroup) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	sent, found := c.unlisted[key]
+	return found && sent.uid == object.UID
+}
+
+// confirmed reports whether the shard has completed a deletion: in a list that began
+// after the deletion it does not have the group, or has it from its own configuration. The
+// cache from before may lack a group whose upsert had no reply. Until then instances may run,
 // and their ids must stay in the pool, because Cluster API deletes the Nodes of ids
 // that leave it (docs/capi.md#provider-ids).
 //
@@ -44,8 +88,8 @@ func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v
 // be older than the reply. So the deletion is confirmed by a second one after a while,
 // if the cache still has such a group.
 func (c *Controller) confirmed(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group) bool {
-	if group == nil || group.Static {
-		return true
+	if _, confirmed := c.reviewDeletion(key, object, group); confirmed || group == nil || group.Static {
+		return confirmed
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()

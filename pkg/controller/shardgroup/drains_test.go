@@ -79,6 +79,57 @@ func TestStatusKeepsDrainsOfAShardThatIsBeingConnected(t *testing.T) {
 	}
 }
 
+// The groups of a shard are known earlier than its drains.
+func TestStatusKeepsDrainsUntilTheShardHasReportedThem(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.drains = drains{3, 1, blocked}
+	h.Expect(writeStatus)
+
+	// The operator starts again.
+	h.drains = drains{}
+	h.a().Settled = false
+	h.Expect()
+	if got := h.object().Status; *got.Draining != 3 || *got.DrainsBlocked != 1 || !slices.Contains(h.conditions(), "DrainsProgressing=False DrainBlocked: "+blocked) {
+		t.Errorf("%d drain, %d are blocked, %q", *got.Draining, *got.DrainsBlocked, h.conditions())
+	}
+	// Those that are known are reported.
+	h.drains = drains{draining: 1}
+	h.Expect(writeStatus)
+	h.drains = drains{}
+	h.Expect()
+
+	h.Show()
+	enqueued := controllertest.Enqueued(t, &h.controller.queue, func() {
+		h.controller.drainsReported("a")
+		h.a().Settled = true
+		h.controller.drainsReported("a")
+	})
+	if want := []string{"workers--a at 1s"}; !slices.Equal(enqueued, want) {
+		t.Errorf("enqueued %q, want %q", enqueued, want)
+	}
+	h.Expect(writeStatus)
+	if got := h.object().Status; *got.Draining != 0 || *got.DrainsBlocked != 0 {
+		t.Errorf("%d drain, %d are blocked", *got.Draining, *got.DrainsBlocked)
+	}
+	h.a().Session, h.a().Settled = 1, false
+	h.drains = drains{draining: 2}
+	h.Expect(writeStatus)
+	h.drains = drains{}
+	h.Expect(writeStatus)
+}
+
+// A new shard group has no drains of before.
+func TestStatusOfANewGroupHasNoDrains(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.a().Settled = false
+	h.Expect(writeStatus)
+	if got := h.object().Status; got.Draining == nil || *got.Draining != 0 {
+		t.Errorf("draining is %v", got.Draining)
+	}
+}
+
 // A drain goes on while its shard is away, and so does the report of it.
 func TestStatusTellsDrainsOfAShardThatIsAway(t *testing.T) {
 	object := newObject()

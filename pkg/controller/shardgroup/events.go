@@ -4,8 +4,22 @@
 package shardgroup
 
 import (
+	"fmt"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+)
+
+// Reasons of the events that shard groups get.
+const (
+	// reasonShardAbandoned: the instances on a lost shard were given up.
+	reasonShardAbandoned = "ShardAbandoned"
+	// reasonShardReachable: the shard is connected again.
+	reasonShardReachable = "ShardReachable"
+	// reasonGroupDeleted: the shard has confirmed that the group is deleted.
+	reasonGroupDeleted = "GroupDeleted"
 )
 
 // recordProblems records conditions that turned False as events. Ready is recorded only
@@ -22,5 +36,14 @@ func (c *Controller) recordProblems(object *v1beta1.NstanceShardGroup, status v1
 	if problem := controller.TurnedFalse(object.Status.Conditions, status.Conditions, v1beta1.ConditionReady); problem != nil &&
 		problem.Reason == v1beta1.ReasonShardAhead {
 		controller.Warn(c.recorder, object, problem.Reason, "UpsertGroup", problem.Message)
+	}
+}
+
+// recordReachable records that the shard of written is connected again.
+func (c *Controller) recordReachable(before *v1beta1.NstanceShardGroupStatus, written *v1beta1.NstanceShardGroup) {
+	if meta.IsStatusConditionFalse(before.Conditions, v1beta1.ConditionShardReachable) &&
+		meta.IsStatusConditionTrue(written.Status.Conditions, v1beta1.ConditionShardReachable) {
+		controller.Record(c.recorder, written, reasonShardReachable, "Connect",
+			fmt.Sprintf("shard %q is connected again", written.Spec.Shard))
 	}
 }

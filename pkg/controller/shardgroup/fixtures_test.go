@@ -42,5 +42,5 @@ func changed(group *shard.Group, change func(*shard.Group)) *shard.Group {
 
 // connected is the observation of a connected shard that has group, or no group.
 func connected(group *shard.Group) observation {
-	return observation{configured: true, synced: true, reachable: true, group: group}
+	return observation{configured: true, synced: true, reachable: true, group: group, drainsKnown: true}
 }

@@ -7,9 +7,11 @@ import (
 	"time"
 
 	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -32,8 +34,9 @@ func (c *Controller) shardGroupChanged(before, after *v1beta1.NstanceShardGroup)
 	case after == nil:
 		c.queue.Add(cache.MetaObjectToName(before))
 	case before == nil || before.Generation != after.Generation || before.ResourceVersion == after.ResourceVersion ||
-		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || controller.PauseChanged(before, after) ||
-		before.Annotations[v1beta1.AnnotationReplaces] != after.Annotations[v1beta1.AnnotationReplaces]:
+		before.DeletionTimestamp.IsZero() != after.DeletionTimestamp.IsZero() || nstance.PauseChanged(before, after) ||
+		before.Annotations[v1beta1.AnnotationReplaces] != after.Annotations[v1beta1.AnnotationReplaces] ||
+		before.Annotations[v1beta1.AnnotationAbandonedShard] != after.Annotations[v1beta1.AnnotationAbandonedShard]:
 		c.queue.Add(cache.MetaObjectToName(after))
 	}
 }
@@ -46,12 +49,25 @@ func (c *Controller) groupChanged(shard, key string) {
 // drainsChanged enqueues the shard group of an instance whose drain made progress.
 func (c *Controller) drainsChanged(shard, group, _ string) { c.groupChanged(shard, group) }
 
+// drainsReported enqueues the shard groups of a shard whose drains are all known, if they
+// had drains before.
+func (c *Controller) drainsReported(id string) {
+	if !c.notices.Settled(id) {
+		return
+	}
+	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
+		if ptr.Deref(group.Status.Draining, 0) > 0 {
+			c.queue.AddAfter(cache.MetaObjectToName(group), controller.BatchPeriod)
+		}
+	}
+}
+
 // shardChanged enqueues the shard groups of a shard: at once when it is reachable,
 // and otherwise after a grace period in which it may be back.
 func (c *Controller) shardChanged(id string) {
 	delay := time.Duration(0)
 	if reachable, _ := c.groups.Reachable(id); !reachable {
-		delay = controller.LostGrace
+		delay = nstance.LostGrace
 	}
 	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
 		c.queue.AddAfter(cache.MetaObjectToName(group), delay)

@@ -25,6 +25,13 @@ func TestHandlersEnqueueTheShardGroup(t *testing.T) {
 		"a new spec, at once": {func(h *harness) {
 			h.controller.shardGroupChanged(newObject(), with(func(g *v1beta1.NstanceShardGroup) { g.Generation++ }))
 		}, []string{"workers--a at 0s"}},
+		"a decision of an administrator, at once": {func(h *harness) {
+			for _, annotation := range []string{v1beta1.AnnotationReplaces, v1beta1.AnnotationAbandonedShard} {
+				h.controller.shardGroupChanged(newObject(), with(func(g *v1beta1.NstanceShardGroup) {
+					g.ResourceVersion, g.Annotations = "another", map[string]string{annotation: "a/3"}
+				}))
+			}
+		}, []string{"workers--a at 0s"}},
 		"a deletion, at once": {func(h *harness) {
 			h.controller.shardGroupChanged(newObject(), controllertest.Deleting(newObject()))
 		}, []string{"workers--a at 0s"}},

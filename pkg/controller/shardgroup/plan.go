@@ -31,12 +31,18 @@ type observation struct {
 	// settling is true when the group was deleted so recently that the cache may be
 	// older.
 	settling bool
+	// unlisted is true while the list is awaited that confirms the deletion of the group,
+	// and confirmed afterwards.
+	unlisted, confirmed bool
 	// nextCorrection is the time before which the group is not sent again, because another
 	// writer reverts it each time; zero for none.
 	nextCorrection time.Time
 	// failure is the last error of the shard's provider, "" when it no longer applies.
 	failure string
 	drains  drains
+	// drainsKnown is true when the shard has reported all drains since the operator
+	// started.
+	drainsKnown bool
 }
 
 // drains is the number of instances that are being drained, the number of these
@@ -56,21 +62,35 @@ const (
 	upsert
 	// remove: the shard group is being deleted.
 	remove
+	// finalize: the shard has confirmed the deletion. No call is made.
+	finalize
+	// abandon: the shard group is being deleted, its shard is lost, and an administrator
+	// has given up the instances. No call is made.
+	abandon
 )
 
 // plan returns the call that brings the group closer to the spec. It never acts on
 // missing information: without a synced and connected shard there is no call. Nor is
-// there one that the server would reject.
+// there one that the server would reject. The step without a call, abandon, is only an
+// administrator's decision.
 func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rejection, now time.Time) step {
 	if !rejected.stillApplies(object, observed.group, now) {
 		rejected = nil
 	}
 	switch {
+	case abandoned(object, observed):
+		return abandon
 	case !observed.configured || !observed.synced || !observed.reachable || observed.paused != "":
 		return nothing
 	case !object.DeletionTimestamp.IsZero():
-		if !slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) || observed.group != nil && observed.group.Deleting ||
-			observed.settling || blockedByShard(object, observed.group, rejected) {
+		if !slices.Contains(object.Finalizers, v1beta1.FinalizerShardGroup) {
+			return nothing
+		}
+		if observed.confirmed {
+			return finalize
+		}
+		if observed.group != nil && observed.group.Deleting || observed.settling || observed.unlisted ||
+			blockedByShard(object, observed.group, rejected) {
 			return nothing
 		}
 		return remove

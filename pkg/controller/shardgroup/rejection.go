@@ -22,7 +22,10 @@ type rejection struct {
 	reported shard.Revision
 	// stale means that the server has a newer revision, and not that it rejects the
 	// configuration.
-	stale   bool
+	stale bool
+	// unclear is the error of a call that the server has rejected, or whose connection
+	// broke; nil for a rejection.
+	unclear error
 	until   time.Time
 	message string
 }
@@ -38,6 +41,30 @@ func newRejection(object *v1beta1.NstanceShardGroup, group *shard.Group, err err
 		until:    now.Add(rejectedRetry),
 		message:  shard.Message(err),
 	}
+}
+
+// newUnclear returns the rejection with err, for which shard.IsUnclear, of a request for
+// object: a rejection if the last reply to the same request had the same text, and
+// otherwise only a delay.
+func (c *Controller) newUnclear(key cache.ObjectName, object *v1beta1.NstanceShardGroup, group *shard.Group, err error) *rejection {
+	now := c.clock.Now()
+	next := newRejection(object, group, err, now)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before, found := c.unclear[key]
+	if found && before.message == next.message && before.revision == next.revision {
+		return next
+	}
+	next.unclear, next.until = err, now.Add(unclearRetry)
+	c.unclear[key] = *next
+	return next
+}
+
+// clearUnclear drops the last unclear reply, because there was another one.
+func (c *Controller) clearUnclear(key cache.ObjectName) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.unclear, key)
 }
 
 // stillApplies reports whether the rejected request is the one that would be sent now.
@@ -101,7 +128,9 @@ func (c *Controller) forget(key cache.ObjectName) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.rejections, key)
+	delete(c.unclear, key)
 	delete(c.failures, key)
 	delete(c.deletions, key)
+	delete(c.unlisted, key)
 	delete(c.sent, key)
 }

@@ -24,16 +24,20 @@ func rejectedHarness(t *testing.T, code codes.Code) *harness {
 	h := newHarness(t, newObject())
 	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
 	h.Fake.Fail["upsert"] = status.Error(code, "no such template")
+	if code == codes.Internal {
+		assert.Equal(t, unclearRetry, h.Expect(upsert3, writeStatus), "the delay of the second try")
+		h.Advance(unclearRetry)
+	}
 	assert.Equal(t, rejectedRetry, h.Expect(upsert3, writeStatus), "the delay of the next try")
 	return h
 }
 
-func TestARefusalIsToldOnceAndNotAskedForAgain(t *testing.T) {
+func TestARejectedConfigurationIsSentAgainAfterAWhile(t *testing.T) {
 	for _, code := range []codes.Code{codes.InvalidArgument, codes.FailedPrecondition, codes.Internal} {
 		h := rejectedHarness(t, code)
 		want := []string{"ShardReachable=True Reachable: ", "ConfigValid=False ConfigRejected: no such template", "Ready=False ConfigRejected: no such template"}
-		if !slices.Equal(h.conditions(), want) {
-			t.Errorf("%s: the conditions are %q", code, h.conditions())
+		if got := slices.Sorted(slices.Values(h.conditions())); !slices.Equal(got, slices.Sorted(slices.Values(want))) {
+			t.Errorf("%s: the conditions are %q", code, got)
 		}
 		for range 4 {
 			h.Advance(time.Minute)
@@ -50,6 +54,47 @@ func TestARefusalIsToldOnceAndNotAskedForAgain(t *testing.T) {
 		if got, want := h.Events(), []string{"Warning ConfigRejected no such template"}; !slices.Equal(got, want) {
 			t.Errorf("%s: recorded %q, want %q", code, got, want)
 		}
+	}
+}
+
+// Internal is also the code of a call whose connection broke.
+func TestABrokenConnectionIsNotARejection(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(changed(reported(), func(g *shard.Group) { g.Size = 1 }))
+	fail := func(text string) { h.Fake.Fail["upsert"] = status.Error(codes.Internal, text) }
+	pending := func(text string) {
+		t.Helper()
+		want := []string{"Ready=False UpsertFailed: " + text, "ShardReachable=True Reachable: "}
+		if got := slices.Sorted(slices.Values(h.conditions())); !slices.Equal(got, want) {
+			t.Errorf("the conditions are %q, want %q", got, want)
+		}
+	}
+	fail("stream terminated by RST_STREAM with error code: INTERNAL_ERROR")
+	assert.Equal(t, unclearRetry, h.Expect(upsert3, writeStatus))
+	pending("stream terminated by RST_STREAM with error code: INTERNAL_ERROR")
+	h.Advance(unclearRetry - time.Second)
+	assert.Equal(t, time.Second, h.Expect(), "the next try is not earlier")
+	pending("stream terminated by RST_STREAM with error code: INTERNAL_ERROR")
+
+	// Another text is not the same rejection, and neither is one after another reply.
+	h.Advance(time.Second)
+	fail("stream terminated by RST_STREAM with error code: PROTOCOL_ERROR")
+	assert.Equal(t, unclearRetry, h.Expect(upsert3, writeStatus))
+	pending("stream terminated by RST_STREAM with error code: PROTOCOL_ERROR")
+	h.Advance(unclearRetry)
+	h.Fake.Fail["upsert"] = lost
+	_, _, err := h.Sync()
+	require.True(t, shard.IsUnreachable(err), "%v", err)
+	fail("stream terminated by RST_STREAM with error code: PROTOCOL_ERROR")
+	assert.Equal(t, unclearRetry, h.Expect(upsert3, writeStatus))
+
+	h.Advance(unclearRetry)
+	delete(h.Fake.Fail, "upsert")
+	assert.Zero(t, h.Expect(upsert3, writeStatus))
+	assert.Contains(t, h.conditions(), "ConfigValid=True ConfigAccepted: ")
+	assert.Empty(t, h.controller.unclear)
+	for _, event := range h.Events() {
+		assert.NotContains(t, event, "ConfigRejected")
 	}
 }
 
@@ -89,8 +134,8 @@ func TestARefusalEndsWhenTheServerHasWhatIsWanted(t *testing.T) {
 			t.Errorf("%s: requeued after %s", name, requeue)
 		}
 		want := []string{"ShardReachable=True Reachable: ", "ConfigValid=True ConfigAccepted: ", "Ready=True Ready: "}
-		if !slices.Equal(h.conditions(), want) {
-			t.Errorf("%s: the conditions are %q", name, h.conditions())
+		if got := h.conditions(); !slices.Equal(slices.Sorted(slices.Values(got)), slices.Sorted(slices.Values(want))) {
+			t.Errorf("%s: the conditions are %q", name, got)
 		}
 	}
 }
@@ -116,7 +161,7 @@ func TestARefusalIsForgottenWithItsObject(t *testing.T) {
 	h := rejectedHarness(t, codes.Internal)
 	require.NoError(t, h.Tracker().Delete(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), namespace, "workers--a"))
 	h.Expect()
-	if got := len(h.controller.rejections); got != 0 {
+	if got := len(h.controller.rejections) + len(h.controller.unclear); got != 0 {
 		t.Errorf("%d rejections are stored", got)
 	}
 }

@@ -4,8 +4,10 @@
 package shardgroup
 
 import (
+	"fmt"
 	"maps"
 	"slices"
+	"strings"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
@@ -27,6 +29,31 @@ func wantedSettings(spec v1beta1.GroupSettings, static bool) shard.GroupSettings
 		settings.Template, settings.Subnets = "", nil
 	}
 	return settings
+}
+
+// staticConflict returns which settings of spec a static group cannot have, because the
+// server's configuration sets other ones. They are not sent. It returns "" if there are
+// none.
+func staticConflict(spec *v1beta1.NstanceShardGroupSpec, group *shard.Group) string {
+	if group == nil || !group.Static {
+		return ""
+	}
+	var conflicts []string
+	if spec.Template != "" && spec.Template != group.Template {
+		conflicts = append(conflicts, fmt.Sprintf("template %q, the server has %q", spec.Template, group.Template))
+	}
+	subnets := make([]string, len(spec.Subnets))
+	for i, id := range spec.Subnets {
+		subnets[i] = string(id)
+	}
+	if len(subnets) > 0 && !slices.Equal(subnets, group.Subnets) {
+		conflicts = append(conflicts, fmt.Sprintf("subnets %q, the server has %q", subnets, group.Subnets))
+	}
+	if len(conflicts) == 0 {
+		return ""
+	}
+	return fmt.Sprintf("the group is static, and its server's configuration sets template and subnets; remove from the pool's spec: %s",
+		strings.Join(conflicts, "; "))
 }
 
 // inEffect reports whether settings are part of those that the server reports as

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	applyv1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -41,14 +42,15 @@ func newStatus(object *v1beta1.NstanceShardGroup, observed observation, result o
 		status.LastSyncTime = ptr.To(result.now.Rfc3339Copy())
 	}
 	status.ObservedGeneration = object.Generation
-	if observed.synced {
+	if observed.synced && (observed.drainsKnown || observed.drains.draining > 0 || ptr.Deref(status.Draining, 0) == 0) {
 		setDrains(&status, object.Generation, observed.drains)
 	}
 	setConditions(&status, object, observed, result, rejected)
 	return status
 }
 
-// setDrains always sets the numbers, so that no drains are 0 and not unknown. The
+// setDrains is not called before the drains of a shard are known: those of before the
+// operator started continue. It always sets the numbers, so that no drains are 0 and not unknown. The
 // condition exists from the first drain on, because few groups ever have one.
 func setDrains(status *v1beta1.NstanceShardGroupStatus, generation int64, observed drains) {
 	status.Draining = ptr.To(int32(observed.draining))
@@ -71,6 +73,9 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		controller.SetCondition(&status.Conditions, object.Generation, kind, value, reason, message)
 	}
 	id := string(object.Spec.Shard)
+	if rejected != nil && rejected.unclear != nil && result.err == nil {
+		result.err = rejected.unclear
+	}
 
 	// A shard that was not connected since the operator started is not known to be
 	// unreachable: the condition stays until the first connection succeeds or fails.
@@ -80,12 +85,12 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: v1beta1.ReasonUnknownShard,
 			Message: fmt.Sprintf("shard %q is not configured", id)}
 	case shard.IsUnreachable(result.err):
-		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: controller.UnreachableReason(result.err),
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: nstance.UnreachableReason(result.err),
 			Message: shard.Message(result.err)}
 	case observed.reachable && observed.synced:
 		reachable = &metav1.Condition{Status: metav1.ConditionTrue, Reason: v1beta1.ReasonReachable}
 	case observed.lost != nil:
-		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: controller.UnreachableReason(observed.lost),
+		reachable = &metav1.Condition{Status: metav1.ConditionFalse, Reason: nstance.UnreachableReason(observed.lost),
 			Message: shard.Message(observed.lost)}
 	case reachable == nil:
 		reachable = &metav1.Condition{Status: metav1.ConditionUnknown, Reason: v1beta1.ReasonNotSynced, Message: connecting}
@@ -93,8 +98,10 @@ func setConditions(status *v1beta1.NstanceShardGroupStatus, object *v1beta1.Nsta
 	set(v1beta1.ConditionShardReachable, reachable.Status, reachable.Reason, reachable.Message)
 
 	switch {
-	case rejected != nil && !rejected.stale && rejected.revision.Generation == object.Generation:
+	case rejected != nil && !rejected.stale && rejected.unclear == nil && rejected.revision.Generation == object.Generation:
 		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, rejected.message)
+	case staticConflict(&object.Spec, observed.group) != "":
+		set(v1beta1.ConditionConfigValid, metav1.ConditionFalse, v1beta1.ReasonConfigRejected, staticConflict(&object.Spec, observed.group))
 	case observed.group != nil && inOrder(&object.Spec, observed.group):
 		set(v1beta1.ConditionConfigValid, metav1.ConditionTrue, v1beta1.ReasonConfigAccepted, "")
 	}
@@ -117,7 +124,7 @@ func readiness(
 	case blocked:
 		return metav1.ConditionFalse, v1beta1.ReasonShardAhead, ahead
 	case !object.DeletionTimestamp.IsZero():
-		return metav1.ConditionFalse, v1beta1.ReasonDeleting, awaited(observed, result, reachable)
+		return metav1.ConditionFalse, v1beta1.ReasonDeleting, awaited(object, observed, result, reachable)
 	case reachable.Status == metav1.ConditionFalse:
 		return metav1.ConditionFalse, reachable.Reason, reachable.Message
 	case !observed.synced:
@@ -142,9 +149,11 @@ func readiness(
 }
 
 // awaited returns what a shard group that is being deleted waits for.
-func awaited(observed observation, result outcome, reachable *metav1.Condition) string {
+func awaited(object *v1beta1.NstanceShardGroup, observed observation, result outcome, reachable *metav1.Condition) string {
 	const unconfirmed = "the shard has not confirmed the deletion of the group"
 	switch {
+	case canAbandon(object, observed):
+		return fmt.Sprintf("%s: %s; %s", unconfirmed, reachable.Message, howToAbandon(object))
 	case reachable.Status != metav1.ConditionTrue:
 		return unconfirmed + ": " + reachable.Message
 	case result.err != nil:

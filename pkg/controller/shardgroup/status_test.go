@@ -90,7 +90,8 @@ func TestStatusConditions(t *testing.T) {
 			"Ready=False Deleting: the shard has not confirmed the deletion of the group: connection rejected"}},
 		"it is being deleted and the shard is not configured": {going, observation{}, outcome{}, nil, []string{
 			`ShardReachable=False UnknownShard: shard "a" is not configured`,
-			`Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured`}},
+			`Ready=False Deleting: the shard has not confirmed the deletion of the group: shard "a" is not configured; ` +
+				`if the shard is lost, the annotation nstance.dev/abandoned-shard=a/unknown gives up an unknown number of instances`}},
 		"it is being deleted and the shard rejected": {going, connected(smaller), outcome{step: remove, err: status.Error(codes.FailedPrecondition, "still in use")}, nil, []string{
 			"ShardReachable=True Reachable: ", "Ready=False Deleting: the shard has not confirmed the deletion of the group: still in use"}},
 	}
@@ -102,6 +103,48 @@ func TestStatusConditions(t *testing.T) {
 			}
 			if got.ObservedGeneration != test.object.Generation {
 				t.Errorf("observed generation %d", got.ObservedGeneration)
+			}
+		})
+	}
+}
+
+// Settings that the server's configuration sets are not sent, so they would take effect
+// when the group leaves that configuration, and replace every instance.
+func TestStatusOfSettingsThatAStaticGroupCannotHave(t *testing.T) {
+	const refused = "the group is static, and its server's configuration sets template and subnets; remove from the pool's spec: "
+	for name, test := range map[string]struct {
+		change func(*v1beta1.NstanceShardGroup)
+		group  func(*shard.Group)
+		want   string
+	}{
+		"those of the server":   {func(*v1beta1.NstanceShardGroup) {}, func(*shard.Group) {}, ""},
+		"none":                  {func(o *v1beta1.NstanceShardGroup) { o.Spec.Template, o.Spec.Subnets = "", nil }, func(*shard.Group) {}, ""},
+		"another type":          {func(o *v1beta1.NstanceShardGroup) { o.Spec.InstanceType = "" }, func(*shard.Group) {}, ""},
+		"of a group not static": {func(o *v1beta1.NstanceShardGroup) { o.Spec.Template = "" }, func(g *shard.Group) { g.Static = false }, ""},
+		"another template": {func(o *v1beta1.NstanceShardGroup) { o.Spec.Template = "other" }, func(*shard.Group) {},
+			refused + `template "other", the server has "standard"`},
+		"another template and other subnets, while the size is sent": {func(o *v1beta1.NstanceShardGroup) {
+			o.Spec.Template, o.Spec.Subnets = "other", []v1beta1.Identifier{"public"}
+		}, func(g *shard.Group) { g.Size = 1 },
+			refused + `template "other", the server has "standard"; subnets ["public"], the server has ["private"]`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			object := newObject()
+			test.change(object)
+			group := reported()
+			group.Static = true
+			test.group(group)
+			status := newStatus(object, connected(group), outcome{}, nil)
+			want := "True ConfigAccepted: "
+			if test.want != "" {
+				want = "False ConfigRejected: " + test.want
+			}
+			words := describe(status.Conditions)
+			if !slices.Contains(words, "ConfigValid="+want) {
+				t.Errorf("the conditions are %q, want ConfigValid=%s", words, want)
+			}
+			if rejected := slices.Contains(words, "Ready=False ConfigRejected: "+test.want); rejected != (test.want != "") {
+				t.Errorf("the conditions are %q", words)
 			}
 		})
 	}

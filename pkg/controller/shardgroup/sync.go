@@ -17,6 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -30,7 +31,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return 0, nil
 	}
 	if !c.writes.CaughtUp(key) {
-		return controller.StaleRetry, nil
+		return c.writes.Delay(key), nil
 	}
 
 	observed, err := c.observe(object)
@@ -41,13 +42,17 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	c.reviewRejection(key, object, observed, now.Time)
 	result := outcome{step: plan(object, observed, c.rejection(key), now.Time), now: now}
 	switch result.step {
+	case abandon:
+		return 0, c.abandon(ctx, object)
 	case upsert:
 		result.err = c.upsert(ctx, key, object, &observed)
 	case remove:
 		result.err = c.remove(ctx, key, object, observed)
+	case finalize:
+		return 0, c.finalize(ctx, object)
 	}
 	if result.step == remove && result.err == nil && c.confirmed(key, object, c.observeGroup(object)) {
-		return 0, c.removeFinalizer(ctx, object)
+		return 0, c.finalize(ctx, object)
 	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
@@ -62,6 +67,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		return rejected.until.Sub(now.Time), nil
 	case result.step == nothing && now.Time.Before(observed.nextCorrection):
 		return observed.nextCorrection.Sub(now.Time), nil
+	case result.err == nil && observed.reachable && observed.paused == "" && c.unreviewed(key, object):
+		return listedRetry, nil
 	default:
 		return c.settling(key, object, observed.group), result.err
 	}
@@ -72,7 +79,7 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 	id := string(object.Spec.Shard)
 	observed := observation{configured: c.shards.Has(id), synced: c.groups.HasSynced(id), group: c.observeGroup(object)}
 	observed.reachable, observed.lost = c.groups.Reachable(id)
-	observed.paused = controller.PausedBy(nil, object)
+	observed.paused = nstance.PausedBy(nil, object)
 	if observed.paused == "" {
 		var err error
 		if observed.paused, err = c.options.Pools.PausedBy(object); err != nil {
@@ -80,8 +87,10 @@ func (c *Controller) observe(object *v1beta1.NstanceShardGroup) (observation, er
 		}
 	}
 	observed.nextCorrection = c.nextCorrection(cache.MetaObjectToName(object), object)
+	observed.unlisted, observed.confirmed = c.reviewDeletion(cache.MetaObjectToName(object), object, observed.group)
 	observed.settling = c.settling(cache.MetaObjectToName(object), object, observed.group) > 0
 	observed.drains.draining, observed.drains.blocked, observed.drains.message = c.options.Drains.Summary(id, string(object.Spec.Group))
+	observed.drainsKnown = c.notices.Settled(id) || c.notices.Session(id) > 0
 	observed.failure = c.reviewFailure(cache.MetaObjectToName(object), object, observed)
 	return observed, nil
 }
@@ -97,7 +106,7 @@ func (c *Controller) observeGroup(object *v1beta1.NstanceShardGroup) *shard.Grou
 // upsert sends the whole configuration and puts the reply into the cache, so that
 // neither this sync nor the next one reads the group as it was before. A rejection is
 // stored, because sending the same again would change nothing. So is the reply that the
-// object is stale.
+// object is stale, and for a short time one that may be a rejection.
 func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed *observation) error {
 	id := string(object.Spec.Shard)
 	before := observed.group
@@ -115,20 +124,34 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 		if cached, ok := c.groups.Get(id, string(object.Spec.Group)); ok {
 			observed.group = &cached
 		}
+	case shard.IsUnclear(err):
+		c.setRejection(key, c.newUnclear(key, object, before, err))
+		return err
 	case shard.IsRejected(err), shard.IsStale(err):
 		c.setRejection(key, newRejection(object, before, err, c.clock.Now()))
 	}
+	c.clearUnclear(key)
 	return err
 }
 
-// removeFinalizer lets the API server delete the object. The shard has confirmed
-// that the group was deleted.
+// finalize completes the deletion of the object: the shard has confirmed that the group
+// was deleted.
+func (c *Controller) finalize(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
+	if err := c.removeFinalizer(ctx, object); err != nil {
+		return err
+	}
+	controller.Record(c.recorder, object, reasonGroupDeleted, "DeleteGroup",
+		fmt.Sprintf("shard %q has deleted group %q", object.Spec.Shard, object.Spec.Group))
+	return nil
+}
+
+// removeFinalizer lets the API server delete the object.
 func (c *Controller) removeFinalizer(ctx context.Context, object *v1beta1.NstanceShardGroup) error {
 	patch, err := controller.RemoveFinalizer(object, v1beta1.FinalizerShardGroup)
 	if err != nil || patch == nil {
 		return err
 	}
-	_, err = c.client.Patch(ctx, object.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: controller.FieldManager})
+	_, err = c.client.Patch(ctx, object.Name, types.JSONPatchType, patch, metav1.PatchOptions{FieldManager: nstance.FieldManager})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("remove the finalizer of shard group %s: %w", klog.KObj(object), err)
 	}
@@ -142,7 +165,7 @@ func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceSha
 	if equality.Semantic.DeepEqual(status, object.Status) {
 		return nil
 	}
-	written, err := c.client.ApplyStatus(ctx, applyStatus(object, status), controller.Apply)
+	written, err := c.client.ApplyStatus(ctx, applyStatus(object, status), nstance.Apply)
 	if apierrors.IsNotFound(err) {
 		return nil
 	}
@@ -151,5 +174,6 @@ func (c *Controller) writeStatus(ctx context.Context, object *v1beta1.NstanceSha
 	}
 	c.writes.Record(written)
 	c.recordProblems(object, status)
+	c.recordReachable(&object.Status, written)
 	return nil
 }

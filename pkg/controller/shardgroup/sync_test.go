@@ -93,6 +93,21 @@ func TestSyncCallsNobodyWithoutAConnection(t *testing.T) {
 	}
 }
 
+func TestAShardThatIsConnectedAgainIsRecorded(t *testing.T) {
+	h := newHarness(t, newObject())
+	h.setGroup(reported())
+	h.Expect(writeStatus)
+	h.a().Reachable, h.a().Lost = false, lost
+	h.Expect(writeStatus)
+	h.a().Reachable, h.a().Lost = true, nil
+	h.Expect(writeStatus)
+	h.Expect()
+	want := []string{"Warning ShardUnreachable connection rejected", `Normal ShardReachable shard "a" is connected again`}
+	if got := h.Events(); !slices.Equal(got, want) {
+		t.Errorf("recorded %q, want %q", got, want)
+	}
+}
+
 func TestSyncOfALostShardTellsOnceAndGetsTheLatestSize(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.setGroup(reported())

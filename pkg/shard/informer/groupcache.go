@@ -25,6 +25,11 @@ type groupCache struct {
 	// opened and listed report whether a watch was opened and a list succeeded since
 	// Serve was called.
 	opened, listed bool
+	// listing and lastListed are the numbers of the list that was started last, and of the
+	// last one that succeeded. Numbers of all shards are from one sequence.
+	listing, lastListed uint64
+	// relist receives a token to have the groups listed; nil while the shard is not served.
+	relist chan<- struct{}
 	// open reports whether the watch is open now.
 	open bool
 	// fresh reports whether the last list succeeded and the watch has been open
@@ -79,8 +84,9 @@ func (c *groupCache) remove(key string) []string {
 	return c.unset(key)
 }
 
-// startList must be called before each list.
-func (c *groupCache) startList() {
+// startList must be called before each list, with the next number.
+func (c *groupCache) startList(number uint64) {
+	c.listing = number
 	clear(c.touched)
 }
 
@@ -88,6 +94,7 @@ func (c *groupCache) startList() {
 // that changed since startList, and returns the keys of the groups that changed.
 func (c *groupCache) finishList(groups []shard.Group) []string {
 	c.known, c.listed = true, true
+	c.lastListed = c.listing
 	c.fresh = c.open
 	c.clearReason()
 

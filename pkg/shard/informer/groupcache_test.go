@@ -90,7 +90,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 			for _, group := range test.cached {
 				c.put(group)
 			}
-			c.startList()
+			c.startList(1)
 			test.meanwhile(c)
 			changed := c.finishList(test.reply)
 			slices.Sort(changed)
@@ -101,7 +101,7 @@ func TestListDoesNotRevertLaterChanges(t *testing.T) {
 				t.Errorf("changed %v, want %v", changed, test.changed)
 			}
 			// The next list is newer than all these changes.
-			c.startList()
+			c.startList(1)
 			c.finishList([]shard.Group{group("z", 9)})
 			if got := sizes(c); !maps.Equal(got, map[string]int32{"z": 9}) {
 				t.Errorf("after the next list: got %v", got)
@@ -231,7 +231,7 @@ func TestHandlersRunInOrderAndMayReadTheCache(t *testing.T) {
 	g.start("a")
 	g.update("a", func(c *groupCache) []string {
 		c.watchOpened()
-		c.startList()
+		c.startList(1)
 		return c.finishList([]shard.Group{group("workers", 2)})
 	})
 	g.stop("a", true)

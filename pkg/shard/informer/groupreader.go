@@ -36,7 +36,11 @@ import (
 // events are ignored.
 func (g *Groups) Serve(ctx context.Context, shardID string, client nstancev1.OperatorServiceClient) {
 	g.start(shardID)
-	r := &groupReader{groups: g, shard: shardID, client: client, opened: make(chan struct{}, 1)}
+	r := &groupReader{groups: g, shard: shardID, client: client, relist: make(chan struct{}, 1)}
+	r.update(func(c *groupCache) []string {
+		c.relist = r.relist
+		return nil
+	})
 	var watching sync.WaitGroup
 	watching.Go(func() { r.watchGroups(ctx) })
 	watching.Go(func() { r.watchErrors(ctx) })
@@ -50,13 +54,13 @@ type groupReader struct {
 	groups *Groups
 	shard  string
 	client nstancev1.OperatorServiceClient
-	// opened contains a token if the watch of groups was opened and no list was
-	// started since.
-	opened chan struct{}
+	// relist contains a token if the watch of groups was opened, or Relist was called, and
+	// no list was started since.
+	relist chan struct{}
 }
 
-// listPeriodically lists the groups after each opening of the watch, and then at
-// intervals.
+// listPeriodically lists the groups after each opening of the watch and each call of
+// Relist, and then at intervals.
 func (r *groupReader) listPeriodically(ctx context.Context) {
 	retry := r.groups.timing.newBackoff()
 	next := time.NewTimer(r.groups.timing.connectTimeout)
@@ -65,7 +69,7 @@ func (r *groupReader) listPeriodically(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-r.opened:
+		case <-r.relist:
 		case <-next.C:
 		}
 		if r.list(ctx) {
@@ -82,7 +86,8 @@ func (r *groupReader) listPeriodically(ctx context.Context) {
 // reason why the shard is not reachable.
 func (r *groupReader) list(ctx context.Context) bool {
 	r.update(func(c *groupCache) []string {
-		c.startList()
+		r.groups.lists++
+		c.startList(r.groups.lists)
 		return nil
 	})
 	limited, cancel := context.WithTimeout(ctx, r.groups.timing.callTimeout)

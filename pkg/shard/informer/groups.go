@@ -35,6 +35,8 @@ type Groups struct {
 	shards[*groupCache, groupHandler]
 	options Options
 	timing  timing
+	// lists is the number of lists that were started. The lock of the caches guards it.
+	lists uint64
 }
 
 // NewGroups returns an empty cache. Serve fills it.
@@ -89,6 +91,29 @@ func (g *Groups) Reachable(shard string) (bool, error) {
 		return false, nil
 	}
 	return c.reachable(), c.reason
+}
+
+// Relist has the groups of a shard listed soon, and returns a mark for ListedSince. It
+// does not wait. A shard that is not being served is listed when it is.
+func (g *Groups) Relist(shard string) (mark uint64) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if c, ok := g.caches[shard]; ok {
+		select {
+		case c.relist <- struct{}{}:
+		default:
+		}
+	}
+	return g.lists
+}
+
+// ListedSince reports whether a list of the groups of a shard has succeeded that began
+// after the call of Relist that returned mark.
+func (g *Groups) ListedSince(shard string, mark uint64) bool {
+	g.mu.RLock()
+	defer g.mu.RUnlock()
+	c, ok := g.caches[shard]
+	return ok && c.lastListed > mark
 }
 
 // Get returns a group of a shard as last reported, whether or not the shard is

@@ -21,7 +21,7 @@ func (r *groupReader) watchGroups(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	requestList := func() {
 		select {
-		case r.opened <- struct{}{}:
+		case r.relist <- struct{}{}:
 		default:
 		}
 	}

@@ -47,6 +47,8 @@ type Shard struct {
 	// Lost is the reason while it is not reachable.
 	Synced, Reachable, Settled bool
 	Lost                       error
+	// Unlisted is set while the list that Relist requested has not succeeded.
+	Unlisted bool
 	// Session is the number of the watch of notices.
 	Session int64
 	// Groups are the cached groups by key.
@@ -207,6 +209,15 @@ func (g Groups) HasSynced(id string) (synced bool) {
 func (g Groups) Reachable(id string) (reachable bool, reason error) {
 	g.read(id, func(s *Shard) { reachable, reason = s.Reachable, s.Lost })
 	return reachable, reason
+}
+
+// Relist implements shard.Groups.
+func (g Groups) Relist(string) (mark uint64) { return 0 }
+
+// ListedSince implements shard.Groups.
+func (g Groups) ListedSince(id string, _ uint64) (listed bool) {
+	g.read(id, func(s *Shard) { listed = !s.Unlisted })
+	return listed
 }
 
 // Observe implements shard.Groups: the instances of a cached group stay.

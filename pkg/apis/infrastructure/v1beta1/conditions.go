@@ -88,6 +88,8 @@ const (
 	// ReasonMachinePoolConflict: several MachinePools refer to the pool, or the
 	// MachinePool of its name refers to another object.
 	ReasonMachinePoolConflict = "MachinePoolConflict"
+	// ReasonTooManyReplicas: the MachinePool has more replicas than MaxReplicas.
+	ReasonTooManyReplicas = "TooManyReplicas"
 	// ReasonGroupInUse: another pool has the same group on the same shard.
 	ReasonGroupInUse = "GroupInUse"
 	// ReasonWaitingForMachine: Cluster API has not set the owner Machine yet.

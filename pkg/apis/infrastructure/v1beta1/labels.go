@@ -32,6 +32,9 @@ const (
 	AnnotationOnDemandGroup = "on-demand.nstance.dev/group"
 	// AnnotationOnDemandInstanceType overrides the instance type of the group.
 	AnnotationOnDemandInstanceType = "on-demand.nstance.dev/instance-type"
+	// AnnotationOnDemandDrainTimeout overrides how long the drain of the machine may take,
+	// as a duration; 0 is without limit.
+	AnnotationOnDemandDrainTimeout = "on-demand.nstance.dev/drain-timeout"
 	// AnnotationOnDemandCluster is the name of the NstanceCluster whose operator serves the
 	// Pod, {cluster id}--{tenant}. Without it every operator does that has the group.
 	AnnotationOnDemandCluster = "on-demand.nstance.dev/cluster"
@@ -84,6 +87,13 @@ const AnnotationKept = "nstance.dev/kept-for"
 // shard group. The operator then sends the shard group all the same. The annotation has
 // no effect on any other revision (docs/operations.md#backup-and-restore).
 const AnnotationReplaces = "nstance.dev/replaces-revision"
+
+// AnnotationAbandonedShard is on a shard group or an NstanceMachine that is being deleted
+// although its shard is not configured any more, because the shard is lost: an
+// administrator sets it to the value that the condition Ready names, {shard}/{number of
+// instances} or {shard}/{instance id}. The object is then deleted without a confirmation of
+// the shard, and its instances are given up (docs/operations.md#a-shard-that-is-lost).
+const AnnotationAbandonedShard = "nstance.dev/abandoned-shard"
 
 // AnnotationConfirmedAddress is the beginning of annotations of the ConfigMap
 // nstance-shards; the rest is the id of a shard. With one an administrator confirms that

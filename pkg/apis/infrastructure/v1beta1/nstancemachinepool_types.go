@@ -26,9 +26,9 @@ import (
 // +kubebuilder:printcolumn:name="Static",type=boolean,JSONPath=`.status.isStatic`
 // +kubebuilder:printcolumn:name="Ready",type=string,JSONPath=`.status.conditions[?(@.type=="Ready")].status`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
-// +kubebuilder:validation:XValidation:rule=`!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || (has(self.spec.template) ? self.spec.template : "") == (has(oldSelf.spec.template) ? oldSelf.spec.template : "")`,fieldPath=".spec.template",reason="FieldValueForbidden",message="template is set by the server configuration of this static group and cannot be changed"
-// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || (has(self.spec.subnets) ? self.spec.subnets : []) == (has(oldSelf.spec.subnets) ? oldSelf.spec.subnets : [])",fieldPath=".spec.subnets",reason="FieldValueForbidden",message="subnets are set by the server configuration of this static group and cannot be changed"
-// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || self.spec.shards == oldSelf.spec.shards",fieldPath=".spec.shards",reason="FieldValueForbidden",message="shards are set by the server configuration of this static group and cannot be changed"
+// +kubebuilder:validation:XValidation:rule=`!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || !has(self.spec.template) || self.spec.template == (has(oldSelf.spec.template) ? oldSelf.spec.template : "")`,fieldPath=".spec.template",reason="FieldValueForbidden",message="template is set by the server configuration of this static group and can only be removed"
+// +kubebuilder:validation:XValidation:rule="!(has(oldSelf.status) && has(oldSelf.status.isStatic) && oldSelf.status.isStatic) || !has(self.spec.subnets) || self.spec.subnets == (has(oldSelf.spec.subnets) ? oldSelf.spec.subnets : [])",fieldPath=".spec.subnets",reason="FieldValueForbidden",message="subnets are set by the server configuration of this static group and can only be removed"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.status) || !has(oldSelf.status.staticShards) || oldSelf.status.staticShards.all(s, !(s in oldSelf.spec.shards) || s in self.spec.shards)",fieldPath=".spec.shards",reason="FieldValueForbidden",message="a shard that has this static group in its server configuration (status.staticShards) cannot be removed"
 type NstanceMachinePool struct {
 	metav1.TypeMeta `json:",inline"`
 	// +optional
@@ -39,6 +39,10 @@ type NstanceMachinePool struct {
 	// +optional
 	Status NstanceMachinePoolStatus `json:"status,omitempty"`
 }
+
+// MaxReplicas is the largest number of instances of a pool. It is the limit of
+// spec.providerIDList, and of spec.size and spec.removeFirst of a shard group.
+const MaxReplicas = 10000
 
 // NstanceMachinePoolSpec is the configuration of a group and its shards. The MachinePool
 // sets the number of instances.
@@ -98,9 +102,10 @@ const (
 
 // NstanceMachinePoolStatus is the sum of what the shards of the pool report.
 type NstanceMachinePoolStatus struct {
-	// ready becomes true when all shard groups are ready for the first time, and stays
-	// true, because Cluster API stops copying provider ids and replicas if it becomes
-	// false. The current state is the condition Ready.
+	// ready becomes true when a shard reports the first instance, or when all shards have
+	// reported and no instance is desired. It stays true, because Cluster API stops
+	// copying provider ids and replicas if it becomes false. The current state is the
+	// condition Ready.
 	// +optional
 	Ready *bool `json:"ready,omitempty"`
 	// initialization contains the field that Cluster API waits for once.
@@ -122,9 +127,15 @@ type NstanceMachinePoolStatus struct {
 	// +optional
 	Shards ShardsSummary `json:"shards,omitempty"`
 	// isStatic is true if the group is in the server configuration of any shard. Then
-	// template, subnets and shards cannot be changed.
+	// template and subnets can only be removed.
 	// +optional
 	IsStatic *bool `json:"isStatic,omitempty"`
+	// staticShards are the configured shards that have the group in their server
+	// configuration. They cannot be removed from spec.shards.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	StaticShards []Identifier `json:"staticShards,omitempty"`
 	// template is the template in force on the shards.
 	// +optional
 	Template string `json:"template,omitempty"`

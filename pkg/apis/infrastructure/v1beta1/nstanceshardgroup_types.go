@@ -49,6 +49,7 @@ type NstanceShardGroupSpec struct {
 	// size is the desired number of instances on this shard.
 	// +required
 	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=10000
 	Size int32 `json:"size"`
 
 	// The settings are copied from the pool.

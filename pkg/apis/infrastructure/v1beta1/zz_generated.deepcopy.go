@@ -493,6 +493,11 @@ func (in *NstanceMachinePoolStatus) DeepCopyInto(out *NstanceMachinePoolStatus) 
 		*out = new(bool)
 		**out = **in
 	}
+	if in.StaticShards != nil {
+		in, out := &in.StaticShards, &out.StaticShards
+		*out = make([]Identifier, len(*in))
+		copy(*out, *in)
+	}
 	if in.Subnets != nil {
 		in, out := &in.Subnets, &out.Subnets
 		*out = make([]string, len(*in))
