@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 copy=$(mktemp -d)
 trap 'rm -rf "$copy"' EXIT
-generated=(pkg/apis pkg/generated proto manifests/crd docs/api.md docs/benchmarks.md)
+generated=(pkg/apis pkg/generated proto manifests/crd manifests/marekvs/crd docs/api.md docs/marekvs-api.md docs/benchmarks.md)
 tar -c --exclude=./.git --exclude=./.dev --exclude=./bin --exclude=./e2e . | tar -x -C "$copy"
 "$copy"/codegen.sh
 for path in "${generated[@]}"; do

@@ -30,6 +30,11 @@ never ./cmd/... '^github\.com/stretchr/testify(/|$)'
 # The operator is written with plain client-go.
 never ./cmd/nstance-operator '^sigs\.k8s\.io/controller-runtime(/|$)'
 never ./cmd/nstance-operator "^$module/pkg/server(/|\$)"
+# The marekvs operator shares the machinery of operators with it, and nothing of Nstance.
+never ./cmd/marekvs-operator '^sigs\.k8s\.io/(controller-runtime|cluster-api)(/|$)'
+never ./cmd/marekvs-operator "^$module/(proto|pkg/(server|agent|operator|nstance|shard|capi|admission|controller/.*))(/|\$)"
+never ./pkg/marekvs/scale '^k8s\.io/client-go(/|$)'
+never ./cmd/nstance-operator "^$module/pkg/marekvs(/|\$)"
 # The server does not depend on the operator or on its kinds.
 never ./cmd/nstance-server "^$module/pkg/(operator|controller|shard|capi|apis|generated)(/|\$)"
 # The agent is small, and knows no Kubernetes.
@@ -47,7 +52,12 @@ never ./pkg/shard/... "^$module/pkg/(apis|generated|capi|controller|operator|ser
 never ./pkg/shard/... '^k8s\.io/(api|client-go)(/|$)'
 # The webhook decides from caches of Kubernetes alone.
 never ./pkg/admission/... "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
+# What every operator shares knows no kind and no shard.
+never ./pkg/controller "^$module/"
+never ./pkg/election "^$module/"
+never ./pkg/serving "^$module/"
 # Controllers use the shards through interfaces, and never import each other.
+never ./pkg/nstance "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
 never ./pkg/controller/... "^$module/pkg/(operator|server|shard/.*)(/|\$)"
 for controller in pkg/controller/*/; do
 	never "./$controller" "^$module/pkg/controller/"
@@ -58,7 +68,8 @@ for provider in pkg/server/provider/*/; do
 	name=$(basename "$provider")
 	[[ $name == registry || $name == providertest ]] && continue
 	never "./$provider" "^$module/pkg/server/(config|groups|provision|reconciler|provider/registry)$"
-	[[ $name == machines ]] && continue # the engine of several providers
+	# What several providers use.
+	[[ $name == machines || $name == nocloud || $name == iso9660 ]] && continue
 	found=$(go list -f '{{$path := .ImportPath}}{{range .Imports}}{{$path}} {{.}}{{"\n"}}{{end}}' ./... |
 		grep -E " $module/pkg/server/provider/$name(/|\$)" |
 		grep -vE "^$module/pkg/server/(provider/$name(/[a-z0-9]+)?|provider/registry|servertest) " || true)

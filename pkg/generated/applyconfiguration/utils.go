@@ -10,8 +10,10 @@ import (
 	schema "k8s.io/apimachinery/pkg/runtime/schema"
 	managedfields "k8s.io/apimachinery/pkg/util/managedfields"
 	v1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	v1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/generated/applyconfiguration/infrastructure/v1beta1"
 	internal "nstance.dev/operator/pkg/generated/applyconfiguration/internal"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/generated/applyconfiguration/marekvs/v1alpha1"
 )
 
 // ForKind returns an apply configuration type for the given GroupVersionKind, or nil if no
@@ -69,6 +71,22 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.NstanceShardGroupStatusApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ShardsSummary"):
 		return &infrastructurev1beta1.ShardsSummaryApplyConfiguration{}
+
+		// Group=marekvs.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithKind("Autoscale"):
+		return &marekvsv1alpha1.AutoscaleApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsCluster"):
+		return &marekvsv1alpha1.MarekvsClusterApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsClusterSpec"):
+		return &marekvsv1alpha1.MarekvsClusterSpecApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("MarekvsClusterStatus"):
+		return &marekvsv1alpha1.MarekvsClusterStatusApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Resources"):
+		return &marekvsv1alpha1.ResourcesApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Storage"):
+		return &marekvsv1alpha1.StorageApplyConfiguration{}
+	case v1alpha1.SchemeGroupVersion.WithKind("Toleration"):
+		return &marekvsv1alpha1.TolerationApplyConfiguration{}
 
 	}
 	return nil

@@ -104,6 +104,14 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus":          schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster":                         schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterList":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterList(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec":                     schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus":                   schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources":                              schema_pkg_apis_marekvs_v1alpha1_Resources(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage":                                schema_pkg_apis_marekvs_v1alpha1_Storage(ref),
+		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration":                             schema_pkg_apis_marekvs_v1alpha1_Toleration(ref),
 	}
 }
 
@@ -3600,7 +3608,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 				Properties: map[string]spec.Schema{
 					"ready": {
 						SchemaProps: spec.SchemaProps{
-							Description: "ready becomes true when all shard groups are ready for the first time, and stays true, because Cluster API stops copying provider ids and replicas if it becomes false. The current state is the condition Ready.",
+							Description: "ready becomes true when a shard reports the first instance, or when all shards have reported and no instance is desired. It stays true, because Cluster API stops copying provider ids and replicas if it becomes false. The current state is the condition Ready.",
 							Type:        []string{"boolean"},
 							Format:      "",
 						},
@@ -3649,9 +3657,29 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 					},
 					"isStatic": {
 						SchemaProps: spec.SchemaProps{
-							Description: "isStatic is true if the group is in the server configuration of any shard. Then template, subnets and shards cannot be changed.",
+							Description: "isStatic is true if the group is in the server configuration of any shard. Then template and subnets can only be removed.",
 							Type:        []string{"boolean"},
 							Format:      "",
+						},
+					},
+					"staticShards": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "staticShards are the configured shards that have the group in their server configuration. They cannot be removed from spec.shards.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
 						},
 					},
 					"template": {
@@ -4378,6 +4406,500 @@ func schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref common.ReferenceCa
 							Default:     0,
 							Type:        []string{"integer"},
 							Format:      "int32",
+						},
+					},
+				},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Autoscale determines the number of nodes by load.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"minNodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "minNodes is the least number of nodes. It is raised to replicationFactor + 1.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"maxNodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxNodes is the largest number of nodes.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"targetOpsPerNode": {
+						SchemaProps: spec.SchemaProps{
+							Description: "targetOpsPerNode is how many commands a node is to execute per second.",
+							Default:     0,
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"targetDiskPercent": {
+						SchemaProps: spec.SchemaProps{
+							Description: "targetDiskPercent is the used share of a volume above which a node is added, and that a removal must not exceed. If it is not set, nodes are not added because of their volumes.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"scaleDownStabilizationSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "scaleDownStabilizationSeconds is how long the load must be low, and the number of nodes unchanged, before a node is removed.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"scaleUpCooldownSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes are added.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+				},
+				Required: []string{"minNodes", "maxNodes", "targetOpsPerNode"},
+			},
+		},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MarekvsCluster is one cluster of the replicated key-value store marekvs. The operator creates its Services, its disruption budget and its StatefulSet, and removes nodes one at a time, only while every copy of the data exists.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ObjectMeta{}.OpenAPIModelName()),
+						},
+					},
+					"spec": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec"),
+						},
+					},
+					"status": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus"),
+						},
+					},
+				},
+				Required: []string{"spec"},
+			},
+		},
+		Dependencies: []string{
+			v1.ObjectMeta{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterSpec", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsClusterStatus"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterList(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MarekvsClusterList is a list of MarekvsClusters.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"kind": {
+						SchemaProps: spec.SchemaProps{
+							Description: "Kind is a string value representing the REST resource this object represents. Servers may infer this from the endpoint the client submits requests to. Cannot be updated. In CamelCase. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#types-kinds",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"apiVersion": {
+						SchemaProps: spec.SchemaProps{
+							Description: "APIVersion defines the versioned schema of this representation of an object. Servers should convert recognized schemas to the latest internal value, and may reject unrecognized values. More info: https://git.k8s.io/community/contributors/devel/sig-architecture/api-conventions.md#resources",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"metadata": {
+						SchemaProps: spec.SchemaProps{
+							Default: map[string]interface{}{},
+							Ref:     ref(v1.ListMeta{}.OpenAPIModelName()),
+						},
+					},
+					"items": {
+						SchemaProps: spec.SchemaProps{
+							Type: []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster"),
+									},
+								},
+							},
+						},
+					},
+				},
+				Required: []string{"items"},
+			},
+		},
+		Dependencies: []string{
+			v1.ListMeta{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterSpec(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MarekvsClusterSpec is the wanted cluster.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"image": {
+						SchemaProps: spec.SchemaProps{
+							Description: "image is the container image of the nodes.",
+							Default:     "",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"nodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodes is the number of nodes. With autoscale it is only the initial number. A cluster never has fewer nodes than replicationFactor + 1.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"replicationFactor": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replicationFactor is the number of copies of each partition.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"storage": {
+						SchemaProps: spec.SchemaProps{
+							Description: "storage is the volume of each node. It is immutable.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage"),
+						},
+					},
+					"resources": {
+						SchemaProps: spec.SchemaProps{
+							Description: "resources are the processor time and the memory of each node.",
+							Default:     map[string]interface{}{},
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources"),
+						},
+					},
+					"autoscale": {
+						SchemaProps: spec.SchemaProps{
+							Description: "autoscale determines the number of nodes by load. If it is not set, the number is nodes.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale"),
+						},
+					},
+					"reclaimPvcs": {
+						SchemaProps: spec.SchemaProps{
+							Description: "reclaimPvcs is true if the volume claims of removed nodes are to be deleted, once every copy exists again. By default they are kept.",
+							Type:        []string{"boolean"},
+							Format:      "",
+						},
+					},
+					"extraEnv": {
+						SchemaProps: spec.SchemaProps{
+							Description: "extraEnv are more environment variables of the container. The variables that the operator sets cannot be overridden.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"nodeSelector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.",
+							Type:        []string{"object"},
+							AdditionalProperties: &spec.SchemaOrBool{
+								Allows: true,
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+					"tolerations": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "atomic",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "tolerations are those of the Pods.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref("nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"),
+									},
+								},
+							},
+						},
+					},
+					"hostnameSpreadWhenUnsatisfiable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "hostnameSpreadWhenUnsatisfiable is what happens to a Pod that cannot be spread evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with taints that the Pods do not tolerate are left out.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+				Required: []string{"image"},
+			},
+		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Resources", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Storage", "nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Toleration"},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_MarekvsClusterStatus(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "MarekvsClusterStatus is what the operator observed.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"observedGeneration": {
+						SchemaProps: spec.SchemaProps{
+							Description: "observedGeneration is the generation that the status was computed from.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"phase": {
+						SchemaProps: spec.SchemaProps{
+							Description: "phase summarizes the conditions.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"message": {
+						SchemaProps: spec.SchemaProps{
+							Description: "message explains the phase.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"replicas": {
+						SchemaProps: spec.SchemaProps{
+							Description: "replicas is the present number of nodes of the StatefulSet.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"selector": {
+						SchemaProps: spec.SchemaProps{
+							Description: "selector selects the Pods, for the scale subresource.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"desiredNodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "desiredNodes is the number of nodes that the cluster is brought to.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"readyNodes": {
+						SchemaProps: spec.SchemaProps{
+							Description: "readyNodes is the number of Pods that are ready and not being deleted.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"underreplicatedPartitions": {
+						SchemaProps: spec.SchemaProps{
+							Description: "underreplicatedPartitions is the largest number of partitions with too few owners that a node reports. It is not set without a report of every node.",
+							Type:        []string{"integer"},
+							Format:      "int64",
+						},
+					},
+					"opsPerSecond": {
+						SchemaProps: spec.SchemaProps{
+							Description: "opsPerSecond is the rate of commands of all nodes. It is not set without a rate of every node, and changes only with a rate that differs by more than 5 %.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"lastScaleUpTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "lastScaleUpTime is when nodes were last added, their creation excluded.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"lastScaleDownTime": {
+						SchemaProps: spec.SchemaProps{
+							Description: "lastScaleDownTime is when a node was last removed.",
+							Ref:         ref(v1.Time{}.OpenAPIModelName()),
+						},
+					},
+					"conditions": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-map-keys": []interface{}{
+									"type",
+								},
+								"x-kubernetes-list-type": "map",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "conditions are the current conditions: Available, Progressing, ScaleDownBlocked, MetricsAvailable, RolledOut, Owned, Reconciled.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: map[string]interface{}{},
+										Ref:     ref(v1.Condition{}.OpenAPIModelName()),
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_Resources(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Resources are the processor time and the memory of a node.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"cpu": {
+						SchemaProps: spec.SchemaProps{
+							Description: "cpu is the requested processor time. There is no limit of it.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"memory": {
+						SchemaProps: spec.SchemaProps{
+							Description: "memory is the requested memory, and the limit.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			resource.Quantity{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_Storage(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Storage is the volume of a node.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"size": {
+						SchemaProps: spec.SchemaProps{
+							Description: "size is the requested size.",
+							Ref:         ref(resource.Quantity{}.OpenAPIModelName()),
+						},
+					},
+					"className": {
+						SchemaProps: spec.SchemaProps{
+							Description: "className is the StorageClass. If it is not set, the default of the cluster is used.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			resource.Quantity{}.OpenAPIModelName()},
+	}
+}
+
+func schema_pkg_apis_marekvs_v1alpha1_Toleration(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "Toleration is a toleration of the Pods.",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"key": {
+						SchemaProps: spec.SchemaProps{
+							Description: "key is the key of the taint; empty with operator Exists for every taint.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"operator": {
+						SchemaProps: spec.SchemaProps{
+							Description: "operator compares the values. The default is Equal.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"value": {
+						SchemaProps: spec.SchemaProps{
+							Description: "value is the value of the taint.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"effect": {
+						SchemaProps: spec.SchemaProps{
+							Description: "effect is the effect of the taint; empty for every effect.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
+					"tolerationSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "tolerationSeconds is how long a taint with effect NoExecute is tolerated.",
+							Type:        []string{"integer"},
+							Format:      "int64",
 						},
 					},
 				},

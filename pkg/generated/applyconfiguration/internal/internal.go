@@ -282,6 +282,12 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShardsSummary
       default: {}
+    - name: staticShards
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: atomic
     - name: subnets
       type:
         list:
@@ -490,6 +496,177 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: numeric
       default: 0
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Autoscale
+  map:
+    fields:
+    - name: maxNodes
+      type:
+        scalar: numeric
+      default: 0
+    - name: minNodes
+      type:
+        scalar: numeric
+      default: 0
+    - name: scaleDownStabilizationSeconds
+      type:
+        scalar: numeric
+    - name: scaleUpCooldownSeconds
+      type:
+        scalar: numeric
+    - name: targetDiskPercent
+      type:
+        scalar: numeric
+    - name: targetOpsPerNode
+      type:
+        scalar: numeric
+      default: 0
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsCluster
+  map:
+    fields:
+    - name: apiVersion
+      type:
+        scalar: string
+    - name: kind
+      type:
+        scalar: string
+    - name: metadata
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.ObjectMeta
+      default: {}
+    - name: spec
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsClusterSpec
+      default: {}
+    - name: status
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsClusterStatus
+      default: {}
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsClusterSpec
+  map:
+    fields:
+    - name: autoscale
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Autoscale
+    - name: extraEnv
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: hostnameSpreadWhenUnsatisfiable
+      type:
+        scalar: string
+    - name: image
+      type:
+        scalar: string
+      default: ""
+    - name: nodeSelector
+      type:
+        map:
+          elementType:
+            scalar: string
+    - name: nodes
+      type:
+        scalar: numeric
+    - name: reclaimPvcs
+      type:
+        scalar: boolean
+    - name: replicationFactor
+      type:
+        scalar: numeric
+    - name: resources
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Resources
+      default: {}
+    - name: storage
+      type:
+        namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Storage
+      default: {}
+    - name: tolerations
+      type:
+        list:
+          elementType:
+            namedType: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Toleration
+          elementRelationship: atomic
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.MarekvsClusterStatus
+  map:
+    fields:
+    - name: conditions
+      type:
+        list:
+          elementType:
+            namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Condition
+          elementRelationship: associative
+          keys:
+          - type
+    - name: desiredNodes
+      type:
+        scalar: numeric
+    - name: lastScaleDownTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: lastScaleUpTime
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+    - name: message
+      type:
+        scalar: string
+    - name: observedGeneration
+      type:
+        scalar: numeric
+    - name: opsPerSecond
+      type:
+        scalar: string
+    - name: phase
+      type:
+        scalar: string
+    - name: readyNodes
+      type:
+        scalar: numeric
+    - name: replicas
+      type:
+        scalar: numeric
+    - name: selector
+      type:
+        scalar: string
+    - name: underreplicatedPartitions
+      type:
+        scalar: numeric
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Resources
+  map:
+    fields:
+    - name: cpu
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+    - name: memory
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Storage
+  map:
+    fields:
+    - name: className
+      type:
+        scalar: string
+    - name: size
+      type:
+        namedType: io.k8s.apimachinery.pkg.api.resource.Quantity
+- name: dev.nstance.operator.pkg.apis.marekvs.v1alpha1.Toleration
+  map:
+    fields:
+    - name: effect
+      type:
+        scalar: string
+    - name: key
+      type:
+        scalar: string
+    - name: operator
+      type:
+        scalar: string
+    - name: tolerationSeconds
+      type:
+        scalar: numeric
+    - name: value
+      type:
+        scalar: string
 - name: io.k8s.apimachinery.pkg.api.resource.Quantity
   scalar: untyped
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.Condition

@@ -13,22 +13,30 @@ import (
 	rest "k8s.io/client-go/rest"
 	flowcontrol "k8s.io/client-go/util/flowcontrol"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
 )
 
 type Interface interface {
 	Discovery() discovery.DiscoveryInterface
 	InfrastructureV1beta1() infrastructurev1beta1.InfrastructureV1beta1Interface
+	MarekvsV1alpha1() marekvsv1alpha1.MarekvsV1alpha1Interface
 }
 
 // Clientset contains the clients for groups.
 type Clientset struct {
 	*discovery.DiscoveryClient
 	infrastructureV1beta1 *infrastructurev1beta1.InfrastructureV1beta1Client
+	marekvsV1alpha1       *marekvsv1alpha1.MarekvsV1alpha1Client
 }
 
 // InfrastructureV1beta1 retrieves the InfrastructureV1beta1Client
 func (c *Clientset) InfrastructureV1beta1() infrastructurev1beta1.InfrastructureV1beta1Interface {
 	return c.infrastructureV1beta1
+}
+
+// MarekvsV1alpha1 retrieves the MarekvsV1alpha1Client
+func (c *Clientset) MarekvsV1alpha1() marekvsv1alpha1.MarekvsV1alpha1Interface {
+	return c.marekvsV1alpha1
 }
 
 // Discovery retrieves the DiscoveryClient
@@ -79,6 +87,10 @@ func NewForConfigAndClient(c *rest.Config, httpClient *http.Client) (*Clientset,
 	if err != nil {
 		return nil, err
 	}
+	cs.marekvsV1alpha1, err = marekvsv1alpha1.NewForConfigAndClient(&configShallowCopy, httpClient)
+	if err != nil {
+		return nil, err
+	}
 
 	cs.DiscoveryClient, err = discovery.NewDiscoveryClientForConfigAndClient(&configShallowCopy, httpClient)
 	if err != nil {
@@ -101,6 +113,7 @@ func NewForConfigOrDie(c *rest.Config) *Clientset {
 func New(c rest.Interface) *Clientset {
 	var cs Clientset
 	cs.infrastructureV1beta1 = infrastructurev1beta1.New(c)
+	cs.marekvsV1alpha1 = marekvsv1alpha1.New(c)
 
 	cs.DiscoveryClient = discovery.NewDiscoveryClient(c)
 	return &cs

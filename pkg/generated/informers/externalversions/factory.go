@@ -19,6 +19,7 @@ import (
 	versioned "nstance.dev/operator/pkg/generated/clientset/versioned"
 	infrastructure "nstance.dev/operator/pkg/generated/informers/externalversions/infrastructure"
 	internalinterfaces "nstance.dev/operator/pkg/generated/informers/externalversions/internalinterfaces"
+	marekvs "nstance.dev/operator/pkg/generated/informers/externalversions/marekvs"
 )
 
 // SharedInformerOption defines the functional option type for SharedInformerFactory.
@@ -313,8 +314,13 @@ type SharedInformerFactory interface {
 	InformerFor(obj runtime.Object, newFunc internalinterfaces.NewInformerFunc) cache.SharedIndexInformer
 
 	Infrastructure() infrastructure.Interface
+	Marekvs() marekvs.Interface
 }
 
 func (f *sharedInformerFactory) Infrastructure() infrastructure.Interface {
 	return infrastructure.New(f, f.namespace, f.tweakListOptions)
+}
+
+func (f *sharedInformerFactory) Marekvs() marekvs.Interface {
+	return marekvs.New(f, f.namespace, f.tweakListOptions)
 }

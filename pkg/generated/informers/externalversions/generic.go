@@ -11,6 +11,7 @@ import (
 	schema "k8s.io/apimachinery/pkg/runtime/schema"
 	cache "k8s.io/client-go/tools/cache"
 	v1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	v1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
 // GenericInformer is type of SharedIndexInformer which will locate and delegate to other
@@ -50,6 +51,10 @@ func (f *sharedInformerFactory) ForResource(resource schema.GroupVersionResource
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Infrastructure().V1beta1().NstanceMachineTemplates().Informer()}, nil
 	case v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"):
 		return &genericInformer{resource: resource.GroupResource(), informer: f.Infrastructure().V1beta1().NstanceShardGroups().Informer()}, nil
+
+		// Group=marekvs.io, Version=v1alpha1
+	case v1alpha1.SchemeGroupVersion.WithResource("marekvsclusters"):
+		return &genericInformer{resource: resource.GroupResource(), informer: f.Marekvs().V1alpha1().MarekvsClusters().Informer()}, nil
 
 	}
 

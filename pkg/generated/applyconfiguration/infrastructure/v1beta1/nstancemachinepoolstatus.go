@@ -8,6 +8,7 @@ package v1beta1
 import (
 	v1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/client-go/applyconfigurations/meta/v1"
+	infrastructurev1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
 // NstanceMachinePoolStatusApplyConfiguration represents a declarative configuration of the NstanceMachinePoolStatus type for use
@@ -15,9 +16,10 @@ import (
 //
 // NstanceMachinePoolStatus is the sum of what the shards of the pool report.
 type NstanceMachinePoolStatusApplyConfiguration struct {
-	// ready becomes true when all shard groups are ready for the first time, and stays
-	// true, because Cluster API stops copying provider ids and replicas if it becomes
-	// false. The current state is the condition Ready.
+	// ready becomes true when a shard reports the first instance, or when all shards have
+	// reported and no instance is desired. It stays true, because Cluster API stops
+	// copying provider ids and replicas if it becomes false. The current state is the
+	// condition Ready.
 	Ready *bool `json:"ready,omitempty"`
 	// initialization contains the field that Cluster API waits for once.
 	Initialization *NstanceMachinePoolInitializationApplyConfiguration `json:"initialization,omitempty"`
@@ -32,8 +34,11 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	// shards is the number of shards of the pool and of connected shards.
 	Shards *ShardsSummaryApplyConfiguration `json:"shards,omitempty"`
 	// isStatic is true if the group is in the server configuration of any shard. Then
-	// template, subnets and shards cannot be changed.
+	// template and subnets can only be removed.
 	IsStatic *bool `json:"isStatic,omitempty"`
+	// staticShards are the configured shards that have the group in their server
+	// configuration. They cannot be removed from spec.shards.
+	StaticShards []infrastructurev1beta1.Identifier `json:"staticShards,omitempty"`
 	// template is the template in force on the shards.
 	Template *string `json:"template,omitempty"`
 	// subnets are the subnet pools in force on the shards.
@@ -120,6 +125,16 @@ func (b *NstanceMachinePoolStatusApplyConfiguration) WithShards(value *ShardsSum
 // If called multiple times, the IsStatic field is set to the value of the last call.
 func (b *NstanceMachinePoolStatusApplyConfiguration) WithIsStatic(value bool) *NstanceMachinePoolStatusApplyConfiguration {
 	b.IsStatic = &value
+	return b
+}
+
+// WithStaticShards adds the given value to the StaticShards field in the declarative configuration
+// and returns the receiver, so that objects can be build by chaining "With" function invocations.
+// If called multiple times, values provided by each call will be appended to the StaticShards field.
+func (b *NstanceMachinePoolStatusApplyConfiguration) WithStaticShards(values ...infrastructurev1beta1.Identifier) *NstanceMachinePoolStatusApplyConfiguration {
+	for i := range values {
+		b.StaticShards = append(b.StaticShards, values[i])
+	}
 	return b
 }
 

@@ -16,6 +16,8 @@ import (
 	clientset "nstance.dev/operator/pkg/generated/clientset/versioned"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1"
 	fakeinfrastructurev1beta1 "nstance.dev/operator/pkg/generated/clientset/versioned/typed/infrastructure/v1beta1/fake"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
+	fakemarekvsv1alpha1 "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1/fake"
 )
 
 // NewSimpleClientset returns a clientset that will respond with the provided objects.
@@ -126,4 +128,9 @@ var (
 // InfrastructureV1beta1 retrieves the InfrastructureV1beta1Client
 func (c *Clientset) InfrastructureV1beta1() infrastructurev1beta1.InfrastructureV1beta1Interface {
 	return &fakeinfrastructurev1beta1.FakeInfrastructureV1beta1{Fake: &c.Fake}
+}
+
+// MarekvsV1alpha1 retrieves the MarekvsV1alpha1Client
+func (c *Clientset) MarekvsV1alpha1() marekvsv1alpha1.MarekvsV1alpha1Interface {
+	return &fakemarekvsv1alpha1.FakeMarekvsV1alpha1{Fake: &c.Fake}
 }

@@ -12,6 +12,7 @@ import (
 	serializer "k8s.io/apimachinery/pkg/runtime/serializer"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
 var Scheme = runtime.NewScheme()
@@ -19,6 +20,7 @@ var Codecs = serializer.NewCodecFactory(Scheme)
 var ParameterCodec = runtime.NewParameterCodec(Scheme)
 var localSchemeBuilder = runtime.SchemeBuilder{
 	infrastructurev1beta1.AddToScheme,
+	marekvsv1alpha1.AddToScheme,
 }
 
 // AddToScheme adds all types of this clientset into the given scheme. This allows composition

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Command marekvs-operator manages clusters of the key-value store marekvs.
+package main
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"os/signal"
+	"syscall"
+
+	"github.com/prometheus/common/version"
+	"github.com/spf13/cobra"
+	"k8s.io/component-base/logs"
+	logsapi "k8s.io/component-base/logs/api/v1"
+
+	_ "k8s.io/component-base/logs/json/register"
+
+	"nstance.dev/operator/manifests/marekvs"
+	"nstance.dev/operator/pkg/marekvs/operator"
+)
+
+func main() {
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := command().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "marekvs-operator:", err)
+		os.Exit(1)
+	}
+}
+
+func command() *cobra.Command {
+	options := operator.DefaultOptions()
+	logging := logsapi.NewLoggingConfiguration()
+	cmd := &cobra.Command{
+		Use:           "marekvs-operator",
+		Short:         "Operator of clusters of the key-value store marekvs",
+		Args:          cobra.NoArgs,
+		SilenceErrors: true,
+		SilenceUsage:  true,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			logs.InitLogs()
+			defer logs.FlushLogs()
+			if err := operator.FromEnvironment(cmd.Flags(), os.LookupEnv); err != nil {
+				return err
+			}
+			if err := logsapi.ValidateAndApply(logging, nil); err != nil {
+				return err
+			}
+			if err := options.Complete(); err != nil {
+				return err
+			}
+			if err := options.Validate(); err != nil {
+				return err
+			}
+			return operator.Run(cmd.Context(), options)
+		},
+	}
+	cmd.Version = version.Print(cmd.Name())
+	cmd.SetVersionTemplate("{{.Version}}\n")
+	options.AddFlags(cmd.Flags())
+	logsapi.AddFlags(logging, cmd.Flags())
+	cmd.AddCommand(&cobra.Command{
+		Use:   "crd",
+		Short: "Print the CustomResourceDefinition of MarekvsCluster",
+		Args:  cobra.NoArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := cmd.OutOrStdout().Write(marekvs.CRD)
+			return err
+		},
+	})
+	return cmd
+}

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1alpha1
+
+// Phase summarizes the conditions of a cluster.
+type Phase string
+
+const (
+	// PhaseReconciling means that the cluster is being created, or that not every node is
+	// ready, replicated and observed.
+	PhaseReconciling Phase = "Reconciling"
+	// PhaseHealthy means that the cluster has its desired nodes, that all of them are
+	// ready, and that every copy exists.
+	PhaseHealthy Phase = "Healthy"
+	// PhaseScalingUp means that nodes are being added.
+	PhaseScalingUp Phase = "ScalingUp"
+	// PhaseScalingDown means that a node is being removed.
+	PhaseScalingDown Phase = "ScalingDown"
+	// PhaseBlocked means that a removal or a rollout waits until it is safe.
+	PhaseBlocked Phase = "Blocked"
+)
+
+// Types of conditions.
+const (
+	// ConditionAvailable is True while fewer nodes than the replication factor are not
+	// ready, so that each partition has a copy on a node that is ready.
+	ConditionAvailable = "Available"
+	// ConditionProgressing is True while the number of nodes or their revision changes.
+	ConditionProgressing = "Progressing"
+	// ConditionScaleDownBlocked is True while a removal waits until it is safe.
+	ConditionScaleDownBlocked = "ScaleDownBlocked"
+	// ConditionMetricsAvailable is True while every node reports its metrics.
+	ConditionMetricsAvailable = "MetricsAvailable"
+	// ConditionRolledOut is True when every Pod runs the present revision.
+	ConditionRolledOut = "RolledOut"
+	// ConditionOwned is False while an object of a name that the cluster needs belongs to
+	// something else.
+	ConditionOwned = "Owned"
+	// ConditionReconciled is False when a write failed.
+	ConditionReconciled = "Reconciled"
+)
+
+// Reasons of conditions and events.
+const (
+	// ReasonMetricsUnavailable means that a node does not report its metrics.
+	ReasonMetricsUnavailable = "MetricsUnavailable"
+	// ReasonUnderreplicated means that partitions have too few owners.
+	ReasonUnderreplicated = "Underreplicated"
+	// ReasonNotAllReady means that a Pod is missing or not ready.
+	ReasonNotAllReady = "NotAllReady"
+	// ReasonPodTerminating means that a Pod is being deleted.
+	ReasonPodTerminating = "PodTerminating"
+	// ReasonNotObserved means that the StatefulSet controller has not caught up.
+	ReasonNotObserved = "NotObserved"
+	// ReasonMembersDiffer means that a node does not see all nodes.
+	ReasonMembersDiffer = "MembersDiffer"
+	// ReasonRepairing means that data moves after a change of the nodes.
+	ReasonRepairing = "Repairing"
+	// ReasonSettling means that the last change of the nodes is too recent.
+	ReasonSettling = "Settling"
+	// ReasonDiskFull means that the volumes of the other nodes would be too full, or that
+	// a node has stopped to write.
+	ReasonDiskFull = "DiskFull"
+	// ReasonRollingOut means that Pods are being updated.
+	ReasonRollingOut = "RollingOut"
+	// ReasonRolloutHalted means that an updated Pod does not become ready.
+	ReasonRolloutHalted = "RolloutHalted"
+	// ReasonStabilizing means that the last change of the size is too recent.
+	ReasonStabilizing = "Stabilizing"
+	// ReasonNameConflict means that an object of the needed name is not controlled by
+	// the cluster.
+	ReasonNameConflict = "NameConflict"
+	// ReasonApplyFailed means that a write failed.
+	ReasonApplyFailed = "ApplyFailed"
+	// ReasonDeleteFailed means that a volume claim could not be deleted.
+	ReasonDeleteFailed = "DeleteFailed"
+	// ReasonAsExpected means that nothing is wrong.
+	ReasonAsExpected = "AsExpected"
+	// ReasonScaledUp and ReasonScaledDown are the reasons of events.
+	ReasonScaledUp = "ScaledUp"
+	// ReasonScaledDown is the reason of an event.
+	ReasonScaledDown = "ScaledDown"
+	// ReasonScaleDownUnblocked is the reason of an event.
+	ReasonScaleDownUnblocked = "ScaleDownUnblocked"
+	// ReasonVolumeReclaimed is the reason of an event.
+	ReasonVolumeReclaimed = "VolumeReclaimed"
+)

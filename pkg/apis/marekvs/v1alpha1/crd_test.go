@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1alpha1
+
+import (
+	"crypto/sha256"
+	"encoding/hex"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	"k8s.io/utils/ptr"
+	"sigs.k8s.io/yaml"
+)
+
+func readManifest(t *testing.T, name string, into any) []byte {
+	t.Helper()
+	text, err := os.ReadFile(filepath.Join("..", "..", "..", "..", "manifests", "marekvs", name))
+	require.NoError(t, err)
+	require.NoError(t, yaml.UnmarshalStrict(text, into))
+	return text
+}
+
+func TestDefinition(t *testing.T) {
+	var definition apiextensionsv1.CustomResourceDefinition
+	readManifest(t, "crd/marekvs.io_marekvsclusters.yaml", &definition)
+	assert.Equal(t, "marekvsclusters."+GroupName, definition.Name)
+	assert.Equal(t, []string{"mkv"}, definition.Spec.Names.ShortNames)
+	assert.Equal(t, ClusterKind, definition.Spec.Names.Kind)
+	require.Len(t, definition.Spec.Versions, 1)
+	version := definition.Spec.Versions[0]
+	assert.Equal(t, SchemeGroupVersion.Version, version.Name)
+	assert.Equal(t, &apiextensionsv1.CustomResourceSubresources{
+		Status: &apiextensionsv1.CustomResourceSubresourceStatus{},
+		Scale: &apiextensionsv1.CustomResourceSubresourceScale{
+			SpecReplicasPath: ".spec.nodes", StatusReplicasPath: ".status.replicas", LabelSelectorPath: ptr.To(".status.selector"),
+		},
+	}, version.Subresources)
+	var columns []string
+	for _, column := range version.AdditionalPrinterColumns {
+		columns = append(columns, column.Name+" "+column.JSONPath+" "+column.Type)
+	}
+	assert.Equal(t, []string{
+		"Desired .status.desiredNodes integer",
+		"Ready .status.readyNodes integer",
+		"Underrep .status.underreplicatedPartitions integer",
+		"Ops/s .status.opsPerSecond string",
+		"Phase .status.phase string",
+		"Age .metadata.creationTimestamp date",
+	}, columns)
+}
+
+// The example is that of the operator's first description, byte for byte.
+func TestSample(t *testing.T) {
+	var cluster MarekvsCluster
+	text := readManifest(t, "samples/demo.yaml", &cluster)
+	digest := sha256.Sum256(text)
+	assert.Equal(t, "9ecde2fcbc9c083de23bb5e27ff9d10930f6f97275edd517ecc8f39ebc16c0ef", hex.EncodeToString(digest[:]))
+	assert.Equal(t, int64(5000), cluster.Spec.Autoscale.TargetOpsPerNode)
+	assert.Equal(t, "10Gi", cluster.Spec.Storage.Size.String())
+	assert.Equal(t, map[string]string{"RUST_LOG": "info"}, cluster.Spec.ExtraEnv)
+}

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1alpha1
+
+const (
+	// LabelApp is the label whose value is the name of the cluster, which selectors use.
+	LabelApp = "app"
+	// LabelName is the recommended label of the application.
+	LabelName = "app.kubernetes.io/name"
+	// LabelInstance is the recommended label of the cluster.
+	LabelInstance = "app.kubernetes.io/instance"
+	// LabelManagedBy is the recommended label of the operator.
+	LabelManagedBy = "app.kubernetes.io/managed-by"
+
+	// ApplicationName is the value of LabelName.
+	ApplicationName = "marekvs"
+	// ManagerName is the value of LabelManagedBy, and the field manager of the operator.
+	ManagerName = "marekvs-operator"
+
+	// AnnotationTemplateHash of a StatefulSet is the hash of its template. A change of the
+	// template begins a rollout.
+	AnnotationTemplateHash = "marekvs.io/template-hash"
+	// AnnotationLastScaleUp and AnnotationLastScaleDown of a StatefulSet are the times when
+	// its size was last changed. They are written together with the size.
+	AnnotationLastScaleUp = "marekvs.io/last-scale-up"
+	// AnnotationLastScaleDown is the time of the last removal.
+	AnnotationLastScaleDown = "marekvs.io/last-scale-down"
+	// AnnotationStabilization of a StatefulSet is the stabilization in seconds of the
+	// autoscaler that determined its size.
+	AnnotationStabilization = "marekvs.io/stabilization-seconds"
+)

@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package v1alpha1
+
+import (
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+)
+
+// MarekvsCluster is one cluster of the replicated key-value store marekvs. The operator
+// creates its Services, its disruption budget and its StatefulSet, and removes nodes one
+// at a time, only while every copy of the data exists.
+//
+// +genclient
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+// +kubebuilder:subresource:status
+// +kubebuilder:subresource:scale:specpath=.spec.nodes,statuspath=.status.replicas,selectorpath=.status.selector
+// +kubebuilder:resource:path=marekvsclusters,scope=Namespaced,shortName=mkv
+// +kubebuilder:printcolumn:name="Desired",type=integer,JSONPath=`.status.desiredNodes`
+// +kubebuilder:printcolumn:name="Ready",type=integer,JSONPath=`.status.readyNodes`
+// +kubebuilder:printcolumn:name="Underrep",type=integer,JSONPath=`.status.underreplicatedPartitions`
+// +kubebuilder:printcolumn:name="Ops/s",type=string,JSONPath=`.status.opsPerSecond`
+// +kubebuilder:printcolumn:name="Phase",type=string,JSONPath=`.status.phase`
+// +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 52",message="metadata.name must have at most 52 characters, because the names of Pods and their labels are made from it"
+// +kubebuilder:validation:XValidation:rule="self.metadata.name.matches('^[a-z]([-a-z0-9]*[a-z0-9])?$')",message="metadata.name must begin with a letter and contain only lower case letters, digits and hyphens, because it is the name of a Service"
+type MarekvsCluster struct {
+	metav1.TypeMeta `json:",inline"`
+	// +optional
+	metav1.ObjectMeta `json:"metadata,omitempty"`
+
+	// +required
+	Spec MarekvsClusterSpec `json:"spec"`
+	// +optional
+	Status MarekvsClusterStatus `json:"status,omitempty"`
+}
+
+// MarekvsClusterSpec is the wanted cluster.
+//
+// +kubebuilder:validation:XValidation:rule="self.storage == oldSelf.storage",message="storage is immutable, because the volume claims of a StatefulSet are",fieldPath=".storage"
+// +kubebuilder:validation:XValidation:rule="!has(self.autoscale) || self.autoscale.maxNodes > self.replicationFactor",message="autoscale.maxNodes must be more than replicationFactor"
+// +kubebuilder:validation:XValidation:rule="!has(self.autoscale) || !has(oldSelf.autoscale) || self.nodes == oldSelf.nodes",message="nodes cannot be changed while autoscale is set, which determines the number of nodes",fieldPath=".nodes"
+type MarekvsClusterSpec struct {
+	// image is the container image of the nodes.
+	// +required
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=1024
+	Image string `json:"image"`
+	// nodes is the number of nodes. With autoscale it is only the initial number. A
+	// cluster never has fewer nodes than replicationFactor + 1.
+	// +optional
+	// +kubebuilder:default=3
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	Nodes int32 `json:"nodes,omitempty"`
+	// replicationFactor is the number of copies of each partition.
+	// +optional
+	// +kubebuilder:default=2
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=100
+	ReplicationFactor int32 `json:"replicationFactor,omitempty"`
+	// storage is the volume of each node. It is immutable.
+	// +optional
+	// +kubebuilder:default={}
+	Storage Storage `json:"storage,omitempty"`
+	// resources are the processor time and the memory of each node.
+	// +optional
+	// +kubebuilder:default={}
+	Resources Resources `json:"resources,omitempty"`
+	// autoscale determines the number of nodes by load. If it is not set, the number is
+	// nodes.
+	// +optional
+	Autoscale *Autoscale `json:"autoscale,omitempty"`
+	// reclaimPvcs is true if the volume claims of removed nodes are to be deleted, once
+	// every copy exists again. By default they are kept.
+	// +optional
+	ReclaimPvcs bool `json:"reclaimPvcs,omitempty"`
+	// extraEnv are more environment variables of the container. The variables that the
+	// operator sets cannot be overridden.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=128
+	// +kubebuilder:validation:XValidation:rule="!('MAREKVS_SEEDS' in self || 'MAREKVS_ADVERTISE_IP' in self || 'MAREKVS_REPLICAS_N' in self || 'MAREKVS_DATA_DIR' in self || 'MAREKVS_METRICS_ADDR' in self)",message="MAREKVS_SEEDS, MAREKVS_ADVERTISE_IP, MAREKVS_REPLICAS_N, MAREKVS_DATA_DIR and MAREKVS_METRICS_ADDR are determined by the operator"
+	ExtraEnv map[string]string `json:"extraEnv,omitempty"`
+	// nodeSelector are the labels of Kubernetes Nodes that the Pods may run on.
+	// +optional
+	// +kubebuilder:validation:MaxProperties=64
+	NodeSelector map[string]string `json:"nodeSelector,omitempty"`
+	// tolerations are those of the Pods.
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MaxItems=64
+	Tolerations []Toleration `json:"tolerations,omitempty"`
+	// hostnameSpreadWhenUnsatisfiable is what happens to a Pod that cannot be spread
+	// evenly over Kubernetes Nodes. The default is ScheduleAnyway. If it is set, Nodes with
+	// taints that the Pods do not tolerate are left out.
+	// +optional
+	// +kubebuilder:validation:Enum=ScheduleAnyway;DoNotSchedule
+	HostnameSpreadWhenUnsatisfiable string `json:"hostnameSpreadWhenUnsatisfiable,omitempty"`
+}
+
+// Storage is the volume of a node.
+type Storage struct {
+	// size is the requested size.
+	// +optional
+	// +kubebuilder:default="10Gi"
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
+	Size *resource.Quantity `json:"size,omitempty"`
+	// className is the StorageClass. If it is not set, the default of the cluster is used.
+	// +optional
+	// +kubebuilder:validation:MaxLength=253
+	ClassName *string `json:"className,omitempty"`
+}
+
+// Resources are the processor time and the memory of a node.
+type Resources struct {
+	// cpu is the requested processor time. There is no limit of it.
+	// +optional
+	// +kubebuilder:default="500m"
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
+	CPU *resource.Quantity `json:"cpu,omitempty"`
+	// memory is the requested memory, and the limit.
+	// +optional
+	// +kubebuilder:default="1Gi"
+	// +kubebuilder:validation:XValidation:rule="type(self) == int ? self > 0 : quantity(self).isGreaterThan(quantity('0'))",message="must be more than 0"
+	Memory *resource.Quantity `json:"memory,omitempty"`
+}
+
+// Autoscale determines the number of nodes by load.
+//
+// +kubebuilder:validation:XValidation:rule="self.minNodes <= self.maxNodes",message="minNodes must not be more than maxNodes"
+type Autoscale struct {
+	// minNodes is the least number of nodes. It is raised to replicationFactor + 1.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	MinNodes int32 `json:"minNodes"`
+	// maxNodes is the largest number of nodes.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=1000
+	MaxNodes int32 `json:"maxNodes"`
+	// targetOpsPerNode is how many commands a node is to execute per second.
+	// +required
+	// +kubebuilder:validation:Minimum=1
+	TargetOpsPerNode int64 `json:"targetOpsPerNode"`
+	// targetDiskPercent is the used share of a volume above which a node is added, and
+	// that a removal must not exceed. If it is not set, nodes are not added because of
+	// their volumes.
+	// +optional
+	// +kubebuilder:validation:Minimum=1
+	// +kubebuilder:validation:Maximum=95
+	TargetDiskPercent *int32 `json:"targetDiskPercent,omitempty"`
+	// scaleDownStabilizationSeconds is how long the load must be low, and the number of
+	// nodes unchanged, before a node is removed.
+	// +optional
+	// +kubebuilder:default=300
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	ScaleDownStabilizationSeconds *int64 `json:"scaleDownStabilizationSeconds,omitempty"`
+	// scaleUpCooldownSeconds is how long the number of nodes must be unchanged before nodes
+	// are added.
+	// +optional
+	// +kubebuilder:default=60
+	// +kubebuilder:validation:Minimum=0
+	// +kubebuilder:validation:Maximum=86400
+	ScaleUpCooldownSeconds *int64 `json:"scaleUpCooldownSeconds,omitempty"`
+}
+
+// Toleration is a toleration of the Pods.
+type Toleration struct {
+	// key is the key of the taint; empty with operator Exists for every taint.
+	// +optional
+	Key string `json:"key,omitempty"`
+	// operator compares the values. The default is Equal.
+	// +optional
+	// +kubebuilder:validation:Enum=Exists;Equal
+	Operator string `json:"operator,omitempty"`
+	// value is the value of the taint.
+	// +optional
+	Value string `json:"value,omitempty"`
+	// effect is the effect of the taint; empty for every effect.
+	// +optional
+	// +kubebuilder:validation:Enum=NoSchedule;PreferNoSchedule;NoExecute
+	Effect string `json:"effect,omitempty"`
+	// tolerationSeconds is how long a taint with effect NoExecute is tolerated.
+	// +optional
+	TolerationSeconds *int64 `json:"tolerationSeconds,omitempty"`
+}
+
+// MarekvsClusterStatus is what the operator observed.
+type MarekvsClusterStatus struct {
+	// observedGeneration is the generation that the status was computed from.
+	// +optional
+	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
+	// phase summarizes the conditions.
+	// +optional
+	// +kubebuilder:validation:Enum=Reconciling;Healthy;ScalingUp;ScalingDown;Blocked
+	Phase Phase `json:"phase,omitempty"`
+	// message explains the phase.
+	// +optional
+	Message string `json:"message,omitempty"`
+	// replicas is the present number of nodes of the StatefulSet.
+	// +optional
+	Replicas int32 `json:"replicas,omitempty"`
+	// selector selects the Pods, for the scale subresource.
+	// +optional
+	Selector string `json:"selector,omitempty"`
+	// desiredNodes is the number of nodes that the cluster is brought to.
+	// +optional
+	DesiredNodes *int32 `json:"desiredNodes,omitempty"`
+	// readyNodes is the number of Pods that are ready and not being deleted.
+	// +optional
+	ReadyNodes *int32 `json:"readyNodes,omitempty"`
+	// underreplicatedPartitions is the largest number of partitions with too few owners
+	// that a node reports. It is not set without a report of every node.
+	// +optional
+	UnderreplicatedPartitions *int64 `json:"underreplicatedPartitions,omitempty"`
+	// opsPerSecond is the rate of commands of all nodes. It is not set without a rate of
+	// every node, and changes only with a rate that differs by more than 5 %.
+	// +optional
+	OpsPerSecond string `json:"opsPerSecond,omitempty"`
+	// lastScaleUpTime is when nodes were last added, their creation excluded.
+	// +optional
+	LastScaleUpTime *metav1.Time `json:"lastScaleUpTime,omitempty"`
+	// lastScaleDownTime is when a node was last removed.
+	// +optional
+	LastScaleDownTime *metav1.Time `json:"lastScaleDownTime,omitempty"`
+	// conditions are the current conditions: Available, Progressing, ScaleDownBlocked,
+	// MetricsAvailable, RolledOut, Owned, Reconciled.
+	// +optional
+	// +listType=map
+	// +listMapKey=type
+	Conditions []metav1.Condition `json:"conditions,omitempty"`
+}
+
+// MarekvsClusterList is a list of MarekvsClusters.
+//
+// +k8s:deepcopy-gen:interfaces=k8s.io/apimachinery/pkg/runtime.Object
+// +kubebuilder:object:root=true
+type MarekvsClusterList struct {
+	metav1.TypeMeta `json:",inline"`
+	metav1.ListMeta `json:"metadata,omitempty"`
+
+	Items []MarekvsCluster `json:"items"`
+}

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package children describes the objects of a marekvs cluster: two Services, a disruption
+// budget and a StatefulSet. It is pure.
+package children
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	policyv1ac "k8s.io/client-go/applyconfigurations/policy/v1"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+// Ports of a node, and their names.
+const (
+	respPort, meshPort, gossipPort = 6379, 7373, 7946
+
+	respName, meshName, gossipName, metricsName = "resp", "mesh", "gossip", "metrics"
+)
+
+// trafficDistribution prefers nodes of the client's zone. Every supported version of Kubernetes
+// knows this name of it.
+const trafficDistribution = "PreferClose"
+
+// Options are what the operator knows about the Kubernetes cluster.
+type Options struct {
+	// ClusterDomain is the domain of Services.
+	ClusterDomain string
+	// MetricsPort is the port of the metrics and of the probes.
+	MetricsPort int32
+}
+
+// HeadlessName is the name of the Service of the nodes among themselves.
+func HeadlessName(cluster string) string { return cluster + "-headless" }
+
+// Selector selects the Pods of a cluster.
+func Selector(cluster string) map[string]string { return map[string]string{v1alpha1.LabelApp: cluster} }
+
+// Labels are those of every object of a cluster, its Pods and its volume claims.
+func Labels(cluster string) map[string]string {
+	return map[string]string{
+		v1alpha1.LabelApp:       cluster,
+		v1alpha1.LabelName:      v1alpha1.ApplicationName,
+		v1alpha1.LabelInstance:  cluster,
+		v1alpha1.LabelManagedBy: v1alpha1.ManagerName,
+	}
+}
+
+// owner refers to a cluster as the controller of an object. The garbage collector deletes
+// the object with it.
+func owner(cluster *v1alpha1.MarekvsCluster) *metav1ac.OwnerReferenceApplyConfiguration {
+	return metav1ac.OwnerReference().
+		WithAPIVersion(v1alpha1.SchemeGroupVersion.String()).
+		WithKind(v1alpha1.ClusterKind).
+		WithName(cluster.Name).
+		WithUID(cluster.UID).
+		WithController(true)
+}
+
+// Headless returns the Service that nodes find each other with, before they are ready too.
+func Headless(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.ServiceApplyConfiguration {
+	return corev1ac.Service(HeadlessName(cluster.Name), cluster.Namespace).
+		WithLabels(Labels(cluster.Name)).
+		WithOwnerReferences(owner(cluster)).
+		WithSpec(corev1ac.ServiceSpec().
+			WithClusterIP(corev1.ClusterIPNone).
+			WithPublishNotReadyAddresses(true).
+			WithSelector(Selector(cluster.Name)).
+			WithPorts(
+				servicePort(gossipName, gossipPort, corev1.ProtocolUDP),
+				servicePort(meshName, meshPort, corev1.ProtocolTCP),
+				servicePort(metricsName, options.MetricsPort, corev1.ProtocolTCP),
+			))
+}
+
+// Client returns the Service of clients.
+func Client(cluster *v1alpha1.MarekvsCluster) *corev1ac.ServiceApplyConfiguration {
+	return corev1ac.Service(cluster.Name, cluster.Namespace).
+		WithLabels(Labels(cluster.Name)).
+		WithOwnerReferences(owner(cluster)).
+		WithSpec(corev1ac.ServiceSpec().
+			WithType(corev1.ServiceTypeClusterIP).
+			WithTrafficDistribution(trafficDistribution).
+			WithSelector(Selector(cluster.Name)).
+			WithPorts(servicePort(respName, respPort, corev1.ProtocolTCP)))
+}
+
+func servicePort(name string, port int32, protocol corev1.Protocol) *corev1ac.ServicePortApplyConfiguration {
+	return corev1ac.ServicePort().WithName(name).WithPort(port).WithProtocol(protocol).WithTargetPort(intstr.FromString(name))
+}
+
+// Budget returns the disruption budget. It allows one eviction at a time, whatever the size
+// of the cluster: with as many nodes missing as there are copies, data is not available.
+func Budget(cluster *v1alpha1.MarekvsCluster) *policyv1ac.PodDisruptionBudgetApplyConfiguration {
+	return policyv1ac.PodDisruptionBudget(cluster.Name, cluster.Namespace).
+		WithLabels(Labels(cluster.Name)).
+		WithOwnerReferences(owner(cluster)).
+		WithSpec(policyv1ac.PodDisruptionBudgetSpec().
+			WithMaxUnavailable(intstr.FromInt32(1)).
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))))
+}
+
+// IsOwned reports whether a cluster controls an object.
+func IsOwned(object metav1.Object, cluster *v1alpha1.MarekvsCluster) bool {
+	return metav1.IsControlledBy(object, cluster)
+}

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package children
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+var options = Options{ClusterDomain: "cluster.local", MetricsPort: 9121}
+
+func demo() *v1alpha1.MarekvsCluster {
+	return &v1alpha1.MarekvsCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo", UID: "1"},
+		Spec:       v1alpha1.MarekvsClusterSpec{Image: "i", Nodes: 3, ReplicationFactor: 2, ExtraEnv: map[string]string{"B": "2", "A": "1", "MAREKVS_SEEDS": "x"}},
+	}
+}
+
+// decode returns an apply configuration as the object that it describes.
+func decode[T any](t *testing.T, configuration any) *T {
+	t.Helper()
+	encoded, err := json.Marshal(configuration)
+	require.NoError(t, err)
+	object := new(T)
+	require.NoError(t, json.Unmarshal(encoded, object))
+	return object
+}
+
+func TestEveryChildBelongsToTheCluster(t *testing.T) {
+	for name, child := range map[string]metav1.Object{
+		"demo-headless": decode[corev1.Service](t, Headless(demo(), options)),
+		"demo":          decode[corev1.Service](t, Client(demo())),
+		"demo ":         decode[policyv1.PodDisruptionBudget](t, Budget(demo())),
+		"demo  ":        decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, Size{Replicas: 3})),
+	} {
+		assert.Equal(t, "ns", child.GetNamespace(), name)
+		assert.Equal(t, Labels("demo"), child.GetLabels(), name)
+		assert.True(t, IsOwned(child, demo()), name)
+		assert.Nil(t, child.GetOwnerReferences()[0].BlockOwnerDeletion, name)
+	}
+}
+
+func TestServices(t *testing.T) {
+	headless := decode[corev1.Service](t, Headless(demo(), options))
+	assert.Equal(t, corev1.ClusterIPNone, headless.Spec.ClusterIP)
+	assert.True(t, headless.Spec.PublishNotReadyAddresses)
+	ports := map[string]int32{}
+	for _, port := range headless.Spec.Ports {
+		ports[port.Name] = port.Port
+	}
+	assert.Equal(t, map[string]int32{"gossip": 7946, "mesh": 7373, "metrics": 9121}, ports)
+	client := decode[corev1.Service](t, Client(demo()))
+	assert.Equal(t, int32(6379), client.Spec.Ports[0].Port)
+	assert.Equal(t, ptr.To("PreferClose"), client.Spec.TrafficDistribution)
+	assert.Equal(t, map[string]string{"app": "demo"}, client.Spec.Selector)
+}
+
+// One eviction at a time, whatever the size.
+func TestBudget(t *testing.T) {
+	budget := decode[policyv1.PodDisruptionBudget](t, Budget(demo()))
+	assert.Equal(t, 1, budget.Spec.MaxUnavailable.IntValue())
+	assert.Nil(t, budget.Spec.MinAvailable)
+}
+
+func TestStatefulSet(t *testing.T) {
+	set := decode[appsv1.StatefulSet](t, StatefulSet(demo(), options, Size{Replicas: 5, Partition: 2, Annotations: map[string]string{"a": "b"}}))
+	assert.Equal(t, ptr.To[int32](5), set.Spec.Replicas, "the size is part of every apply")
+	assert.Equal(t, ptr.To[int32](2), set.Spec.UpdateStrategy.RollingUpdate.Partition)
+	assert.Equal(t, appsv1.ParallelPodManagement, set.Spec.PodManagementPolicy)
+	assert.Equal(t, "demo-headless", set.Spec.ServiceName)
+	assert.Equal(t, map[string]string{"a": "b", v1alpha1.AnnotationTemplateHash: TemplateHash(demo(), options)}, set.Annotations)
+	claim := set.Spec.VolumeClaimTemplates[0]
+	assert.Equal(t, "data", claim.Name)
+	assert.Equal(t, Labels("demo"), claim.Labels)
+	assert.Empty(t, claim.OwnerReferences, "a volume outlives the cluster")
+	assert.Nil(t, claim.Spec.StorageClassName)
+	assert.Equal(t, "10Gi", claim.Spec.Resources.Requests.Storage().String())
+
+	pod := set.Spec.Template.Spec
+	container := pod.Containers[0]
+	environment := map[string]string{}
+	for _, variable := range container.Env {
+		_, twice := environment[variable.Name]
+		assert.False(t, twice, "%s is set twice", variable.Name)
+		environment[variable.Name] = variable.Value
+	}
+	assert.Equal(t, map[string]string{
+		"MAREKVS_SEEDS": "demo-headless.ns.svc.cluster.local:7946", "MAREKVS_ADVERTISE_IP": "auto",
+		"MAREKVS_REPLICAS_N": "2", "MAREKVS_DATA_DIR": "/data", "A": "1", "B": "2",
+	}, environment)
+	assert.Equal(t, "500m", container.Resources.Requests.Cpu().String())
+	assert.True(t, container.Resources.Limits.Cpu().IsZero())
+	assert.Equal(t, "1Gi", container.Resources.Limits.Memory().String())
+	assert.Equal(t, "/drain", container.Lifecycle.PreStop.HTTPGet.Path)
+	assert.Equal(t, int32(180), container.StartupProbe.FailureThreshold)
+	// As the restricted Pod Security Standard demands.
+	assert.True(t, *pod.SecurityContext.RunAsNonRoot)
+	assert.Equal(t, corev1.SeccompProfileTypeRuntimeDefault, pod.SecurityContext.SeccompProfile.Type)
+	assert.False(t, *container.SecurityContext.AllowPrivilegeEscalation)
+	assert.Equal(t, []corev1.Capability{"ALL"}, container.SecurityContext.Capabilities.Drop)
+	assert.False(t, *pod.AutomountServiceAccountToken)
+}
+
+func TestPlacement(t *testing.T) {
+	cluster := demo()
+	pod := decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, Size{})).Spec.Template.Spec
+	assert.Equal(t, corev1.ScheduleAnyway, pod.TopologySpreadConstraints[0].WhenUnsatisfiable)
+	assert.Nil(t, pod.TopologySpreadConstraints[0].NodeTaintsPolicy)
+	cluster.Spec.HostnameSpreadWhenUnsatisfiable = "DoNotSchedule"
+	cluster.Spec.NodeSelector = map[string]string{"disk": "nvme"}
+	cluster.Spec.Tolerations = []v1alpha1.Toleration{{Key: "a", Operator: "Equal", Value: "b", Effect: "NoExecute", TolerationSeconds: ptr.To[int64](1)}}
+	pod = decode[appsv1.StatefulSet](t, StatefulSet(cluster, options, Size{})).Spec.Template.Spec
+	assert.Equal(t, corev1.DoNotSchedule, pod.TopologySpreadConstraints[0].WhenUnsatisfiable)
+	assert.Equal(t, ptr.To(corev1.NodeInclusionPolicyHonor), pod.TopologySpreadConstraints[0].NodeTaintsPolicy)
+	assert.Equal(t, cluster.Spec.NodeSelector, pod.NodeSelector)
+	assert.Equal(t, []corev1.Toleration{{Key: "a", Operator: "Equal", Value: "b", Effect: "NoExecute", TolerationSeconds: ptr.To[int64](1)}}, pod.Tolerations)
+}
+
+func TestTheHashFollowsTheTemplateAndNotTheSize(t *testing.T) {
+	hash := TemplateHash(demo(), options)
+	bigger := demo()
+	bigger.Spec.Nodes = 8
+	assert.Equal(t, hash, TemplateHash(bigger, options))
+	for name, change := range map[string]func(*v1alpha1.MarekvsClusterSpec){
+		"image": func(s *v1alpha1.MarekvsClusterSpec) { s.Image = "other" },
+		"env":   func(s *v1alpha1.MarekvsClusterSpec) { s.ExtraEnv["A"] = "3" },
+		"RF":    func(s *v1alpha1.MarekvsClusterSpec) { s.ReplicationFactor = 3 },
+	} {
+		changed := demo()
+		change(&changed.Spec)
+		assert.NotEqual(t, hash, TemplateHash(changed, options), name)
+	}
+}

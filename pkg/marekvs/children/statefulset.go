@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package children
+
+import (
+	"encoding/json"
+	"fmt"
+	"hash/fnv"
+	"maps"
+	"slices"
+	"strconv"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	appsv1ac "k8s.io/client-go/applyconfigurations/apps/v1"
+	corev1ac "k8s.io/client-go/applyconfigurations/core/v1"
+	metav1ac "k8s.io/client-go/applyconfigurations/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+const (
+	// ContainerName is the name of the only container.
+	ContainerName = "marekvs"
+	// volumeName is the name of the volume; that of a claim begins with it.
+	volumeName = "data"
+	dataDir    = "/data"
+	// user is the user and the group that nodes run as.
+	user = 65534
+	// gracePeriod is how long a node may take to hand over and to write its data.
+	gracePeriod = 60
+	// startupTries is how often a node may fail its startup probe, every probePeriod
+	// seconds: it reads its volume first.
+	startupTries, probePeriod = 180, 2
+)
+
+// Size is what the decisions determine of a StatefulSet.
+type Size struct {
+	Replicas, Partition int32
+	// Annotations are the times of the last changes of the size.
+	Annotations map[string]string
+}
+
+// StatefulSet returns the StatefulSet. It always has replicas: a field that is left out
+// would be reset.
+func StatefulSet(cluster *v1alpha1.MarekvsCluster, options Options, size Size) *appsv1ac.StatefulSetApplyConfiguration {
+	annotations := map[string]string{v1alpha1.AnnotationTemplateHash: TemplateHash(cluster, options)}
+	maps.Copy(annotations, size.Annotations)
+	return appsv1ac.StatefulSet(cluster.Name, cluster.Namespace).
+		WithLabels(Labels(cluster.Name)).
+		WithAnnotations(annotations).
+		WithOwnerReferences(owner(cluster)).
+		WithSpec(appsv1ac.StatefulSetSpec().
+			WithReplicas(size.Replicas).
+			WithServiceName(HeadlessName(cluster.Name)).
+			WithPodManagementPolicy(appsv1.ParallelPodManagement).
+			WithUpdateStrategy(appsv1ac.StatefulSetUpdateStrategy().
+				WithType(appsv1.RollingUpdateStatefulSetStrategyType).
+				WithRollingUpdate(appsv1ac.RollingUpdateStatefulSetStrategy().WithPartition(size.Partition))).
+			WithSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name))).
+			WithTemplate(template(cluster, options)).
+			WithVolumeClaimTemplates(claim(cluster)))
+}
+
+// TemplateHash returns the hash of the template of a cluster.
+func TemplateHash(cluster *v1alpha1.MarekvsCluster, options Options) string {
+	encoded, err := json.Marshal(template(cluster, options))
+	if err != nil {
+		panic(fmt.Sprintf("encode a template: %v", err)) // it consists of plain values
+	}
+	hash := fnv.New64a()
+	_, _ = hash.Write(encoded)
+	return strconv.FormatUint(hash.Sum64(), 36)
+}
+
+func claim(cluster *v1alpha1.MarekvsCluster) *corev1ac.PersistentVolumeClaimApplyConfiguration {
+	size := ptr.Deref(cluster.Spec.Storage.Size, resource.MustParse("10Gi"))
+	spec := corev1ac.PersistentVolumeClaimSpec().
+		WithAccessModes(corev1.ReadWriteOnce).
+		WithResources(corev1ac.VolumeResourceRequirements().WithRequests(corev1.ResourceList{corev1.ResourceStorage: size}))
+	spec.StorageClassName = cluster.Spec.Storage.ClassName
+	return (&corev1ac.PersistentVolumeClaimApplyConfiguration{}).
+		WithName(volumeName).WithLabels(Labels(cluster.Name)).WithSpec(spec)
+}
+
+func template(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.PodTemplateSpecApplyConfiguration {
+	spec := corev1ac.PodSpec().
+		WithTerminationGracePeriodSeconds(gracePeriod).
+		WithAutomountServiceAccountToken(false).
+		WithSecurityContext(corev1ac.PodSecurityContext().
+			WithRunAsNonRoot(true).WithRunAsUser(user).WithRunAsGroup(user).WithFSGroup(user).
+			WithSeccompProfile(corev1ac.SeccompProfile().WithType(corev1.SeccompProfileTypeRuntimeDefault))).
+		WithTopologySpreadConstraints(hostnameSpread(cluster), spread(cluster, corev1.LabelTopologyZone, corev1.ScheduleAnyway)).
+		WithContainers(container(cluster, options))
+	if len(cluster.Spec.NodeSelector) > 0 {
+		spec.WithNodeSelector(cluster.Spec.NodeSelector)
+	}
+	for _, t := range cluster.Spec.Tolerations {
+		toleration := corev1ac.Toleration()
+		toleration.TolerationSeconds = t.TolerationSeconds
+		if t.Key != "" {
+			toleration.WithKey(t.Key)
+		}
+		if t.Operator != "" {
+			toleration.WithOperator(corev1.TolerationOperator(t.Operator))
+		}
+		if t.Value != "" {
+			toleration.WithValue(t.Value)
+		}
+		if t.Effect != "" {
+			toleration.WithEffect(corev1.TaintEffect(t.Effect))
+		}
+		spec.WithTolerations(toleration)
+	}
+	return corev1ac.PodTemplateSpec().WithLabels(Labels(cluster.Name)).WithSpec(spec)
+}
+
+func hostnameSpread(cluster *v1alpha1.MarekvsCluster) *corev1ac.TopologySpreadConstraintApplyConfiguration {
+	mode := cluster.Spec.HostnameSpreadWhenUnsatisfiable
+	if mode == "" {
+		return spread(cluster, corev1.LabelHostname, corev1.ScheduleAnyway)
+	}
+	return spread(cluster, corev1.LabelHostname, corev1.UnsatisfiableConstraintAction(mode)).
+		WithNodeTaintsPolicy(corev1.NodeInclusionPolicyHonor)
+}
+
+func spread(cluster *v1alpha1.MarekvsCluster, key string, mode corev1.UnsatisfiableConstraintAction) *corev1ac.TopologySpreadConstraintApplyConfiguration {
+	return corev1ac.TopologySpreadConstraint().
+		WithMaxSkew(1).WithTopologyKey(key).WithWhenUnsatisfiable(mode).
+		WithLabelSelector(metav1ac.LabelSelector().WithMatchLabels(Selector(cluster.Name)))
+}
+
+func container(cluster *v1alpha1.MarekvsCluster, options Options) *corev1ac.ContainerApplyConfiguration {
+	cpu := ptr.Deref(cluster.Spec.Resources.CPU, resource.MustParse("500m"))
+	memory := ptr.Deref(cluster.Spec.Resources.Memory, resource.MustParse("1Gi"))
+	get := func(path string) *corev1ac.HTTPGetActionApplyConfiguration {
+		return corev1ac.HTTPGetAction().WithPath(path).WithPort(intstr.FromString(metricsName))
+	}
+	return corev1ac.Container().
+		WithName(ContainerName).
+		WithImage(cluster.Spec.Image).
+		WithPorts(
+			containerPort(respName, respPort, corev1.ProtocolTCP),
+			containerPort(meshName, meshPort, corev1.ProtocolTCP),
+			containerPort(gossipName, gossipPort, corev1.ProtocolUDP),
+			containerPort(metricsName, options.MetricsPort, corev1.ProtocolTCP)).
+		WithEnv(environment(cluster, options)...).
+		WithVolumeMounts(corev1ac.VolumeMount().WithName(volumeName).WithMountPath(dataDir)).
+		// Without a limit of the processor time, which would delay commands.
+		WithResources(corev1ac.ResourceRequirements().
+			WithRequests(corev1.ResourceList{corev1.ResourceCPU: cpu, corev1.ResourceMemory: memory}).
+			WithLimits(corev1.ResourceList{corev1.ResourceMemory: memory})).
+		WithSecurityContext(corev1ac.SecurityContext().
+			WithAllowPrivilegeEscalation(false).
+			WithCapabilities(corev1ac.Capabilities().WithDrop("ALL"))).
+		WithLifecycle(corev1ac.Lifecycle().WithPreStop(corev1ac.LifecycleHandler().WithHTTPGet(get("/drain")))).
+		WithStartupProbe(corev1ac.Probe().WithHTTPGet(get("/ready")).WithPeriodSeconds(probePeriod).WithFailureThreshold(startupTries)).
+		WithReadinessProbe(corev1ac.Probe().WithHTTPGet(get("/ready")).WithPeriodSeconds(probePeriod)).
+		WithLivenessProbe(corev1ac.Probe().WithHTTPGet(get("/alive")).WithInitialDelaySeconds(10).WithPeriodSeconds(5))
+}
+
+func containerPort(name string, port int32, protocol corev1.Protocol) *corev1ac.ContainerPortApplyConfiguration {
+	return corev1ac.ContainerPort().WithName(name).WithContainerPort(port).WithProtocol(protocol)
+}
+
+// environment returns the variables of the container. A variable of the operator is never
+// set twice, which server-side apply would reject.
+func environment(cluster *v1alpha1.MarekvsCluster, options Options) []*corev1ac.EnvVarApplyConfiguration {
+	seeds := fmt.Sprintf("%s.%s.svc.%s:%d", HeadlessName(cluster.Name), cluster.Namespace, options.ClusterDomain, gossipPort)
+	own := []*corev1ac.EnvVarApplyConfiguration{
+		corev1ac.EnvVar().WithName("MAREKVS_SEEDS").WithValue(seeds),
+		corev1ac.EnvVar().WithName("MAREKVS_ADVERTISE_IP").WithValue("auto"),
+		corev1ac.EnvVar().WithName("MAREKVS_REPLICAS_N").WithValue(strconv.Itoa(int(cluster.Spec.ReplicationFactor))),
+		corev1ac.EnvVar().WithName("MAREKVS_DATA_DIR").WithValue(dataDir),
+	}
+	names := map[string]bool{}
+	for _, variable := range own {
+		names[*variable.Name] = true
+	}
+	for _, name := range slices.Sorted(maps.Keys(cluster.Spec.ExtraEnv)) {
+		if !names[name] {
+			own = append(own, corev1ac.EnvVar().WithName(name).WithValue(cluster.Spec.ExtraEnv[name]))
+		}
+	}
+	return own
+}

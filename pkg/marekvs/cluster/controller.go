@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package cluster contains the controller of MarekvsClusters.
+package cluster
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/kubernetes"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/controller"
+	clientset "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/children"
+	"nstance.dev/operator/pkg/marekvs/observe"
+)
+
+// workers is how many clusters are synced at a time. A sync waits for nodes that do not
+// respond.
+const workers = 16
+
+// passTimeout bounds one sync.
+const passTimeout = time.Minute
+
+// Informers are what the controller reads. Those of the children have the label
+// app.kubernetes.io/managed-by of the operator.
+type Informers struct {
+	Clusters, StatefulSets, Services, Budgets, Pods, Claims cache.SharedIndexInformer
+}
+
+// Scraper reads the metrics of nodes.
+type Scraper interface {
+	Scrape(ctx context.Context, addresses []string) []observe.Scrape
+}
+
+// Config is what a controller needs.
+type Config struct {
+	Kube      kubernetes.Interface
+	Marekvs   clientset.MarekvsV1alpha1Interface
+	Informers Informers
+	Scraper   Scraper
+	Recorder  events.EventRecorder
+	Clock     clock.PassiveClock
+
+	Children children.Options
+	// Period is the time between two syncs of a cluster that does not change.
+	Period time.Duration
+	// Settle is how long the nodes must be the same before a removal.
+	Settle time.Duration
+	// RateWindow is the least time that a rate is an average of.
+	RateWindow time.Duration
+}
+
+// Controller brings clusters to their wanted size and template.
+type Controller struct {
+	Config
+	controller.Registrations
+
+	queue         *controller.Queue[cache.ObjectName]
+	clusterWrites *controller.WriteTracker
+	setWrites     *controller.WriteTracker
+	staleReads    controller.StaleReads
+
+	mu       sync.Mutex
+	memories map[types.UID]*memory
+}
+
+// New registers the event handlers.
+func New(config Config) (*Controller, error) {
+	c := &Controller{
+		Config:        config,
+		clusterWrites: controller.NewWriteTracker(config.Informers.Clusters.GetStore()),
+		setWrites:     controller.NewWriteTracker(config.Informers.StatefulSets.GetStore()),
+		memories:      map[types.UID]*memory{},
+	}
+	c.queue = controller.NewQueue("marekvscluster", c.sync)
+	var err error
+	c.Registrations, err = controller.Watch(
+		controller.Watched{What: "MarekvsClusters", Informer: config.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
+		controller.Watched{What: "StatefulSets", Informer: config.Informers.StatefulSets, Handler: onChild[appsv1.StatefulSet](c)},
+		controller.Watched{What: "Services", Informer: config.Informers.Services, Handler: onChild[corev1.Service](c)},
+		controller.Watched{What: "PodDisruptionBudgets", Informer: config.Informers.Budgets, Handler: onChild[policyv1.PodDisruptionBudget](c)},
+		controller.Watched{What: "Pods", Informer: config.Informers.Pods, Handler: onPart[corev1.Pod](c),
+			Indexers: cache.Indexers{byController: indexByController}},
+		controller.Watched{What: "PersistentVolumeClaims", Informer: config.Informers.Claims, Handler: onPart[corev1.PersistentVolumeClaim](c),
+			Indexers: cache.Indexers{byCluster: indexByCluster}},
+	)
+	return c, err
+}
+
+// Run syncs clusters until ctx is done.
+func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+
+const (
+	// byController indexes Pods by the UID of their controller.
+	byController = "controller"
+	// byCluster indexes volume claims by namespace and cluster.
+	byCluster = "cluster"
+)
+
+func indexByController(obj any) ([]string, error) {
+	if object, ok := obj.(metav1.Object); ok {
+		if owner := metav1.GetControllerOfNoCopy(object); owner != nil {
+			return []string{string(owner.UID)}, nil
+		}
+	}
+	return nil, nil
+}
+
+func indexByCluster(obj any) ([]string, error) {
+	if object, ok := obj.(metav1.Object); ok {
+		return []string{clusterKey(object).String()}, nil
+	}
+	return nil, nil
+}
+
+// clusterKey returns the key of the cluster that an object has the labels of.
+func clusterKey(object metav1.Object) cache.ObjectName {
+	return cache.NewObjectName(object.GetNamespace(), object.GetLabels()[v1alpha1.LabelApp])
+}

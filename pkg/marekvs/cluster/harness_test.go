@@ -1,0 +1,312 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cluster
+
+import (
+	"context"
+	"slices"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	"k8s.io/apimachinery/pkg/types"
+	kubeinformers "k8s.io/client-go/informers"
+	"k8s.io/client-go/kubernetes"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/events"
+	clocktesting "k8s.io/utils/clock/testing"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/controller/apitest"
+	"nstance.dev/operator/pkg/generated/clientset/versioned/fake"
+	"nstance.dev/operator/pkg/generated/informers/externalversions"
+	"nstance.dev/operator/pkg/marekvs/children"
+)
+
+const (
+	period     = 10 * time.Second
+	settle     = 30 * time.Second
+	rateWindow = 10 * time.Second
+)
+
+var (
+	clusterResource = v1alpha1.SchemeGroupVersion.WithResource("marekvsclusters")
+	setResource     = appsv1.SchemeGroupVersion.WithResource("statefulsets")
+	serviceResource = corev1.SchemeGroupVersion.WithResource("services")
+	budgetResource  = policyv1.SchemeGroupVersion.WithResource("poddisruptionbudgets")
+	podResource     = corev1.SchemeGroupVersion.WithResource("pods")
+	claimResource   = corev1.SchemeGroupVersion.WithResource("persistentvolumeclaims")
+)
+
+// api is an API server in memory.
+type api struct {
+	t       testing.TB
+	clock   *clocktesting.FakePassiveClock
+	kube    *kubefake.Clientset
+	marekvs *fake.Clientset
+	// builtIn and kinds are the servers of the two clientsets.
+	builtIn, kinds *apitest.Server
+}
+
+func newAPI(t testing.TB) *api {
+	t.Helper()
+	a := &api{
+		t: t, clock: clocktesting.NewFakePassiveClock(time.Date(2030, 1, 1, 0, 0, 0, 0, time.UTC)),
+		kube: kubefake.NewClientset(), marekvs: fake.NewClientset(),
+	}
+	a.builtIn, a.kinds = apitest.NewServer(t, a.kube), apitest.NewServer(t, a.marekvs)
+	return a
+}
+
+// writes returns the writes since the last call: of built-in kinds, then of clusters.
+func (a *api) writes() []string { return slices.Concat(a.builtIn.Writes(), a.kinds.Writes()) }
+
+func (a *api) cluster() *v1alpha1.MarekvsCluster {
+	a.t.Helper()
+	object, err := a.marekvs.Tracker().Get(clusterResource, "ns", "demo")
+	require.NoError(a.t, err)
+	return object.(*v1alpha1.MarekvsCluster).DeepCopy()
+}
+
+// change changes the spec of the cluster, as a user does.
+func (a *api) change(change func(*v1alpha1.MarekvsCluster)) {
+	a.t.Helper()
+	cluster := a.cluster()
+	change(cluster)
+	a.kinds.Update(clusterResource, cluster)
+}
+
+// set returns the StatefulSet, nil if there is none.
+func (a *api) set() *appsv1.StatefulSet {
+	object, err := a.kube.Tracker().Get(setResource, "ns", "demo")
+	if err != nil {
+		return nil
+	}
+	return object.(*appsv1.StatefulSet).DeepCopy()
+}
+
+func (a *api) pods() []corev1.Pod {
+	a.t.Helper()
+	list, err := a.kube.Tracker().List(podResource, kinds[podResource], "ns")
+	require.NoError(a.t, err)
+	return list.(*corev1.PodList).Items
+}
+
+func (a *api) claims() []corev1.PersistentVolumeClaim {
+	a.t.Helper()
+	list, err := a.kube.Tracker().List(claimResource, kinds[claimResource], "ns")
+	require.NoError(a.t, err)
+	return list.(*corev1.PersistentVolumeClaimList).Items
+}
+
+// claimNames returns the names of the volume claims.
+func (a *api) claimNames() []string {
+	var names []string
+	for _, claim := range a.claims() {
+		names = append(names, claim.Name)
+	}
+	return names
+}
+
+// newPod returns a Pod of a StatefulSet that is ready.
+func newPod(set *appsv1.StatefulSet, ordinal int32, uid, address string) *corev1.Pod {
+	labels := children.Labels(set.Name)
+	labels[appsv1.StatefulSetRevisionLabel] = set.Status.UpdateRevision
+	return &corev1.Pod{
+		ObjectMeta: metav1.ObjectMeta{
+			Namespace: set.Namespace, Name: podName(ordinal), UID: types.UID(uid), Labels: labels,
+			OwnerReferences: []metav1.OwnerReference{*metav1.NewControllerRef(set, appsv1.SchemeGroupVersion.WithKind("StatefulSet"))},
+		},
+		Status: corev1.PodStatus{PodIP: address, Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: corev1.ConditionTrue}}},
+	}
+}
+
+func newClaim(ordinal int32) *corev1.PersistentVolumeClaim {
+	return &corev1.PersistentVolumeClaim{ObjectMeta: metav1.ObjectMeta{
+		Namespace: "ns", Name: "data-" + podName(ordinal), Labels: children.Labels("demo"),
+	}}
+}
+
+func podName(ordinal int32) string { return "demo-" + strconv.Itoa(int(ordinal)) }
+
+// instance is one operator, with caches of its own.
+type instance struct {
+	*Controller
+
+	api      *api
+	recorder *events.FakeRecorder
+	// watch fills the caches, and returns when they are complete.
+	watch func(ctx context.Context)
+}
+
+// newInstance starts an operator, whose caches are empty.
+func (a *api) newInstance(kube kubernetes.Interface, scraper Scraper) *instance {
+	a.t.Helper()
+	ours := externalversions.NewSharedInformerFactory(a.marekvs, 0)
+	builtIn := kubeinformers.NewSharedInformerFactory(a.kube, 0)
+	recorder := events.NewFakeRecorder(1000)
+	c, err := New(Config{
+		Kube: kube, Marekvs: a.marekvs.MarekvsV1alpha1(), Scraper: scraper, Recorder: recorder, Clock: a.clock,
+		Informers: Informers{
+			Clusters:     ours.Marekvs().V1alpha1().MarekvsClusters().Informer(),
+			StatefulSets: builtIn.Apps().V1().StatefulSets().Informer(),
+			Services:     builtIn.Core().V1().Services().Informer(),
+			Budgets:      builtIn.Policy().V1().PodDisruptionBudgets().Informer(),
+			Pods:         builtIn.Core().V1().Pods().Informer(),
+			Claims:       builtIn.Core().V1().PersistentVolumeClaims().Informer(),
+		},
+		Children: children.Options{ClusterDomain: "cluster.local", MetricsPort: 9121},
+		Period:   period, Settle: settle, RateWindow: rateWindow,
+	})
+	require.NoError(a.t, err)
+	return &instance{Controller: c, api: a, recorder: recorder, watch: func(ctx context.Context) {
+		ours.StartWithContext(ctx)
+		builtIn.StartWithContext(ctx)
+		require.True(a.t, cache.WaitFor(ctx, "caches", c.HasSynced()...))
+	}}
+}
+
+// show makes the caches equal to the API server, those of the operator's label.
+func (i *instance) show() { i.showSome(func() bool { return true }) }
+
+// showSome makes those caches equal to the API server for which refresh returns true.
+func (i *instance) showSome(refresh func() bool) {
+	i.api.t.Helper()
+	kube := i.api.kube.Tracker()
+	fill(i, refresh, i.api.marekvs.Tracker(), i.Informers.Clusters, clusterResource,
+		func(l *v1alpha1.MarekvsClusterList) []v1alpha1.MarekvsCluster { return l.Items })
+	fill(i, refresh, kube, i.Informers.StatefulSets, setResource, func(l *appsv1.StatefulSetList) []appsv1.StatefulSet { return l.Items })
+	fill(i, refresh, kube, i.Informers.Services, serviceResource, func(l *corev1.ServiceList) []corev1.Service { return l.Items })
+	fill(i, refresh, kube, i.Informers.Budgets, budgetResource, func(l *policyv1.PodDisruptionBudgetList) []policyv1.PodDisruptionBudget { return l.Items })
+	fill(i, refresh, kube, i.Informers.Pods, podResource, func(l *corev1.PodList) []corev1.Pod { return l.Items })
+	fill(i, refresh, kube, i.Informers.Claims, claimResource, func(l *corev1.PersistentVolumeClaimList) []corev1.PersistentVolumeClaim { return l.Items })
+}
+
+// kinds are those of the resources.
+var kinds = map[schema.GroupVersionResource]schema.GroupVersionKind{
+	clusterResource: v1alpha1.SchemeGroupVersion.WithKind(v1alpha1.ClusterKind),
+	setResource:     appsv1.SchemeGroupVersion.WithKind("StatefulSet"),
+	serviceResource: corev1.SchemeGroupVersion.WithKind("Service"),
+	budgetResource:  policyv1.SchemeGroupVersion.WithKind("PodDisruptionBudget"),
+	podResource:     corev1.SchemeGroupVersion.WithKind("Pod"),
+	claimResource:   corev1.SchemeGroupVersion.WithKind("PersistentVolumeClaim"),
+}
+
+// fill makes a cache equal to the API server, if refresh returns true.
+func fill[List runtime.Object, T any](
+	i *instance, refresh func() bool, from clienttesting.ObjectTracker, informer cache.SharedIndexInformer,
+	resource schema.GroupVersionResource, items func(List) []T,
+) {
+	i.api.t.Helper()
+	if !refresh() {
+		return
+	}
+	list, err := from.List(resource, kinds[resource], "ns")
+	require.NoError(i.api.t, err)
+	version := i.api.builtIn.Version()
+	if resource == clusterResource {
+		version = i.api.kinds.Version()
+	}
+	var objects []any
+	all := items(list.(List))
+	for n := range all {
+		object := any(&all[n])
+		if object.(metav1.Object).GetLabels()[v1alpha1.LabelManagedBy] == v1alpha1.ManagerName || resource == clusterResource {
+			objects = append(objects, object)
+		}
+	}
+	require.NoError(i.api.t, informer.GetIndexer().Replace(objects, version))
+}
+
+// syncStale syncs the cluster with the caches as they are.
+func (i *instance) syncStale(ctx context.Context) (time.Duration, error) {
+	return i.sync(ctx, cache.NewObjectName("ns", "demo"))
+}
+
+// harness is an operator with one cluster, whose nodes start and end at once.
+type harness struct {
+	*api
+	*instance
+	*nodes
+}
+
+// newHarness returns a harness with a cluster of 3 nodes that was synced until it is healthy.
+func newHarness(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
+	t.Helper()
+	h := newEmpty(t, change)
+	h.settle()
+	require.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%+v", h.cluster().Status)
+	h.writes()
+	h.events()
+	return h
+}
+
+// newEmpty returns a harness with a cluster that was never synced.
+func newEmpty(t *testing.T, change func(*v1alpha1.MarekvsCluster)) *harness {
+	t.Helper()
+	a := newAPI(t)
+	h := &harness{api: a, nodes: &nodes{api: a, silent: map[string]bool{}, started: map[string]*node{}}}
+	h.instance = a.newInstance(a.kube, h.nodes)
+	cluster := demo()
+	cluster.UID = ""
+	cluster.Spec.Storage.Size = ptr.To(quantity("10Gi"))
+	if change != nil {
+		change(cluster)
+	}
+	a.kinds.Add(cluster)
+	return h
+}
+
+// step syncs with present caches, and lets the StatefulSet controller and the nodes work.
+func (h *harness) step() {
+	h.t.Helper()
+	h.show()
+	_, err := h.syncStale(h.t.Context())
+	require.NoError(h.t, err)
+	h.runStatefulSet()
+}
+
+// pass is a step, and a period later.
+func (h *harness) pass() {
+	h.t.Helper()
+	h.step()
+	h.advance(period)
+}
+
+// settle passes until nothing waits for the last change.
+func (h *harness) settle() {
+	h.t.Helper()
+	for range 10 {
+		h.pass()
+	}
+}
+
+// expect syncs once and compares the writes.
+func (h *harness) expect(want ...string) {
+	h.t.Helper()
+	h.show()
+	_, err := h.syncStale(h.t.Context())
+	require.NoError(h.t, err)
+	assert.Equal(h.t, want, h.writes(), "wrote")
+}
+
+// events returns the events since the last call.
+func (h *harness) events() []string {
+	var recorded []string
+	for len(h.recorder.Events) > 0 {
+		recorded = append(recorded, <-h.recorder.Events)
+	}
+	return recorded
+}

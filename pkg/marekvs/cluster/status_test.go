@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cluster
+
+import (
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/scale"
+)
+
+func demo() *v1alpha1.MarekvsCluster {
+	return &v1alpha1.MarekvsCluster{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "ns", Name: "demo", UID: "1", Generation: 7},
+		Spec:       v1alpha1.MarekvsClusterSpec{Image: "i", Nodes: 3, ReplicationFactor: 2},
+	}
+}
+
+// done is the result of a sync of a cluster of 3 nodes with everything in order, before change.
+func done(nodes int32, change func(*scale.Observation)) *result {
+	o := &scale.Observation{Name: "demo", ReplicationFactor: 2, Replicas: 3, StatusReplicas: 3, Current: true, TemplateCurrent: true,
+		CurrentRevision: "1", UpdateRevision: "1", SinceChange: time.Hour}
+	for ordinal := range int32(3) {
+		o.Pods = append(o.Pods, scale.Pod{Ordinal: ordinal, Ready: true, Revision: "1", Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
+	}
+	if change != nil {
+		change(o)
+	}
+	load := &scale.Load{Rate: ptr.To(4231.0), Complete: true}
+	wanted := &scale.Wanted{Nodes: nodes, ReplicationFactor: 2}
+	did := &result{observed: o, load: load, decision: scale.Decide(wanted, o, load, nil)}
+	did.replicas = did.decision.Step.Replicas
+	return did
+}
+
+func reason(status v1alpha1.MarekvsClusterStatus, kind string) string {
+	condition := meta.FindStatusCondition(status.Conditions, kind)
+	if condition == nil {
+		return "missing"
+	}
+	return string(condition.Status) + " " + condition.Reason
+}
+
+// A cluster is healthy only when nothing is wrong, and each problem has a phase.
+func TestPhases(t *testing.T) {
+	unready := func(o *scale.Observation) { o.Pods[1].Ready = false }
+	silent := func(o *scale.Observation) { o.Pods[1].Sample = nil }
+	under := func(o *scale.Observation) { o.Pods[1].Sample.Underreplicated = ptr.To[int64](5) }
+	for name, c := range map[string]struct {
+		did       *result
+		autoscale bool
+		phase     v1alpha1.Phase
+		message   string
+	}{
+		"healthy":                    {did: done(3, nil), phase: "Healthy", message: "at target 3"},
+		"not ready":                  {did: done(3, unready), phase: "Reconciling", message: "2 of 3 pods ready"},
+		"no metrics":                 {did: done(3, silent), phase: "Reconciling", message: "metrics unreachable (2 of 3 pods scraped)"},
+		"no metrics, autoscaled":     {did: done(3, silent), autoscale: true, phase: "Blocked", message: "the size is kept: metrics unreachable (2 of 3 pods scraped)"},
+		"under-replicated":           {did: done(3, under), phase: "Reconciling", message: "5 partitions under-replicated"},
+		"growth":                     {did: done(5, nil), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
+		"growth without metrics":     {did: done(5, silent), phase: "ScalingUp", message: "replicas 3 -> 5 (target 5)"},
+		"the template has changed":   {did: done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), phase: "Reconciling", message: "pods are being updated"},
+		"the update is not observed": {did: done(3, func(o *scale.Observation) { o.Current = false }), phase: "Reconciling", message: "pods are being updated"},
+		"an updated Pod fails": {did: done(3, func(o *scale.Observation) {
+			o.UpdateRevision, o.Partition = "2", 2
+			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}
+		}), phase: "Blocked", message: "rollout halted: the updated pod demo-2 fails: ErrImagePull"},
+	} {
+		cluster := demo()
+		if c.autoscale {
+			cluster.Spec.Autoscale = &v1alpha1.Autoscale{}
+		}
+		status := newStatus(cluster, c.did, nil)
+		assert.Equal(t, c.phase, status.Phase, name)
+		assert.Equal(t, c.message, status.Message, name)
+	}
+}
+
+// The removals of the failure modes: each blocks visibly, and waiting for the last change is
+// no block.
+func TestPhasesOfRemovals(t *testing.T) {
+	four := func(change func(*scale.Observation)) func(*scale.Observation) {
+		return func(o *scale.Observation) {
+			o.Replicas, o.StatusReplicas = 4, 4
+			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
+			if change != nil {
+				change(o)
+			}
+		}
+	}
+	for name, c := range map[string]struct {
+		change         func(*scale.Observation)
+		phase          v1alpha1.Phase
+		message, block string
+	}{
+		"safe": {nil, "ScalingDown", "replicas 4 -> 3 (target 3)", "False AsExpected"},
+		"no metrics": {func(o *scale.Observation) { o.Pods[0].Sample = nil }, "Blocked",
+			"scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", "True MetricsUnavailable"},
+		"under-replicated": {func(o *scale.Observation) { o.Pods[0].Sample.Underreplicated = ptr.To[int64](9) }, "Blocked",
+			"scale-down to 3 deferred: 9 partitions under-replicated", "True Underreplicated"},
+		"not ready": {func(o *scale.Observation) { o.Pods[0].Ready = false }, "Blocked",
+			"scale-down to 3 deferred: 3 of 4 pods ready", "True NotAllReady"},
+		"waiting": {func(o *scale.Observation) { o.SinceChange, o.Settle = 0, time.Minute }, "ScalingDown",
+			"scale-down to 3 waits: the nodes changed less than 1m0s ago", "False AsExpected"},
+	} {
+		status := newStatus(demo(), done(3, four(c.change)), nil)
+		assert.Equal(t, c.phase, status.Phase, name)
+		assert.Equal(t, c.message, status.Message, name)
+		assert.Equal(t, c.block, reason(status, "ScaleDownBlocked"), name)
+	}
+}
+
+func TestStatusHasNoOldValues(t *testing.T) {
+	cluster := demo()
+	cluster.Status = newStatus(cluster, done(3, nil), nil)
+	assert.Equal(t, int64(7), cluster.Status.ObservedGeneration)
+	assert.Equal(t, ptr.To[int64](0), cluster.Status.UnderreplicatedPartitions)
+	assert.Equal(t, "4231.0", cluster.Status.OpsPerSecond)
+	assert.Equal(t, "app=demo", cluster.Status.Selector)
+	for _, kind := range []string{"Available", "MetricsAvailable", "RolledOut", "Owned", "Reconciled"} {
+		assert.Equal(t, "True AsExpected", reason(cluster.Status, kind), kind)
+	}
+	silent := done(3, func(o *scale.Observation) { o.Pods[0].Sample = nil })
+	silent.load.Complete = false
+	status := newStatus(cluster, silent, nil)
+	assert.Nil(t, status.UnderreplicatedPartitions)
+	assert.Empty(t, status.OpsPerSecond)
+	assert.Equal(t, "False MetricsUnavailable", reason(status, "MetricsAvailable"))
+}
+
+func TestErrorsAreOnTheStatus(t *testing.T) {
+	status := newStatus(demo(), &result{}, &notOwnedError{"Service", "demo"})
+	assert.Equal(t, "False NameConflict", reason(status, "Owned"))
+	assert.Equal(t, "False NameConflict", reason(status, "Reconciled"))
+	assert.Contains(t, status.Message, "Service demo")
+	status = newStatus(demo(), done(3, nil), errors.New("forbidden"))
+	assert.Equal(t, "False ApplyFailed", reason(status, "Reconciled"))
+	assert.Equal(t, "True AsExpected", reason(status, "Owned"))
+	status = newStatus(demo(), done(3, nil), &reclaimError{"data-demo-5", errors.New("forbidden")})
+	assert.Equal(t, "False DeleteFailed", reason(status, "Reconciled"))
+}
+
+// A loaded cluster is not written at every sync.
+func TestTheRateIsPublishedWhenItDiffers(t *testing.T) {
+	rate := func(value float64) *scale.Load { return &scale.Load{Rate: &value, Complete: true} }
+	assert.Equal(t, "100.0", publishedRate("", rate(100)))
+	assert.Equal(t, "100.0", publishedRate("100.0", rate(104)))
+	assert.Equal(t, "110.0", publishedRate("100.0", rate(110)))
+	assert.Equal(t, "0.0", publishedRate("100.0", rate(0)))
+}
+
+func TestAvailable(t *testing.T) {
+	unready := func(count int) *result {
+		return done(3, func(o *scale.Observation) {
+			for i := range count {
+				o.Pods[i].Ready = false
+			}
+		})
+	}
+	assert.Equal(t, "True NotAllReady", reason(newStatus(demo(), unready(1), nil), "Available"), "the other copy is ready")
+	assert.Equal(t, "False NotAllReady", reason(newStatus(demo(), unready(2), nil), "Available"))
+}

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/children"
+	"nstance.dev/operator/pkg/marekvs/scale"
+)
+
+// defaultStabilization and defaultCooldown are those of the CRD.
+const (
+	defaultStabilization = 300
+	defaultCooldown      = 60
+)
+
+// result is what a sync observed and did.
+type result struct {
+	// observed is nil while there is no StatefulSet.
+	observed *scale.Observation
+	load     *scale.Load
+	decision scale.Decision
+	// created is true when the StatefulSet was created, with replicas nodes.
+	created  bool
+	replicas int32
+	// reclaimed are the names of the claims that were deleted.
+	reclaimed []string
+	// scaledUp and scaledDown are when the size was last changed.
+	scaledUp, scaledDown *metav1.Time
+}
+
+// errStale is the error of a cache that is older than the API server.
+var errStale = errors.New("the cache is older than the API server")
+
+func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Duration, error) {
+	ctx, cancel := context.WithTimeout(ctx, passTimeout)
+	defer cancel()
+	obj, exists, err := c.Informers.Clusters.GetStore().GetByKey(key.String())
+	if err != nil {
+		return 0, fmt.Errorf("read MarekvsCluster %s from the cache: %w", key, err)
+	}
+	if !exists {
+		c.forget()
+		c.staleReads.Reset(key)
+		return 0, nil
+	}
+	cluster := obj.(*v1alpha1.MarekvsCluster)
+	if cluster.DeletionTimestamp != nil {
+		return 0, nil
+	}
+	if !c.clusterWrites.CaughtUp(key) || !c.setWrites.CaughtUp(key) {
+		return max(c.clusterWrites.Delay(key), c.setWrites.Delay(key)), nil
+	}
+	did, err := c.bring(ctx, c.memoryOf(cluster.UID), cluster)
+	if errors.Is(err, errStale) || apierrors.IsConflict(err) {
+		return c.staleReads.Delay(key), nil
+	}
+	c.staleReads.Reset(key)
+	if published := c.publish(ctx, cluster, did, err); published != nil {
+		return 0, errors.Join(err, published)
+	}
+	if owned := (&notOwnedError{}); errors.As(err, &owned) {
+		return c.Period, nil
+	}
+	return c.Period, err
+}
+
+// bring brings a cluster one step towards what is wanted.
+func (c *Controller) bring(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster) (*result, error) {
+	did := &result{}
+	if err := c.ensureServices(ctx, m, cluster); err != nil {
+		return did, err
+	}
+	obj, exists, err := c.Informers.StatefulSets.GetStore().GetByKey(cluster.Namespace + "/" + cluster.Name)
+	if err != nil {
+		return did, fmt.Errorf("read StatefulSet %s from the cache: %w", cluster.Name, err)
+	}
+	if !exists {
+		return did, c.create(ctx, m, cluster, did)
+	}
+	set := obj.(*appsv1.StatefulSet)
+	if !children.IsOwned(set, cluster) {
+		return did, &notOwnedError{"StatefulSet", set.Name}
+	}
+	if set.DeletionTimestamp != nil {
+		return did, nil
+	}
+	did.observed, did.load = c.observe(ctx, m, cluster, set)
+	wanted := wantedOf(cluster)
+	if seconds, err := strconv.ParseInt(set.Annotations[v1alpha1.AnnotationStabilization], 10, 64); err == nil {
+		wanted.Stabilization = time.Duration(seconds) * time.Second
+	}
+	did.decision = scale.Decide(wanted, did.observed, did.load, c.readVolumes(cluster))
+	if err := c.resize(ctx, m, cluster, set, did); err != nil {
+		return did, err
+	}
+	return did, c.reclaim(ctx, cluster, set, did)
+}
+
+// create creates the StatefulSet. The volumes decide how many nodes it begins with, and are
+// read from the API server.
+func (c *Controller) create(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, did *result) error {
+	list, err := c.Kube.CoreV1().PersistentVolumeClaims(cluster.Namespace).List(ctx, metav1.ListOptions{
+		LabelSelector: labels.SelectorFromSet(children.Labels(cluster.Name)).String(),
+	})
+	if err != nil {
+		return fmt.Errorf("list the volume claims of %s: %w", cluster.Name, err)
+	}
+	claims := make([]*corev1.PersistentVolumeClaim, len(list.Items))
+	for i := range list.Items {
+		claims[i] = &list.Items[i]
+	}
+	did.replicas, did.decision.Target = scale.Create(wantedOf(cluster), volumesOf(cluster, claims))
+	size := children.Size{Replicas: did.replicas, Annotations: stabilizationAnnotation(cluster)}
+	if err := c.ensureStatefulSet(ctx, m, cluster, size, ""); err != nil {
+		return err
+	}
+	did.created = true
+	return nil
+}
+
+// resize writes the decided size and partition.
+func (c *Controller) resize(ctx context.Context, m *memory, cluster *v1alpha1.MarekvsCluster, set *appsv1.StatefulSet, did *result) error {
+	now, version := c.Clock.Now(), set.ResourceVersion
+	size := children.Size{
+		Replicas:    did.decision.Step.Replicas,
+		Partition:   did.decision.Rollout.Partition,
+		Annotations: stabilizationAnnotation(cluster),
+	}
+	keep := []string{v1alpha1.AnnotationLastScaleUp, v1alpha1.AnnotationLastScaleDown}
+	if cluster.Spec.Autoscale == nil && did.decision.Target < did.observed.Replicas {
+		keep = append(keep, v1alpha1.AnnotationStabilization)
+	}
+	for _, name := range keep {
+		if value, ok := set.Annotations[name]; ok {
+			size.Annotations[name] = value
+		}
+	}
+	switch before := did.observed.Replicas; {
+	case size.Replicas > before:
+		size.Annotations[v1alpha1.AnnotationLastScaleUp] = now.UTC().Format(time.RFC3339)
+	case size.Replicas < before:
+		size.Annotations[v1alpha1.AnnotationLastScaleDown] = now.UTC().Format(time.RFC3339)
+	}
+	if size.Replicas < did.observed.Replicas || size.Partition < did.observed.Partition && !did.decision.Rollout.Done {
+		var err error
+		if version, err = c.confirm(ctx, set); err != nil {
+			return err
+		}
+	}
+	if err := c.ensureStatefulSet(ctx, m, cluster, size, version); err != nil {
+		return err
+	}
+	did.replicas = size.Replicas
+	did.scaledUp, did.scaledDown = stamp(size.Annotations, keep[0]), stamp(size.Annotations, keep[1])
+	return nil
+}
+
+func stamp(annotations map[string]string, name string) *metav1.Time {
+	at, err := time.Parse(time.RFC3339, annotations[name])
+	if err != nil {
+		return nil
+	}
+	return &metav1.Time{Time: at}
+}
+
+// stabilizationAnnotation keeps the stabilization for the time after the autoscaler.
+func stabilizationAnnotation(cluster *v1alpha1.MarekvsCluster) map[string]string {
+	annotations := map[string]string{}
+	if cluster.Spec.Autoscale != nil {
+		annotations[v1alpha1.AnnotationStabilization] = strconv.FormatInt(int64(stabilization(cluster).Seconds()), 10)
+	}
+	return annotations
+}
+
+func stabilization(cluster *v1alpha1.MarekvsCluster) time.Duration {
+	seconds := int64(defaultStabilization)
+	if cluster.Spec.Autoscale != nil {
+		seconds = ptr.Deref(cluster.Spec.Autoscale.ScaleDownStabilizationSeconds, seconds)
+	}
+	return time.Duration(seconds) * time.Second
+}
+
+func wantedOf(cluster *v1alpha1.MarekvsCluster) *scale.Wanted {
+	spec := &cluster.Spec
+	wanted := &scale.Wanted{Nodes: spec.Nodes, ReplicationFactor: spec.ReplicationFactor, Reclaim: spec.ReclaimPvcs}
+	if a := spec.Autoscale; a != nil {
+		wanted.Autoscaler = &scale.Autoscaler{
+			MinNodes: a.MinNodes, MaxNodes: a.MaxNodes, ReplicationFactor: spec.ReplicationFactor,
+			OpsPerNode:        a.TargetOpsPerNode,
+			UpCooldown:        time.Duration(ptr.Deref(a.ScaleUpCooldownSeconds, defaultCooldown)) * time.Second,
+			DownStabilization: stabilization(cluster),
+			DiskPercent:       ptr.Deref(a.TargetDiskPercent, 0),
+		}
+	}
+	return wanted
+}

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/marekvs/observe"
+)
+
+func sized(nodes int32) func(*v1alpha1.MarekvsCluster) {
+	return func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes = nodes }
+}
+
+func autoscaled(c *v1alpha1.MarekvsCluster) {
+	c.Spec.Autoscale = &v1alpha1.Autoscale{
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000,
+		ScaleDownStabilizationSeconds: ptr.To[int64](120), ScaleUpCooldownSeconds: ptr.To[int64](60),
+	}
+}
+
+// sizes passes so often, and returns the sizes that the StatefulSet has, each once.
+func (h *harness) sizes(passes int) []int32 {
+	sizes := []int32{*h.set().Spec.Replicas}
+	for range passes {
+		h.pass()
+		if size := *h.set().Spec.Replicas; size != sizes[len(sizes)-1] {
+			sizes = append(sizes, size)
+		}
+	}
+	return sizes
+}
+
+// Each transition is one event, however often the cluster is synced meanwhile.
+func TestEachTransitionIsOneEvent(t *testing.T) {
+	h := newHarness(t, sized(5))
+	h.change(sized(4))
+	h.under = 7
+	h.settle()
+	assert.Equal(t, []string{"Warning ScaleDownBlocked 7 partitions under-replicated."}, h.events())
+	assert.Equal(t, v1alpha1.PhaseBlocked, h.cluster().Status.Phase)
+	blocked := conditionOf(h, v1alpha1.ConditionScaleDownBlocked)
+	assert.Equal(t, h.cluster().Generation, blocked.ObservedGeneration)
+
+	h.under = 0
+	h.settle()
+	assert.Equal(t, []int32{4}, h.sizes(20))
+	assert.Equal(t, []string{
+		"Normal ScaledDown Scaled from 5 to 4 nodes",
+		"Normal ScaleDownUnblocked The removal of a node is not blocked any more",
+	}, h.events())
+	h.change(sized(6))
+	h.settle()
+	assert.Equal(t, []string{"Normal ScaledUp Scaled from 4 to 6 nodes"}, h.events())
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+}
+
+func conditionOf(h *harness, kind string) *metav1.Condition {
+	h.t.Helper()
+	for _, condition := range h.cluster().Status.Conditions {
+		if condition.Type == kind {
+			return &condition
+		}
+	}
+	h.t.Fatalf("no condition %s", kind)
+	return nil
+}
+
+// The creation sets no time of a change, a growth and a removal one each.
+func TestTimesOfChanges(t *testing.T) {
+	h := newHarness(t, nil)
+	assert.Nil(t, h.cluster().Status.LastScaleUpTime)
+	assert.Nil(t, h.cluster().Status.LastScaleDownTime)
+	h.change(sized(4))
+	grown := h.clock.Now()
+	h.settle()
+	require.NotNil(t, h.cluster().Status.LastScaleUpTime)
+	assert.True(t, h.cluster().Status.LastScaleUpTime.Time.Equal(grown))
+	assert.Nil(t, h.cluster().Status.LastScaleDownTime)
+	h.change(sized(3))
+	removed := h.clock.Now()
+	h.settle()
+	require.NotNil(t, h.cluster().Status.LastScaleDownTime)
+	assert.True(t, h.cluster().Status.LastScaleDownTime.Time.Equal(removed))
+	assert.True(t, h.cluster().Status.LastScaleUpTime.Time.Equal(grown))
+}
+
+// The worked example of the first description.
+func TestTheWorkedExample(t *testing.T) {
+	h := newHarness(t, autoscaled)
+	h.rate = 22_000
+	assert.Equal(t, []int32{3, 5}, h.sizes(30))
+	h.rate = 6_000
+	assert.Equal(t, []int32{5, 4, 3}, h.sizes(60))
+	assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase)
+}
+
+// Without autoscale the cluster shrinks to its nodes, under the same conditions, and the
+// stabilization still separates the removals.
+func TestRemovedAutoscaleShrinksSlowly(t *testing.T) {
+	h := newHarness(t, autoscaled)
+	h.rate = 22_000
+	h.sizes(30)
+	h.change(func(c *v1alpha1.MarekvsCluster) { c.Spec.Autoscale = nil })
+	h.under = 1
+	assert.Equal(t, []int32{5}, h.sizes(30), "blocked")
+	h.under = 0
+	h.pass()
+	assert.Equal(t, int32(4), *h.set().Spec.Replicas)
+	assert.Equal(t, []int32{4}, h.sizes(10), "stabilization")
+	assert.Equal(t, []int32{4, 3}, h.sizes(10))
+}
+
+// Claims of removed nodes are deleted, those of nodes and of others never.
+func TestClaimsOfRemovedNodesAreDeleted(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 5, true })
+	unlabeled, odd := newClaim(6), newClaim(7)
+	delete(unlabeled.Labels, v1alpha1.LabelInstance)
+	odd.Name = "data-demo-007"
+	h.builtIn.Add(unlabeled)
+	h.builtIn.Add(odd)
+	h.change(sized(3))
+	for range 60 {
+		h.pass()
+		claims := h.claimNames()
+		for ordinal := range *h.set().Spec.Replicas {
+			require.Contains(t, claims, newClaim(ordinal).Name)
+		}
+	}
+	assert.Equal(t, []string{"data-demo-0", "data-demo-007", "data-demo-1", "data-demo-2", "data-demo-6"}, h.claimNames())
+	assert.Equal(t, []string{
+		"Normal ScaledDown Scaled from 5 to 4 nodes", "Normal ScaledDown Scaled from 4 to 3 nodes",
+		"Normal VolumeReclaimed Deleted volume claim data-demo-3 of a removed node",
+		"Normal VolumeReclaimed Deleted volume claim data-demo-4 of a removed node",
+	}, h.events())
+	h.writes()
+	h.expect()
+}
+
+// Without reclaimPvcs no claim is deleted.
+func TestClaimsAreKept(t *testing.T) {
+	h := newHarness(t, sized(5))
+	h.change(sized(3))
+	assert.Equal(t, []int32{5, 4, 3}, h.sizes(60))
+	assert.Len(t, h.claimNames(), 5)
+}
+
+// No claim is deleted while the Pod of its ordinal exists.
+func TestTheClaimOfAPodThatIsBeingDeletedIsKept(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true })
+	h.draining = true
+	h.change(sized(3))
+	assert.Equal(t, []int32{4, 3}, h.sizes(30))
+	assert.Len(t, h.claimNames(), 4)
+	h.draining = false
+	h.sizes(30)
+	assert.Len(t, h.claimNames(), 3)
+}
+
+// A claim that changed after it was read is not deleted, and an error is a condition and an
+// event.
+func TestAClaimIsDeletedOnlyAsItWasRead(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { c.Spec.Nodes, c.Spec.ReclaimPvcs = 4, true })
+	h.builtIn.Fail("delete persistentvolumeclaims data-demo-3", apierrors.NewForbidden(claimResource.GroupResource(), "data-demo-3", errors.New("no")))
+	h.change(sized(3))
+	for range 20 {
+		h.show()
+		_, err := h.syncStale(t.Context())
+		h.runStatefulSet()
+		if h.advance(period); err != nil {
+			require.ErrorContains(t, err, "delete volume claim data-demo-3")
+		}
+	}
+	assert.Equal(t, "False DeleteFailed", reason(h.cluster().Status, v1alpha1.ConditionReconciled))
+	recorded := h.events()
+	require.Len(t, recorded, 2)
+	assert.Contains(t, recorded[1], "Warning DeleteFailed delete volume claim data-demo-3")
+	for _, action := range h.kube.Actions() {
+		remove, ok := action.(interface{ GetDeleteOptions() metav1.DeleteOptions })
+		if !ok || action.GetVerb() != "delete" {
+			continue
+		}
+		conditions := remove.GetDeleteOptions().Preconditions
+		require.NotNil(t, conditions)
+		assert.NotNil(t, conditions.UID)
+		assert.NotNil(t, conditions.ResourceVersion)
+	}
+	h.builtIn.Fail("delete persistentvolumeclaims data-demo-3", nil)
+	h.sizes(10)
+	assert.Len(t, h.claimNames(), 3)
+	assert.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionReconciled))
+}
+
+// A cluster that is created again begins with the nodes that have volumes, and no volume is
+// deleted before the data was copied.
+func TestAClusterBeginsWithItsVolumes(t *testing.T) {
+	h := newEmpty(t, func(c *v1alpha1.MarekvsCluster) { autoscaled(c); c.Spec.ReclaimPvcs = true })
+	for ordinal := range int32(8) {
+		h.builtIn.Add(newClaim(ordinal))
+	}
+	h.step()
+	assert.Equal(t, int32(8), *h.set().Spec.Replicas)
+	for range 200 {
+		h.pass()
+		claims := h.claimNames()
+		for ordinal := range *h.set().Spec.Replicas {
+			require.Contains(t, claims, newClaim(ordinal).Name)
+		}
+	}
+	assert.Equal(t, int32(3), *h.set().Spec.Replicas)
+	assert.Len(t, h.claimNames(), 3)
+}
+
+// Pods of the same labels that the StatefulSet does not control, and Pods that are
+// being deleted, are not scraped.
+func TestOnlyNodesAreScraped(t *testing.T) {
+	h := newHarness(t, nil)
+	other := newPod(h.set(), 7, "other", "10.9.9.9")
+	other.OwnerReferences[0].UID = types.UID("other")
+	h.builtIn.Add(other)
+	pods := h.pods()
+	ended := pods[0].DeepCopy()
+	ended.DeletionTimestamp, ended.Finalizers = ptr.To(metav1.NewTime(h.clock.Now())), []string{"test/draining"}
+	h.builtIn.Update(podResource, ended)
+	h.show()
+	_, err := h.syncStale(t.Context())
+	require.NoError(t, err)
+	assert.Len(t, h.scraped, 2)
+	assert.NotContains(t, h.scraped, "10.9.9.9")
+	assert.NotContains(t, h.scraped, ended.Status.PodIP)
+	assert.Equal(t, ptr.To[int32](2), h.cluster().Status.ReadyNodes)
+}
+
+// One node that does not report blocks a removal, and the autoscaler keeps the size.
+func TestOneSilentNodeBlocks(t *testing.T) {
+	h := newHarness(t, sized(4))
+	h.change(sized(3))
+	h.silent[h.pods()[2].Status.PodIP] = true
+	assert.Equal(t, []int32{4}, h.sizes(30))
+	assert.Equal(t, "scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", h.cluster().Status.Message)
+}
+
+// A removal depends on what the API server has, not on an older cache.
+func TestARemovalReadsTheAPIServer(t *testing.T) {
+	for name, change := range map[string]func(*harness, *corev1.Pod){
+		"not ready": func(h *harness, pod *corev1.Pod) {
+			pod.Status.Conditions[0].Status = corev1.ConditionFalse
+			h.builtIn.Update(podResource, pod)
+		},
+		"being deleted": func(h *harness, pod *corev1.Pod) {
+			pod.DeletionTimestamp, pod.Finalizers = ptr.To(metav1.NewTime(h.clock.Now())), []string{"test/draining"}
+			h.builtIn.Update(podResource, pod)
+		},
+		"deleted": func(h *harness, pod *corev1.Pod) { h.builtIn.Remove(podResource, "ns", pod.Name) },
+		"the StatefulSet has changed": func(h *harness, _ *corev1.Pod) {
+			set := h.set()
+			set.Status.Replicas = 3
+			h.builtIn.Update(setResource, set)
+		},
+	} {
+		h := newHarness(t, sized(4))
+		h.change(sized(3))
+		h.show()
+		change(h, h.pods()[0].DeepCopy())
+		requeue, err := h.syncStale(t.Context())
+		require.NoError(t, err, name)
+		assert.Equal(t, controller.StaleRetry, requeue, name)
+		assert.Empty(t, h.writes(), name)
+	}
+}
+
+// The load must be low for the whole window, whatever the time since the last change.
+func TestOneHighRateRestartsTheStabilization(t *testing.T) {
+	h := newHarness(t, func(c *v1alpha1.MarekvsCluster) { autoscaled(c); c.Spec.Nodes = 4 })
+	for range 5 {
+		h.rate = 20_000
+		h.pass()
+		h.pass()
+		h.rate = 100
+		assert.Equal(t, []int32{4}, h.sizes(8))
+	}
+	assert.Equal(t, []int32{4, 3}, h.sizes(15))
+}
+
+// deadlineScraper notes when the context of a scrape ends.
+type deadlineScraper struct{ until time.Time }
+
+func (d *deadlineScraper) Scrape(ctx context.Context, addresses []string) []observe.Scrape {
+	d.until, _ = ctx.Deadline()
+	return make([]observe.Scrape, len(addresses))
+}
+
+// Every sync has a deadline.
+func TestASyncHasADeadline(t *testing.T) {
+	h := newHarness(t, nil)
+	scraper := &deadlineScraper{}
+	h.Scraper = scraper
+	h.show()
+	_, err := h.syncStale(t.Context())
+	require.NoError(t, err)
+	assert.False(t, scraper.until.IsZero())
+}

@@ -1,0 +1,380 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package cluster
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"sync/atomic"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	appsv1 "k8s.io/api/apps/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/runtime/schema"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/observe"
+	"nstance.dev/operator/pkg/marekvs/scale"
+	"nstance.dev/operator/pkg/marekvs/storetest"
+)
+
+// walk is a run of operators on a model of the store.
+type walk struct {
+	*api
+	*storetest.Model
+
+	// leader is the operator that leads. A former one may sync once more, with old caches.
+	leader, former *instance
+	// calm is true when nothing fails any more.
+	calm bool
+	// fixed is true when the spec does not change.
+	fixed bool
+	// interrupted is true while other things happen within a sync.
+	interrupted bool
+	// published is the state of each Pod that the API server has, by its name.
+	published map[string]publishedPod
+
+	removals, reclaimed, failures int64
+}
+
+type publishedPod struct {
+	uid   int
+	state state
+}
+
+func newWalk(t testing.TB, seed uint64, change func(*rand.Rand, *v1alpha1.MarekvsCluster)) *walk {
+	random := rand.New(rand.NewPCG(seed, 5))
+	cluster := demo()
+	cluster.UID, cluster.Spec.Storage.Size = "", ptr.To(quantity("10Gi"))
+	change(random, cluster)
+	w := &walk{api: newAPI(t), Model: storetest.New(random, cluster.Spec.Nodes), published: map[string]publishedPod{}, calm: true}
+	w.kinds.Add(cluster)
+	w.leader = w.newOperator()
+	w.leader.show()
+	_, err := w.leader.syncStale(t.Context())
+	require.NoError(t, err)
+	w.publish()
+	w.builtIn.Interrupt, w.kinds.Interrupt, w.calm = w.fault, w.fault, false
+	return w
+}
+
+// newOperator starts an operator. Those of clusters whose nodes do not report how often they
+// have compared their copies wait for a time instead.
+func (w *walk) newOperator() *instance {
+	i := w.newInstance(&interruptedClient{Interface: w.kube, before: w.interrupt}, w)
+	i.Settle = 0
+	if !w.ReportsRounds {
+		i.Settle = settle
+	}
+	return i
+}
+
+// address is that of a node.
+func address(n *storetest.Node) string { return fmt.Sprintf("10.0.%d.%d", n.UID/250, n.UID%250) }
+
+// Scrape implements Scraper.
+func (w *walk) Scrape(_ context.Context, addresses []string) []observe.Scrape {
+	results := make([]observe.Scrape, len(addresses))
+	for i, at := range addresses {
+		results[i].Err = errors.New("the node does not respond")
+		for _, n := range w.Pods {
+			sample := w.Sample(n)
+			if address(n) != at || sample == nil {
+				continue
+			}
+			metrics := &observe.Metrics{Sample: *sample, Commands: ptr.To(float64(int64(n.Commands)))}
+			if w.ReportsRounds {
+				metrics.Rounds = ptr.To(n.Rounds)
+			}
+			results[i] = observe.Scrape{Metrics: metrics, At: w.clock.Now()}
+		}
+	}
+	return results
+}
+
+// publish makes the API server show the model.
+func (w *walk) publish() {
+	w.clock.SetTime(w.Now())
+	set := w.set()
+	exists := map[string]bool{}
+	for _, n := range w.Pods {
+		exists[podName(n.Ordinal)] = true
+		w.publishPod(set, n)
+	}
+	for name := range w.published {
+		if !exists[name] {
+			w.builtIn.Remove(podResource, "ns", name)
+			delete(w.published, name)
+		}
+	}
+	for ordinal := range w.Volumes {
+		if claim := newClaim(ordinal); !exists[claim.Name] {
+			if _, err := w.kube.Tracker().Get(claimResource, "ns", claim.Name); err != nil {
+				w.builtIn.Add(claim)
+			}
+		}
+	}
+	status := appsv1.StatefulSetStatus{
+		ObservedGeneration: set.Status.ObservedGeneration, Replicas: int32(len(w.Pods)), CurrentRevision: "1", UpdateRevision: "1",
+	}
+	if w.Observed == w.Generation {
+		status.ObservedGeneration = set.Generation
+	}
+	if set.Status.ObservedGeneration != status.ObservedGeneration || set.Status.Replicas != status.Replicas {
+		set.Status = status
+		w.replace(setResource, set)
+	}
+}
+
+func (w *walk) publishPod(set *appsv1.StatefulSet, n *storetest.Node) {
+	now := publishedPod{n.UID, state{ready: n.Ready(), terminating: n.Terminating}}
+	before, exists := w.published[podName(n.Ordinal)]
+	if before == now {
+		return
+	}
+	set.Status.UpdateRevision = "1"
+	pod := newPod(set, n.Ordinal, fmt.Sprintf("pod-%d", n.UID), address(n))
+	if !n.Ready() {
+		pod.Status.Conditions[0].Status = "False"
+	}
+	pod.CreationTimestamp.Time = w.Now()
+	if n.Terminating {
+		pod.DeletionTimestamp, pod.Finalizers = ptr.To(pod.CreationTimestamp), []string{"test/draining"}
+	}
+	if exists {
+		w.replace(podResource, pod)
+	} else {
+		w.builtIn.Add(pod)
+	}
+	w.published[pod.Name] = now
+}
+
+// replace replaces an object without the cost of an update, which computes managed fields.
+func (w *walk) replace(resource schema.GroupVersionResource, object runtime.Object) {
+	accessor, err := meta.Accessor(object)
+	require.NoError(w.t, err)
+	w.builtIn.Remove(resource, accessor.GetNamespace(), accessor.GetName())
+	w.builtIn.Add(object)
+}
+
+// adopt makes the model follow what the operators have written.
+func (w *walk) adopt() {
+	if replicas := *w.set().Spec.Replicas; replicas != w.Replicas {
+		if replicas < w.Replicas {
+			w.removals++
+		}
+		w.Resize(replicas)
+	}
+	claims := map[string]bool{}
+	for _, name := range w.claimNames() {
+		claims[name] = true
+	}
+	for ordinal := range w.Volumes {
+		if !claims[newClaim(ordinal).Name] {
+			w.DeleteVolume(ordinal)
+			w.reclaimed++
+		}
+	}
+}
+
+// fault fails requests to the API server, some of which have their effect nevertheless.
+func (w *walk) fault(action clienttesting.Action) (done bool, err error) {
+	if w.calm || w.IntN(10) > 0 {
+		return false, nil
+	}
+	w.failures++
+	switch w.IntN(4) {
+	case 0:
+		return false, apierrors.NewConflict(action.GetResource().GroupResource(), "demo", errors.New("changed"))
+	case 1:
+		return false, apierrors.NewTooManyRequests("busy", 1)
+	case 2:
+		return true, apierrors.NewTimeoutError("the response is lost", 1)
+	}
+	return false, apierrors.NewInternalError(errors.New("broken"))
+}
+
+// interrupt is called within a sync, between its last read and its write.
+func (w *walk) interrupt() {
+	if w.calm || w.interrupted || w.IntN(3) > 0 {
+		return
+	}
+	w.interrupted = true
+	defer func() { w.interrupted = false }()
+	switch w.IntN(3) {
+	case 0:
+		w.second()
+	case 1:
+		if !w.fixed {
+			w.change(w.changeSpec)
+		}
+	case 2:
+		if w.former != nil {
+			w.pass(w.former)
+		}
+	}
+}
+
+func (w *walk) changeSpec(c *v1alpha1.MarekvsCluster) {
+	if c.Spec.Autoscale == nil {
+		c.Spec.Nodes = 3 + w.Int32N(5)
+	} else if w.IntN(4) == 0 {
+		c.Spec.Autoscale.MaxNodes = 5 + w.Int32N(4)
+	}
+}
+
+// disturb is something that may happen at any time.
+func (w *walk) disturb() {
+	switch w.IntN(150) {
+	case 0, 1:
+		w.Evict()
+	case 2:
+		w.Pods[w.IntN(len(w.Pods))].Silent = w.IntN(90)
+	case 3: // a restart
+		w.leader = w.newOperator()
+	case 4, 5: // the former leader does not know yet that another leads
+		w.former, w.leader = w.leader, w.newOperator()
+	case 6, 7:
+		w.Rate = float64(w.IntN(40_000))
+	case 8, 9:
+		w.change(w.changeSpec)
+	}
+}
+
+// second lets a second pass.
+func (w *walk) second() {
+	w.Tick()
+	w.publish()
+}
+
+// pass syncs, with caches of which some may be old.
+func (w *walk) pass(operator *instance) {
+	operator.showSome(func() bool { return w.calm || w.IntN(5) > 0 })
+	_, err := operator.syncStale(w.t.Context())
+	if w.calm {
+		require.NoError(w.t, err)
+	}
+	for len(operator.recorder.Events) > 0 {
+		<-operator.recorder.Events
+	}
+	w.builtIn.Writes()
+	w.kinds.Writes()
+	w.adopt()
+	w.publish()
+}
+
+func (w *walk) run(seconds int) {
+	for range seconds {
+		w.second()
+		if !w.calm {
+			w.disturb()
+		}
+		if w.Second%10 == 0 {
+			w.pass(w.leader)
+		}
+		if w.former != nil && w.IntN(30) == 0 {
+			w.pass(w.former)
+			if w.IntN(3) == 0 {
+				w.former = nil
+			}
+		}
+	}
+}
+
+// end lets nothing fail any more, and expects the cluster to get its size and to keep it.
+func (w *walk) end(seed uint64) {
+	w.calm, w.former = true, nil
+	for _, n := range w.Pods {
+		n.Silent = 0
+	}
+	for kept, seconds := 0, 0; kept < 2 && seconds < 1500; seconds += 100 {
+		if w.run(100); w.target() == w.Replicas && len(w.Online()) == int(w.Replicas) {
+			kept++
+		} else {
+			kept = 0
+		}
+	}
+	require.Empty(w.t, w.Problems, "walk %d", seed)
+	require.Equal(w.t, w.target(), w.Replicas, "the size at the end of walk %d: %+v", seed, w.cluster().Status)
+	require.Len(w.t, w.Online(), int(w.Replicas), "walk %d", seed)
+}
+
+// target is the size that the cluster must have in the end.
+func (w *walk) target() int32 {
+	wanted := wantedOf(w.cluster())
+	if wanted.Autoscaler == nil {
+		return scale.FixedTarget(wanted.Nodes, storetest.Copies)
+	}
+	size := w.Replicas
+	for size > wanted.Autoscaler.Clamp(0) && w.Rate/float64(size-1) < 0.6*5000 {
+		size--
+	}
+	return max(size, wanted.Autoscaler.Clamp(int32((w.Rate+4999)/5000)))
+}
+
+// Everything happens at random: load, missing metrics, evictions, restarts of the operator, two
+// operators at a time, old caches, requests that fail or whose response is lost, and changes
+// of the spec. No partition ever loses its last copy, no volume of a node is deleted, and in the
+// end the cluster has its size.
+func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
+	var removals, reclaimed, failures atomic.Int64
+	t.Run("walks", func(t *testing.T) {
+		for first := range uint64(4) {
+			t.Run(fmt.Sprint(first), func(t *testing.T) {
+				t.Parallel()
+				for seed := first; seed < walks; seed += 4 {
+					w := newWalk(t, seed, func(random *rand.Rand, c *v1alpha1.MarekvsCluster) {
+						c.Spec.Nodes, c.Spec.ReclaimPvcs = 3+random.Int32N(5), random.IntN(2) == 0
+						if random.IntN(2) == 0 {
+							autoscaled(c)
+							c.Spec.Autoscale.ScaleDownStabilizationSeconds = ptr.To[int64](60)
+						}
+					})
+					w.run(300)
+					w.end(seed)
+					removals.Add(w.removals)
+					reclaimed.Add(w.reclaimed)
+					failures.Add(w.failures)
+				}
+			})
+		}
+	})
+	t.Logf("%d removals, %d volumes reclaimed, %d failures", removals.Load(), reclaimed.Load(), failures.Load())
+	assert.Greater(t, removals.Load(), int64(walks))
+	assert.Greater(t, reclaimed.Load(), int64(walks/4))
+	assert.Greater(t, failures.Load(), int64(3*walks))
+}
+
+// From 6 to 3 nodes there are never two Pods being deleted at the same time.
+func TestAShrinkDeletesOnePodAtATime(t *testing.T) {
+	for seed := range uint64(10) {
+		w := newWalk(t, seed, func(_ *rand.Rand, c *v1alpha1.MarekvsCluster) { c.Spec.Nodes = 6 })
+		w.fixed = true
+		w.change(sized(3))
+		for range 300 {
+			w.second()
+			if w.IntN(100) == 0 {
+				w.Pods[w.IntN(len(w.Pods))].Silent = w.IntN(60)
+			}
+			if w.IntN(100) == 0 {
+				w.former, w.leader = w.leader, w.newOperator()
+			}
+			w.pass(w.leader)
+			if w.former != nil {
+				w.pass(w.former)
+			}
+		}
+		w.end(seed)
+		require.Equal(t, int32(3), w.Replicas)
+		require.Equal(t, 1, w.MostTerminating, "walk %d", seed)
+	}
+}

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package scale
+
+import (
+	"math"
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"k8s.io/utils/ptr"
+)
+
+func demo() *Autoscaler {
+	return &Autoscaler{
+		MinNodes: 3, MaxNodes: 8, ReplicationFactor: 2, OpsPerNode: 5000,
+		UpCooldown: time.Minute, DownStabilization: 5 * time.Minute,
+	}
+}
+
+// steady is a load that was the same for the whole window.
+func steady(rate float64, sinceScale time.Duration) *Load {
+	return &Load{Rate: &rate, Complete: true, Peak: &rate, SinceScale: &sinceScale}
+}
+
+// The example of the first description: 22,000 commands per second at 5,000 per node.
+func TestWorkedExample(t *testing.T) {
+	a := demo()
+	assert.Equal(t, int32(5), a.Target(3, steady(22_000, time.Hour)), "3 to 5 in one step")
+	assert.Equal(t, int32(5), a.Target(5, steady(6_000, 4*time.Minute)), "in the window")
+	assert.Equal(t, int32(4), a.Target(5, steady(6_000, 5*time.Minute)), "6000/4 is less than 3000")
+	assert.Equal(t, int32(4), a.Target(4, steady(6_000, time.Minute)))
+	assert.Equal(t, int32(3), a.Target(4, steady(6_000, 5*time.Minute)), "6000/3 is less than 3000")
+	assert.Equal(t, int32(3), a.Target(3, steady(6_000, time.Hour)), "the floor")
+}
+
+func TestTarget(t *testing.T) {
+	never := func(load *Load) *Load { load.SinceScale = nil; return load }
+	for name, c := range map[string]struct {
+		change  func(*Autoscaler)
+		current int32
+		load    *Load
+		want    int32
+	}{
+		"in the cooldown":                {nil, 3, steady(22_000, 59*time.Second), 3},
+		"after the cooldown":             {nil, 3, steady(22_000, time.Minute), 5},
+		"never scaled":                   {nil, 3, never(steady(22_000, 0)), 5},
+		"at most maxNodes":               {nil, 3, steady(1e12, time.Hour), 8},
+		"an endless rate":                {nil, 3, steady(math.Inf(1), time.Hour), 8},
+		"exactly the target":             {nil, 4, steady(20_000, time.Hour), 4},
+		"just above the target":          {nil, 4, steady(20_001, time.Hour), 5},
+		"exactly the hysteresis":         {nil, 5, steady(12_000, time.Hour), 5},
+		"just below the hysteresis":      {nil, 5, steady(11_999, time.Hour), 4},
+		"no signal":                      {nil, 5, &Load{}, 5},
+		"a lower bound is enough to add": {nil, 3, &Load{Rate: ptr.To(22_000.0)}, 5},
+		"a lower bound does not remove":  {nil, 5, &Load{Rate: ptr.To(1.0), Peak: ptr.To(1.0)}, 5},
+		"a high rate in the window":      {nil, 5, &Load{Rate: ptr.To(1.0), Complete: true, Peak: ptr.To(12_000.0)}, 5},
+		"the window is not over":         {nil, 5, &Load{Rate: ptr.To(1.0), Complete: true}, 5},
+		"below the floor":                {func(a *Autoscaler) { a.ReplicationFactor = 4 }, 3, &Load{}, 5},
+		"above the ceiling":              {nil, 12, &Load{}, 8},
+		"a floor above the ceiling":      {func(a *Autoscaler) { a.MaxNodes, a.ReplicationFactor = 3, 4 }, 3, &Load{}, 5},
+		"a volume is too full": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
+			&Load{DiskUsed: ptr.To(70.0)}, 4},
+		"a volume is not too full": {func(a *Autoscaler) { a.DiskPercent = 70 }, 3,
+			&Load{DiskUsed: ptr.To(69.9)}, 3},
+		"volumes do not count": {nil, 3, &Load{DiskUsed: ptr.To(99.0)}, 3},
+		"a volume would be too full": {func(a *Autoscaler) { a.DiskPercent = 70 }, 5,
+			&Load{Rate: ptr.To(1.0), Complete: true, Peak: ptr.To(1.0), DiskUsed: ptr.To(60.0), DiskAfterRemoval: ptr.To(75.0)}, 5},
+	} {
+		a := demo()
+		if c.change != nil {
+			c.change(a)
+		}
+		assert.Equal(t, c.want, a.Target(c.current, c.load), name)
+	}
+}
+
+// The target is within the limits, and never more than one below the size, unless that is
+// above the limits; without a complete signal it is never below it.
+func TestTargetIsWithinLimits(t *testing.T) {
+	random := rand.New(rand.NewPCG(3, 4))
+	for range 20_000 {
+		a := &Autoscaler{
+			MinNodes: 1 + random.Int32N(10), MaxNodes: 1 + random.Int32N(10), ReplicationFactor: 1 + random.Int32N(4),
+			OpsPerNode: 1 + random.Int64N(10_000), UpCooldown: time.Minute, DownStabilization: time.Minute,
+			DiskPercent: random.Int32N(96),
+		}
+		current := 1 + random.Int32N(15)
+		load := steady(random.Float64()*100_000, time.Duration(random.IntN(120))*time.Second)
+		load.Complete = random.IntN(2) == 0
+		load.DiskUsed = ptr.To(random.Float64() * 100)
+		target := a.Target(current, load)
+		if target != a.Clamp(target) {
+			t.Fatalf("%+v: target %d is not within the limits", a, target)
+		}
+		if within := a.Clamp(current); target < within-1 || target < within && !load.Complete {
+			t.Fatalf("%+v, %+v: target %d of %d nodes", a, load, target, current)
+		}
+	}
+}
+
+// Without autoscale the last stabilization applies until the size is reached.
+func TestRemovedAutoscale(t *testing.T) {
+	wanted := &Wanted{Nodes: 3, ReplicationFactor: 2, Stabilization: 5 * time.Minute}
+	decision := Decide(wanted, healthy(8), steady(1, 4*time.Minute), nil)
+	assert.Equal(t, int32(3), decision.Target)
+	assert.Equal(t, int32(8), decision.Step.Replicas)
+	assert.Equal(t, "Stabilizing", decision.Step.Blocked.Reason)
+	assert.Equal(t, int32(7), Decide(wanted, healthy(8), steady(1, 5*time.Minute), nil).Step.Replicas)
+	unready := healthy(8)
+	unready.Pods[0].Ready = false
+	assert.Equal(t, "NotAllReady", Decide(wanted, unready, steady(1, time.Hour), nil).Step.Blocked.Reason)
+}

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package scale
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"k8s.io/utils/ptr"
+)
+
+// healthy returns a cluster whose copies are complete.
+func healthy(nodes int32) *Observation {
+	o := &Observation{
+		Name: "demo", ReplicationFactor: 2, Replicas: nodes, StatusReplicas: nodes, Current: true,
+		TemplateCurrent: true, CurrentRevision: "1", UpdateRevision: "1",
+		SinceChange: time.Minute, Settle: 30 * time.Second,
+	}
+	for ordinal := range nodes {
+		o.Pods = append(o.Pods, Pod{
+			Ordinal: ordinal, Ready: true, Revision: "1", Rounds: ptr.To[int64](rounds),
+			Sample: &Sample{
+				Underreplicated: ptr.To[int64](0), Members: ptr.To(int64(nodes)), EffectiveReplicas: ptr.To[int64](2), Joining: ptr.To[int64](0),
+				DiskTotal: ptr.To(100.0), DiskAvailable: ptr.To(90.0), WriteStopped: ptr.To[int64](0),
+			},
+		})
+	}
+	return o
+}
+
+// obstacles are what blocks a removal, by the reason.
+var obstacles = []struct {
+	name, reason string
+	put          func(*Observation)
+}{
+	{"one Pod has no metrics", "MetricsUnavailable", func(o *Observation) { o.Pods[0].Sample = nil }},
+	{"a Pod does not report partitions", "MetricsUnavailable", func(o *Observation) { o.Pods[5].Sample.Underreplicated = nil }},
+	{"a Pod has just started", "MetricsUnavailable", func(o *Observation) { o.Pods[1].Sample.Members = ptr.To[int64](0) }},
+	{"a Pod is missing", "MetricsUnavailable", func(o *Observation) { o.Pods = slices.Delete(o.Pods, 2, 3) }},
+	{"partitions have too few owners", "Underreplicated", func(o *Observation) { o.Pods[4].Sample.Underreplicated = ptr.To[int64](1) }},
+	{"a Pod is not ready", "NotAllReady", func(o *Observation) { o.Pods[3].Ready = false }},
+	{"the last removal is not over", "PodTerminating", func(o *Observation) {
+		o.Pods = append(o.Pods, Pod{Ordinal: 6, Ready: true, Terminating: true})
+	}},
+	{"the last removal has not begun", "NotObserved", func(o *Observation) { o.Pods = append(o.Pods, Pod{Ordinal: 6, Ready: true}) }},
+	{"the size was not observed", "NotObserved", func(o *Observation) { o.Current = false }},
+	{"the StatefulSet has another number of Pods", "NotObserved", func(o *Observation) { o.StatusReplicas = 7 }},
+	{"a node sees fewer nodes", "MembersDiffer", func(o *Observation) { o.Pods[2].Sample.Members = ptr.To[int64](5) }},
+	{"a node sees more nodes", "MembersDiffer", func(o *Observation) { o.Pods[2].Sample.Members = ptr.To[int64](7) }},
+	{"a partition has too few copies", "MembersDiffer", func(o *Observation) { o.Pods[2].Sample.EffectiveReplicas = ptr.To[int64](1) }},
+	{"a node is joining", "Repairing", func(o *Observation) { o.Pods[2].Sample.Joining = ptr.To[int64](1) }},
+	{"a node has compared its copies once", "Repairing", func(o *Observation) { o.Pods[2].Rounds = ptr.To[int64](1) }},
+	{"the nodes changed just now", "Settling", func(o *Observation) { o.SinceChange = 29 * time.Second }},
+	{"a node has stopped to write", "DiskFull", func(o *Observation) { o.Pods[1].Sample.WriteStopped = ptr.To[int64](1) }},
+	{"a volume would be too full", "DiskFull", func(o *Observation) {
+		o.Pods[0].Sample.DiskAvailable, o.Pods[5].Sample.DiskAvailable = ptr.To(29.0), ptr.To(40.0)
+	}},
+	{"Pods are being updated", "RollingOut", func(o *Observation) { o.UpdateRevision, o.Pods[5].Revision = "2", "2" }},
+}
+
+// A removal happens only when nothing is in its way.
+func TestEachObstacleBlocksARemoval(t *testing.T) {
+	o := healthy(6)
+	assert.Equal(t, Step{Replicas: 5}, Next(3, o, Removal{DiskPercent: 80}))
+	for _, obstacle := range obstacles {
+		o := healthy(6)
+		obstacle.put(o)
+		step := Next(3, o, Removal{DiskPercent: 80})
+		assert.Equal(t, int32(6), step.Replicas, obstacle.name)
+		if assert.NotNil(t, step.Blocked, obstacle.name) {
+			assert.Equal(t, obstacle.reason, step.Blocked.Reason, "%s: %s", obstacle.name, step.Blocked.Message)
+			assert.NotEmpty(t, step.Blocked.Message)
+		}
+		assert.Equal(t, Step{Replicas: 8}, Next(8, o, Removal{}), "%s: nodes are added all the same", obstacle.name)
+		assert.Equal(t, Step{Replicas: 6}, Next(6, o, Removal{}), "%s: the size is reached", obstacle.name)
+	}
+	assert.Equal(t, "Stabilizing", Next(3, healthy(6), Removal{DiskPercent: 80, Wait: 1}).Blocked.Reason)
+}
+
+// The reasons that users know come first, in their order.
+func TestTheFirstReasonIsReported(t *testing.T) {
+	o := healthy(6)
+	o.Pods[0].Sample, o.Pods[1].Ready = nil, false
+	o.Pods[2].Sample.Underreplicated = ptr.To[int64](7)
+	assert.Equal(t, &Block{"MetricsUnavailable", "metrics unreachable (5 of 6 pods scraped)"}, Next(3, o, Removal{}).Blocked)
+	o.Pods[0].Sample = healthy(6).Pods[0].Sample
+	assert.Equal(t, &Block{"Underreplicated", "7 partitions under-replicated"}, Next(3, o, Removal{}).Blocked)
+	o.Pods[2].Sample.Underreplicated = ptr.To[int64](0)
+	assert.Equal(t, &Block{"NotAllReady", "5 of 6 pods ready"}, Next(3, o, Removal{}).Blocked)
+}
+
+// A node of an older version does not report everything.
+func TestMissingOptionalMetricsDoNotBlock(t *testing.T) {
+	o := healthy(6)
+	for i := range o.Pods {
+		o.Pods[i].Rounds = nil
+		o.Pods[i].Sample = &Sample{Underreplicated: ptr.To[int64](0)}
+	}
+	assert.Equal(t, Step{Replicas: 5}, Next(3, o, Removal{}))
+	o.SinceChange = 0
+	assert.Equal(t, "Settling", Next(3, o, Removal{}).Blocked.Reason, "without rounds the time alone counts")
+}
+
+func TestReported(t *testing.T) {
+	o := healthy(3)
+	o.Pods[1].Sample.Underreplicated = ptr.To[int64](4)
+	o.Pods[2].Ready = false
+	o.Pods = append(o.Pods, Pod{Ordinal: 3, Ready: true, Terminating: true})
+	assert.Equal(t, ptr.To[int64](4), o.Underreplicated())
+	assert.Equal(t, int32(2), o.Ready(), "a Pod that is being deleted does not count")
+	o.Pods[0].Sample = nil
+	assert.Nil(t, o.Underreplicated(), "one report is missing")
+}
+
+func TestSizes(t *testing.T) {
+	assert.Equal(t, int32(3), FixedTarget(1, 2))
+	assert.Equal(t, int32(7), FixedTarget(7, 2))
+	assert.Equal(t, int32(8), Initial(3, []Volume{{Ordinal: 7}, {Ordinal: 0}}))
+	assert.Equal(t, int32(3), Initial(3, nil))
+}
+
+// A cluster that is created again, and the initial size of one with autoscaling.
+func TestCreate(t *testing.T) {
+	autoscaler := &Autoscaler{MinNodes: 1, MaxNodes: 8, ReplicationFactor: 2, OpsPerNode: 1}
+	for name, c := range map[string]struct {
+		wanted           Wanted
+		volumes          []Volume
+		replicas, target int32
+	}{
+		"fixed":             {Wanted{Nodes: 5, ReplicationFactor: 2}, nil, 5, 5},
+		"below the floor":   {Wanted{Nodes: 1, ReplicationFactor: 3}, nil, 4, 4},
+		"nodes begin":       {Wanted{Nodes: 5, ReplicationFactor: 2, Autoscaler: autoscaler}, nil, 5, 5},
+		"within the limits": {Wanted{Nodes: 20, ReplicationFactor: 2, Autoscaler: autoscaler}, nil, 8, 8},
+		"volumes exist":     {Wanted{Nodes: 3, ReplicationFactor: 2, Autoscaler: autoscaler}, []Volume{{Ordinal: 7}}, 8, 3},
+	} {
+		replicas, target := Create(&c.wanted, c.volumes)
+		assert.Equal(t, c.replicas, replicas, name)
+		assert.Equal(t, c.target, target, name)
+	}
+}

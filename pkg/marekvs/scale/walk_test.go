@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package scale_test
+
+import (
+	"math/rand/v2"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/pkg/marekvs/scale"
+	"nstance.dev/operator/pkg/marekvs/storetest"
+)
+
+// walk is a run of the operator on a model.
+type walk struct {
+	*storetest.Model
+
+	wanted     scale.Wanted
+	memory     *memory
+	lastScaled int
+	// late is a decision that is written some seconds after it was taken.
+	late           *scale.Decision
+	lateGeneration int
+	lateIn         int
+
+	removals, reclaimed int
+}
+
+func newWalk(seed uint64) *walk {
+	random := rand.New(rand.NewPCG(seed, 5))
+	w := &walk{Model: storetest.New(random, 3+random.Int32N(5)), memory: newMemory()}
+	w.wanted = scale.Wanted{Nodes: 3 + random.Int32N(5), ReplicationFactor: storetest.Copies, Reclaim: random.IntN(2) == 0}
+	if random.IntN(2) == 0 {
+		w.wanted.Autoscaler = &scale.Autoscaler{
+			MinNodes: 3, MaxNodes: 8, ReplicationFactor: storetest.Copies, OpsPerNode: 5000,
+			UpCooldown: 20 * time.Second, DownStabilization: time.Minute,
+		}
+	}
+	return w
+}
+
+// disturb is something that may happen at any time.
+func (w *walk) disturb() {
+	switch w.IntN(400) {
+	case 0, 1:
+		w.Evict()
+	case 2:
+		w.Pods[w.IntN(len(w.Pods))].Silent = w.IntN(90)
+	case 3:
+		w.memory = newMemory()
+	case 4, 5:
+		w.Rate = float64(w.IntN(40_000))
+	case 6, 7:
+		w.wanted.Nodes = 3 + w.Int32N(5)
+	}
+}
+
+// pass is one pass of the operator. Its decision is written at once, not at all, or late.
+func (w *walk) pass(disturbed bool) {
+	window := time.Minute
+	sinceScale := time.Duration(w.Second-w.lastScaled) * time.Second
+	o, load, volumes := w.observe(w.memory, window, sinceScale)
+	decision := scale.Decide(&w.wanted, o, load, volumes)
+	delay := 0
+	if disturbed {
+		delay = w.IntN(12)
+	}
+	switch {
+	case delay == 11: // the write fails
+	case delay > 5:
+		w.late, w.lateGeneration, w.lateIn = &decision, w.Generation, delay
+	default:
+		w.write(&decision, w.Generation)
+	}
+}
+
+// write writes a decision, if the StatefulSet is still what it was made for.
+func (w *walk) write(decision *scale.Decision, generation int) {
+	if generation != w.Generation {
+		return
+	}
+	for _, v := range decision.Reclaim {
+		w.DeleteVolume(v.Ordinal)
+		w.reclaimed++
+	}
+	if decision.Step.Replicas == w.Replicas {
+		return
+	}
+	if decision.Step.Replicas < w.Replicas {
+		w.removals++
+	}
+	w.Resize(decision.Step.Replicas)
+	w.lastScaled = w.Second
+}
+
+func (w *walk) run(seconds int, disturbed bool) {
+	for range seconds {
+		if w.Tick(); disturbed {
+			w.disturb()
+		}
+		if w.late != nil {
+			if w.lateIn--; w.lateIn <= 0 {
+				w.write(w.late, w.lateGeneration)
+				w.late = nil
+			}
+		}
+		if w.Second%5 == 0 {
+			w.pass(disturbed)
+		}
+	}
+}
+
+// target is where the cluster must end.
+func (w *walk) target() int32 {
+	if w.wanted.Autoscaler == nil {
+		return scale.FixedTarget(w.wanted.Nodes, storetest.Copies)
+	}
+	// The least size that the constant load allows to reach by removals.
+	size := w.wanted.Autoscaler.Clamp(int32((w.Rate + 4999) / 5000))
+	return max(size, w.Replicas)
+}
+
+// The nodes change at random: load, lost metrics, evictions, restarts of the operator, writes
+// that fail or are late, and changes of the spec. No partition ever loses its last copy, no
+// volume of a node is deleted, and in the end the cluster has its size.
+func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
+	removals, reclaimed := 0, 0
+	for seed := range uint64(200) {
+		w := newWalk(seed)
+		w.run(1500, true)
+		for _, n := range w.Pods {
+			n.Silent = 0
+		}
+		w.run(900, false)
+		if len(w.Problems) > 0 {
+			t.Fatalf("walk %d: %d problems, the first is: %s", seed, len(w.Problems), w.Problems[0])
+		}
+		if w.Replicas != w.target() || len(w.Online()) != int(w.Replicas) {
+			t.Fatalf("walk %d ends with %d nodes, %d of them online, want %d", seed, w.Replicas, len(w.Online()), w.target())
+		}
+		if w.wanted.Autoscaler != nil {
+			per := w.Rate / float64(max(w.Replicas-1, 1))
+			if w.Replicas > w.wanted.Autoscaler.Clamp(0) && per < 0.6*5000 {
+				t.Fatalf("walk %d ends with %d nodes at %v commands per second", seed, w.Replicas, w.Rate)
+			}
+		}
+		removals += w.removals
+		reclaimed += w.reclaimed
+	}
+	t.Logf("%d removals, %d volumes reclaimed", removals, reclaimed)
+	if removals < 500 || reclaimed < 100 {
+		t.Errorf("only %d removals and %d reclaimed volumes", removals, reclaimed)
+	}
+}
