@@ -26,12 +26,19 @@ help: ## Show this list.
 	@awk -F ':.*## ' '/^[a-z0-9-]+:.*## / {printf "%-18s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: run
-run: ## Start a whole cluster with Nstance, until Ctrl-C.
+run: devcluster ## Start a whole cluster with Nstance, until Ctrl-C.
+	@exec .dev/bin/devcluster up
+
+.PHONY: run-machines
+run-machines: devcluster ## The same with real nodes, which are containers. It needs Docker, mmdebstrap and root.
+	@exec .dev/bin/devcluster up --machines
+
+.PHONY: devcluster
+devcluster:
 	@echo "building devcluster (the first time takes some minutes)"
 	@cd e2e && total=$$(go list -deps ./cmd/devcluster | wc -l) && \
 		GOGC=off GOMEMLIMIT=1GiB $(FLAGS) go build -v -ldflags='-s -w' -o ../.dev/bin/devcluster ./cmd/devcluster 2>&1 | \
 		awk -v total="$$total" '!/^[^ ]+$$/ {print; next} ++n % 50 == 0 {print "building devcluster: package " n " of at most " total; fflush()}'
-	@exec .dev/bin/devcluster up
 
 .PHONY: build
 build: ## Build the operator, the server, its admin tool and the agent into bin/.
@@ -50,7 +57,7 @@ agent: ## Build the static agent for linux/amd64 and linux/arm64 into bin/, at m
 
 .PHONY: image
 image: build ## Write an image archive of each binary to bin/images/NAME.tar.
-	@for name in nstance-operator nstance-server nstance-admin; do \
+	@for name in nstance-operator nstance-server nstance-admin marekvs-operator; do \
 		(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/$$name -tag "$$name:$(VERSION)" \
 			-version '$(VERSION)' -revision "$$(git rev-parse HEAD)" -output $(CURDIR)/bin/images/$$name.tar) || exit; \
 		echo "bin/images/$$name.tar: $$name:$(VERSION)"; \
@@ -92,20 +99,32 @@ test-e2e: ## Run the tests against a real control plane.
 		$(COMPILE) go run ./cmd/rights "$$rights"
 	cd e2e && $(COMPILE) $(GOTEST) -timeout 40m -run '^TestManyPodsAtOnce$$' ./ondemand
 
-.PHONY: test-docker
-test-docker: ## Run the tests that need a Docker daemon.
-	hack/with-docker.sh env $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/docker/...
-
 .PHONY: test-machines
-test-machines: ## Run the tests on real nodes. They need Docker and mmdebstrap, and root.
-	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -timeout 30m -v ./machines
+test-machines: test-docker test-qemu test-standalone test-nodes ## Run every test that needs Docker or QEMU, as root.
+
+.PHONY: debian-packages
+debian-packages: ## Install what test-machines needs on Debian.
+	hack/debian-packages.sh
+
+.PHONY: test-docker
+test-docker:
+	hack/with-docker.sh env $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/docker/...
 
 # The kernel that the guests of tests boot, a package of Debian.
 GUEST_KERNEL ?= $(CURDIR)/.dev/guest-kernel
 .PHONY: test-qemu
-test-qemu: ## Run the tests that need QEMU.
+test-qemu:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
 	NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/qemu/...
+
+.PHONY: test-standalone
+test-standalone:
+	hack/guest-kernel.sh '$(GUEST_KERNEL)'
+	cd e2e && NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -timeout 20m -v ./standalone
+
+.PHONY: test-nodes
+test-nodes:
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -parallel 8 -timeout 30m -v ./machines
 
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.

@@ -116,6 +116,31 @@ func (b Builder) Product(ctx context.Context) (operator, server string, err erro
 	return filepath.Join(b.cache(), "nstance-operator"), filepath.Join(b.cache(), "nstance-server"), err
 }
 
+// Agents builds nstance-agent, and the server of shards whose machines are its processes
+// (e2e/agentcloud), and returns their paths.
+func (b Builder) Agents(ctx context.Context) (agent, server string, err error) {
+	unlock, err := b.lock()
+	if err != nil {
+		return "", "", err
+	}
+	defer unlock()
+	err = errors.Join(
+		b.build(ctx, b.Root, 0, program{name: "nstance-agent", source: "nstance.dev/operator/cmd/nstance-agent"}),
+		b.build(ctx, filepath.Join(b.Root, "e2e"), 0, program{name: "agentserver", source: "nstance.dev/operator/e2e/cmd/agentserver"}))
+	return filepath.Join(b.cache(), "nstance-agent"), filepath.Join(b.cache(), "agentserver"), err
+}
+
+// Marekvs builds marekvs-operator and returns its path.
+func (b Builder) Marekvs(ctx context.Context) (string, error) {
+	unlock, err := b.lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	err = b.build(ctx, b.Root, 0, program{name: "marekvs-operator", source: "nstance.dev/operator/cmd/marekvs-operator"})
+	return filepath.Join(b.cache(), "marekvs-operator"), err
+}
+
 func (b Builder) cache() string {
 	if b.CacheDir != "" {
 		return b.CacheDir

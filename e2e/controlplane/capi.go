@@ -15,6 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 )
 
+// capiUser is the ServiceAccount with which clusterctl installs the manager. Admission
+// policies know it by this name.
+const capiUser = "system:serviceaccount:capi-system:capi-manager"
+
 // startCAPI runs the Cluster API core manager with its webhooks. The manager needs
 // the CRDs in order to start; the webhooks are configured once it answers.
 func (cp *ControlPlane) startCAPI(ctx context.Context) error {
@@ -37,7 +41,7 @@ func (cp *ControlPlane) startCAPI(ctx context.Context) error {
 }
 
 func (cp *ControlPlane) runCAPI(ctx context.Context) error {
-	kubeconfig, err := cp.Kubeconfig(CAPI)
+	kubeconfig, err := cp.Kubeconfig(capiUser)
 	if err != nil {
 		return err
 	}

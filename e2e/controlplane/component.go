@@ -49,6 +49,10 @@ type Component struct {
 	stopping atomic.Int64
 }
 
+// NewComponent returns a component that does not run yet and needs no control plane. Its
+// state is below dir.
+func NewComponent(dir string, spec Spec) *Component { return &Component{Spec: spec, dir: dir} }
+
 // LogPath is the file that collects the component's output.
 func (c *Component) LogPath() string { return logPath(c.dir, c.Name) }
 

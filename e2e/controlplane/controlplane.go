@@ -38,6 +38,8 @@ type Options struct {
 	// NodeAddress is the address of this machine at which kubelets reach the API server;
 	// they can join with BootstrapToken. Empty if no kubelet runs.
 	NodeAddress string
+	// PodNetwork is the range of the addresses of Pods on such nodes.
+	PodNetwork string
 	// Without names parts to leave out; etcd and kube-apiserver always run.
 	Without []string
 	// Namespace is the one that the administrator's kubeconfig names; "" is
@@ -87,7 +89,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	}
 	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, auditReads: o.AuditReads, progress: o.Progress, exited: o.Exited}
 	if o.NodeAddress != "" {
-		if cp.nodes, err = newNodes(o.NodeAddress); err != nil {
+		if cp.nodes, err = newNodes(o.NodeAddress, o.PodNetwork); err != nil {
 			return nil, err
 		}
 	}

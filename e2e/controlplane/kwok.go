@@ -36,6 +36,8 @@ func (cp *ControlPlane) startKWOK(ctx context.Context) error {
 			"--kubeconfig=" + kubeconfig,
 			"--config=" + stages,
 			"--manage-all-nodes=true",
+			// Pods of marekvs, and their Node, have a kubelet of their own.
+			"--disregard-status-with-label-selector=app.kubernetes.io/name=marekvs",
 			"--server-address=" + server,
 		},
 		Ports: []int{cp.ports.KWOK},

@@ -4,9 +4,11 @@
 package controlplane
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -80,6 +82,32 @@ func Apply(ctx context.Context, config *rest.Config, manager string, objects []*
 	return nil
 }
 
+// Delete deletes objects, the last first. Objects that do not exist are no error.
+func Delete(ctx context.Context, config *rest.Config, objects []*unstructured.Unstructured) error {
+	a, err := newApplier(config, "")
+	if err != nil {
+		return err
+	}
+	for _, first := range []bool{false, true} {
+		for _, object := range slices.Backward(objects) {
+			if isFoundation(object) != first {
+				continue
+			}
+			resource, err := a.resource(object)
+			if meta.IsNoMatchError(err) {
+				continue
+			}
+			if err == nil {
+				err = resource.Delete(ctx, object.GetName(), metav1.DeleteOptions{})
+			}
+			if err != nil && !apierrors.IsNotFound(err) {
+				return fmt.Errorf("deleting %s %s: %w", object.GetKind(), object.GetName(), err)
+			}
+		}
+	}
+	return nil
+}
+
 func isFoundation(object *unstructured.Unstructured) bool {
 	return object.GetKind() == "Namespace" || object.GetKind() == crdKind
 }
@@ -103,20 +131,24 @@ func newApplier(config *rest.Config, manager string) (*applier, error) {
 	return &applier{client, mapper, manager}, nil
 }
 
-func (a *applier) apply(ctx context.Context, object *unstructured.Unstructured) error {
+// resource returns the client of the kind of an object, in its namespace.
+func (a *applier) resource(object *unstructured.Unstructured) (dynamic.ResourceInterface, error) {
 	kind := object.GroupVersionKind()
-	name := fmt.Sprintf("%s %s", object.GetKind(), object.GetName())
 	mapping, err := a.mapper.RESTMapping(kind.GroupKind(), kind.Version)
 	if err != nil {
-		return fmt.Errorf("applying %s: %w", name, err)
+		return nil, err
 	}
-	var resource dynamic.ResourceInterface = a.client.Resource(mapping.Resource)
-	if mapping.Scope.Name() == meta.RESTScopeNameNamespace {
-		namespace := object.GetNamespace()
-		if namespace == "" {
-			namespace = metav1.NamespaceDefault
-		}
-		resource = a.client.Resource(mapping.Resource).Namespace(namespace)
+	if mapping.Scope.Name() != meta.RESTScopeNameNamespace {
+		return a.client.Resource(mapping.Resource), nil
+	}
+	return a.client.Resource(mapping.Resource).Namespace(cmp.Or(object.GetNamespace(), metav1.NamespaceDefault)), nil
+}
+
+func (a *applier) apply(ctx context.Context, object *unstructured.Unstructured) error {
+	name := fmt.Sprintf("%s %s", object.GetKind(), object.GetName())
+	resource, err := a.resource(object)
+	if err != nil {
+		return fmt.Errorf("applying %s: %w", name, err)
 	}
 	options := metav1.ApplyOptions{FieldManager: a.manager, Force: true}
 	if _, err := resource.Apply(ctx, object.GetName(), object, options); err != nil {

@@ -19,18 +19,17 @@ import (
 	"sigs.k8s.io/yaml"
 )
 
-// podNetwork has the ranges of the Pods of all Nodes.
-const podNetwork = "10.244.0.0/16"
-
 // nodes is what a control plane has for kubelets. Nil means that none runs.
 type nodes struct {
 	address             net.IP
 	tokenID, tokenValue string
+	// podNetwork has the ranges of the Pods of all Nodes.
+	podNetwork string
 }
 
 // newNodes returns what kubelets need that reach this machine at an address.
-func newNodes(address string) (*nodes, error) {
-	n := &nodes{address: net.ParseIP(address)}
+func newNodes(address, podNetwork string) (*nodes, error) {
+	n := &nodes{address: net.ParseIP(address), podNetwork: podNetwork}
 	if n.address == nil {
 		return nil, fmt.Errorf("the address for kubelets is %q, needs to be an IP address", address)
 	}
@@ -93,7 +92,7 @@ func (n *nodes) controllerManagerFlags(a *authority) ([]string, error) {
 		"--cluster-signing-cert-file=" + a.caFile(),
 		"--cluster-signing-key-file=" + key,
 		"--allocate-node-cidrs",
-		"--cluster-cidr=" + podNetwork,
+		"--cluster-cidr=" + n.podNetwork,
 		"--node-cidr-mask-size=24",
 	}, nil
 }

@@ -5,9 +5,7 @@ package dockerhost
 
 import (
 	"bufio"
-	"context"
 	"fmt"
-	"io"
 	"os"
 	"strconv"
 	"strings"
@@ -19,15 +17,10 @@ import (
 )
 
 // Installation returns what makes the instances of an installation on a control plane
-// containers of this Docker, and nil for no Docker. It builds the image of the nodes from
-// the repository in root.
-func (h *Host) Installation(ctx context.Context, cp *controlplane.ControlPlane, root string, out io.Writer) (*installation.Machines, error) {
+// containers of this Docker with an image, and nil for no Docker.
+func (h *Host) Installation(cp *controlplane.ControlPlane, image string) (*installation.Machines, error) {
 	if h == nil {
 		return nil, nil
-	}
-	image, err := h.nodeImage(ctx, root, out)
-	if err != nil {
-		return nil, err
 	}
 	kubeconfig, err := cp.BootstrapKubeconfig()
 	if err != nil {

@@ -20,32 +20,36 @@ import (
 // server that runs elsewhere can join.
 func (n *Installation) Authority() *pki.Authority { return n.authority }
 
-// createKeys creates the keys of the cluster, as the first server would: the operator
-// is configured with the authority before a server runs.
-func (n *Installation) createKeys(ctx context.Context) (*pki.Authority, error) {
+// CreateKeys creates an encryption key, the storage in the folder bucket, and the keys of
+// the cluster in it, as the first server would: a client can be given a certificate before a
+// server runs. It also returns the secrets in the storage.
+func CreateKeys(ctx context.Context, encryptionKeyFile, bucket string) (*pki.Authority, *secrets.Store, error) {
 	key := make([]byte, 32)
 	if _, err := rand.Read(key); err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	if err := n.writeFile(n.encryptionKeyFile(), []byte(base64.StdEncoding.EncodeToString(key))); err != nil {
-		return nil, err
+	if err := os.MkdirAll(filepath.Dir(encryptionKeyFile), 0o755); err != nil {
+		return nil, nil, err
 	}
-	if err := os.MkdirAll(n.Bucket(), 0o700); err != nil {
-		return nil, err
+	if err := os.WriteFile(encryptionKeyFile, []byte(base64.StdEncoding.EncodeToString(key)), 0o600); err != nil {
+		return nil, nil, err
 	}
-	bucket, err := file.Open(n.Bucket())
+	if err := os.MkdirAll(bucket, 0o700); err != nil {
+		return nil, nil, err
+	}
+	store, err := file.Open(bucket)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	encrypted, err := secrets.New(bucket, key)
+	encrypted, err := secrets.New(store, key)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	keys, err := clusterkeys.Ensure(ctx, bucket, encrypted, ClusterID)
+	keys, err := clusterkeys.Ensure(ctx, store, encrypted, ClusterID)
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
-	return keys.Authority, nil
+	return keys.Authority, encrypted, nil
 }
 
 func (n *Installation) encryptionKeyFile() string { return filepath.Join(n.dir, "encryption.key") }

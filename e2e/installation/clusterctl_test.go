@@ -20,12 +20,14 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/klog/v2"
 	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	clusterctlv1 "sigs.k8s.io/cluster-api/cmd/clusterctl/api/v1alpha3"
 	clusterctl "sigs.k8s.io/cluster-api/cmd/clusterctl/client"
 	"sigs.k8s.io/cluster-api/cmd/clusterctl/client/tree"
 	runtimeclient "sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/log"
 
 	"nstance.dev/operator/e2e/controlplane"
 )
@@ -36,6 +38,7 @@ const releaseVersion = "v0.1.0"
 // this source and a core provider without components: Cluster API runs already.
 func newClusterctl(t *testing.T, root string, binaries controlplane.Binaries) clusterctl.Client {
 	t.Helper()
+	log.SetLogger(klog.Background()) // of its clients
 	repository := t.TempDir()
 	release := exec.CommandContext(t.Context(), "make", "-C", root, "release", "VERSION="+releaseVersion, "RELEASE_DIR="+repository)
 	output, err := release.CombinedOutput()

@@ -87,7 +87,7 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 	if err := os.RemoveAll(n.dir); err != nil {
 		return nil, fmt.Errorf("remove old state: %w", err)
 	}
-	if n.authority, err = n.createKeys(ctx); err != nil {
+	if n.authority, _, err = CreateKeys(ctx, n.encryptionKeyFile(), n.Bucket()); err != nil {
 		return nil, fmt.Errorf("install Nstance: %w", err)
 	}
 	if err := controlplane.FillInPorts([]*int{&n.webhook}); err != nil {

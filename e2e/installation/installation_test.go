@@ -24,8 +24,8 @@ import (
 )
 
 // TestInstallation checks what is installed: shard servers that answer and create Nodes,
-// rights that are not too wide, Pods that are restricted, and a release that clusterctl
-// installs over it.
+// rights that are not too wide, Pods that are restricted, a release that clusterctl
+// installs over it, and what is left without the operator.
 func TestInstallation(t *testing.T) {
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
@@ -48,6 +48,8 @@ func TestInstallation(t *testing.T) {
 	t.Run("the variables of a release are replaced", func(t *testing.T) { testVariables(t, clusterctl) })
 	t.Run("clusterctl installs a release", func(t *testing.T) { testInit(t, cp, n, clusterctl) })
 	t.Run("clusterctl creates and shows a pool", func(t *testing.T) { testPool(t, cp, clusterctl) })
+	t.Run("a second operator", func(t *testing.T) { testSecond(t, cp, n) })
+	t.Run("an uninstallation leaves the instances", func(t *testing.T) { testUninstall(t, cp, n, binaries, clusterctl) })
 }
 
 func install(t *testing.T, binaries controlplane.Binaries, o Options) (*controlplane.ControlPlane, *Installation) {

@@ -7,8 +7,10 @@ import (
 	"cmp"
 	_ "embed"
 	"encoding/base64"
+	"fmt"
 	"maps"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -44,10 +46,16 @@ func (m *Machines) options() object {
 //go:embed userdata.sh
 var userdata string
 
-// template is the part of the template of workers that only machines have.
-func (m *Machines) template() object {
+// template is the part of a template that only machines have. The Nodes have these labels,
+// beside those that all have.
+func (m *Machines) template(labels map[string]string) object {
 	encode := base64.StdEncoding.EncodeToString
-	script := strings.NewReplacer("KUBECONFIG", encode(m.Kubeconfig), "CLUSTER_CA", encode(m.CA)).Replace(userdata)
+	var nodeLabels strings.Builder
+	for _, name := range slices.Sorted(maps.Keys(labels)) {
+		fmt.Fprintf(&nodeLabels, ",%s=%s", name, labels[name])
+	}
+	script := strings.NewReplacer("KUBECONFIG", encode(m.Kubeconfig), "CLUSTER_CA", encode(m.CA),
+		",NODE_LABELS", nodeLabels.String()).Replace(userdata)
 	return object{
 		"args":     object{"privileges": cmp.Or(m.Privileges, "privileged")},
 		"userdata": script,

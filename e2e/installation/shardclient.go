@@ -34,16 +34,22 @@ func (n *Installation) dial(shardID, host string) (*grpc.ClientConn, error) {
 	if err != nil {
 		return nil, fmt.Errorf("dial a shard: %w", err)
 	}
-	certPEM, keyPEM, err := n.authority.IssueClient(
+	return Dial(n.authority, shardID, net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)))
+}
+
+// Dial connects to a server of a shard at its address for operators, with a certificate of
+// the operator's role and tenant that authority issues.
+func Dial(authority *pki.Authority, shardID, address string) (*grpc.ClientConn, error) {
+	certPEM, keyPEM, err := authority.IssueClient(
 		pki.Client{ID: clientID, Tenant: Tenant, Role: pki.RoleOperator}, certificateLifetime)
 	if err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}
 	id := &identity.Identity{}
-	if err := id.Set(certPEM, keyPEM, n.authority.CertificatePEM()); err != nil {
+	if err := id.Set(certPEM, keyPEM, authority.CertificatePEM()); err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}
-	connection, err := grpc.NewClient(net.JoinHostPort(host, strconv.Itoa(shard.OperatorPort)), grpc.WithTransportCredentials(id.Credentials(ClusterID)(shardID)))
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(id.Credentials(ClusterID)(shardID)))
 	if err != nil {
 		return nil, fmt.Errorf("dial shard %s: %w", shardID, err)
 	}

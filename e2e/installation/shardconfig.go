@@ -33,6 +33,8 @@ type Group struct {
 	Template string
 	// InstanceType is the template's when empty.
 	InstanceType string
+	// DrainTimeout is the shard's when zero.
+	DrainTimeout time.Duration
 }
 
 // Reconfigure changes a shard's configuration file. A running server applies the change
@@ -82,6 +84,9 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 		if group.InstanceType != "" {
 			static["instance_type"] = group.InstanceType
 		}
+		if group.DrainTimeout > 0 {
+			static["drain_timeout"] = group.DrainTimeout.String()
+		}
 		groups[id] = static
 	}
 	tenants := object{Tenant: groups}
@@ -90,11 +95,18 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	}
 	provider, options := "kwok", object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
 	subnet, instanceType := "subnet-a", "m7i.large"
-	var worker object
+	onDemandLabels := map[string]string{
+		LabelPodNamespace: "{{.Vars.pod_namespace}}",
+		LabelPodName:      "{{.Vars.pod_name}}",
+		LabelPodUID:       "{{.Vars.pod_uid}}",
+	}
+	worker, onDemand := object{}, object{"args": object{"labels": onDemandLabels}}
 	if n.options.Machines != nil {
 		provider, options = "docker", n.options.Machines.options()
+		options["metadata_addr"] = n.machineAddress(shard.MetadataPort)
+		options["notices"] = n.noticesDir(shard.ID)
 		subnet, instanceType = dockerNetwork, dockerInstanceType
-		worker = n.options.Machines.template()
+		worker, onDemand = n.options.Machines.template(nil), n.options.Machines.template(onDemandLabels)
 	}
 	if len(shard.Quota) > 0 {
 		options["quota"] = shard.Quota
@@ -152,19 +164,14 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 				"instance_type": instanceType,
 				"subnet_pool":   "default",
 			}),
-			OnDemandTemplate: object{
+			OnDemandTemplate: merge(onDemand, object{
 				"kind":          "ond",
 				"arch":          "amd64",
 				"instance_type": instanceType,
 				"subnet_pool":   "default",
-				"args": object{"labels": object{
-					LabelPodNamespace: "{{.Vars.pod_namespace}}",
-					LabelPodName:      "{{.Vars.pod_name}}",
-					LabelPodUID:       "{{.Vars.pod_uid}}",
-				}},
 				// For instances without a Pod.
 				"vars": object{"pod_namespace": "", "pod_name": "", "pod_uid": ""},
-			},
+			}),
 		},
 		"groups": tenants,
 	}

@@ -23,8 +23,8 @@ type Shard struct {
 	HealthPort       int
 	RegistrationPort int
 	ElectionPort     int
-	// AgentPort is used only if instances are machines.
-	AgentPort int
+	// AgentPort and MetadataPort are used only if instances are machines.
+	AgentPort, MetadataPort int
 	// Groups are the static groups by id.
 	Groups map[string]Group
 	// Tenants are further tenants, which have no static group.
@@ -63,7 +63,7 @@ func (s Shard) Component() string { return "shard-" + s.ID }
 
 // PortUses lists the ports of the shard's server.
 func (s Shard) PortUses() []controlplane.PortUse {
-	uses := make([]controlplane.PortUse, 0, 5)
+	uses := make([]controlplane.PortUse, 0, 6)
 	for _, port := range s.ports() {
 		uses = append(uses, controlplane.PortUse{Port: *port, Component: s.Component()})
 	}
@@ -71,7 +71,7 @@ func (s Shard) PortUses() []controlplane.PortUse {
 }
 
 func (s *Shard) ports() []*int {
-	return []*int{&s.OperatorPort, &s.HealthPort, &s.RegistrationPort, &s.ElectionPort, &s.AgentPort}
+	return []*int{&s.OperatorPort, &s.HealthPort, &s.RegistrationPort, &s.ElectionPort, &s.AgentPort, &s.MetadataPort}
 }
 
 // StartShards runs the servers of all shards.

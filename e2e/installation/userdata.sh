@@ -13,11 +13,12 @@ NSTANCE_SERVER_REGISTRATION_ADDR={{.Server.RegistrationAddr}}
 NSTANCE_SERVER_AGENT_ADDR={{.Server.AgentAddr}}
 NSTANCE_INSTANCE_ID={{.Instance.ID}}
 NSTANCE_REPORT_INTERVAL={{.Server.HealthCheckInterval}}
+NSTANCE_PROVIDER=aws
 ENV
 
 mkdir -p /etc/kubernetes/pki
 base64 -d >/etc/kubernetes/pki/ca.crt <<<'CLUSTER_CA'
 base64 -d >/etc/kubernetes/bootstrap.conf <<<'KUBECONFIG'
 cat >/etc/kubernetes/kubelet.env <<ENV
-KUBELET_FLAGS="--provider-id=$NSTANCE_PROVIDER_ID --node-labels=nstance.dev/group={{.Instance.Group}},nstance.dev/shard={{.Server.Shard}},node.kubernetes.io/instance-type={{.Instance.Type}},topology.kubernetes.io/region={{.Provider.Region}},topology.kubernetes.io/zone={{.Provider.Zone}}"
+KUBELET_FLAGS="--provider-id=$NSTANCE_PROVIDER_ID --node-labels=nstance.dev/group={{.Instance.Group}},nstance.dev/shard={{.Server.Shard}},node.kubernetes.io/instance-type={{.Instance.Type}},topology.kubernetes.io/region={{.Provider.Region}},topology.kubernetes.io/zone={{.Provider.Zone}},NODE_LABELS"
 ENV

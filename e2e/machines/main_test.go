@@ -7,12 +7,16 @@ package machines
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
@@ -25,14 +29,25 @@ import (
 // test-machines sets it.
 const enabled = "NSTANCE_TEST_MACHINES"
 
-// drainTimeout is how long a Node may take that cannot be drained.
-const drainTimeout = 30 * time.Second
+// leaderTimeout gives Docker some seconds for each container also on a machine that is busy:
+// a server makes no call for which its lease may be too short.
+const leaderTimeout = 30 * time.Second
+
+// drainTimeout is longer than any drain that can be completed. staticGroups have their own.
+const drainTimeout = 5 * time.Minute
 
 var (
-	shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
-	// env is the cluster that all tests of this package share, and docker has its nodes.
-	env    *testcluster.Cluster
-	docker *dockerhost.Host
+	// shardIDs are those of this checkout of the repository: the containers of others on
+	// this machine are left alone.
+	shardIDs []string
+	// env is the cluster that all tests of this package share, and docker has its nodes,
+	// whose containers are recorded.
+	env        *testcluster.Cluster
+	docker     *dockerhost.Host
+	containers *containerLog
+	podNetwork *podroutes.Network
+	// running is locked until this program exits.
+	running *os.File
 )
 
 func TestMain(m *testing.M) {
@@ -46,22 +61,23 @@ func TestMain(m *testing.M) {
 	}
 	shards := installation.Shards(shardIDs...)
 	for i := range shards {
-		shards[i].DrainTimeout = drainTimeout
+		shards[i].DrainTimeout, shards[i].LeaderTimeout = drainTimeout, leaderTimeout
+		shards[i].Groups = staticGroups(shards[i].ID)
 	}
-	var routes sync.WaitGroup
+	var background sync.WaitGroup
+	var routesErr error
 	testcluster.Main(m, &env, testcluster.Options{
-		Without: []string{controlplane.KWOK}, Machines: docker, Shards: shards, OperatorFlags: []string{},
+		Without: []string{controlplane.KWOK}, Shards: shards, OperatorFlags: []string{},
+		Machines: docker, PodNetwork: podNetwork.String(),
 		Prepare: func(ctx context.Context) error {
-			routes.Go(func() {
-				if err := podroutes.Run(ctx, env.Kube); err != nil {
-					fmt.Fprintln(os.Stderr, err)
-				}
-			})
+			containers = newContainerLog()
+			background.Go(func() { containers.run(ctx, docker) })
+			background.Go(func() { routesErr = podroutes.Run(ctx, env.Kube) })
 			return nil
 		},
 		Closed: func() error {
-			routes.Wait()
-			return docker.Close()
+			background.Wait()
+			return errors.Join(routesErr, removeNodes(), podNetwork.Close(), docker.Close())
 		},
 	})
 }
@@ -71,6 +87,42 @@ func open() error {
 	if err != nil {
 		return err
 	}
-	docker, err = dockerhost.Open(context.Background(), filepath.Join(root, "e2e", ".cache", "docker"))
+	for _, zone := range []string{"us-west-2a", "us-west-2b", "us-west-2c"} {
+		shardIDs = append(shardIDs, zone+"-"+dockerhost.Suffix(root))
+	}
+	// The next run removes the containers of this one.
+	lock, err := os.OpenFile(filepath.Join(root, "e2e", ".cache", "machines.lock"), os.O_CREATE|os.O_RDWR, 0o600)
+	if err != nil {
+		return err
+	}
+	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
+		return fmt.Errorf("lock %s, maybe the tests run already: %w", lock.Name(), err)
+	}
+	running = lock
+	if podNetwork, err = podroutes.Claim(root); err != nil {
+		return err
+	}
+	ctx := context.Background()
+	if docker, err = dockerhost.Open(ctx, filepath.Join(root, "e2e", ".cache", "docker")); err != nil {
+		return err
+	}
+	// Those of a run that was killed.
+	_, err = docker.RemoveNodes(ctx, shardIDs...)
 	return err
+}
+
+// removeNodes removes the containers that are left, and returns an error if there are any:
+// each test has scaled its pool to zero.
+func removeNodes() error {
+	ctx := context.Background()
+	left, err := docker.Nodes(ctx, shardIDs...)
+	if err != nil || len(left) == 0 {
+		return err
+	}
+	var names []string
+	for _, node := range left {
+		names = append(names, strings.Join(node.Names, " ")+" "+node.Status)
+	}
+	_, err = docker.RemoveNodes(ctx, shardIDs...)
+	return errors.Join(fmt.Errorf("containers of nodes are left: %q", names), err)
 }

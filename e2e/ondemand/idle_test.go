@@ -35,13 +35,15 @@ func TestQuietWhenIdle(t *testing.T) {
 	impossible := newPod(namespace, "impossible")
 	impossible.Annotations[v1beta1.AnnotationOnDemandGroup] = "nowhere"
 	createPod(t, impossible)
-	testcluster.Eventually(t, time.Minute, "the Pod has an event", func(ctx context.Context) error {
-		events, err := podEvents(ctx, namespace, "UnknownGroup")
-		if err != nil {
-			return err
-		}
-		return oneEvent(events["impossible"])
-	})
+	for pod, reason := range map[string]string{"impossible": "UnknownGroup", "pending": v1beta1.ReasonProviderError} {
+		testcluster.Eventually(t, time.Minute, "Pod "+pod+" has an event", func(ctx context.Context) error {
+			events, err := podEvents(ctx, namespace, reason)
+			if err != nil {
+				return err
+			}
+			return oneEvent(events[pod])
+		})
+	}
 
 	// The syncs that the operator's own writes trigger come first.
 	env.UntilQueued(t, 4*resync, "machine", 2*(running+1))

@@ -143,7 +143,8 @@ func TestRemoveShardFromPool(t *testing.T) {
 	}
 }
 
-// A shard group that a user deletes is created again.
+// A user does not delete a shard group by mistake. One whose deletion is confirmed is
+// created again.
 func TestDeleteShardGroup(t *testing.T) {
 	for i, outage := range []outage{allUp, hanging} {
 		t.Run(outage.name, func(t *testing.T) {
@@ -156,8 +157,10 @@ func TestDeleteShardGroup(t *testing.T) {
 			if outage.begin != nil {
 				end = outage.begin(t, env.ShardServer(shard))
 			}
-			err = env.NstanceShardGroups().Delete(t.Context(), before.Name, metav1.DeleteOptions{})
-			require.NoError(t, err)
+			object := deletable{"NstanceShardGroup", before.Name}
+			require.NoError(t, forbidden(object.delete(t.Context(), "", metav1.DeleteOptions{}), "belongs to the operator", confirmDeletion))
+			object.annotate(t, confirmDeletion+"="+before.Name)
+			require.NoError(t, object.delete(t.Context(), "", metav1.DeleteOptions{}))
 			if outage.begin != nil {
 				untilShardGroupWaits(t, name, shard)
 				end()

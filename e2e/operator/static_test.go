@@ -38,22 +38,21 @@ func TestStaticPoolIsProtected(t *testing.T) {
 	t.Run("with the operator running", func(t *testing.T) {
 		expectEditsRejected(t, name)
 		expectEditsAccepted(t, name, "running")
+		testcluster.Eventually(t, time.Minute, "a new pool with another template is rejected", func(ctx context.Context) error {
+			pool := testcluster.NewNstanceMachinePool(name, "us-west-2a")
+			pool.Spec.Template = "other"
+			return invalid(createDry(ctx, pool), `spec.template: Invalid value: "other": group "fixed" is static`, `sets "worker"`)
+		})
 		env.Scale(t, name, 2)
 		env.UntilRunning(t, name, 2)
-		for what, remove := range map[string]func(context.Context) error{
-			"NstanceMachinePool": func(ctx context.Context) error { return deletePoolDry(ctx, name) },
-			"MachinePool":        func(ctx context.Context) error { return deleteMachinePoolDry(ctx, name) },
-		} {
-			testcluster.Eventually(t, time.Minute, "deleting the "+what+" is rejected", func(ctx context.Context) error {
-				return forbidden(remove(ctx), what, `group "fixed"`, "static")
-			})
-		}
+		expectDeletionsRejected(t, name)
 	})
 
 	t.Run("with the operator stopped", func(t *testing.T) {
 		testcluster.Stop(t, env.OperatorProcess())
 		expectEditsRejected(t, name)
 		expectEditsAccepted(t, name, "stopped")
+		expectDeletionsRejected(t, name)
 		env.Scale(t, name, 1)
 	})
 
@@ -75,7 +74,7 @@ func expectEditsRejected(t *testing.T, name string) {
 	for _, edit := range []struct{ patch, field string }{
 		{patch: `{"spec":{"template":"other"}}`, field: "spec.template: Forbidden"},
 		{patch: `{"spec":{"subnets":["default"]}}`, field: "spec.subnets: Forbidden"},
-		{patch: `{"spec":{"shards":["us-west-2a","us-west-2b"]}}`, field: "spec.shards: Forbidden"},
+		{patch: `{"spec":{"shards":["us-west-2b"]}}`, field: "spec.shards: Forbidden"},
 	} {
 		_, err := patchPool(t.Context(), name, edit.patch)
 		if !apierrors.IsInvalid(err) {
@@ -97,6 +96,16 @@ func expectEditsAccepted(t *testing.T, name, value string) {
 	require.NoError(t, err)
 	if after.Spec.InstanceType != "m7i.large" || after.Spec.Vars["operator"] != value {
 		t.Errorf("the spec is %+v", after.Spec)
+	}
+}
+
+// expectDeletionsRejected tries to delete the pool and its MachinePool.
+func expectDeletionsRejected(t *testing.T, name string) {
+	t.Helper()
+	for what, remove := range map[string]func(context.Context, string) error{"NstanceMachinePool": deletePoolDry, "MachinePool": deleteMachinePoolDry} {
+		testcluster.Eventually(t, time.Minute, "deleting the "+what+" is rejected", func(ctx context.Context) error {
+			return forbidden(remove(ctx, name), what, fmt.Sprintf("group %q", name), "static")
+		})
 	}
 }
 

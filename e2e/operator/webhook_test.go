@@ -87,7 +87,7 @@ func TestWebhookRejectsGroupsAndShards(t *testing.T) {
 	}
 }
 
-// While no operator runs, pools can be deleted, and pools can be created that it would
+// While no operator runs, dynamic pools can be deleted, and pools can be created that it would
 // reject.
 func TestMissingWebhookBlocksNothing(t *testing.T) {
 	const name = "unguarded"

@@ -56,7 +56,7 @@ func (r *routes) set(ctx context.Context, object any) {
 	if err != nil {
 		return // it has no range yet
 	}
-	route := &netlink.Route{Dst: pods}
+	route := &netlink.Route{Dst: pods, Protocol: protocol}
 	for _, address := range node.Status.Addresses {
 		if address.Type == corev1.NodeInternalIP {
 			route.Gw = net.ParseIP(address.Address)

@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"io/fs"
 	"os"
@@ -16,7 +15,6 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
-	"golang.org/x/sys/unix"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
@@ -67,7 +65,7 @@ func TestStandby(t *testing.T) {
 		if killed {
 			err = leader.Kill(t.Context())
 		} else {
-			err = leader.freeze(t)
+			err = testcluster.FreezeUnlocked(leader.Component, env.Installation.Bucket())
 		}
 		require.NoError(t, err)
 		testcluster.Eventually(t, timeout, "the standby's lead", leads(other.operator))
@@ -107,48 +105,6 @@ func TestStandby(t *testing.T) {
 type server struct {
 	*controlplane.Component
 	operator nstancev1.OperatorServiceClient
-}
-
-// freeze suspends a server at a moment when it has no lock of a folder of the
-// storage. With a lock, which takes microseconds, it would block the others for as
-// long as it is suspended: that is a limit of a storage that is a folder.
-func (s server) freeze(t *testing.T) error {
-	t.Helper()
-	for {
-		if err := s.Freeze(); err != nil {
-			return err
-		}
-		locked, err := anyLocked(env.Installation.Bucket())
-		if err != nil || !locked {
-			return err
-		}
-		if err := s.Thaw(); err != nil {
-			return err
-		}
-	}
-}
-
-// anyLocked reports whether any process has the lock of a folder below dir.
-func anyLocked(dir string) (locked bool, err error) {
-	err = filepath.WalkDir(dir, func(path string, entry fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // The servers write meanwhile.
-		}
-		if err != nil || entry.Name() != ".lock" {
-			return err
-		}
-		file, err := os.Open(path)
-		if err != nil {
-			return err
-		}
-		defer func() { _ = file.Close() }()
-		err = unix.Flock(int(file.Fd()), unix.LOCK_EX|unix.LOCK_NB)
-		if errors.Is(err, unix.EWOULDBLOCK) {
-			locked, err = true, nil
-		}
-		return err
-	})
-	return locked, err
 }
 
 // leads succeeds when a server serves operators.

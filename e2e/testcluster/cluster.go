@@ -41,6 +41,8 @@ type Options struct {
 	Prepare func(context.Context) error
 	// Machines makes each instance a container that runs a kubelet, of this Docker.
 	Machines *dockerhost.Host
+	// PodNetwork is the range of the addresses of Pods on such nodes.
+	PodNetwork string
 	// Closed is called in the end, when nothing runs any more. Optional.
 	Closed func() error
 	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
@@ -99,12 +101,16 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	if err != nil {
 		return 1, err
 	}
+	var image string
 	options := controlplane.Options{
 		Dir: dir, Binaries: binaries, Namespace: installation.Namespace, Without: o.Without,
 		AuditReads: append(slices.Clone(o.AuditReads), installation.OperatorUser),
 	}
 	if o.Machines != nil {
-		options.NodeAddress = o.Machines.Bridge
+		options.NodeAddress, options.PodNetwork = o.Machines.Bridge, o.PodNetwork
+		if image, err = o.Machines.NodeImage(ctx, root, "e2e", os.Stderr); err != nil {
+			return 1, err
+		}
 	}
 	cp, err := controlplane.Start(ctx, options)
 	if err != nil {
@@ -132,7 +138,7 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	for _, shard := range o.Shards {
 		cluster.ShardIDs = append(cluster.ShardIDs, shard.ID)
 	}
-	machines, err := o.Machines.Installation(ctx, cp, root, os.Stderr)
+	machines, err := o.Machines.Installation(cp, image)
 	if err != nil {
 		return 1, err
 	}

@@ -15,6 +15,8 @@ type devcluster struct {
 	root string // of the repository
 	dir  string
 	out  io.Writer
+	// machines is set if the nodes of up are containers.
+	machines bool
 }
 
 // locate finds the repository around the working directory, and the state

@@ -31,7 +31,10 @@ func (d devcluster) down(ctx context.Context) error {
 		return err
 	}
 	defer lock.release()
-	return d.stopComponents(ctx)
+	if err := d.stopComponents(ctx); err != nil {
+		return err
+	}
+	return d.removeLeftNodes(ctx)
 }
 
 func (d devcluster) stopUp(ctx context.Context, pid int) (*lock, error) {

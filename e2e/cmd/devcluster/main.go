@@ -3,7 +3,7 @@
 
 // Command devcluster runs a whole Nstance on one machine: a real Kubernetes
 // control plane with Cluster API, three shard servers whose instances are
-// Nodes without machines, and the operator.
+// Nodes without machines, or containers with a kubelet, and the operator.
 package main
 
 import (
@@ -30,6 +30,12 @@ func main() {
 	}
 }
 
+type (
+	// action is what a command does in a dev cluster, runE the same for cobra.
+	action func(ctx context.Context, d devcluster, args []string) error
+	runE   = func(*cobra.Command, []string) error
+)
+
 func newCommand() *cobra.Command {
 	var dir string
 	root := &cobra.Command{
@@ -42,7 +48,7 @@ func newCommand() *cobra.Command {
 		"folder of all state (default: .dev in the root of the repository)")
 
 	// in passes the folder to the commands as an absolute path.
-	in := func(run func(ctx context.Context, d devcluster, args []string) error) func(*cobra.Command, []string) error {
+	in := func(run action) runE {
 		return func(cmd *cobra.Command, args []string) error {
 			d, err := locate(dir)
 			if err != nil {
@@ -52,17 +58,24 @@ func newCommand() *cobra.Command {
 			return run(cmd.Context(), d, args)
 		}
 	}
-	root.AddCommand(
-		&cobra.Command{
-			Use:   "up",
-			Short: "Start everything and stay in the foreground until Ctrl-C, which stops it again",
-			Long: `Start everything and stay in the foreground until Ctrl-C, which stops it again.
+	var machines bool
+	up := &cobra.Command{
+		Use:   "up",
+		Short: "Start everything and stay in the foreground until Ctrl-C, which stops it again",
+		Long: `Start everything and stay in the foreground until Ctrl-C, which stops it again.
 
 Missing programs are built first. Every start begins with an empty cluster; the
 state of the last one in the folder is removed, its logs included.`,
-			Args: cobra.NoArgs,
-			RunE: in(func(ctx context.Context, d devcluster, _ []string) error { return d.up(ctx) }),
-		},
+		Args: cobra.NoArgs,
+		RunE: in(func(ctx context.Context, d devcluster, _ []string) error {
+			d.machines = machines
+			return d.up(ctx)
+		}),
+	}
+	up.Flags().BoolVar(&machines, "machines", false,
+		"run each instance as a container with a kubelet; needs Docker and root")
+	root.AddCommand(
+		up,
 		&cobra.Command{
 			Use:   "down",
 			Short: "Stop a running up, and the components that an earlier one left running",
@@ -73,7 +86,7 @@ state of the last one in the folder is removed, its logs included.`,
 			Use:   "status",
 			Short: "Show the components",
 			Args:  cobra.NoArgs,
-			RunE:  in(func(_ context.Context, d devcluster, _ []string) error { return d.status() }),
+			RunE:  in(func(ctx context.Context, d devcluster, _ []string) error { return d.status(ctx) }),
 		},
 		&cobra.Command{
 			Use:   "kill COMPONENT",
@@ -87,6 +100,7 @@ state of the last one in the folder is removed, its logs included.`,
 			Args:  cobra.ExactArgs(1),
 			RunE:  in(func(ctx context.Context, d devcluster, args []string) error { return d.start(ctx, args[0]) }),
 		},
+		newMarekvsCommand(in),
 	)
 	return root
 }

@@ -30,21 +30,27 @@ var (
 	}
 	shards = []installation.Shard{
 		{
-			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963, AgentPort: 28953,
+			ID: "us-west-2a", OperatorPort: 28993, HealthPort: 28983, RegistrationPort: 28973, ElectionPort: 28963, AgentPort: 28953, MetadataPort: 28943,
 			Groups:       map[string]installation.Group{"main": {Size: 2}},
 			DrainTimeout: drainTimeout,
 		},
 		{
-			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964, AgentPort: 28954,
+			ID: "us-west-2b", OperatorPort: 28994, HealthPort: 28984, RegistrationPort: 28974, ElectionPort: 28964, AgentPort: 28954, MetadataPort: 28944,
 			Groups:       map[string]installation.Group{"main": {Size: 1}},
 			DrainTimeout: drainTimeout,
 		},
 		{
-			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965, AgentPort: 28955,
+			ID: "us-west-2c", OperatorPort: 28995, HealthPort: 28985, RegistrationPort: 28975, ElectionPort: 28965, AgentPort: 28955, MetadataPort: 28945,
 			DrainTimeout: drainTimeout,
 		},
 	}
 	operator = installation.Operator{Component: "operator", HTTPPort: 28080}
+)
+
+// Ports of the marekvs operator, and of the metrics of its simulated nodes.
+const (
+	marekvsHTTPPort = 28081
+	marekvsPort     = 28121
 )
 
 func portUses() []controlplane.PortUse {

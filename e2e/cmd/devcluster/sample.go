@@ -23,10 +23,11 @@ import (
 )
 
 const (
-	samplePool    = "workers" // of manifests/samples
-	importedPool  = "main"    // of the servers' configuration
-	sampleNodes   = 6         // of both
-	sampleTimeout = 3 * time.Minute
+	samplePool      = "workers" // of manifests/samples
+	importedPool    = "main"    // of the servers' configuration
+	samplePoolNodes = 3
+	sampleNodes     = 6 // of both
+	sampleTimeout   = 3 * time.Minute
 
 	running = "Running" // the phase of a MachinePool
 )
@@ -35,11 +36,18 @@ const (
 type notReadyError struct{ state string }
 
 func (e notReadyError) Error() string {
-	return fmt.Sprintf("the pools %s and %s are not up after %s: %s", samplePool, importedPool, sampleTimeout, e.state)
+	return fmt.Sprintf("the sample is not up after %s: %s", sampleTimeout, e.state)
 }
 
-// waitForSample waits until the sample pool and the imported pool are Running, and all
-// of their Nodes are Ready.
+// samplePools returns the pools of a cluster, and the number of their Nodes.
+func (d devcluster) samplePools() (pools []string, nodes int) {
+	if d.machines {
+		return []string{samplePool}, samplePoolNodes
+	}
+	return []string{samplePool, importedPool}, sampleNodes
+}
+
+// waitForSample waits until the pools are Running, and all of their Nodes are Ready.
 func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) error {
 	pools, err := dynamic.NewForConfig(config)
 	if err != nil {
@@ -49,14 +57,20 @@ func (d devcluster) waitForSample(ctx context.Context, config *rest.Config) erro
 	if err != nil {
 		return err
 	}
-	fmt.Fprintf(d.out, "waiting for the sample pool %s and the imported pool %s\n", samplePool, importedPool)
+	names, count := d.samplePools()
+	fmt.Fprintf(d.out, "waiting for the pools: %s\n", strings.Join(names, ", "))
 	var state string
 	err = wait.PollUntilContextTimeout(ctx, 250*time.Millisecond, sampleTimeout, true,
 		func(ctx context.Context) (bool, error) {
-			sample, imported := poolPhase(ctx, pools, samplePool), poolPhase(ctx, pools, importedPool)
 			ready := readyNodes(ctx, nodes)
-			state = fmt.Sprintf("MachinePool phases %q and %q, %d of %d Nodes Ready", sample, imported, ready, sampleNodes)
-			return sample == running && imported == running && ready == sampleNodes, nil
+			state = fmt.Sprintf("%d of %d Nodes are Ready", ready, count)
+			up := ready == count
+			for _, name := range names {
+				phase := poolPhase(ctx, pools, name)
+				state += fmt.Sprintf(", the phase of MachinePool %s is %q", name, phase)
+				up = up && phase == running
+			}
+			return up, nil
 		})
 	if ctx.Err() != nil {
 		return ctx.Err()
@@ -96,12 +110,20 @@ func readyNodes(ctx context.Context, client kubernetes.Interface) int {
 
 func (d devcluster) printReady(took time.Duration) {
 	var commands strings.Builder
-	for _, command := range []string{
+	replicas := 10
+	if d.machines {
+		replicas = 5
+	}
+	list := []string{
 		"export KUBECONFIG=" + filepath.Join(d.dir, "kubeconfig"),
 		`export PATH="` + filepath.Join(d.dir, "bin") + `:$PATH"`,
-		"kubectl scale machinepool " + samplePool + " --replicas=10",
+		fmt.Sprintf("kubectl scale machinepool %s --replicas=%d", samplePool, replicas),
 		"kubectl get nstanceshardgroups,machinepools,nodes",
-	} {
+	}
+	if d.machines {
+		list = append(list, "kubectl apply -f "+filepath.Join(d.root, "manifests", "samples", "web.yaml"))
+	}
+	for _, command := range list {
 		fmt.Fprintf(&commands, "  %s\n", command)
 	}
 	fmt.Fprintf(d.out, "\nReady after %s. In another terminal:\n\n%s\nCtrl-C stops everything.\n",

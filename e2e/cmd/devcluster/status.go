@@ -4,6 +4,8 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -13,8 +15,8 @@ import (
 )
 
 // status prints a table of the components on record, also of a cluster that
-// has been stopped.
-func (d devcluster) status() error {
+// has been stopped, and of the nodes that are containers.
+func (d devcluster) status(ctx context.Context) error {
 	components, err := controlplane.Components(d.dir)
 	if err != nil {
 		return err
@@ -35,5 +37,10 @@ func (d devcluster) status() error {
 		}
 		fmt.Fprintf(table, "%s\t%s\t%s\t%s\t%s\n", c.Name, pid, state, strings.Join(ports, ","), c.LogPath())
 	}
-	return table.Flush()
+	nodes, address, err := d.nodes(ctx)
+	for _, node := range nodes {
+		name := strings.TrimPrefix(node.Names[0], "/")
+		fmt.Fprintf(table, "%s\t-\t%s\t\tdocker --host %s logs %s\n", name, node.State, address, name)
+	}
+	return errors.Join(err, table.Flush())
 }

@@ -16,7 +16,7 @@ import (
 )
 
 // up runs the cluster until ctx is done, and stops it.
-func (d devcluster) up(ctx context.Context) error {
+func (d devcluster) up(ctx context.Context) (err error) {
 	lock, err := acquire(d.dir)
 	if err != nil {
 		return err
@@ -25,13 +25,27 @@ func (d devcluster) up(ctx context.Context) error {
 	if err := d.stopComponents(ctx); err != nil {
 		return err
 	}
+	if err := d.removeLeftNodes(ctx); err != nil {
+		// Maybe its Docker is not used any more.
+		fmt.Fprintf(d.out, "the nodes of an earlier cluster were not removed: %v\n", err)
+	}
 	// Before a build of minutes, and again afterwards.
 	if err := controlplane.CheckPorts(portUses()); err != nil {
 		return err
 	}
+	var nodes *machines
+	if d.machines {
+		if nodes, err = d.openMachines(ctx); err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, nodes.close(context.WithoutCancel(ctx))) }()
+	}
 
 	begin := time.Now()
 	programs, err := d.build(ctx)
+	if err == nil {
+		err = nodes.buildImage(ctx)
+	}
 	if err != nil {
 		return errors.Join(ctx.Err(), err)
 	}
@@ -39,17 +53,20 @@ func (d devcluster) up(ctx context.Context) error {
 		return err
 	}
 	cp, err := controlplane.Start(ctx, controlplane.Options{
-		Dir:       d.dir,
-		Binaries:  programs.controlPlane,
-		Ports:     controlPlanePorts,
-		Namespace: installation.Namespace,
-		Progress:  d.out,
-		Exited:    d.reportExit,
+		Dir:         d.dir,
+		Binaries:    programs.controlPlane,
+		Ports:       controlPlanePorts,
+		NodeAddress: nodes.address(),
+		PodNetwork:  nodes.podNetwork(),
+		Without:     nodes.without(),
+		Namespace:   installation.Namespace,
+		Progress:    d.out,
+		Exited:      d.reportExit,
 	})
 	if err != nil {
 		return errors.Join(ctx.Err(), err)
 	}
-	err = d.runNstance(ctx, cp, programs, begin)
+	err = d.runNstance(ctx, cp, programs, nodes, begin)
 
 	if ctx.Err() != nil {
 		fmt.Fprintf(d.out, "\nstopping: %v\n", context.Cause(ctx))
@@ -89,8 +106,13 @@ func linkKubectl(kube, path string) error {
 
 // runNstance starts Nstance and its sample and returns when ctx is done, or when a
 // required step fails.
-func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, begin time.Time) error {
-	err := d.startNstance(ctx, cp, p)
+func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, nodes *machines, begin time.Time) (err error) {
+	stopRoutes, err := nodes.route(ctx, cp)
+	if err != nil {
+		return err
+	}
+	defer func() { err = errors.Join(err, stopRoutes()) }()
+	err = d.startNstance(ctx, cp, p, nodes)
 	if err == nil {
 		err = d.waitForSample(ctx, cp.AdminConfig())
 	}
@@ -108,13 +130,18 @@ func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlan
 	return nil
 }
 
-func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs) error {
+func (d devcluster) startNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, nodes *machines) error {
 	manifests := filepath.Join(d.root, "manifests")
+	instances, err := nodes.installation(cp)
+	if err != nil {
+		return err
+	}
 	n, err := installation.Install(ctx, cp, installation.Options{
 		Manifests: manifests,
 		Operator:  p.operator,
 		Server:    p.server,
-		Shards:    shards,
+		Shards:    nodes.shards(),
+		Machines:  instances,
 	})
 	if err != nil {
 		return err

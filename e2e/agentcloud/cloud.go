@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package agentcloud is a cloud for tests whose machines are processes of nstance-agent. It
+// is a server of its own, so that any number of shard servers, which may be killed, use the
+// same machines.
+package agentcloud
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"net"
+	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"sync"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+)
+
+// Options configure a Cloud.
+type Options struct {
+	// Agent is the program nstance-agent.
+	Agent string
+	// Dir has a folder for each machine that was ever created. It is created.
+	Dir string
+	// Room is how many machines the subnets have room for. Others have no limit.
+	Room map[string]int
+	// Environment returns environment variables of the agents in a subnet. They replace
+	// those of the userdata. Optional.
+	Environment func(subnet string) []string
+}
+
+// Cloud has machines. Made and Terminated count them.
+type Cloud struct {
+	*machinestest.Cloud
+	// URL is where shard servers call the cloud.
+	URL string
+
+	options Options
+	server  *http.Server
+
+	// mu serializes what starts and stops machines. It guards machines, which has those
+	// that run by provider id, and most, which is how many there have been at once.
+	mu       sync.Mutex
+	machines map[string]*machine
+	most     int
+}
+
+// Start serves at a free port of this machine until Close.
+func Start(ctx context.Context, o Options) (*Cloud, error) {
+	if err := os.MkdirAll(o.Dir, 0o700); err != nil {
+		return nil, fmt.Errorf("start the cloud: %w", err)
+	}
+	listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
+	if err != nil {
+		return nil, fmt.Errorf("start the cloud: %w", err)
+	}
+	c := &Cloud{
+		Cloud:    machinestest.NewCloud(),
+		URL:      "http://" + listener.Addr().String(),
+		options:  o,
+		machines: map[string]*machine{},
+	}
+	c.BootTime, c.StopTime, c.Room = 0, 0, o.Room
+	if c.Room == nil {
+		c.Room = map[string]int{}
+	}
+	c.server = &http.Server{Handler: c.handler(), ReadHeaderTimeout: 10 * time.Second}
+	go func() { _ = c.server.Serve(listener) }()
+	return c, nil
+}
+
+// Close stops all machines.
+func (c *Cloud) Close() error {
+	err := c.server.Close()
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	for _, m := range c.machines {
+		m.stop()
+	}
+	clear(c.machines)
+	return err
+}
+
+// Folder returns the folder of the machine of an instance: its userdata, the folders of the
+// agent, and the log.
+func (c *Cloud) Folder(id string) string { return filepath.Join(c.options.Dir, id) }
+
+// Log returns the path of the log of the machine of an instance.
+func (c *Cloud) Log(id string) string { return filepath.Join(c.Folder(id), logFile) }
+
+// Vanish deletes the machines of instances without a request of a shard server.
+func (c *Cloud) Vanish(ids ...string) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.Cloud.Vanish(ids...)
+	for providerID, m := range c.machines {
+		if slices.Contains(ids, m.id) {
+			m.stop()
+			delete(c.machines, providerID)
+		}
+	}
+}
+
+// Subnet returns the instances whose machines run in a subnet, in order.
+func (c *Cloud) Subnet(name string) []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var ids []string
+	for _, m := range c.machines {
+		if m.subnet == name {
+			ids = append(ids, m.id)
+		}
+	}
+	slices.Sort(ids)
+	return ids
+}
+
+// api are the calls for the machines of one shard.
+type api struct {
+	machines.API
+	cloud *Cloud
+}
+
+func (c *Cloud) api(shard provider.Shard) machines.API { return api{c.API(shard), c} }
+
+// Launch creates a machine and starts its agent, unless the request was made before.
+func (a api) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	a.cloud.mu.Lock()
+	defer a.cloud.mu.Unlock()
+	m, err := a.API.Launch(ctx, r)
+	if err != nil || m.State == instance.Failed || a.cloud.machines[m.ProviderID] != nil {
+		return m, err
+	}
+	started := &machine{id: r.ID, subnet: r.Subnet, folder: a.cloud.Folder(r.ID)}
+	a.cloud.machines[m.ProviderID] = started
+	a.cloud.most = max(a.cloud.most, len(a.cloud.machines))
+	if err := started.boot(r.Userdata, a.cloud.options); err != nil {
+		return m, fmt.Errorf("start the machine of instance %s: %w", r.ID, err)
+	}
+	return m, nil
+}
+
+// Terminate deletes machines.
+func (a api) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+	a.cloud.mu.Lock()
+	defer a.cloud.mu.Unlock()
+	errs := a.API.Terminate(ctx, list)
+	for _, one := range list {
+		if m := a.cloud.machines[one.ProviderID]; m != nil && errs[one.ID] == nil {
+			m.stop()
+			delete(a.cloud.machines, one.ProviderID)
+		}
+	}
+	return errs
+}
+
+// Most returns how many machines there have been at once.
+func (c *Cloud) Most() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.most
+}
+
+// Running returns the process ids of the agents that run.
+func (c *Cloud) Running() []int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var pids []int
+	for m := range maps.Values(c.machines) {
+		if m.agent != nil {
+			pids = append(pids, m.agent.Process.Pid)
+		}
+	}
+	return pids
+}

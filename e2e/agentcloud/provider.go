@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package agentcloud
+
+import (
+	"bytes"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Name is the name of the provider in the configuration, and InstanceType the only type of
+// its instances.
+const (
+	Name         = "agentcloud"
+	InstanceType = "process"
+)
+
+// providerOptions are the options of the provider in the configuration.
+type providerOptions struct{ url string }
+
+// ReadOptions reads the options of the provider: the URL of a Cloud.
+func ReadOptions(o *jsonc.Object) provider.Options {
+	defer o.Finish()
+	return &providerOptions{o.String("url")}
+}
+
+// Validate returns every rule that the options break.
+func (o *providerOptions) Validate(path *field.Path, _ sets.Set[string]) field.ErrorList {
+	return validation.Required(path.Child("url"), o.url)
+}
+
+// ValidateArgs returns nothing: there are no arguments.
+func (o *providerOptions) ValidateArgs(*field.Path, map[string]any) field.ErrorList { return nil }
+
+// Catalogue returns the only instance type.
+func (o *providerOptions) Catalogue() provider.Catalogue {
+	return provider.Catalogue{InstanceType: {
+		Name: InstanceType, CPU: resource.MustParse("1"), Memory: resource.MustParse("1Gi"), Arch: provider.ArchAMD64,
+	}}
+}
+
+// RunsAgent returns true.
+func (o *providerOptions) RunsAgent() bool { return true }
+
+// ImmutableFields returns the option, which needs a restart to change.
+func (o *providerOptions) ImmutableFields(path *field.Path) []provider.ImmutableField {
+	return []provider.ImmutableField{{Path: path.Child("url"), Value: o.url}}
+}
+
+// NewProvider returns the provider for a shard.
+func (o *providerOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	return machines.New(&client{url: o.url, shard: shard}, machines.Options{CallContext: callContext}), nil
+}
+
+// client calls a Cloud for a shard.
+type client struct {
+	url   string
+	shard provider.Shard
+}
+
+var _ machines.API = (*client)(nil)
+
+func (c *client) call(ctx context.Context, path string, r request) (response, error) {
+	r.Shard = c.shard
+	body, err := json.Marshal(r)
+	if err != nil {
+		return response{}, err
+	}
+	post, err := http.NewRequestWithContext(ctx, http.MethodPost, c.url+path, bytes.NewReader(body))
+	if err != nil {
+		return response{}, err
+	}
+	reply, err := http.DefaultClient.Do(post)
+	if err != nil {
+		return response{}, fmt.Errorf("call the cloud: %w", err)
+	}
+	defer func() { _ = reply.Body.Close() }()
+	if reply.StatusCode != http.StatusOK {
+		return response{}, fmt.Errorf("call the cloud: %s: %s", path, reply.Status)
+	}
+	var result response
+	if err := json.NewDecoder(reply.Body).Decode(&result); err != nil {
+		return response{}, fmt.Errorf("call the cloud: %w", err)
+	}
+	return result, result.err()
+}
+
+// Launch creates the machine of a request.
+func (c *client) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	result, err := c.call(ctx, launchPath, request{Launch: &r})
+	if err != nil {
+		return machines.Machine{}, err
+	}
+	return result.Machines[0], nil
+}
+
+// Terminate deletes machines.
+func (c *client) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+	result, err := c.call(ctx, terminatePath, request{Machines: list})
+	errs := map[string]error{}
+	for id, text := range result.Errors {
+		errs[id] = errors.New(text)
+	}
+	if err != nil {
+		for _, m := range list {
+			errs[m.ID] = err
+		}
+	}
+	return errs
+}
+
+// List returns all machines of the shard.
+func (c *client) List(ctx context.Context) ([]machines.Machine, error) {
+	result, err := c.call(ctx, listPath, request{})
+	return result.Machines, err
+}
+
+// Find returns the machine of an instance.
+func (c *client) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+	result, err := c.call(ctx, findPath, request{Name: id})
+	if err != nil || len(result.Machines) == 0 {
+		return machines.Machine{}, false, err
+	}
+	return result.Machines[0], true, nil
+}
+
+// Room returns how many more machines a subnet has room for.
+func (c *client) Room(ctx context.Context, subnet string) (int, error) {
+	result, err := c.call(ctx, roomPath, request{Name: subnet})
+	return result.Room, err
+}
+
+// Limits returns limits that let hundreds of machines be created at once.
+func (c *client) Limits() machines.Limits {
+	return machines.Limits{
+		Reads:        machines.Budget{PerSecond: 100, Burst: 100},
+		Writes:       machines.Budget{PerSecond: 200, Burst: 200},
+		Launches:     16,
+		Batch:        50,
+		PollInterval: time.Second,
+		IdleInterval: 5 * time.Second,
+	}
+}

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package agents
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/codes"
+	"google.golang.org/grpc/status"
+	"google.golang.org/protobuf/types/known/emptypb"
+
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+const (
+	// agents is how many there are, in five groups and two subnets.
+	agents = 200
+	// reportInterval is how often they report: the minute of the default and everything that
+	// is counted in reports is 7.5 times as long.
+	reportInterval = 8 * time.Second
+	// partitionIntervals is how many reports are lost in the partition: five minutes of the
+	// default.
+	partitionIntervals = 5
+)
+
+// startAgents starts a shard, and lets all machines register in the same moment.
+func startAgents(t testing.TB, s settings) *shard {
+	t.Helper()
+	s.userdata, s.reportInterval, s.registrationTimeout = userdata, reportInterval, 3*time.Minute
+	sh := startShard(t, s, map[string]int{left: agents / 2})
+	sh.registrations.Cut()
+	sh.configure(func(s *settings) {
+		s.groups = map[string]int{}
+		for n := range 5 {
+			s.groups[fmt.Sprintf("workers-%d", n)] = agents / 5
+		}
+	})
+	testcluster.Eventually(t, timeout, "all agents register", func(context.Context) error {
+		waiting, running := sh.registrations.Waiting(), len(sh.cloud.Running())
+		if waiting < agents || running < agents {
+			return fmt.Errorf("%d of %d that run do", waiting, running)
+		}
+		return nil
+	})
+	return sh
+}
+
+// TestTwoHundredAgents: exactly the machines that are lost are replaced, whatever else
+// happens to the agents and their servers, and no machine is created twice.
+func TestTwoHundredAgents(t *testing.T) {
+	t.Parallel()
+	sh := startAgents(t, pushSettings())
+	sh.addPushed()
+	storm := time.Now()
+	sh.registrations.Heal()
+	sh.untilSettled(storm)
+	sh.checkMade(agents)
+	first := sh.cloud.Existing()
+	// Requests for the last room of a subnet exclude each other.
+	assert.InDelta(t, agents/2, len(sh.cloud.Subnet(left)), 5, "agents in the one subnet")
+	for _, record := range sh.records() {
+		require.NotNil(t, record.Registration, record.ID)
+		assert.Equal(t, record.ID, record.Registration.Hostname)
+		assert.Equal(t, 1, sh.lines(record.ID, "registered the instance"), record.ID)
+	}
+
+	sh.partition(first)
+
+	var lost []string
+	lost = append(lost, sh.loseMachines(first[0:7], "the leader is killed", sh.killLeader)...)
+	lost = append(lost, sh.loseMachines(first[100:106], "the leader is paused", sh.pauseLeader)...)
+	lost = append(lost, sh.loseMachines(first[193:200], "nothing else happens", func(do func()) { do() })...)
+	sh.checkMade(agents + len(lost))
+	assert.Len(t, lost, 20)
+	assert.ElementsMatch(t, lost, without(first, sh.cloud.Existing()), "machines that were replaced")
+
+	sh.push(3)
+	sh.checkMade(agents + len(lost))
+	sh.checkSecrets()
+}
+
+// partition loses what half of the agents and the servers send each other. Nothing is
+// replaced.
+func (s *shard) partition(all []string) {
+	s.t.Helper()
+	failures := s.watchErrors()
+	cut := s.cloud.Subnet(left)
+	begin := time.Now()
+	s.subnets[left].Cut()
+	// The others report as if nothing had happened.
+	testcluster.Eventually(s.t, timeout, "the other half reports all that time", func(ctx context.Context) error {
+		seen, err := s.observe(ctx)
+		if err != nil {
+			return err
+		}
+		for id, r := range seen {
+			if !slices.Contains(cut, id) && r.lastSeen.Sub(begin) < (partitionIntervals-1)*reportInterval {
+				return fmt.Errorf("the last report of %s is %s old", id, time.Since(r.lastSeen))
+			}
+		}
+		return nil
+	})
+	seen, err := s.observe(s.t.Context())
+	require.NoError(s.t, err)
+	assert.Len(s.t, seen, agents)
+	for _, id := range cut {
+		assert.Less(s.t, seen[id].lastSeen.Sub(begin), reportInterval, "%s reports", id)
+		assert.Equal(s.t, "running", seen[id].status, id)
+	}
+	s.untilError(failures, fmt.Sprintf("of %d agents do not report", agents))
+	s.checkMade(agents)
+	healed := time.Now()
+	s.subnets[left].Heal()
+	s.untilSettled(healed)
+	s.checkMade(agents)
+	assert.Empty(s.t, without(all, s.cloud.Existing()), "machines that were replaced")
+}
+
+// loseMachines deletes the machines of instances while something happens, and returns them
+// when exactly they are replaced.
+func (s *shard) loseMachines(ids []string, what string, happen func(lose func())) []string {
+	s.t.Helper()
+	before := s.cloud.Existing()
+	made := len(s.cloud.Made())
+	var begin time.Time
+	happen(func() {
+		begin = time.Now()
+		s.cloud.Vanish(ids...)
+	})
+	s.untilSettled(begin)
+	s.checkMade(made + len(ids))
+	assert.ElementsMatch(s.t, ids, without(before, s.cloud.Existing()), "machines that were replaced while %s", what)
+	return ids
+}
+
+// killLeader kills the leader when machines are lost, and starts it again when the other
+// server leads.
+func (s *shard) killLeader(lose func()) {
+	s.t.Helper()
+	leader, err := s.leader()
+	require.NoError(s.t, err)
+	lose()
+	require.NoError(s.t, leader.Kill(s.t.Context()))
+	s.untilOtherLeads(leader)
+	require.NoError(s.t, leader.Start(s.t.Context()))
+}
+
+// pauseLeader suspends the leader when machines are lost, and resumes it when all agents
+// report to the other server. It changes nothing then.
+func (s *shard) pauseLeader(lose func()) {
+	s.t.Helper()
+	leader, err := s.leader()
+	require.NoError(s.t, err)
+	lose()
+	begin := time.Now()
+	require.NoError(s.t, testcluster.FreezeUnlocked(leader.Component, s.bucket()))
+	thawed := false
+	s.t.Cleanup(func() {
+		if !thawed {
+			_ = leader.Thaw()
+		}
+	})
+	s.untilOtherLeads(leader)
+	s.untilSettled(begin)
+	objects, made := s.objects(), s.cloud.Made()
+	require.NoError(s.t, leader.Thaw())
+	thawed = true
+	testcluster.Eventually(s.t, timeout, "the old leader rejects calls", func(ctx context.Context) error {
+		_, err := leader.operator.ListGroups(ctx, &emptypb.Empty{})
+		if status.Code(err) != codes.Unavailable {
+			return fmt.Errorf("its status is %w", err)
+		}
+		return nil
+	})
+	assert.Equal(s.t, objects, s.objects(), "groups and records")
+	assert.Equal(s.t, made, s.cloud.Made(), "machines that were ever created")
+}
+
+func (s *shard) untilOtherLeads(old server) {
+	s.t.Helper()
+	testcluster.Eventually(s.t, timeout, "the other server leads", func(ctx context.Context) error {
+		now, err := s.leader()
+		if err != nil {
+			return err
+		}
+		if now.Name == old.Name {
+			return fmt.Errorf("%s leads", now.Name)
+		}
+		_, err = now.operator.ListGroups(ctx, &emptypb.Empty{})
+		return err
+	})
+}
+
+// objects returns the groups and the records in the storage.
+func (s *shard) objects() map[string]string {
+	s.t.Helper()
+	paths, err := filepath.Glob(s.object(storage.InstancePrefix(shardID)) + "/*.json")
+	require.NoError(s.t, err)
+	objects := map[string]string{}
+	for _, path := range append(paths, s.object(storage.GroupsKey(shardID))) {
+		if data, err := os.ReadFile(path); !os.IsNotExist(err) {
+			require.NoError(s.t, err)
+			objects[strings.TrimPrefix(path, s.bucket())] = string(data)
+		}
+	}
+	require.NotEmpty(s.t, slices.Collect(maps.Keys(objects)))
+	return objects
+}

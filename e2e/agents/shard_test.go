@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package agents
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"net"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/e2e/agentcloud"
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/tcpproxy"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	shardID = "us-west-2a"
+	// left and right are the subnets of the machines.
+	left, right = "left", "right"
+	// leaderTimeout is longer than a busy machine delays a renewal.
+	leaderTimeout = 4 * time.Second
+)
+
+// server is one of the servers of the shard.
+type server struct {
+	*controlplane.Component
+	operator nstancev1.OperatorServiceClient
+	// host is its own: all servers have the same ports.
+	host string
+}
+
+// shard is a shard with its servers, its machines and their network.
+type shard struct {
+	t   testing.TB
+	dir string
+	settings
+	cloud   *agentcloud.Cloud
+	secrets *secrets.Store
+	// servers are by the id of the server.
+	servers map[string]server
+	// registrations is how all machines register. subnets is how the agents of a subnet reach
+	// the server.
+	registrations *tcpproxy.Proxy
+	subnets       map[string]*tcpproxy.Proxy
+	ports         ports
+}
+
+type ports struct{ operator, health, registration, election, agent int }
+
+// startShard starts the servers, which have no machines until the settings say so, and
+// stops everything with the test. The logs of a failed test are kept.
+func startShard(t testing.TB, s settings, room map[string]int) *shard {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "nstance-agents-")
+	require.NoError(t, err)
+	sh := &shard{t: t, dir: dir, settings: s, servers: map[string]server{}, subnets: map[string]*tcpproxy.Proxy{}}
+	t.Cleanup(func() {
+		if t.Failed() {
+			t.Logf("logs, storage and machines: %s", dir)
+			return
+		}
+		assert.NoError(t, os.RemoveAll(dir))
+	})
+	p := &sh.ports
+	require.NoError(t, controlplane.FillInPorts([]*int{&p.operator, &p.health, &p.registration, &p.election, &p.agent}))
+	sh.registrations = sh.startProxy(p.registration)
+	for _, name := range []string{left, right} {
+		sh.subnets[name] = sh.startProxy(p.agent)
+	}
+	sh.cloud, err = agentcloud.Start(t.Context(), agentcloud.Options{
+		Agent: agentProgram,
+		Dir:   filepath.Join(dir, "machines"),
+		Room:  room,
+		Environment: func(subnet string) []string {
+			return []string{"NSTANCE_SERVER_AGENT_ADDR=" + sh.subnets[subnet].Address}
+		},
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, sh.cloud.Close()) })
+	authority, secrets, err := installation.CreateKeys(t.Context(), sh.encryptionKeyFile(), sh.bucket())
+	require.NoError(t, err)
+	sh.secrets = secrets
+	sh.write()
+	for id, host := range map[string]string{"1": "127.0.0.1", "2": "127.0.0.2"} {
+		address := func(port int) string { return net.JoinHostPort(host, strconv.Itoa(port)) }
+		conn, err := installation.Dial(authority, shardID, address(p.operator))
+		require.NoError(t, err)
+		t.Cleanup(func() { _ = conn.Close() })
+		sh.servers[id] = server{sh.component(id, host, address(p.health)), nstancev1.NewOperatorServiceClient(conn), host}
+	}
+	for _, id := range []string{"1", "2"} {
+		component := sh.servers[id].Component
+		require.NoError(t, component.Start(t.Context()))
+		t.Cleanup(func() { assert.NoError(t, component.Stop(context.Background())) })
+	}
+	return sh
+}
+
+func (s *shard) component(id, host, health string) *controlplane.Component {
+	return controlplane.NewComponent(s.dir, controlplane.Spec{
+		Name: "server-" + id,
+		Argv: []string{
+			serverProgram, "--shard", shardID, "--id", id, "--host", host,
+			"--bucket", s.bucket(), "--cache-dir", filepath.Join(s.dir, "cache-"+id), "--v", "2",
+		},
+		Ready: controlplane.Probe{URL: "http://" + health + "/health"},
+	})
+}
+
+// startProxy starts a proxy to a port of the server that leads.
+func (s *shard) startProxy(port int) *tcpproxy.Proxy {
+	s.t.Helper()
+	proxy, err := tcpproxy.Start(s.t.Context(), func() (string, error) {
+		leader, err := s.leader()
+		return net.JoinHostPort(leader.host, strconv.Itoa(port)), err
+	})
+	require.NoError(s.t, err)
+	s.t.Cleanup(func() { _ = proxy.Close() })
+	return proxy
+}
+
+// leader returns the server that the lock in the storage names.
+func (s *shard) leader() (server, error) {
+	data, err := os.ReadFile(s.object(storage.ShardLeaderKey(shardID)))
+	if err != nil {
+		return server{}, err
+	}
+	var lock struct {
+		LeaderID string `json:"leaderID"`
+	}
+	if err := json.Unmarshal(data, &lock); err != nil {
+		return server{}, err
+	}
+	for id, server := range s.servers {
+		if lock.LeaderID == shardID+"/"+id {
+			return server, nil
+		}
+	}
+	return server{}, errors.New("no server leads")
+}
+
+func (s *shard) bucket() string { return filepath.Join(s.dir, "bucket") }
+
+func (s *shard) object(key string) string {
+	return filepath.Join(s.bucket(), filepath.FromSlash(key))
+}
+
+func (s *shard) encryptionKeyFile() string { return filepath.Join(s.dir, "encryption.key") }

@@ -1,0 +1,154 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package marekvs
+
+import (
+	"context"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+// create creates a cluster, which is deleted at the end of the test.
+func create(t *testing.T, name string, spec v1alpha1.MarekvsClusterSpec) {
+	t.Helper()
+	if spec.Image == "" {
+		spec.Image = "marekvs:1"
+	}
+	clusters := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace)
+	_, err := clusters.Create(t.Context(), &v1alpha1.MarekvsCluster{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = clusters.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}) })
+}
+
+// until waits for a state of a cluster.
+func until(t *testing.T, name, what string, condition func(*v1alpha1.MarekvsCluster) bool) *v1alpha1.MarekvsCluster {
+	t.Helper()
+	var cluster *v1alpha1.MarekvsCluster
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		var err error
+		cluster, err = env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace).Get(ctx, name, metav1.GetOptions{})
+		return err == nil && condition(cluster), nil
+	})
+	require.NoError(t, err, "%s: the status is %+v", what, cluster.Status)
+	return cluster
+}
+
+func healthy(nodes int32) func(*v1alpha1.MarekvsCluster) bool {
+	return func(c *v1alpha1.MarekvsCluster) bool {
+		return c.Status.Phase == v1alpha1.PhaseHealthy && c.Status.Replicas == nodes && *c.Status.ReadyNodes == nodes &&
+			c.Status.ObservedGeneration == c.Generation
+	}
+}
+
+func patch(t *testing.T, name, body string) {
+	t.Helper()
+	_, err := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace).Patch(t.Context(), name, types.MergePatchType, []byte(body), metav1.PatchOptions{})
+	require.NoError(t, err)
+}
+
+// resize sets the size as kubectl scale does.
+func resize(t *testing.T, name, body string) error {
+	t.Helper()
+	return env.marekvs.MarekvsV1alpha1().RESTClient().Patch(types.MergePatchType).
+		Namespace(namespace).Resource("marekvsclusters").Name(name).SubResource("scale").Body([]byte(body)).Do(t.Context()).Error()
+}
+
+// A size can be changed with kubectl scale, and a shrink never has two Pods ending at once.
+func TestFixedSize(t *testing.T) {
+	create(t, "fixed", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2, ReclaimPvcs: true})
+	until(t, "fixed", "6 nodes", healthy(6))
+	require.NoError(t, resize(t, "fixed", `{"spec": {"replicas": 3}}`))
+	until(t, "fixed", "3 nodes", healthy(3))
+	assert.Equal(t, 1, env.store.MostTerminating("fixed"), "Pods that ended at once")
+	err := wait.PollUntilContextTimeout(t.Context(), 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
+		claims, err := env.kube.CoreV1().PersistentVolumeClaims(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=fixed"})
+		return err == nil && len(claims.Items) == 3, nil
+	})
+	require.NoError(t, err, "the claims of removed nodes are deleted, and no others")
+}
+
+// The example of the first description, with short windows, and its first failure mode.
+func TestWorkedExample(t *testing.T) {
+	create(t, "demo", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000, ScaleDownStabilizationSeconds: ptr.To[int64](4), ScaleUpCooldownSeconds: ptr.To[int64](1),
+	}})
+	until(t, "demo", "3 nodes", healthy(3))
+	env.store.SetRate("demo", 22_000)
+	until(t, "demo", "5 nodes", healthy(5))
+	env.store.SetUnderreplicated("demo", 3)
+	env.store.SetRate("demo", 6_000)
+	blocked := until(t, "demo", "blocked", func(c *v1alpha1.MarekvsCluster) bool { return c.Status.Phase == v1alpha1.PhaseBlocked })
+	assert.Equal(t, "scale-down to 4 deferred: 3 partitions under-replicated", blocked.Status.Message)
+	assert.True(t, meta.IsStatusConditionTrue(blocked.Status.Conditions, v1alpha1.ConditionScaleDownBlocked))
+	env.store.SetUnderreplicated("demo", 0)
+	until(t, "demo", "3 nodes again", healthy(3))
+	assert.Equal(t, 1, env.store.MostTerminating("demo"), "Pods that ended at once")
+	err := resize(t, "demo", `{"spec": {"replicas": 5}}`)
+	assert.True(t, apierrors.IsInvalid(err), "scaled by hand while autoscale is set: %v", err)
+}
+
+// A failing image halts at one Pod, and a repaired one is rolled out to every Pod.
+func TestRollout(t *testing.T) {
+	create(t, "rollout", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
+	until(t, "rollout", "3 nodes", healthy(3))
+	env.store.Fail("marekvs:broken")
+	patch(t, "rollout", `{"spec": {"image": "marekvs:broken"}}`)
+	until(t, "rollout", "halted", func(c *v1alpha1.MarekvsCluster) bool {
+		rolled := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionRolledOut)
+		return rolled != nil && rolled.Reason == v1alpha1.ReasonRolloutHalted
+	})
+	images := func() map[string]string {
+		pods, err := env.kube.CoreV1().Pods(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=rollout"})
+		require.NoError(t, err)
+		found := map[string]string{}
+		for i := range pods.Items {
+			found[pods.Items[i].Name] = pods.Items[i].Spec.Containers[0].Image
+		}
+		return found
+	}
+	assert.Equal(t, map[string]string{"rollout-0": "marekvs:1", "rollout-1": "marekvs:1", "rollout-2": "marekvs:broken"}, images())
+	patch(t, "rollout", `{"spec": {"image": "marekvs:2"}}`)
+	until(t, "rollout", "rolled out", func(c *v1alpha1.MarekvsCluster) bool {
+		return healthy(3)(c) && meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionRolledOut)
+	})
+	assert.Equal(t, map[string]string{"rollout-0": "marekvs:2", "rollout-1": "marekvs:2", "rollout-2": "marekvs:2"}, images())
+}
+
+// A Service of the same name is not taken over. An unchanged cluster is not written.
+func TestOthersAndQuiet(t *testing.T) {
+	_, err := env.kube.CoreV1().Services(namespace).Create(t.Context(), &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Name: "taken"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	create(t, "taken", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
+	until(t, "taken", "a conflict", func(c *v1alpha1.MarekvsCluster) bool {
+		return meta.IsStatusConditionFalse(c.Status.Conditions, v1alpha1.ConditionOwned)
+	})
+	service, err := env.kube.CoreV1().Services(namespace).Get(t.Context(), "taken", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, service.OwnerReferences)
+
+	create(t, "quiet", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
+	before := until(t, "quiet", "3 nodes and a rate", func(c *v1alpha1.MarekvsCluster) bool { return healthy(3)(c) && c.Status.OpsPerSecond != "" })
+	set, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), "quiet", metav1.GetOptions{})
+	require.NoError(t, err)
+	<-time.After(5 * time.Second) // ten syncs
+	after := until(t, "quiet", "3 nodes", healthy(3))
+	assert.Equal(t, before.ResourceVersion, after.ResourceVersion)
+	now, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), "quiet", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, set.ResourceVersion, now.ResourceVersion)
+}

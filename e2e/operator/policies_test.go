@@ -1,0 +1,318 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/generated/clientset/versioned"
+)
+
+// The annotations with which the deletion of an object is accepted.
+const (
+	confirmDeletion = "nstance.dev/confirm-deletion"
+	deleteForMove   = "clusterctl.cluster.x-k8s.io/delete-for-move"
+)
+
+// deletable is an object that a policy may protect.
+type deletable struct {
+	kind, name string
+}
+
+// delete deletes an object as a user, the administrator if there is none.
+func (d deletable) delete(ctx context.Context, user string, options metav1.DeleteOptions) error {
+	config := rest.CopyConfig(env.AdminConfig())
+	if user != "" {
+		config.Impersonate = rest.ImpersonationConfig{UserName: user, Groups: []string{"system:masters"}}
+	}
+	if d.kind == "MachinePool" {
+		client, err := capi.NewForConfig(config)
+		if err != nil {
+			return err
+		}
+		return client.MachinePools(installation.Namespace).Delete(ctx, d.name, options)
+	}
+	client, err := versioned.NewForConfig(config)
+	if err != nil {
+		return err
+	}
+	if d.kind == "NstanceShardGroup" {
+		return client.InfrastructureV1beta1().NstanceShardGroups(installation.Namespace).Delete(ctx, d.name, options)
+	}
+	return client.InfrastructureV1beta1().NstanceMachinePools(installation.Namespace).Delete(ctx, d.name, options)
+}
+
+// annotate sets or removes an annotation.
+func (d deletable) annotate(t *testing.T, annotation string) {
+	t.Helper()
+	env.Kubectl(t, "annotate", "--overwrite", d.kind, d.name, annotation)
+}
+
+// The API server itself protects static pools and shard groups from deletion, while
+// neither the operator nor its webhook runs.
+func TestDeletionPolicies(t *testing.T) {
+	const name, open = "guarded", "open"
+	runWithoutOperator(t, name, open)
+	// The server has no such group in its configuration, so that the operator deletes it
+	// at the end.
+	_, err := env.NstanceMachinePools().Patch(t.Context(), name, types.MergePatchType,
+		[]byte(`{"status":{"isStatic":true}}`), metav1.PatchOptions{}, "status")
+	require.NoError(t, err)
+	pool, machinePool := deletable{v1beta1.PoolKind, name}, deletable{"MachinePool", name}
+	shardGroup := deletable{"NstanceShardGroup", v1beta1.ShardGroupName(open, shardIDs[0])}
+	// The API server evaluates the rule for a MachinePool with a cache of the pools.
+	testcluster.Eventually(t, time.Minute, "deleting the MachinePool is rejected", func(ctx context.Context) error {
+		return forbidden(machinePool.delete(ctx, "", dry), `group "guarded" is static`)
+	})
+
+	t.Run("by user", func(t *testing.T) {
+		const (
+			capiManager = "system:serviceaccount:capi-system:capi-manager"
+			controllers = "system:serviceaccount:kube-system:"
+		)
+		all := []deletable{pool, machinePool, shardGroup}
+		for user, allowed := range map[string][]deletable{
+			"":                        nil,
+			"system:anyone":           nil,
+			capiManager:               {pool, machinePool},
+			installation.OperatorUser: {machinePool, shardGroup},
+			"system:serviceaccount:elsewhere:nstance-operator": nil,
+			controllers + "namespace-controller":               all,
+			controllers + "generic-garbage-collector":          all,
+			controllers + "replicaset-controller":              nil,
+			"system:kube-controller-manager":                   all,
+		} {
+			for _, object := range all {
+				err := object.delete(t.Context(), user, dry)
+				if slices.Contains(allowed, object) {
+					require.NoError(t, err, "%q deletes %s", user, object.kind)
+				} else if err := forbidden(err, object.kind+` "`+object.name+`"`); err != nil {
+					t.Errorf("%q deletes %s: %v", user, object.kind, err)
+				}
+			}
+		}
+	})
+
+	t.Run("reasons", func(t *testing.T) {
+		for object, reason := range map[deletable]string{
+			pool:        "remove it from there first, or scale the MachinePool to 0",
+			machinePool: "remove it from there first, or scale the MachinePool to 0",
+			shardGroup:  "set its annotation nstance.dev/confirm-deletion to its name",
+		} {
+			if err := forbidden(object.delete(t.Context(), "", dry), reason); err != nil {
+				t.Error(err)
+			}
+		}
+	})
+
+	t.Run("all of a kind", func(t *testing.T) {
+		only := metav1.ListOptions{FieldSelector: "metadata.name=" + name}
+		err := env.NstanceMachinePools().DeleteCollection(t.Context(), dry, only)
+		if err := forbidden(err, name); err != nil {
+			t.Error(err)
+		}
+	})
+
+	t.Run("a dynamic pool", func(t *testing.T) {
+		for _, object := range []deletable{{v1beta1.PoolKind, open}, {"MachinePool", open}} {
+			require.NoError(t, object.delete(t.Context(), "", dry))
+		}
+	})
+
+	t.Run("by annotation", func(t *testing.T) {
+		for _, object := range []deletable{pool, machinePool, shardGroup} {
+			object.annotate(t, confirmDeletion+"=another")
+			if err := forbidden(object.delete(t.Context(), "", dry), object.name); err != nil {
+				t.Errorf("with the name of another object: %v", err)
+			}
+			object.annotate(t, confirmDeletion+"="+object.name)
+			require.NoError(t, object.delete(t.Context(), "", dry), object.kind)
+			object.annotate(t, confirmDeletion+"-")
+			object.annotate(t, deleteForMove+"=")
+			require.NoError(t, object.delete(t.Context(), "", dry), object.kind)
+			object.annotate(t, deleteForMove+"-")
+		}
+	})
+
+	t.Run("again", func(t *testing.T) {
+		for _, object := range []deletable{shardGroup, pool} {
+			object.annotate(t, confirmDeletion+"="+object.name)
+			require.NoError(t, object.delete(t.Context(), "", metav1.DeleteOptions{}))
+			object.annotate(t, confirmDeletion+"-")
+			require.NoError(t, object.delete(t.Context(), "", dry))
+		}
+		testcluster.Eventually(t, time.Minute, "the MachinePool of a pool that is being deleted may be deleted",
+			func(ctx context.Context) error { return machinePool.delete(ctx, "", dry) })
+	})
+}
+
+// runWithoutOperator creates pools of two instances, and stops the operator until the end of
+// the test.
+func runWithoutOperator(t *testing.T, names ...string) {
+	t.Helper()
+	for _, name := range names {
+		runPool(t, name, 2, shardIDs[0])
+		t.Cleanup(func() { deletePool(t, name) })
+	}
+	testcluster.Stop(t, env.OperatorProcess())
+}
+
+// The API server itself rejects mistaken replicas, while neither the operator
+// nor its webhook runs.
+func TestReplicasPolicy(t *testing.T) {
+	const name, limit = "counted", "the limit is 10000"
+	runWithoutOperator(t, name)
+	before, err := env.Group(t.Context(), shardIDs[0], name)
+	require.NoError(t, err)
+
+	t.Run("a limit", func(t *testing.T) {
+		output, err := env.KubectlCommand(t.Context(), "scale", "machinepool", name, "--replicas=2147483647").CombinedOutput()
+		require.Error(t, err)
+		require.Contains(t, string(output), `MachinePool "counted" cannot have 2147483647 replicas: `+limit)
+		for replicas, want := range map[int32]bool{10000: true, 10001: false} {
+			for how, write := range map[string]func() error{
+				"edit":   func() error { return patchReplicasDry(t, name, fmt.Sprint(replicas)) },
+				"scale":  func() error { return patchReplicasDry(t, name, fmt.Sprint(replicas), "scale") },
+				"create": func() error { return createMachinePoolDry(t.Context(), installation.Namespace, replicas) },
+			} {
+				err := write()
+				if want {
+					require.NoError(t, err, how)
+				} else if err := invalid(err, limit); err != nil {
+					t.Errorf("%s: %v", how, err)
+				}
+			}
+		}
+		require.NoError(t, createMachinePoolDry(t.Context(), metav1.NamespaceDefault, 10001), "in another namespace")
+	})
+
+	t.Run("removed", func(t *testing.T) {
+		const rejection = "spec.replicas is required: without a number Cluster API makes 1 of the present 2"
+		if err := invalid(patchReplicasDry(t, name, "null"), rejection); err != nil {
+			t.Error(err)
+		}
+		// Replicas that were set by scaling have no field manager.
+		env.Scale(t, name, 3)
+		env.Scale(t, name, 2)
+		if err := invalid(patchReplicasDry(t, name, "null"), rejection); err != nil {
+			t.Errorf("after scaling: %v", err)
+		}
+		require.NoError(t, patchReplicasDry(t, name, "1"))
+		require.NoError(t, patchReplicasDry(t, name, "1", "scale"))
+		env.PatchMachinePool(t, name, fmt.Sprintf(`{"metadata":{"annotations":{%q:"1"}}}`, clusterv1.AutoscalerMinSizeAnnotation))
+		if err := invalid(patchReplicasDry(t, name, "null"), rejection); err != nil {
+			t.Errorf("with one annotation of the autoscaler: %v", err)
+		}
+		env.PatchMachinePool(t, name, fmt.Sprintf(`{"metadata":{"annotations":{%q:"5"}}}`, clusterv1.AutoscalerMaxSizeAnnotation))
+		require.NoError(t, patchReplicasDry(t, name, "null"))
+	})
+
+	t.Run("of other infrastructure", func(t *testing.T) {
+		other := unreconciled("other-infrastructure", 3)
+		other.Spec.Template.Spec.InfrastructureRef.Kind = "OtherMachinePool"
+		create(t, other)
+		require.NoError(t, patchReplicasDry(t, other.Name, "null"))
+	})
+
+	t.Run("of a large pool", func(t *testing.T) {
+		bindings := env.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicyBindings()
+		binding, err := bindings.Get(t.Context(), "nstance-operator-replicas", metav1.GetOptions{})
+		require.NoError(t, err)
+		require.NoError(t, bindings.Delete(t.Context(), binding.Name, metav1.DeleteOptions{}))
+		testcluster.Eventually(t, time.Minute, "there is no limit", func(ctx context.Context) error {
+			return createMachinePoolDry(ctx, installation.Namespace, 10001)
+		})
+		large := create(t, unreconciled("large", 20000))
+		binding.ResourceVersion, binding.UID = "", ""
+		_, err = bindings.Create(t.Context(), binding, metav1.CreateOptions{})
+		require.NoError(t, err)
+		testcluster.Eventually(t, time.Minute, "there is a limit again", func(ctx context.Context) error {
+			return invalid(createMachinePoolDry(ctx, installation.Namespace, 10001), limit)
+		})
+		for replicas, want := range map[string]bool{"20000": true, "15000": true, "20001": false} {
+			for _, subresources := range [][]string{nil, {"scale"}} {
+				err := patchReplicasDry(t, large.Name, replicas, subresources...)
+				if want {
+					require.NoError(t, err, replicas)
+				} else if err := invalid(err, limit); err != nil {
+					t.Error(err)
+				}
+			}
+		}
+	})
+
+	after, err := env.Group(t.Context(), shardIDs[0], name)
+	require.NoError(t, err)
+	require.Equal(t, before.GetSize(), after.GetSize(), "size of the group")
+	require.NoError(t, env.SizesAre(t.Context(), name, 2))
+}
+
+func patchReplicasDry(t *testing.T, name, replicas string, subresources ...string) error {
+	t.Helper()
+	_, err := env.ClusterAPI("machinepools").Patch(t.Context(), name, types.MergePatchType,
+		fmt.Appendf(nil, `{"spec":{"replicas":%s}}`, replicas), metav1.PatchOptions{DryRun: dry.DryRun}, subresources...)
+	return err
+}
+
+func createMachinePoolDry(ctx context.Context, namespace string, replicas int32) error {
+	machinePool := testcluster.NewMachinePool("new", replicas)
+	machinePool.Namespace = namespace
+	_, err := env.CAPI.MachinePools(namespace).Create(ctx, machinePool, metav1.CreateOptions{DryRun: dry.DryRun})
+	return err
+}
+
+// unreconciled returns a MachinePool that Cluster API leaves as it is.
+func unreconciled(name string, replicas int32) *clusterv1.MachinePool {
+	machinePool := testcluster.NewMachinePool(name, replicas)
+	machinePool.Annotations = map[string]string{clusterv1.PausedAnnotation: ""}
+	return machinePool
+}
+
+// create creates a MachinePool until the end of the test.
+func create(t *testing.T, machinePool *clusterv1.MachinePool) *clusterv1.MachinePool {
+	t.Helper()
+	created, err := env.MachinePools().Create(t.Context(), machinePool, metav1.CreateOptions{})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		require.NoError(t, env.MachinePools().Delete(context.WithoutCancel(t.Context()), created.Name, metav1.DeleteOptions{}))
+	})
+	return created
+}
+
+// The API server finds no mistake of type in the expressions of the policies.
+func TestPoliciesHaveNoWarnings(t *testing.T) {
+	testcluster.Eventually(t, time.Minute, "the policies are type checked", func(ctx context.Context) error {
+		policies, err := env.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
+		if err != nil {
+			return err
+		}
+		if len(policies.Items) != 3 {
+			return fmt.Errorf("%d policies, want 3", len(policies.Items))
+		}
+		for _, policy := range policies.Items {
+			if policy.Status.ObservedGeneration != policy.Generation || policy.Status.TypeChecking == nil {
+				return fmt.Errorf("%s is not type checked", policy.Name)
+			}
+			for _, warning := range policy.Status.TypeChecking.ExpressionWarnings {
+				err = errors.Join(err, fmt.Errorf("%s: %s: %s", policy.Name, warning.FieldRef, warning.Warning))
+			}
+		}
+		return err
+	})
+}

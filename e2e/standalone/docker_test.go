@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package standalone
+
+import (
+	"context"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"net/http"
+	"net/http/httputil"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/containerd/errdefs"
+	"github.com/moby/moby/client"
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	utilrand "k8s.io/apimachinery/pkg/util/rand"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/dockerhost"
+	"nstance.dev/operator/pkg/server/provider/docker/dockertest"
+)
+
+// The steps that a server makes in Docker.
+const (
+	readNetwork     = "read the network"
+	createContainer = "create the container"
+	copyUserdata    = "copy the userdata"
+	startContainer  = "start the container"
+	inspect         = "inspect the container"
+	listContainers  = "list the containers"
+	stopContainer   = "stop the container"
+	removeContainer = "remove the container"
+)
+
+var dockerSteps = []struct {
+	method string
+	path   *regexp.Regexp
+	step   string
+}{
+	{http.MethodGet, regexp.MustCompile(`/networks/[^/]+$`), readNetwork},
+	{http.MethodPost, regexp.MustCompile(`/containers/create$`), createContainer},
+	{http.MethodPut, regexp.MustCompile(`/containers/[^/]+/archive$`), copyUserdata},
+	{http.MethodPost, regexp.MustCompile(`/containers/[^/]+/start$`), startContainer},
+	{http.MethodGet, regexp.MustCompile(`/containers/json$`), listContainers},
+	{http.MethodGet, regexp.MustCompile(`/containers/[^/]+/json$`), inspect},
+	{http.MethodPost, regexp.MustCompile(`/containers/[^/]+/stop$`), stopContainer},
+	{http.MethodDelete, regexp.MustCompile(`/containers/[^/]+$`), removeContainer},
+}
+
+// dockerStep returns the step that a request to Docker is.
+func dockerStep(r *http.Request) string {
+	for _, one := range dockerSteps {
+		if r.Method == one.method && one.path.MatchString(r.URL.Path) {
+			return one.step
+		}
+	}
+	return ""
+}
+
+// registrationSteps are all steps from a larger size to a registered instance.
+var registrationSteps = []string{
+	storeGroups, readNetwork, createRecord, createContainer, copyUserdata, startContainer, inspect, listContainers,
+	storeProviderID, storeRegistration,
+}
+
+const (
+	// dockerKills is how often the server is killed in all.
+	dockerKills = 100
+	// maxSize is more than the group has while the server is killed at random, and lastSize is
+	// its size in the end.
+	maxSize, lastSize = 10, 6
+	// pause is how long a server may make no step before it is killed in any case.
+	pause = 2 * time.Second
+)
+
+// TestServerIsKilledWithDocker kills the server before and after each step from the request
+// of an instance to its registration, and then at random steps while the group grows and
+// shrinks. Each instance that had a record has had one container or, if the server was killed
+// before it created one, none, and nothing is left.
+func TestServerIsKilledWithDocker(t *testing.T) {
+	docker, host := openDocker(t)
+	cluster := "e2e" + utilrand.String(8)
+	k, records := new(killer), new(recorded)
+	storageTap := &tap{killer: k, name: records.step, done: records.done}
+	dockerTap := &tap{killer: k, name: dockerStep}
+	s := newServer(t, options{
+		cluster: cluster, provider: "docker", instanceType: "small.amd64", subnet: "bridge", userdata: userdata,
+		providerOptions: object{"host": serveDocker(t, dockerTap, host.Address), "stop_timeout": "5s", "image": agentImage(t, docker)},
+		// Whether an anonymous volume is left is part of the test.
+		args:     object{"privileges": "unprivileged", "volumes": []string{"/data"}},
+		bindHost: host.Bridge, advertiseHost: host.Bridge, drainTimeout: "0s",
+	}, storageTap)
+	k.kill = s.kill
+	label := "nstance.dev/cluster-id=" + cluster
+	t.Cleanup(func() {
+		s.kill()
+		for _, name := range docker.Containers(t, label) {
+			docker.Remove(t, name)
+		}
+	})
+	seen := follow(t, docker, cluster)
+	o := newOperator(s)
+
+	kills := killAtEachStep(t, s, o, k)
+	s.start()
+	ids := o.scale(kills)
+	assert.Equal(t, recordNames(t, ids), s.records(), "records that exist")
+	assert.Equal(t, records.list(), recordNames(t, seen.everCreated()), "instances that ever had a container, want all that were ever recorded")
+
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	s.kill()
+	random := rand.New(rand.NewPCG(seed, 0))
+	for range dockerKills - kills {
+		if random.IntN(4) == 0 {
+			s.caches++ // the cache is lost
+		}
+		killAtStep(s, o, k, random, 30)
+	}
+	s.start()
+	ids = o.scale(lastSize)
+	assert.ElementsMatch(t, ids, docker.Containers(t, label), "containers")
+	assert.ElementsMatch(t, ids, docker.Containers(t, label, "running"), "running containers")
+	assert.Equal(t, recordNames(t, ids), s.records(), "records")
+
+	o.scale(0)
+	assert.Empty(t, s.records(), "records")
+	assert.Empty(t, docker.Containers(t, label), "containers")
+	for _, volume := range seen.mounted() {
+		_, err := docker.Client.VolumeInspect(t.Context(), volume, client.VolumeInspectOptions{})
+		assert.True(t, errdefs.IsNotFound(err), "volume %s is left: %v", volume, err)
+	}
+	assert.Subset(t, records.list(), recordNames(t, seen.everCreated()), "instances with a record, want all that had a container")
+	for id, count := range seen.starts() {
+		assert.Equal(t, 1, count, "containers that were started for instance %s", id)
+	}
+	t.Logf("%d instances were recorded, %d had a container, %d a container that was started; %d volumes; steps: %v",
+		len(records.list()), len(seen.everCreated()), len(seen.starts()), len(seen.mounted()), k.steps)
+	assert.GreaterOrEqual(t, len(seen.mounted()), len(seen.starts()), "volumes")
+}
+
+// killAtEachStep kills the server before and after each step, each time while the group
+// grows, and returns how often.
+func killAtEachStep(t *testing.T, s *server, o *operator, k *killer) (kills int) {
+	t.Helper()
+	for _, step := range registrationSteps {
+		for _, at := range []when{before, after} {
+			fired := k.arm(at, func(name string) bool { return name == step })
+			s.start()
+			kills++
+			o.size.Store(int32(kills))
+			select {
+			case <-fired:
+			case <-time.After(waitTimeout):
+				t.Fatalf("the server did not %s", step)
+			}
+		}
+	}
+	return kills
+}
+
+// killAtStep starts the server and kills it at a random step, at most after so many others,
+// while the group gets a random size.
+func killAtStep(s *server, o *operator, k *killer, random *rand.Rand, others int) {
+	skip := random.IntN(others + 1)
+	at := []when{before, after}[random.IntN(2)]
+	fired := k.arm(at, func(string) bool {
+		skip--
+		return skip < 0
+	})
+	s.start()
+	o.size.Store(int32(random.IntN(maxSize)))
+	select {
+	case <-fired:
+	case <-time.After(pause):
+		if k.disarm() {
+			s.kill()
+		} else {
+			<-fired
+		}
+	}
+}
+
+// openDocker returns the daemon of this machine.
+func openDocker(t *testing.T) (*dockertest.Daemon, *dockerhost.Host) {
+	t.Helper()
+	root, err := controlplane.FindRoot(".")
+	require.NoError(t, err)
+	host, err := dockerhost.Open(t.Context(), filepath.Join(root, "e2e", ".cache", "docker"))
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, host.Close()) })
+	t.Setenv(dockertest.EnvHost, host.Address)
+	return dockertest.Start(t), host
+}
+
+// agentImage returns an image whose containers are agents.
+func agentImage(t *testing.T, docker *dockertest.Daemon) string {
+	t.Helper()
+	return docker.Image(t, map[string]string{"init": program("init"), "nstance-agent": program("nstance-agent")},
+		"/init", "container", "/var/lib/nstance/userdata")
+}
+
+// serveDocker serves the API of a daemon through a tap, and returns its address.
+func serveDocker(t *testing.T, p *tap, daemon string) string {
+	t.Helper()
+	socket := strings.TrimPrefix(daemon, "unix://")
+	p.wrap(&httputil.ReverseProxy{
+		Rewrite: func(r *httputil.ProxyRequest) { r.SetURL(&url.URL{Scheme: "http", Host: "docker"}) },
+		Transport: &http.Transport{DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "unix", socket)
+		}},
+	})
+	// The path of a socket must be shorter than that of t.TempDir may be.
+	dir, err := os.MkdirTemp("", "nstance-docker")
+	require.NoError(t, err)
+	path := filepath.Join(dir, "docker.sock")
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "unix", path)
+	require.NoError(t, err)
+	proxy := &http.Server{Handler: p, ReadHeaderTimeout: time.Minute}
+	go func() { _ = proxy.Serve(listener) }()
+	t.Cleanup(func() { assert.NoError(t, errors.Join(proxy.Close(), os.RemoveAll(dir))) })
+	return "unix://" + path
+}

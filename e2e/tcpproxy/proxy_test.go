@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package tcpproxy
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"io"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/runtest"
+)
+
+// startEcho returns the address of a server that sends back what it receives.
+func startEcho(t *testing.T) string {
+	t.Helper()
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				_, _ = io.Copy(conn, conn)
+				_ = conn.Close()
+			}()
+		}
+	}()
+	return listener.Addr().String()
+}
+
+func start(t *testing.T, backend Backend) *Proxy {
+	t.Helper()
+	proxy, err := Start(t.Context(), backend)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = proxy.Close() })
+	return proxy
+}
+
+func dial(t *testing.T, proxy *Proxy) (net.Conn, *bufio.Reader) {
+	t.Helper()
+	conn, err := new(net.Dialer).DialContext(context.WithoutCancel(t.Context()), "tcp", proxy.Address)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn, bufio.NewReader(conn)
+}
+
+func TestWhatIsSentDuringACutArrivesAfterIt(t *testing.T) {
+	echo := startEcho(t)
+	proxy := start(t, func() (string, error) { return echo, nil })
+	conn, lines := dial(t, proxy)
+	_, err := io.WriteString(conn, "before\n")
+	require.NoError(t, err)
+	line, err := lines.ReadString('\n')
+	require.NoError(t, err)
+	assert.Equal(t, "before\n", line)
+
+	proxy.Cut()
+	_, err = io.WriteString(conn, "during\n")
+	require.NoError(t, err)
+	later, laterLines := dial(t, proxy)
+	_, err = io.WriteString(later, "later\n")
+	require.NoError(t, err)
+	runtest.Eventually(t, "the new connection waits", func() bool { return proxy.Waiting() == 1 })
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = lines.ReadString('\n')
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, conn.SetReadDeadline(time.Time{}))
+
+	proxy.Heal()
+	for want, lines := range map[string]*bufio.Reader{"during\n": lines, "later\n": laterLines} {
+		line, err := lines.ReadString('\n')
+		require.NoError(t, err)
+		assert.Equal(t, want, line)
+	}
+	assert.Zero(t, proxy.Waiting())
+}
+
+func TestAConnectionWithoutABackendIsClosed(t *testing.T) {
+	proxy := start(t, func() (string, error) { return "", errors.New("no server leads") })
+	_, lines := dial(t, proxy)
+	_, err := lines.ReadString('\n')
+	assert.Error(t, err)
+}

@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Copyright The Nstance Authors.
+
+# Installs the packages of Debian that the tests on machines need (make test-machines), if
+# they are missing: Docker, QEMU, and what builds the image of nodes.
+set -euo pipefail
+packages=(curl docker.io iproute2 iptables mmdebstrap qemu-system-x86 qemu-utils)
+
+missing=()
+for package in "${packages[@]}"; do
+	if [[ $(dpkg-query --show --showformat '${db:Status-Status}' "$package" 2>/dev/null) != installed ]]; then
+		missing+=("$package")
+	fi
+done
+# The kernel of virtual machines is downloaded later, which needs the lists too.
+if ((${#missing[@]} == 0)) && apt-cache show linux-image-cloud-amd64 >/dev/null 2>&1; then
+	exit
+fi
+if ((EUID != 0)); then
+	echo "only root can install packages: apt-get install ${missing[*]}" >&2
+	exit 1
+fi
+apt-get update -qq
+DEBIAN_FRONTEND=noninteractive apt-get install -qq --yes --no-install-recommends "${missing[@]}"
