@@ -19,51 +19,84 @@ var flag = regexp.MustCompile(`flags\.\w+Var\([^"]*"([a-z-]+)"`)
 
 // published matches what users see and look up: types and reasons of conditions and
 // events, and metrics.
-var published = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[rR]eason|Condition)[A-Z]\w* *= "([A-Z]\w+)"|"(nstance_(?:operator|server)_\w+)"`)
+var published = regexp.MustCompile(`(?m)^\s*(?:const )?(?:[rR]eason|Condition)[A-Z]\w* *= "([A-Z]\w+)"|"((?:nstance_(?:operator|server)|marekvs_operator)_\w+)"`)
 
-// TestOperationsDocument expects that docs/operations.md and docs/server.md explain
-// what the operator and the server publish.
-func TestOperationsDocument(t *testing.T) {
-	root := "../.."
-	var documents strings.Builder
-	for _, name := range []string{"docs/operations.md", "docs/server.md"} {
-		data, err := os.ReadFile(filepath.Join(root, name))
+// publishers are folders of programs, and the documents that explain what these publish.
+var publishers = []struct{ folders, documents []string }{
+	{[]string{"pkg/apis/infrastructure", "pkg/controller", "pkg/server"}, []string{"docs/operations.md", "docs/server.md"}},
+	{[]string{"pkg/apis/marekvs", "pkg/marekvs"}, []string{"docs/marekvs.md"}},
+}
+
+// options are the files with the flags of programs, and the documents that explain them.
+var options = map[string][]string{
+	"pkg/operator/options.go": {"docs/operations.md", "docs/server.md"},
+	"pkg/election/timing.go":  {"docs/operations.md"},
+
+	"pkg/marekvs/operator/options.go": {"docs/marekvs.md"},
+}
+
+func read(t *testing.T, names []string) string {
+	t.Helper()
+	var text strings.Builder
+	for _, name := range names {
+		data, err := os.ReadFile(filepath.Join("../..", name))
 		require.NoError(t, err)
-		documents.Write(data)
+		text.Write(data)
 	}
-	options, err := os.ReadFile(filepath.Join(root, "pkg/operator/options.go"))
-	require.NoError(t, err)
-	flags := flag.FindAllStringSubmatch(string(options), -1)
-	if len(flags) < 10 {
-		t.Errorf("only %d flags were found, the pattern is out of date", len(flags))
-	}
-	for _, match := range flags {
-		if !strings.Contains(documents.String(), "`--"+match[1]+"`") {
-			t.Errorf("flag --%s is in neither docs/operations.md nor docs/server.md", match[1])
+	return text.String()
+}
+
+// TestOperationsDocument expects that the documents explain what the programs publish.
+func TestOperationsDocument(t *testing.T) {
+	for file, documents := range options {
+		text := read(t, documents)
+		flags := flag.FindAllStringSubmatch(read(t, []string{file}), -1)
+		if len(flags) < 3 {
+			t.Errorf("only %d flags were found in %s, the pattern is out of date", len(flags), file)
+		}
+		for _, match := range flags {
+			if !strings.Contains(text, "`--"+match[1]+"`") {
+				t.Errorf("flag --%s is in none of %v", match[1], documents)
+			}
 		}
 	}
 	found := 0
-	for _, folder := range []string{"pkg/apis", "pkg/controller", "pkg/server"} {
-		err = filepath.WalkDir(filepath.Join(root, folder), func(name string, entry fs.DirEntry, err error) error {
-			if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
-				return err
-			}
-			data, err := os.ReadFile(name)
-			if err != nil {
-				return err
-			}
-			for _, match := range published.FindAllStringSubmatch(string(data), -1) {
-				word := match[1] + match[2]
-				found++
-				if !strings.Contains(documents.String(), "`"+word+"`") {
-					t.Errorf("%s: %s is in neither docs/operations.md nor docs/server.md", name, word)
-				}
-			}
-			return nil
-		})
-		require.NoError(t, err)
+	for _, p := range publishers {
+		text := read(t, p.documents)
+		for _, folder := range p.folders {
+			found += checkPublished(t, filepath.Join("../..", folder), text, p.documents)
+		}
 	}
 	if found < 50 {
 		t.Errorf("only %d conditions, reasons and metrics were found, the pattern is out of date", found)
 	}
+}
+
+// checkPublished expects everything that a folder publishes in text, and returns how much
+// that is.
+func checkPublished(t *testing.T, folder, text string, documents []string) int {
+	t.Helper()
+	found := 0
+	err := filepath.WalkDir(folder, func(name string, entry fs.DirEntry, err error) error {
+		if os.IsNotExist(err) {
+			return nil
+		}
+		if err != nil || entry.IsDir() || !strings.HasSuffix(name, ".go") || strings.HasSuffix(name, "_test.go") {
+			return err
+		}
+		data, err := os.ReadFile(name)
+		if err != nil {
+			return err
+		}
+		for _, match := range published.FindAllStringSubmatch(string(data), -1) {
+			word := match[1] + match[2]
+			found++
+			if !strings.Contains(text, "`"+word+"`") {
+				t.Errorf("%s: %s is in none of %v", name, word, documents)
+			}
+		}
+		return nil
+	})
+	require.NoError(t, err)
+	return found
 }
