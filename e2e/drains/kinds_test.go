@@ -108,9 +108,14 @@ func TestScaleDown(t *testing.T) {
 			return err
 		}
 		for _, node := range nodes[:2] {
-			if !slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName == node }) {
-				return fmt.Errorf("no Pod is on Node %s", node)
+			if slices.ContainsFunc(pods.Items, func(pod corev1.Pod) bool { return pod.Spec.NodeName == node }) {
+				continue
 			}
+			// The scheduler placed the Pods before it knew that the Node is ready.
+			if err := recreatePods(ctx, name, "web"); err != nil {
+				return err
+			}
+			return fmt.Errorf("no Pod is on Node %s", node)
 		}
 		return nil
 	})
@@ -189,6 +194,17 @@ func createDeployment(t testing.TB, namespace, name string, replicas int32) {
 		}
 		return err
 	})
+}
+
+// recreatePods deletes the Pods of a Deployment once all are available, so that they are
+// scheduled again.
+func recreatePods(ctx context.Context, namespace, name string) error {
+	deployment, err := env.Kube.AppsV1().Deployments(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || deployment.Status.AvailableReplicas != *deployment.Spec.Replicas {
+		return err
+	}
+	return env.Kube.CoreV1().Pods(namespace).DeleteCollection(ctx, metav1.DeleteOptions{},
+		metav1.ListOptions{LabelSelector: metav1.FormatLabelSelector(selector(name))})
 }
 
 func selector(app string) *metav1.LabelSelector {
