@@ -15,10 +15,17 @@ func TestCallsInLog(t *testing.T) {
 I0102 03:04:05.000002       7 operator.go:54] "Received group" client="dev" tenant="default" group="a" size=3
 E0102 03:04:05.000003       7 operator.go:70] "Group was not changed" err="group size=9" client="dev" group="a"
 I0102 03:04:05.000004       7 operator.go:83] "Received deletion of group" client="dev" tenant="default" group="b"
+I0102 03:04:05.000005       7 instances.go:83] "Received deletion of instance" client="dev" tenant="default" instance="knd1" group="a"
+I0102 03:04:05.000006       7 instances.go:93] "Received acknowledgement of a drain" client="dev" tenant="default" instance="knd2" group="a" draining=true
 `
 	calls, err := callsIn([]byte(log))
 	require.NoError(t, err)
-	want := []Call{{Group: "a", Size: 3}, {Group: "b", Delete: true}}
+	want := []Call{
+		{Method: UpsertGroup, Group: "a", Size: 3},
+		{Method: DeleteGroup, Group: "b"},
+		{Method: DeleteInstance, Group: "a", Instance: "knd1"},
+		{Method: AcknowledgeDrained, Group: "a", Instance: "knd2"},
+	}
 	if !slices.Equal(calls, want) {
 		t.Errorf("read %+v, want %+v", calls, want)
 	}

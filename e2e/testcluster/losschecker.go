@@ -37,8 +37,8 @@ func (c *Cluster) NewLossChecker(t testing.TB, group string) *LossChecker {
 }
 
 // ExpectNone fails the test for every call since then that requested a smaller size than
-// before, or the deletion of any group. It returns how many calls there were for the
-// group.
+// before, the deletion of any group, or that of an instance of the group. It returns how many
+// UpsertGroups there were for the group.
 func (l *LossChecker) ExpectNone(t testing.TB) int {
 	t.Helper()
 	seen := 0
@@ -46,9 +46,11 @@ func (l *LossChecker) ExpectNone(t testing.TB) int {
 		size := l.sizes[shard]
 		for _, call := range l.c.Calls(t, shard)[l.calls[shard]:] {
 			switch {
-			case call.Delete:
+			case call.Method == installation.DeleteGroup:
 				t.Errorf("shard %s received DeleteGroup of %s", shard, call.Group)
 			case call.Group != l.Group:
+			case call.Method != installation.UpsertGroup:
+				t.Errorf("shard %s received %s of %s", shard, call.Method, call.Instance)
 			case call.Size < size:
 				t.Errorf("shard %s received UpsertGroup of %s with size %d, it had %d", shard, call.Group, call.Size, size)
 				fallthrough

@@ -53,6 +53,7 @@ func (s *OperatorService) DeleteInstance(ctx context.Context, request *nstancev1
 	if err != nil {
 		return nil, err
 	}
+	logger.V(2).Info("Received deletion of instance", "instance", i.ID, "group", i.Group)
 	if !i.DeletedAt.IsZero() {
 		return &nstancev1.DeleteInstanceResponse{Status: EventDeleted}, nil
 	}
