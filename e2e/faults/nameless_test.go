@@ -68,7 +68,7 @@ func TestWrongShardOfServersThatNameNone(t *testing.T) {
 	from := env.AuditEnd(t)
 	expectNoDeletion := func(t *testing.T) {
 		t.Helper()
-		if deletions := env.Requests(t, from, isDeletion); len(deletions) > 0 {
+		if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
 			t.Errorf("%d deletions:%s", len(deletions), testcluster.Describe(deletions))
 		}
 	}

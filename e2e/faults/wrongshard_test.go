@@ -6,14 +6,12 @@ package faults
 import (
 	"context"
 	"fmt"
-	"slices"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
-	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -61,7 +59,7 @@ func TestWrongShard(t *testing.T) {
 				}
 				return nil
 			})
-			if deletions := env.Requests(t, from, isDeletion); len(deletions) > 0 {
+			if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
 				t.Errorf("%d deletions:%s", len(deletions), testcluster.Describe(deletions))
 			}
 			for _, shard := range shardIDs {
@@ -71,7 +69,7 @@ func TestWrongShard(t *testing.T) {
 			}
 			restore()
 			env.UntilRunning(t, name, replicas)
-			if deletions := env.Requests(t, from, isDeletion); len(deletions) > 0 {
+			if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
 				t.Errorf("%d deletions after the correction:%s", len(deletions), testcluster.Describe(deletions))
 			}
 		})
@@ -86,9 +84,4 @@ func countCalls(t *testing.T) map[string]int {
 		calls[shard] = len(env.Calls(t, shard))
 	}
 	return calls
-}
-
-func isDeletion(r controlplane.Request) bool {
-	return slices.Contains([]string{"delete", "deletecollection"}, r.Verb) &&
-		slices.Contains([]string{"nodes", "machines", "nstancemachines", "nstanceshardgroups", "nstancemachinepools"}, r.Resource)
 }

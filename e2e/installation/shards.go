@@ -124,6 +124,16 @@ func (n *Installation) startServer(ctx context.Context, shard Shard, component, 
 	return err
 }
 
+// ShardURL is where the server of a shard serves health and metrics, "" if there is no such
+// shard.
+func (n *Installation) ShardURL(shardID string) string {
+	shard, err := n.shard(shardID)
+	if err != nil {
+		return ""
+	}
+	return shard.URL()
+}
+
 // CacheDir is the folder of the cache of the server of that name. Only the cache records
 // which instances drain: a server that starts without it decides again.
 func (n *Installation) CacheDir(component string) string {

@@ -9,7 +9,6 @@ import (
 	"fmt"
 	"maps"
 	"os"
-	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
@@ -96,7 +95,7 @@ func TestEtcdRestore(t *testing.T) {
 	standby := env.Component(env.RunStandby(t, testcluster.ShortLease...).Component)
 	leader := env.OperatorProcess()
 
-	backup := backUpEtcd(t)
+	backup := env.BackUpEtcd(t)
 	env.Scale(t, grown, 12)
 	untilSizes(t, grown, 6, 6)
 	require.NoError(t, env.CreatePoolOn(t.Context(), created, 4, shardIDs...))
@@ -106,7 +105,7 @@ func TestEtcdRestore(t *testing.T) {
 	before := servers.instances(t)
 	require.Len(t, before, 12+4+4)
 
-	restoreEtcd(t, backup)
+	env.RestoreEtcd(t, backup)
 	// Neither process acts with what it knew before; a Deployment starts them again.
 	for _, process := range []*controlplane.Component{leader, standby} {
 		testcluster.UntilExited(t, process)
@@ -159,34 +158,6 @@ func TestEtcdRestore(t *testing.T) {
 	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, deleted) })
 	assert.ElementsMatch(t, after, servers.instances(t), "instances")
 }
-
-// backUpEtcd returns a copy of etcd's data.
-func backUpEtcd(t *testing.T) string {
-	t.Helper()
-	defer testcluster.Freeze(t, env.Component(controlplane.Etcd))()
-	backup := filepath.Join(t.TempDir(), "etcd")
-	require.NoError(t, os.CopyFS(backup, os.DirFS(etcdDir())))
-	return backup
-}
-
-// restoreEtcd replaces etcd's data, and restarts the control plane, as the procedure for
-// a restore demands.
-func restoreEtcd(t *testing.T, backup string) {
-	t.Helper()
-	stopped := []string{controlplane.APIServer, controlplane.Etcd}
-	clients := []string{controlplane.ControllerManager, controlplane.Scheduler, controlplane.CAPI, controlplane.KWOK}
-	for _, name := range slices.Concat(clients, stopped) {
-		require.NoError(t, env.Component(name).Kill(t.Context()))
-	}
-	require.NoError(t, os.RemoveAll(etcdDir()))
-	require.NoError(t, os.CopyFS(etcdDir(), os.DirFS(backup)))
-	slices.Reverse(stopped)
-	for _, name := range slices.Concat(stopped, clients) {
-		testcluster.Start(t, env.Component(name))
-	}
-}
-
-func etcdDir() string { return filepath.Join(env.Dir(), "etcd") }
 
 // untilSizes waits until the shard groups of a pool have these sizes and as many
 // instances.

@@ -24,10 +24,10 @@ type Proxy struct {
 	listener net.Listener
 
 	mu sync.Mutex
-	// forwarding is closed while bytes are forwarded.
-	forwarding chan struct{}
-	cut        bool
-	closed     bool
+	// requests and responses are closed while the bytes of clients and those of servers
+	// are forwarded.
+	requests, responses chan struct{}
+	closed              bool
 	// accepted are the connections of clients that no backend has yet.
 	accepted int
 	conns    map[net.Conn]struct{}
@@ -40,13 +40,15 @@ func Start(ctx context.Context, backend Backend) (*Proxy, error) {
 		return nil, fmt.Errorf("start a proxy: %w", err)
 	}
 	p := &Proxy{
-		Address:    listener.Addr().String(),
-		backend:    backend,
-		listener:   listener,
-		forwarding: make(chan struct{}),
-		conns:      map[net.Conn]struct{}{},
+		Address:   listener.Addr().String(),
+		backend:   backend,
+		listener:  listener,
+		requests:  make(chan struct{}),
+		responses: make(chan struct{}),
+		conns:     map[net.Conn]struct{}{},
 	}
-	close(p.forwarding)
+	close(p.requests)
+	close(p.responses)
 	go p.serve()
 	return p, nil
 }
@@ -56,18 +58,41 @@ func Start(ctx context.Context, backend Backend) (*Proxy, error) {
 func (p *Proxy) Cut() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if !p.cut {
-		p.cut, p.forwarding = true, make(chan struct{})
-	}
+	p.requests, p.responses = stopped(p.requests), stopped(p.responses)
+}
+
+// CutResponses stops forwarding what servers send. They receive what clients send.
+func (p *Proxy) CutResponses() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.responses = stopped(p.responses)
 }
 
 // Heal forwards everything that was sent meanwhile.
 func (p *Proxy) Heal() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if p.cut {
-		p.cut = false
-		close(p.forwarding)
+	for _, direction := range []chan struct{}{p.requests, p.responses} {
+		if !isClosed(direction) {
+			close(direction)
+		}
+	}
+}
+
+// stopped returns a direction in which nothing is forwarded.
+func stopped(direction chan struct{}) chan struct{} {
+	if isClosed(direction) {
+		return make(chan struct{})
+	}
+	return direction
+}
+
+func isClosed(direction chan struct{}) bool {
+	select {
+	case <-direction:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -78,15 +103,30 @@ func (p *Proxy) Waiting() int {
 	return p.accepted
 }
 
-// Close closes all connections.
-func (p *Proxy) Close() error {
-	p.Heal()
+// Connections returns how many connections to servers are open.
+func (p *Proxy) Connections() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.closed = true
+	// Each has two ends, and those that wait have one.
+	return (len(p.conns) - p.accepted) / 2
+}
+
+// Disconnect closes the present connections.
+func (p *Proxy) Disconnect() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
 	for conn := range p.conns {
 		_ = conn.Close()
 	}
+}
+
+// Close closes all connections, and accepts no others.
+func (p *Proxy) Close() error {
+	p.Heal()
+	p.mu.Lock()
+	p.closed = true
+	p.mu.Unlock()
+	p.Disconnect()
 	return p.listener.Close()
 }
 
@@ -107,7 +147,7 @@ func (p *Proxy) forward(client net.Conn) {
 		return
 	}
 	p.count(1)
-	p.wait()
+	p.waitForRequests()
 	server, err := p.dial()
 	p.count(-1)
 	if err != nil {
@@ -118,9 +158,12 @@ func (p *Proxy) forward(client net.Conn) {
 		return
 	}
 	finished := make(chan struct{}, 2)
-	for _, ends := range [][2]net.Conn{{client, server}, {server, client}} {
+	for _, direction := range []struct {
+		from, to net.Conn
+		wait     func()
+	}{{client, server, p.waitForRequests}, {server, client, p.waitForResponses}} {
 		go func() {
-			p.copy(ends[0], ends[1])
+			forwardBytes(direction.from, direction.to, direction.wait)
 			finished <- struct{}{}
 		}()
 	}
@@ -135,12 +178,12 @@ func (p *Proxy) dial() (net.Conn, error) {
 	return net.DialTimeout("tcp", address, 5*time.Second)
 }
 
-// copy forwards bytes until from is closed.
-func (p *Proxy) copy(from, to net.Conn) {
+// forwardBytes forwards bytes until from is closed, and waits before each write.
+func forwardBytes(from, to net.Conn, wait func()) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		p.wait()
+		wait()
 		if n > 0 {
 			if _, err := to.Write(buffer[:n]); err != nil {
 				return
@@ -152,12 +195,20 @@ func (p *Proxy) copy(from, to net.Conn) {
 	}
 }
 
-// wait returns when bytes are forwarded.
-func (p *Proxy) wait() {
+// waitForRequests returns when the bytes of clients are forwarded.
+func (p *Proxy) waitForRequests() {
 	p.mu.Lock()
-	forwarding := p.forwarding
+	direction := p.requests
 	p.mu.Unlock()
-	<-forwarding
+	<-direction
+}
+
+// waitForResponses returns when the bytes of servers are forwarded.
+func (p *Proxy) waitForResponses() {
+	p.mu.Lock()
+	direction := p.responses
+	p.mu.Unlock()
+	<-direction
 }
 
 func (p *Proxy) count(change int) {

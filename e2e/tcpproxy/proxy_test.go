@@ -87,6 +87,42 @@ func TestWhatIsSentDuringACutArrivesAfterIt(t *testing.T) {
 	assert.Zero(t, proxy.Waiting())
 }
 
+func TestResponsesAreLostAlone(t *testing.T) {
+	received := make(chan string, 1)
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		line, _ := bufio.NewReader(conn).ReadString('\n')
+		received <- line
+		_, _ = io.WriteString(conn, "response\n")
+	}()
+	proxy := start(t, func() (string, error) { return listener.Addr().String(), nil })
+	proxy.CutResponses()
+	conn, lines := dial(t, proxy)
+	_, err = io.WriteString(conn, "request\n")
+	require.NoError(t, err)
+	assert.Equal(t, "request\n", <-received)
+	assert.Equal(t, 1, proxy.Connections())
+	require.NoError(t, conn.SetReadDeadline(time.Now().Add(50*time.Millisecond)))
+	_, err = lines.ReadString('\n')
+	assert.ErrorIs(t, err, os.ErrDeadlineExceeded)
+	require.NoError(t, conn.SetReadDeadline(time.Time{}))
+
+	proxy.Heal()
+	line, err := lines.ReadString('\n')
+	require.NoError(t, err)
+	assert.Equal(t, "response\n", line)
+	proxy.Disconnect()
+	_, err = lines.ReadString('\n')
+	assert.Error(t, err)
+	runtest.Eventually(t, "the connection is closed", func() bool { return proxy.Connections() == 0 })
+}
+
 func TestAConnectionWithoutABackendIsClosed(t *testing.T) {
 	proxy := start(t, func() (string, error) { return "", errors.New("no server leads") })
 	_, lines := dial(t, proxy)

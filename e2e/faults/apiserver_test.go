@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package faults
+
+import (
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/faultproxy"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+func (o *faultyOperator) apiServerFaults() []testcluster.Fault {
+	return []testcluster.Fault{
+		{Name: "the API server is killed", Happen: o.exitsWhile(killed(controlplane.APIServer))},
+		{Name: "the API server hangs", Happen: o.exitsWhile(frozen(controlplane.APIServer))},
+		{Name: "etcd is killed", Happen: o.exitsWhile(killed(controlplane.Etcd))},
+		{Name: "etcd hangs", Happen: o.exitsWhile(frozen(controlplane.Etcd))},
+		{Name: "all requests are forbidden", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Code: http.StatusForbidden}))},
+		{Name: "the token is rejected", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Code: http.StatusUnauthorized}))},
+		{Name: "all requests hang", Happen: o.exitsWhile(o.injected(faultproxy.Rule{}))},
+		{Name: "nothing can be written", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Verbs: writeVerbs, Code: http.StatusInternalServerError}))},
+		{Name: "every watch breaks and nothing can be listed", Happen: testcluster.During(func(t *testing.T) {
+			defer o.Proxy.Heal()
+			fault := o.Proxy.Inject(listRule("", http.StatusInternalServerError))
+			if o.Proxy.CutWatches("") == 0 {
+				t.Error("no watch was open")
+			}
+			untilMet(t, fault, 20)
+		})},
+	}
+}
+
+// exitsWhile is a fault because of which the operator cannot renew its lease.
+func (o *faultyOperator) exitsWhile(begin func(*testing.T) (end func())) func(*testing.T, testcluster.ScaleUp) {
+	return testcluster.During(func(t *testing.T) {
+		defer begin(t)()
+		o.untilExited(t)
+	})
+}
+
+func killed(component string) func(*testing.T) func() {
+	return func(t *testing.T) func() {
+		t.Helper()
+		process := env.Component(component)
+		require.NoError(t, process.Kill(t.Context()))
+		return func() { testcluster.Start(t, process) }
+	}
+}
+
+func frozen(component string) func(*testing.T) func() {
+	return func(t *testing.T) func() {
+		t.Helper()
+		return testcluster.Freeze(t, env.Component(component))
+	}
+}
+
+func (o *faultyOperator) injected(rule faultproxy.Rule) func(*testing.T) func() {
+	return func(*testing.T) func() {
+		o.Proxy.Inject(rule)
+		return o.Proxy.Heal
+	}
+}
+
+var writeVerbs = []string{"create", "update", "patch", "delete", "deletecollection"}
+
+// writeFaults are met by the writes that follow a scale-up.
+func (o *faultyOperator) writeFaults() []testcluster.Fault {
+	faults := []testcluster.Fault{
+		{Name: "writes of shard groups hang", Happen: o.writesFail("nstanceshardgroups", 0, 1)},
+	}
+	for _, written := range []struct{ name, resource string }{
+		{"shard groups", "nstanceshardgroups"},
+		{"the status of shard groups", "nstanceshardgroups/status"},
+		{"pools", "nstancemachinepools"},
+		{"the status of pools", "nstancemachinepools/status"},
+	} {
+		faults = append(faults,
+			testcluster.Fault{Name: written.name + " cannot be written", Happen: o.writesFail(written.resource, http.StatusInternalServerError, 3)},
+			testcluster.Fault{Name: "writes of " + written.name + " conflict", Happen: o.writesFail(written.resource, http.StatusConflict, 3)})
+	}
+	return append(faults,
+		testcluster.Fault{Name: "there are too many writes of shard groups", Happen: o.writesFail("nstanceshardgroups", http.StatusTooManyRequests, 3)},
+		testcluster.Fault{Name: "events cannot be written", Happen: o.writesFail("events", http.StatusForbidden, 1)})
+}
+
+// writesFail is a fault that the operator meets so many times, and survives.
+func (o *faultyOperator) writesFail(resource string, code, times int) func(*testing.T, testcluster.ScaleUp) {
+	return func(t *testing.T, scaleUp testcluster.ScaleUp) {
+		defer o.Proxy.Heal()
+		fault := o.Proxy.Inject(faultproxy.Rule{Verbs: writeVerbs, Resource: resource, Code: code})
+		scaleUp.Begin(t)
+		untilMet(t, fault, times)
+	}
+}
+
+// listFaults make lists of a resource fail in every way while the operator starts.
+func (o *faultyOperator) listFaults() []testcluster.Fault {
+	var faults []testcluster.Fault
+	for _, kind := range []struct{ name, resource string }{
+		{"pools", "nstancemachinepools"},
+		{"shard groups", "nstanceshardgroups"},
+		{"MachinePools", "machinepools"},
+		{"Nodes", "nodes"},
+		{"ConfigMaps", "configmaps"},
+	} {
+		faults = append(faults, testcluster.Fault{Name: kind.name + " cannot be listed at the start", Happen: testcluster.During(func(t *testing.T) {
+			defer o.Proxy.Heal()
+			forbidden := o.Proxy.Inject(listRule(kind.resource, http.StatusForbidden))
+			o.restart(t)
+			untilMet(t, forbidden, 2)
+			o.Proxy.Heal()
+			untilMet(t, o.Proxy.Inject(listRule(kind.resource, http.StatusInternalServerError)), 2)
+			o.Proxy.Heal()
+			// A list that hangs is not retried, so it is met once.
+			untilMet(t, o.Proxy.Inject(listRule(kind.resource, 0)), 1)
+		})})
+	}
+	return faults
+}
+
+// listRule keeps a resource from being listed. A watch that begins with all objects is a
+// list too.
+func listRule(resource string, code int) faultproxy.Rule {
+	return faultproxy.Rule{Verbs: []string{"list", "watch"}, Resource: resource, Code: code}
+}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package shardfaults
+
+import (
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+func clockFaults() []testcluster.Fault {
+	server := func() *controlplane.Component { return env.ShardServer(shardIDs[0]) }
+	run := func(t *testing.T, scaleUp testcluster.ScaleUp) { scaleUp.UntilShardsRun(t) }
+	// A certificate that is not valid yet is not accepted.
+	unreachable := func(t *testing.T, _ testcluster.ScaleUp) { untilUnreachable(t) }
+	return []testcluster.Fault{
+		{Name: "the clock of a server is an hour ahead", Happen: wrongClock(time.Hour, server, unreachable)},
+		{Name: "the clock of a server is an hour behind", Happen: wrongClock(-time.Hour, server, unreachable)},
+		{Name: "the clock of the operator is an hour ahead", Happen: wrongClock(time.Hour, env.OperatorProcess, run)},
+		{Name: "the clock of the operator is an hour behind", Happen: wrongClock(-time.Hour, env.OperatorProcess, unreachable)},
+	}
+}
+
+// wrongClock restarts a component with another clock until it has had its effect, and then
+// with the right one.
+func wrongClock(ahead time.Duration, find func() *controlplane.Component, effect func(*testing.T, testcluster.ScaleUp)) func(*testing.T, testcluster.ScaleUp) {
+	return func(t *testing.T, scaleUp testcluster.ScaleUp) {
+		component := find()
+		before := component.Env
+		defer restartWith(t, component, before)
+		restartWith(t, component, slices.Concat(before, controlplane.Clock(ahead)))
+		scaleUp.Begin(t)
+		effect(t, scaleUp)
+	}
+}
+
+func restartWith(t *testing.T, component *controlplane.Component, environment []string) {
+	t.Helper()
+	require.NoError(t, component.Stop(t.Context()))
+	component.Env = environment
+	testcluster.Start(t, component)
+}

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package testcluster
+
+import (
+	"context"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/e2e/controlplane"
+)
+
+// Fault is an outage or a wrong input.
+type Fault struct {
+	Name string
+	// Happen begins the scale-up of a pool, before or after the fault begins. The fault
+	// lasts until it has had an effect, and has ended when Happen returns.
+	Happen func(*testing.T, ScaleUp)
+}
+
+// ScaleUp is the scale-up of a pool during which a fault happens.
+type ScaleUp struct {
+	c        *Cluster
+	pool     string
+	replicas int32
+}
+
+// Begin sets the replicas.
+func (s ScaleUp) Begin(t *testing.T) {
+	t.Helper()
+	s.c.Scale(t, s.pool, s.replicas)
+}
+
+// UntilShardsRun waits until the shards run the new instances, whether they have Nodes or
+// not.
+func (s ScaleUp) UntilShardsRun(t *testing.T) {
+	t.Helper()
+	sizes := slices.Repeat([]int32{s.replicas / int32(len(s.c.ShardIDs))}, len(s.c.ShardIDs))
+	Eventually(t, 2*time.Minute, "the shards run the new instances", func(ctx context.Context) error {
+		return s.c.SizesAre(ctx, s.pool, sizes...)
+	})
+}
+
+// During returns a Happen of a fault that begins when the scale-up has begun.
+func During(fault func(*testing.T)) func(*testing.T, ScaleUp) {
+	return func(t *testing.T, scaleUp ScaleUp) {
+		scaleUp.Begin(t)
+		fault(t)
+	}
+}
+
+// ExpectNoLosses creates a pool, and checks for each fault that nothing is deleted:
+// no operator requests a smaller size of a group, deletes an instance or acknowledges a
+// drain, and neither Nodes nor objects of Cluster API or Nstance are deleted. With the
+// end of the fault, the scale-up completes without further changes. recovered is called
+// first, and starts again what a Deployment would. Optional.
+func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, recovered func(*testing.T)) {
+	t.Helper()
+	perFault := int32(len(c.ShardIDs))
+	replicas := 2 * perFault
+	c.CreatePoolForTest(t, pool, replicas)
+	c.UntilRunning(t, pool, replicas)
+	losses, from := c.NewLossChecker(t, pool), c.AuditEnd(t)
+
+	for _, fault := range faults {
+		t.Run(fault.Name, func(t *testing.T) {
+			before, ids := losses.ExpectNone(t), c.providerIDs(t, pool)
+			replicas += perFault
+			fault.Happen(t, ScaleUp{c, pool, replicas})
+			if recovered != nil {
+				recovered(t)
+			}
+			c.UntilRunning(t, pool, replicas)
+			if seen := losses.ExpectNone(t) - before; seen < len(c.ShardIDs) {
+				t.Errorf("%d calls were checked, the scaling alone is one for each of %d shards", seen, len(c.ShardIDs))
+			}
+			if deletions := c.Requests(t, from, IsDeletion); len(deletions) > 0 {
+				t.Errorf("%d deletions:%s", len(deletions), Describe(deletions))
+			}
+			require.Subset(t, c.providerIDs(t, pool), ids, "the instances before the fault")
+		})
+	}
+}
+
+func (c *Cluster) providerIDs(t *testing.T, pool string) []string {
+	t.Helper()
+	object, err := c.NstanceMachinePool(t.Context(), pool)
+	require.NoError(t, err)
+	return object.Spec.ProviderIDList
+}
+
+// IsDeletion matches requests for the deletion of Nodes and of objects of Cluster API and
+// Nstance.
+func IsDeletion(r controlplane.Request) bool {
+	return slices.Contains([]string{"delete", "deletecollection"}, r.Verb) &&
+		slices.Contains([]string{"nodes", "machines", "machinepools", "nstancemachines", "nstanceshardgroups", "nstancemachinepools"}, r.Resource)
+}
