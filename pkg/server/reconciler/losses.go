@@ -74,6 +74,7 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, no
 	}
 	missing, total := current.count(instances)
 	switch allowed := max(minLosses, total/lossShare); {
+	case len(missing) == 0:
 	case accepted, current.keptSince.IsZero() && len(current.givenUp)+len(missing) <= allowed:
 		current.giveUp(missing, now)
 		missing = nil

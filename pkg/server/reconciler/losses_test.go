@@ -77,6 +77,28 @@ func TestManyMissingInstancesAreLeftAlone(t *testing.T) {
 	})
 }
 
+// TestSmallGroupWithoutMissingInstances: those that were given up while the group was large
+// exceed the share of the small group, but nothing is missing.
+func TestSmallGroupWithoutMissingInstances(t *testing.T) {
+	running := func(n int) []instance.Instance {
+		return slices.Repeat([]instance.Instance{{Record: instance.Record{ID: "running", ProviderID: "running"}, State: instance.Running}}, n)
+	}
+	missing := func(id string) instance.Instance {
+		return instance.Instance{Record: instance.Record{ID: id, ProviderID: id}, State: instance.Missing}
+	}
+	l, now := new(losses), time.Now()
+	kept, began := l.update(workersKey, append(running(12), missing("a"), missing("b"), missing("c"), missing("d"), missing("e"), missing("f")), now, false)
+	assert.Empty(t, kept)
+	assert.False(t, began)
+
+	kept, began = l.update(workersKey, running(9), now, false)
+	assert.Empty(t, kept)
+	assert.False(t, began, "an error without missing instances")
+	kept, began = l.update(workersKey, append(running(9), missing("g")), now, false)
+	assert.Len(t, kept, 1)
+	assert.True(t, began)
+}
+
 // TestAnIncompleteListTerminatesNothing: the instances come back, none was replaced.
 func TestAnIncompleteListTerminatesNothing(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
