@@ -114,7 +114,8 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 	s.start()
 	ids := o.scale(kills)
 	assert.Equal(t, recordNames(t, ids), s.records(), "records that exist")
-	assert.Equal(t, records.list(), recordNames(t, seen.everCreated()), "instances that ever had a container, want all that were ever recorded")
+	assert.Subset(t, records.list(), recordNames(t, seen.everCreated()), "instances with a record, want all that had a container")
+	assert.Subset(t, seen.everCreated(), ids, "instances that had a container, want all that run")
 
 	seed := uint64(time.Now().UnixNano())
 	t.Logf("seed %d", seed)
@@ -127,6 +128,9 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 		killAtStep(s, o, k, random, 30)
 	}
 	s.start()
+	// Without its cache, a server does not know which containers it has removed. It leaves
+	// many missing instances alone until an administrator confirms that they are lost.
+	o.acceptsLosses = true
 	ids = o.scale(lastSize)
 	assert.ElementsMatch(t, ids, docker.Containers(t, label), "containers")
 	assert.ElementsMatch(t, ids, docker.Containers(t, label, "running"), "running containers")

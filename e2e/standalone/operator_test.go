@@ -20,6 +20,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/losses"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -35,6 +37,9 @@ type operator struct {
 	server *server
 	// size is the size of the group that it wants.
 	size atomic.Int32
+	// acceptsLosses has scale confirm that missing instances are lost, as an administrator
+	// does.
+	acceptsLosses bool
 }
 
 func newOperator(s *server) *operator {
@@ -109,6 +114,11 @@ func (o *operator) scale(size int) []string {
 		ids = nil
 		for _, one := range group.Instances.GetInstances() {
 			ids = append(ids, one.Id)
+		}
+		if o.acceptsLosses && int(group.ActualSize) < size {
+			if err := losses.Accept(ctx, o.server.store, shardID, instance.GroupKey{Tenant: tenant, Group: groupName}); err != nil {
+				return err
+			}
 		}
 		if int(group.Size) != size || len(ids) != size || int(group.ActualSize) != size {
 			return fmt.Errorf("the size is %d, there are %d instances, and %d run", group.Size, len(ids), group.ActualSize)
