@@ -83,9 +83,9 @@ func (o *faultyOperator) writeFaults() []testcluster.Fault {
 			testcluster.Fault{Name: written.name + " cannot be written", Happen: o.writesFail(written.resource, http.StatusInternalServerError, 3)},
 			testcluster.Fault{Name: "writes of " + written.name + " conflict", Happen: o.writesFail(written.resource, http.StatusConflict, 3)})
 	}
-	return append(faults,
-		testcluster.Fault{Name: "there are too many writes of shard groups", Happen: o.writesFail("nstanceshardgroups", http.StatusTooManyRequests, 3)},
-		testcluster.Fault{Name: "events cannot be written", Happen: o.writesFail("events", http.StatusForbidden, 1)})
+	return append(faults, testcluster.Fault{
+		Name: "there are too many writes of shard groups", Happen: o.writesFail("nstanceshardgroups", http.StatusTooManyRequests, 3),
+	})
 }
 
 // writesFail is a fault that the operator meets so many times, and survives.
