@@ -28,10 +28,13 @@ type Dependencies struct {
 	// ClusterName is the name of the Cluster and of the NstanceCluster.
 	ClusterName string
 
-	Kube     kubernetes.Interface
-	Metadata metadata.Interface
-	Nstance  clientset.InfrastructureV1beta1Interface
-	CAPI     *capi.Client
+	// Kube, Nstance and CAPI are clients of the cluster with our objects and Cluster
+	// API's.
+	Kube    kubernetes.Interface
+	Nstance clientset.InfrastructureV1beta1Interface
+	CAPI    *capi.Client
+	// Workload are clients of the cluster with the Nodes and Pods, which may be the same.
+	Workload Workload
 
 	Informers Informers
 
@@ -50,6 +53,12 @@ type Dependencies struct {
 	Metrics prometheus.Registerer
 }
 
+// Workload are clients of the cluster with the Nodes and Pods.
+type Workload struct {
+	Kube     kubernetes.Interface
+	Metadata metadata.Interface
+}
+
 // WatchShards registers handlers with the set of shards and with the cache of their
 // groups.
 func (d *Dependencies) WatchShards(shardChanged func(shard string), groupChanged func(shard, key string)) {
@@ -66,6 +75,10 @@ type Informers struct {
 	MachinePools *capi.Informer[*clusterv1.MachinePool]
 	Machines     *capi.Informer[*clusterv1.Machine]
 
+	// Nodes, Pods and VolumeAttachments are those of the cluster with the Nodes. If it is
+	// another cluster than that of our objects, controllers may run before these caches
+	// are complete: an object that they do not have may exist.
+	//
 	// Nodes have the fields that the operator reads and no others.
 	Nodes cache.SharedIndexInformer
 	// Pods are the Pods with an annotation that requests an instance.

@@ -80,9 +80,12 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 		Namespace:   Namespace,
 		ClusterName: ClusterName,
 		Kube:        h.KubeClient,
-		Metadata:    metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()),
 		Nstance:     h.InfrastructureV1beta1(),
 		CAPI:        h.CAPI.Client,
+		Workload: nstance.Workload{
+			Kube:     h.KubeClient,
+			Metadata: metadatafake.NewSimpleMetadataClient(metadatafake.NewTestScheme()),
+		},
 		Informers: nstance.Informers{
 			Nstance:           h.NewInformers(),
 			Clusters:          capi.NewClusterInformer(h.CAPI.Client, Namespace, 0),

@@ -65,6 +65,8 @@ type Controller struct {
 	nodes     *nstance.Nodes
 	nodeIndex cache.Indexer
 	volumes   cache.Indexer
+	// volumesSynced reports whether volumes is complete.
+	volumesSynced func() bool
 	// shardGroups are the objects of events about instances without a Node.
 	shardGroups listers.NstanceShardGroupNamespaceLister
 	shards      shard.Client
@@ -96,26 +98,27 @@ func New(d nstance.Dependencies) (*Controller, error) {
 	}
 	metrics := newMetrics(d.Metrics)
 	c := &Controller{
-		client:       d.Kube,
-		nodes:        nodes,
-		nodeIndex:    d.Informers.Nodes.GetIndexer(),
-		volumes:      d.Informers.VolumeAttachments.GetIndexer(),
-		shardGroups:  d.Informers.Nstance.NstanceShardGroups().Lister().NstanceShardGroups(d.Namespace),
-		shards:       d.ShardClient,
-		notices:      d.Notices,
-		recorder:     d.Recorder,
-		clock:        d.Clock,
-		metrics:      metrics,
-		progress:     newProgress(metrics),
-		writes:       controller.NewWriteTracker(d.Informers.Nodes.GetStore()),
-		states:       make(map[Key]*state),
-		byProviderID: make(map[string]sets.Set[Key]),
+		client:        d.Workload.Kube,
+		nodes:         nodes,
+		nodeIndex:     d.Informers.Nodes.GetIndexer(),
+		volumes:       d.Informers.VolumeAttachments.GetIndexer(),
+		volumesSynced: d.Informers.VolumeAttachments.HasSynced,
+		shardGroups:   d.Informers.Nstance.NstanceShardGroups().Lister().NstanceShardGroups(d.Namespace),
+		shards:        d.ShardClient,
+		notices:       d.Notices,
+		recorder:      d.Recorder,
+		clock:         d.Clock,
+		metrics:       metrics,
+		progress:      newProgress(metrics),
+		writes:        controller.NewWriteTracker(d.Informers.Nodes.GetStore()),
+		states:        make(map[Key]*state),
+		byProviderID:  make(map[string]sets.Set[Key]),
 	}
 	c.queue = controller.NewQueue("drain", c.sync)
 	c.queue.SeedWith(func() []Key { return c.keys(d.Shards.Shards()) })
 	c.shardCalls = controller.NewShardQueue("drain-calls", c.callShard, func(key Key) string { return key.Shard })
-	c.evictions = newEvictions(d.Kube, d.Clock, metrics, c.queue.Add)
-	c.nodeLookup = newNodeLookup(d.Kube, d.Clock, c.queue.AddAfter)
+	c.evictions = newEvictions(d.Workload.Kube, d.Clock, metrics, c.queue.Add)
+	c.nodeLookup = newNodeLookup(d.Workload.Kube, d.Clock, c.queue.AddAfter)
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Indexers: nodeIndexers, Handler: controller.OnChange(c.nodeChanged)},
 		controller.Watched{What: "VolumeAttachments", Informer: d.Informers.VolumeAttachments, Indexers: volumeIndexers,

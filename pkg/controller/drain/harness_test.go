@@ -49,6 +49,9 @@ type harness struct {
 	registry   *prometheus.Registry
 	stop       func()
 
+	// incomplete starts the controller before its caches are complete.
+	incomplete bool
+
 	// delayAcknowledgement is called during each acknowledgement, with the shard.
 	delayAcknowledgement func(shard string)
 }
@@ -62,7 +65,7 @@ func newHarness(t *testing.T, objects ...runtime.Object) *harness {
 		delayAcknowledgement: func(string) {},
 	}
 	h.fakes = controllertest.NewHarness(t, h.shards)
-	h.fakes.Kube, h.fakes.Clock = h.Clientset, clock.RealClock{}
+	h.fakes.Workload.Kube, h.fakes.Clock = h.Clientset, clock.RealClock{}
 	h.shards.OnCall = h.shardCalled
 	h.start()
 	return h
@@ -82,7 +85,9 @@ func (h *harness) start() {
 	h.stop = runtest.Start(h.t, func(ctx context.Context) {
 		factory.StartWithContext(ctx)
 		defer factory.Shutdown()
-		cache.WaitFor(ctx, "caches", c.HasSynced()...)
+		if !h.incomplete {
+			cache.WaitFor(ctx, "caches", c.HasSynced()...)
+		}
 		close(synced)
 		c.Run(ctx)
 	})

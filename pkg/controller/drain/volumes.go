@@ -5,6 +5,7 @@ package drain
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	storagev1 "k8s.io/api/storage/v1"
@@ -31,9 +32,16 @@ func TrimVolumeAttachment(obj any) (any, error) {
 	}, nil
 }
 
+// errVolumesUnknown is the error of a drain before the cache of VolumeAttachments is
+// complete. The operator may start without the API server of the Nodes.
+var errVolumesUnknown = errors.New("the VolumeAttachments of the cluster of the Nodes have not been read yet")
+
 // attachedVolumes returns the number of volumes that are attached to a Node and not
 // used by the Pods that stay there. A volume whose user is unknown counts.
 func (c *Controller) attachedVolumes(ctx context.Context, node string, staying []*corev1.Pod) (int, error) {
+	if !c.volumesSynced() {
+		return 0, errVolumesUnknown
+	}
 	attachments := controller.Indexed[storagev1.VolumeAttachment](c.volumes, byNode, node)
 	if len(attachments) == 0 {
 		return 0, nil

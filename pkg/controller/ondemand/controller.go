@@ -91,7 +91,7 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 	c := &Controller{
 		namespace:            d.Namespace,
 		clusterName:          d.ClusterName,
-		podClient:            d.Metadata,
+		podClient:            d.Workload.Metadata,
 		machines:             d.CAPI.Machines(d.Namespace),
 		nstanceMachines:      d.Nstance.NstanceMachines(d.Namespace),
 		machineLister:        machines.Lister(),
@@ -126,8 +126,13 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 	return c, nil
 }
 
-// Run creates and deletes machines until ctx is done.
-func (c *Controller) Run(ctx context.Context) { c.queue.Run(ctx, workers) }
+// Run creates and deletes machines until ctx is done. It begins when the cache of Pods is
+// complete, because the operator may start without the API server of the Pods.
+func (c *Controller) Run(ctx context.Context) {
+	if cache.WaitForCacheSync(ctx.Done(), c.podsSynced) {
+		c.queue.Run(ctx, workers)
+	}
+}
 
 // pod returns the Pod with a UID, nil when the cache has none.
 func (c *Controller) pod(uid types.UID) *metav1.PartialObjectMetadata {

@@ -59,7 +59,7 @@ func (h *harness) start(limit int, shards *shardtest.Shards) {
 	require.NoError(h.T, err)
 	capiClient, err := capi.NewForConfig(h.config())
 	require.NoError(h.T, err)
-	h.Metadata, h.Nstance, h.Dependencies.CAPI = podClient, client.InfrastructureV1beta1(), capiClient
+	h.Workload.Metadata, h.Nstance, h.Dependencies.CAPI = podClient, client.InfrastructureV1beta1(), capiClient
 	h.Informers.Pods = NewPodInformer(podClient, clusterName, 0)
 	h.controller, err = New(h.Dependencies, Options{Limit: limit})
 	require.NoError(h.T, err)
