@@ -23,14 +23,17 @@ import (
 // leaseName is the name of the Lease of the leader.
 const leaseName = "nstance-operator-leader-election"
 
-// clients reach the API server, one for each family of kinds. They change nothing
+// clients reach the API servers, one for each family of kinds. They change nothing
 // without the lease.
 type clients struct {
-	lease    *election.Lease
-	kube     kubernetes.Interface
-	metadata metadata.Interface
-	nstance  versioned.Interface
-	capi     *capi.Client
+	lease   *election.Lease
+	kube    kubernetes.Interface
+	nstance versioned.Interface
+	capi    *capi.Client
+	// workload are the clients of the cluster with the Nodes, and workloadServer is its
+	// API server; empty if it is the cluster of all other clients.
+	workload       nstance.Workload
+	workloadServer string
 	// metrics decides who may read the metrics. Reviews change nothing, and standbys
 	// make them too.
 	metrics *serving.Access
@@ -43,9 +46,7 @@ func newClients(options *Options) (*clients, error) {
 	if err != nil {
 		return nil, fmt.Errorf("load the configuration for the API server: %w", err)
 	}
-	// The API server's priority and fairness decides, not a limit of our own.
-	config.QPS = -1
-	rest.AddUserAgent(config, nstance.FieldManager)
+	adjust(config)
 	if err := rest.LoadTLSFiles(config); err != nil {
 		return nil, fmt.Errorf("load the TLS files for the API server: %w", err)
 	}
@@ -64,14 +65,8 @@ func newClients(options *Options) (*clients, error) {
 	}
 	made.metrics = serving.NewAccess(reviews.AuthenticationV1(), reviews.AuthorizationV1())
 	config.Wrap(made.lease.Guard)
-	builtIn := rest.CopyConfig(config)
-	builtIn.ContentType = runtime.ContentTypeProtobuf
-	builtIn.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
-	if made.kube, err = kubernetes.NewForConfig(builtIn); err != nil {
-		return nil, fmt.Errorf("make the client for built-in kinds: %w", err)
-	}
-	if made.metadata, err = metadata.NewForConfig(config); err != nil {
-		return nil, fmt.Errorf("make the client for metadata: %w", err)
+	if made.kube, err = newKube(config); err != nil {
+		return nil, err
 	}
 	if made.nstance, err = versioned.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("make the client for our kinds: %w", err)
@@ -79,5 +74,45 @@ func newClients(options *Options) (*clients, error) {
 	if made.capi, err = capi.NewForConfig(config); err != nil {
 		return nil, fmt.Errorf("make the client for Cluster API's kinds: %w", err)
 	}
-	return made, nil
+	return made, made.addWorkload(options, config)
+}
+
+// addWorkload makes the clients of the cluster with the Nodes. config is the configuration
+// of all other clients.
+func (c *clients) addWorkload(options *Options, config *rest.Config) error {
+	external, err := workloadConfig(options)
+	if err != nil {
+		return err
+	}
+	c.workload.Kube = c.kube
+	if external != nil {
+		adjust(external)
+		external.Wrap(c.lease.Guard)
+		config, c.workloadServer = external, external.Host
+		if c.workload.Kube, err = newKube(config); err != nil {
+			return fmt.Errorf("workload cluster: %w", err)
+		}
+	}
+	if c.workload.Metadata, err = metadata.NewForConfig(config); err != nil {
+		return fmt.Errorf("make the client for metadata: %w", err)
+	}
+	return nil
+}
+
+// adjust sets what the configurations of all clients have in common.
+func adjust(config *rest.Config) {
+	// The API server's priority and fairness decides, not a limit of our own.
+	config.QPS = -1
+	rest.AddUserAgent(config, nstance.FieldManager)
+}
+
+func newKube(config *rest.Config) (kubernetes.Interface, error) {
+	config = rest.CopyConfig(config)
+	config.ContentType = runtime.ContentTypeProtobuf
+	config.AcceptContentTypes = runtime.ContentTypeProtobuf + "," + runtime.ContentTypeJSON
+	client, err := kubernetes.NewForConfig(config)
+	if err != nil {
+		return nil, fmt.Errorf("make the client for built-in kinds: %w", err)
+	}
+	return client, nil
 }

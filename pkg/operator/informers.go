@@ -37,9 +37,9 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 	kinds := externalversions.NewSharedInformerFactoryWithOptions(clients.nstance, options.ResyncPeriod,
 		externalversions.WithNamespace(options.Namespace),
 		externalversions.WithTransform(trim))
-	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
+	nodes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.workload.Kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(trimNode))
-	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.kube, options.ResyncPeriod,
+	volumes := kubeinformers.NewSharedInformerFactoryWithOptions(clients.workload.Kube, options.ResyncPeriod,
 		kubeinformers.WithTransform(drain.TrimVolumeAttachment))
 
 	all := &informers{Informers: nstance.Informers{
@@ -48,9 +48,14 @@ func newInformers(clients *clients, options *Options) (*informers, error) {
 		MachinePools:      capi.NewMachinePoolInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Machines:          capi.NewMachineInformer(clients.capi, options.Namespace, options.ResyncPeriod),
 		Nodes:             nodes.Core().V1().Nodes().Informer(),
-		Pods:              ondemand.NewPodInformer(clients.metadata, options.ClusterName(), options.ResyncPeriod),
+		Pods:              ondemand.NewPodInformer(clients.workload.Metadata, options.ClusterName(), options.ResyncPeriod),
 		VolumeAttachments: volumes.Storage().V1().VolumeAttachments().Informer(),
 	}}
+	if clients.workloadServer != "" {
+		for _, informer := range []*cache.SharedIndexInformer{&all.Nodes, &all.Pods, &all.VolumeAttachments} {
+			*informer = backgroundInformer{*informer}
+		}
+	}
 	all.start = append(all.start, kinds.StartWithContext, nodes.StartWithContext, volumes.StartWithContext,
 		func(ctx context.Context) { go all.Pods.RunWithContext(ctx) })
 	for informer, transform := range map[cache.SharedIndexInformer]cache.TransformFunc{

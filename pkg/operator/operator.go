@@ -16,11 +16,9 @@ import (
 
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 
-	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/election"
-	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/serving"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/connpool"
@@ -51,7 +49,7 @@ func Run(ctx context.Context, options *Options) error {
 	if err := health.Serve(ctx, options.HTTPAddress, unprotected); err != nil {
 		return err
 	}
-	recorder, err := controller.NewRecorder(ctx, clients.kube, nstance.FieldManager, v1beta1.AddToScheme)
+	recorder, err := newRecorder(ctx, clients)
 	if err != nil {
 		return err
 	}
@@ -83,6 +81,9 @@ func Run(ctx context.Context, options *Options) error {
 	klog.FromContext(ctx).Info("Caches are complete", "namespace", options.Namespace, "cluster", options.ClusterName())
 	return election.Lead(ctx, clients.lease, health.Watchdog, func(ctx context.Context) error {
 		if err := election.CheckNotRestored(ctx, cachedKinds(clients, informers, options.Namespace)); err != nil {
+			return err
+		}
+		if err := checkWorkloadNotRestored(ctx, clients, informers); err != nil {
 			return err
 		}
 		return components.work(ctx)

@@ -55,6 +55,9 @@ type Options struct {
 	// CAPIEndpoint is the URL of the API server of an external cluster; empty
 	// means that the operator runs in the cluster it makes Nodes for.
 	CAPIEndpoint string
+	// WorkloadKubeconfig is a file with which the operator reaches the Nodes and Pods of
+	// an external cluster. Without it, these are not known.
+	WorkloadKubeconfig string
 	// CAPIServiceAccount is whose tokens Cluster API gets.
 	CAPIServiceAccount string
 	// CAPIKubeconfigServer is the URL of the API server as CAPI reaches it.
@@ -115,6 +118,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringVar(&o.WebhookSecret, "webhook-secret", o.WebhookSecret, "Secret that the admission webhook's certificate is kept in")
 	flags.StringVar(&o.WebhookConfiguration, "webhook-configuration", o.WebhookConfiguration, "ValidatingWebhookConfiguration of this operator, in which it writes the CA")
 	flags.StringVar(&o.CAPIEndpoint, "capi-endpoint", o.CAPIEndpoint, "URL of the API server of an external workload cluster; its kubeconfig Secret is then left alone")
+	flags.StringVar(&o.WorkloadKubeconfig, "workload-kubeconfig", o.WorkloadKubeconfig, "kubeconfig file for the Nodes and Pods of the cluster of --capi-endpoint")
 	flags.StringVar(&o.CAPIServiceAccount, "capi-serviceaccount", o.CAPIServiceAccount, "ServiceAccount whose tokens Cluster API's controllers get")
 	flags.StringVar(&o.CAPIKubeconfigServer, "capi-kubeconfig-server", o.CAPIKubeconfigServer, "URL of the API server as Cluster API's controllers reach it")
 	flags.IntVar(&o.OnDemandLimit, "on-demand-limit", o.OnDemandLimit, "how many machines the Pods of one namespace may have of one group; 0 for any number")
@@ -164,6 +168,10 @@ func (o *Options) Validate() error {
 		if _, err := parseEndpoint(o.CAPIEndpoint); err != nil {
 			refuse("capi-endpoint", "%w", err)
 		}
+	}
+	if o.WorkloadKubeconfig != "" && o.CAPIEndpoint == "" {
+		// Cluster API would look for the Nodes in the cluster of the operator.
+		refuse("workload-kubeconfig", "needs --capi-endpoint, the API server of the same cluster")
 	}
 	if _, err := parseEndpoint(o.CAPIKubeconfigServer); err != nil {
 		refuse("capi-kubeconfig-server", "%w", err)

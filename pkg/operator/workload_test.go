@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"net/http/httptest"
+	"os"
+	"path/filepath"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/client-go/tools/cache"
+	"k8s.io/client-go/tools/clientcmd"
+	clientcmdapi "k8s.io/client-go/tools/clientcmd/api"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/runtest"
+)
+
+// apiServer is an API server without objects that records which resources are requested.
+type apiServer struct {
+	*httptest.Server
+
+	mu        sync.Mutex
+	requested sets.Set[string]
+	// tokens are the tokens of the requests.
+	tokens sets.Set[string]
+}
+
+func newAPIServer(t *testing.T) *apiServer {
+	t.Helper()
+	s := &apiServer{requested: sets.New[string](), tokens: sets.New[string]()}
+	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
+	t.Cleanup(func() {
+		s.CloseClientConnections()
+		s.Close()
+	})
+	return s
+}
+
+func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
+	resource := resourceOf(r.URL.Path)
+	s.mu.Lock()
+	s.requested.Insert(resource)
+	s.tokens.Insert(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+	s.mu.Unlock()
+	w.Header().Set("Content-Type", "application/json")
+	switch query := r.URL.Query(); {
+	case r.Method != http.MethodGet:
+		w.WriteHeader(http.StatusConflict)
+	case query.Get("sendInitialEvents") != "":
+		w.WriteHeader(http.StatusUnprocessableEntity)
+		_ = json.NewEncoder(w).Encode(metav1.Status{
+			TypeMeta: metav1.TypeMeta{Kind: "Status", APIVersion: "v1"},
+			Status:   metav1.StatusFailure, Reason: metav1.StatusReasonInvalid, Code: http.StatusUnprocessableEntity,
+		})
+	case query.Get("watch") != "":
+		_ = http.NewResponseController(w).Flush()
+		<-r.Context().Done()
+	default:
+		kind, version := kindOf(resource)+"List", versionOf(r.URL.Path)
+		if strings.Contains(r.Header.Get("Accept"), "PartialObjectMetadataList") {
+			kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{
+			"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{},
+		})
+	}
+}
+
+// kindOf returns the kind of a resource.
+func kindOf(resource string) string {
+	if kind := kinds[resource]; kind != "" {
+		return kind
+	}
+	return map[string]string{
+		"pods": "Pod", "configmaps": "ConfigMap", "secrets": "Secret", "nstanceclusters": "NstanceCluster",
+		"validatingwebhookconfigurations": "ValidatingWebhookConfiguration",
+	}[resource]
+}
+
+// versionOf returns the API version of a path.
+func versionOf(path string) string {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if parts[0] == "apis" {
+		return parts[1] + "/" + parts[2]
+	}
+	return parts[1]
+}
+
+// resourceOf returns the resource of a path such as /api/v1/namespaces/default/pods.
+func resourceOf(path string) string {
+	parts := strings.Split(strings.Trim(path, "/"), "/")
+	if parts[0] == "apis" {
+		parts = parts[1:]
+	}
+	parts = parts[2:]
+	if len(parts) > 2 && parts[0] == "namespaces" {
+		parts = parts[2:]
+	}
+	return parts[0]
+}
+
+// resources returns what was requested.
+func (s *apiServer) resources() sets.Set[string] {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return s.requested.Clone()
+}
+
+// kubeconfig writes a kubeconfig file of the server, whose token is in another file.
+func (s *apiServer) kubeconfig(t *testing.T) string {
+	t.Helper()
+	dir := t.TempDir()
+	require.NoError(t, os.WriteFile(filepath.Join(dir, "token"), []byte("first"), 0o600))
+	config := clientcmdapi.NewConfig()
+	config.Clusters["test"] = &clientcmdapi.Cluster{
+		Server:                   s.URL,
+		CertificateAuthorityData: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: s.Certificate().Raw}),
+	}
+	config.AuthInfos["test"] = &clientcmdapi.AuthInfo{TokenFile: "token"}
+	config.Contexts["test"] = &clientcmdapi.Context{Cluster: "test", AuthInfo: "test"}
+	config.CurrentContext = "test"
+	path := filepath.Join(dir, "kubeconfig")
+	require.NoError(t, clientcmd.WriteToFile(*config, path))
+	return path
+}
+
+// clusterOf returns clients and informers of options whose kubeconfig is that of
+// management.
+func clusterOf(t *testing.T, management *apiServer, options *Options) (*clients, *informers) {
+	t.Helper()
+	options.Kubeconfig = management.kubeconfig(t)
+	clients, err := newClients(options)
+	require.NoError(t, err)
+	informers, err := newInformers(clients, options)
+	require.NoError(t, err)
+	return clients, informers
+}
+
+// ofNodes are the resources of the cluster with the Nodes.
+var ofNodes = sets.New("nodes", "pods", "volumeattachments")
+
+// With a workload cluster its Nodes and Pods are read, and never those of the cluster that
+// the operator runs in.
+func TestNodesAndPodsAreThoseOfTheWorkloadCluster(t *testing.T) {
+	management, workload := newAPIServer(t), newAPIServer(t)
+	options := complete()
+	options.CAPIEndpoint, options.WorkloadKubeconfig = "https://workload:6443", workload.kubeconfig(t)
+	clients, informers := clusterOf(t, management, options)
+	informers.Nstance.NstanceMachines().Informer()
+	informers.run(t.Context())
+	for _, informer := range []cache.SharedIndexInformer{
+		informers.Nodes, informers.Pods, informers.VolumeAttachments, informers.Machines, informers.Nstance.NstanceMachines().Informer(), informers.shards,
+	} {
+		runtest.Eventually(t, "the caches are complete", informer.HasSynced)
+	}
+	_, err := clients.workload.Kube.CoreV1().Pods("team").List(t.Context(), metav1.ListOptions{})
+	require.NoError(t, err)
+	assert.Empty(t, management.resources().Intersection(ofNodes), "requested from the management cluster")
+	assert.ElementsMatch(t, ofNodes.UnsortedList(), workload.resources().UnsortedList(), "requested from the workload cluster")
+	assert.Equal(t, []string{"first"}, workload.tokens.UnsortedList())
+	for _, kind := range cachedKinds(clients, informers, options.Namespace) {
+		assert.NotEqual(t, "Nodes", kind.Name, "a leader must start without the workload cluster")
+	}
+	_, err = clients.workload.Kube.CoreV1().Nodes().Create(t.Context(), &corev1.Node{}, metav1.CreateOptions{})
+	assert.ErrorContains(t, err, "lease", "a write without the lease")
+}
+
+// Events about Nodes and Pods are in their cluster, those about our objects in ours.
+func TestEventsAreInTheClusterOfTheirObjects(t *testing.T) {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "1"}}
+	pod := &metav1.PartialObjectMetadata{
+		TypeMeta:   metav1.TypeMeta{APIVersion: "v1", Kind: "Pod"},
+		ObjectMeta: metav1.ObjectMeta{Namespace: "team", Name: "web", UID: "2"},
+	}
+	pool := &v1beta1.NstanceMachinePool{ObjectMeta: metav1.ObjectMeta{Namespace: "nstance-system", Name: "workers", UID: "3"}}
+	for name, test := range map[string]struct {
+		object   runtime.Object
+		workload bool
+	}{
+		"a Node": {node, true}, "a Pod": {&corev1.Pod{ObjectMeta: pod.ObjectMeta}, true}, "a Pod without its spec": {pod, true}, "a pool": {pool, false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			ours, theirs := &recorder{}, &recorder{}
+			controller.Warn(&eventRouter{EventRecorder: ours, workload: theirs}, test.object, "Reason", "Action", "note")
+			if got, want := [2]int{ours.count, theirs.count}, map[bool][2]int{false: {1, 0}, true: {0, 1}}[test.workload]; got != want {
+				t.Errorf("recorded %v in the two clusters, want %v", got, want)
+			}
+		})
+	}
+}
+
+type recorder struct{ count int }
+
+func (r *recorder) Eventf(_, _ runtime.Object, _, _, _, _ string, _ ...any) { r.count++ }
+
+// The operator starts while the workload cluster is not reachable: pools are scaled, and
+// what needs Nodes and Pods waits.
+func TestStartWithoutTheWorkloadCluster(t *testing.T) {
+	management, workload := newAPIServer(t), newAPIServer(t)
+	options := complete()
+	options.CAPIEndpoint, options.WorkloadKubeconfig = "https://workload:6443", workload.kubeconfig(t)
+	workload.Close()
+	clients, informers := clusterOf(t, management, options)
+	components, err := newComponents(t.Context(), options, clients, informers, &recorder{}, "uid")
+	require.NoError(t, err)
+	informers.run(t.Context())
+	for _, checker := range components.synced {
+		runtest.Eventually(t, checker.Name()+" is complete", func() bool { return cache.IsDone(checker) })
+	}
+	for name, informer := range map[string]cache.SharedIndexInformer{
+		"Nodes": informers.Nodes, "Pods": informers.Pods, "VolumeAttachments": informers.VolumeAttachments,
+	} {
+		assert.False(t, informer.HasSynced(), "the cache of %s is complete", name)
+	}
+}
+
+// An external cluster whose kubeconfig is not set has Nodes that the operator cannot see.
+// It must not read those of its own cluster instead.
+func TestExternalClusterWithoutKubeconfig(t *testing.T) {
+	management := newAPIServer(t)
+	options := complete()
+	options.CAPIEndpoint = "https://workload:6443"
+	clients, informers := clusterOf(t, management, options)
+	informers.run(t.Context())
+	runtest.Eventually(t, "the cache of Machines is complete", informers.Machines.HasSynced)
+	_, err := clients.workload.Kube.CoreV1().Nodes().List(t.Context(), metav1.ListOptions{})
+	assert.ErrorContains(t, err, "--workload-kubeconfig")
+	assert.Empty(t, management.resources().Intersection(ofNodes), "requested from the management cluster")
+	assert.False(t, informers.Nodes.HasSynced() || informers.Pods.HasSynced())
+}
+
+// One cluster has one client configuration, and the operator waits for all caches.
+func TestOneClusterHasItsNodesAndPods(t *testing.T) {
+	management := newAPIServer(t)
+	options := complete()
+	clients, informers := clusterOf(t, management, options)
+	informers.run(t.Context())
+	for _, informer := range []cache.SharedIndexInformer{informers.Nodes, informers.Pods, informers.VolumeAttachments} {
+		runtest.Eventually(t, "the caches are complete", informer.HasSynced)
+	}
+	assert.Empty(t, ofNodes.Difference(management.resources()), "not requested")
+	assert.Same(t, clients.kube, clients.workload.Kube)
+	waiting, err := informers.Nodes.AddEventHandler(cache.ResourceEventHandlerFuncs{})
+	require.NoError(t, err)
+	assert.IsNotType(t, backgroundRegistration{}, waiting)
+}
