@@ -44,6 +44,9 @@ type Options struct {
 	// Shards are those in the operator's configuration. Ports that are zero are
 	// chosen.
 	Shards []Shard
+	// Workload is the control plane of the Nodes and Pods. If it is nil, they are in that of
+	// the operator.
+	Workload *controlplane.ControlPlane
 	// Machines makes each instance a machine. If it is nil, instances are Nodes that kwok
 	// simulates.
 	Machines *Machines
@@ -94,6 +97,9 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 		return nil, fmt.Errorf("install Nstance: %w", err)
 	}
 	if err := n.applyOperator(ctx, overlay); err != nil {
+		return nil, err
+	}
+	if err := n.installWorkload(ctx); err != nil {
 		return nil, err
 	}
 	return n, n.applyConfiguration(ctx)

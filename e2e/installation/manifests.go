@@ -43,7 +43,11 @@ func parse(text string) *template.Template {
 func (n *Installation) applyOperator(ctx context.Context, overlay *template.Template) error {
 	dir := filepath.Join(n.dir, "overlay", n.namespace)
 	// A kustomization names others by relative paths only.
-	operator, err := filepath.Rel(dir, filepath.Join(n.options.Manifests, "operator"))
+	base := "operator"
+	if n.options.Workload != nil {
+		base = "external"
+	}
+	operator, err := filepath.Rel(dir, filepath.Join(n.options.Manifests, base))
 	if err != nil {
 		return fmt.Errorf("write the overlay: %w", err)
 	}

@@ -11,6 +11,7 @@ import (
 
 	authenticationv1 "k8s.io/api/authentication/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/kubernetes"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -58,11 +59,15 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 	if err != nil {
 		return o, err
 	}
-	token, err := n.token(ctx, c.serviceAccount)
+	token, err := requestToken(ctx, n.client, n.namespace, c.serviceAccount)
 	if err != nil {
 		return o, err
 	}
 	kubeconfig, err := n.cp.KubeconfigThrough(cmp.Or(o.Server, n.cp.Server()), o.Component, token)
+	if err != nil {
+		return o, err
+	}
+	workload, err := n.workloadFlags(ctx, o.Component)
 	if err != nil {
 		return o, err
 	}
@@ -76,7 +81,7 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 			// count those.
 			"--metrics-address", "",
 			"--capi-kubeconfig-server", n.cp.Server(),
-		}, o.Flags),
+		}, workload, o.Flags),
 		Env:   c.env,
 		Ports: []int{o.HTTPPort, o.WebhookPort},
 		Ready: controlplane.Probe{URL: o.URL() + c.readinessPath},
@@ -84,16 +89,16 @@ func (n *Installation) StartOperator(ctx context.Context, o Operator) (Operator,
 	return o, err
 }
 
-// token requests a token of a ServiceAccount with the lifetime of the certificates:
+// requestToken requests a token of a ServiceAccount with the lifetime of the certificates:
 // nothing renews it, as the kubelet does for a Pod.
-func (n *Installation) token(ctx context.Context, account string) (string, error) {
+func requestToken(ctx context.Context, client kubernetes.Interface, namespace, account string) (string, error) {
 	request := &authenticationv1.TokenRequest{Spec: authenticationv1.TokenRequestSpec{
 		ExpirationSeconds: ptr.To(int64(certificateLifetime.Seconds())),
 	}}
-	response, err := n.client.CoreV1().ServiceAccounts(n.namespace).
+	response, err := client.CoreV1().ServiceAccounts(namespace).
 		CreateToken(ctx, account, request, metav1.CreateOptions{})
 	if err != nil {
-		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", n.namespace, account, err)
+		return "", fmt.Errorf("request a token of ServiceAccount %s/%s: %w", namespace, account, err)
 	}
 	return response.Status.Token, nil
 }

@@ -59,7 +59,7 @@ func (n *Installation) Reconfigure(shardID string, change func(*Shard)) error {
 
 // writeShardConfig replaces the server's configuration file in one step.
 func (n *Installation) writeShardConfig(shard Shard) error {
-	kubeconfig, err := n.cp.Kubeconfig(shard.Component())
+	kubeconfig, err := n.nodes().Kubeconfig(shard.Component())
 	if err != nil {
 		return err
 	}

@@ -18,8 +18,9 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// role is the name of the operator's Role and of its ClusterRole.
-const role = "nstance-operator"
+// roles are the names of the operator's Role and of its ClusterRoles. The second has what
+// the operator may do in the cluster with the Nodes, which may be another one.
+var roles = []string{"nstance-operator", "nstance-operator-workload"}
 
 // Granted returns the rights that the manifests in a folder grant to the operator, sorted.
 // A right is text, such as "patch nodes" or "get secrets nstance-operator-key". Wildcards
@@ -31,13 +32,13 @@ func Granted(manifests string) ([]string, error) {
 	}
 	var rights []string
 	for _, object := range objects {
-		if kind := object.GetKind(); object.GetName() != role || kind != "Role" && kind != "ClusterRole" {
+		if kind := object.GetKind(); !slices.Contains(roles, object.GetName()) || kind != "Role" && kind != "ClusterRole" {
 			continue
 		}
 		// Both kinds have the same rules.
 		var parsed rbacv1.ClusterRole
 		if err := runtime.DefaultUnstructuredConverter.FromUnstructured(object.Object, &parsed); err != nil {
-			return nil, fmt.Errorf("read %s %s: %w", object.GetKind(), role, err)
+			return nil, fmt.Errorf("read %s %s: %w", object.GetKind(), object.GetName(), err)
 		}
 		for _, rule := range parsed.Rules {
 			rights = append(rights, ofRule(rule)...)
@@ -87,7 +88,9 @@ func Used(log controlplane.AuditLog, user string) (used []string, refused []cont
 	}
 	for _, r := range requests {
 		switch {
-		case strings.HasPrefix(r.Reason, "RBAC: allowed") && strings.Contains(r.Reason, fmt.Sprintf("Role %q", role)):
+		case strings.HasPrefix(r.Reason, "RBAC: allowed") && slices.ContainsFunc(roles, func(role string) bool {
+			return strings.Contains(r.Reason, fmt.Sprintf("Role %q", role))
+		}):
 			used = append(used, ofRequest(r)...)
 		case r.Reason == "" && r.Code == http.StatusForbidden:
 			refused = append(refused, r)

@@ -14,7 +14,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-const auditLog = `{"verb":"patch","user":{"username":"op"},"objectRef":{"resource":"nodes","name":"n","subresource":"status"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding \"nstance-operator\" of ClusterRole \"nstance-operator\" to ServiceAccount"}}
+const auditLog = `{"verb":"patch","user":{"username":"op"},"objectRef":{"resource":"nodes","name":"n","subresource":"status"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding \"nstance-operator\" of ClusterRole \"nstance-operator-workload\" to ServiceAccount"}}
 {"verb":"watch","user":{"username":"op"},"objectRef":{"resource":"leases","apiGroup":"coordination.k8s.io","name":"l"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by RoleBinding \"x\" of Role \"nstance-operator\" to ServiceAccount"}}
 {"verb":"get","user":{"username":"op"},"objectRef":{"resource":"pods"},"responseStatus":{"code":200},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by ClusterRoleBinding \"x\" of ClusterRole \"system:discovery\" to Group"}}
 {"verb":"patch","user":{"username":"op"},"objectRef":{"resource":"secrets","name":"s"},"responseStatus":{"code":201},"annotations":{"authorization.k8s.io/reason":"RBAC: allowed by RoleBinding \"x\" of Role \"nstance-operator\" to ServiceAccount"}}

@@ -20,10 +20,12 @@ import (
 // Clients are the administrator's clients. Those of one kind are for the
 // namespace of the installation.
 type Clients struct {
-	Kube    kubernetes.Interface
-	Dynamic dynamic.Interface
-	CAPI    *capi.Client
-	Nstance versioned.Interface
+	Kube kubernetes.Interface
+	// NodeKube is the client of Nodes and Pods, which may be in another cluster.
+	NodeKube kubernetes.Interface
+	Dynamic  dynamic.Interface
+	CAPI     *capi.Client
+	Nstance  versioned.Interface
 }
 
 func newClients(config *rest.Config) (c Clients, err error) {
@@ -31,7 +33,7 @@ func newClients(config *rest.Config) (c Clients, err error) {
 	dynamicClient, dynamicErr := dynamic.NewForConfig(config)
 	capiClient, capiErr := capi.NewForConfig(config)
 	nstance, nstanceErr := versioned.NewForConfig(config)
-	return Clients{Kube: kube, Dynamic: dynamicClient, CAPI: capiClient, Nstance: nstance},
+	return Clients{Kube: kube, NodeKube: kube, Dynamic: dynamicClient, CAPI: capiClient, Nstance: nstance},
 		errors.Join(kubeErr, dynamicErr, capiErr, nstanceErr)
 }
 

@@ -21,6 +21,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/client-go/kubernetes"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
@@ -33,6 +34,9 @@ import (
 type Options struct {
 	// Without names parts of the control plane to leave out.
 	Without []string
+	// External has the Nodes and Pods in a second control plane, the workload cluster. The
+	// first one then has neither kubelets nor a scheduler.
+	External bool
 	// AuditReads are the users besides the operator whose reads the audit log contains too.
 	AuditReads []string
 	// Shards are those of the installation. Their servers are started.
@@ -55,6 +59,8 @@ type Options struct {
 type Cluster struct {
 	*controlplane.ControlPlane
 	Clients
+	// Workload is the control plane of the Nodes and Pods if they are in a second one.
+	Workload     *controlplane.ControlPlane
 	Installation *installation.Installation
 	// ShardIDs are the shards, in the order in which pools list them.
 	ShardIDs []string
@@ -112,12 +118,18 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 			return 1, err
 		}
 	}
+	var workload *controlplane.ControlPlane
+	if o.External {
+		if workload, err = startWorkload(ctx, &options); err != nil {
+			return 1, err
+		}
+	}
 	cp, err := controlplane.Start(ctx, options)
 	if err != nil {
-		return 1, err
+		return 1, errors.Join(err, stopWorkload(ctx, workload))
 	}
 	defer func() {
-		stopErr := cp.Stop(context.WithoutCancel(ctx))
+		stopErr := errors.Join(cp.Stop(context.WithoutCancel(ctx)), stopWorkload(ctx, workload))
 		if err == nil {
 			err = stopErr
 		}
@@ -130,10 +142,16 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 
 	cluster := &Cluster{
 		ControlPlane: cp,
+		Workload:     workload,
 		kubectl:      []string{binaries.Kube, "kubectl", "--kubeconfig", cp.KubeconfigPath(), "--namespace", installation.Namespace},
 	}
 	if cluster.Clients, err = newClients(cp.AdminConfig()); err != nil {
 		return 1, err
+	}
+	if workload != nil {
+		if cluster.NodeKube, err = kubernetes.NewForConfig(workload.AdminConfig()); err != nil {
+			return 1, err
+		}
 	}
 	for _, shard := range o.Shards {
 		cluster.ShardIDs = append(cluster.ShardIDs, shard.ID)
@@ -147,6 +165,7 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 		Operator:  operator,
 		Server:    server,
 		Shards:    o.Shards,
+		Workload:  workload,
 		Machines:  machines,
 	})
 	if err != nil {
@@ -167,7 +186,12 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 		}
 	}
 	code = m.Run()
-	return code, rights.Record(cp.AuditLog(), installation.OperatorUser, filepath.Join(root, "manifests"))
+	manifests := filepath.Join(root, "manifests")
+	err = rights.Record(cp.AuditLog(), installation.OperatorUser, manifests)
+	if workload != nil {
+		err = errors.Join(err, rights.Record(workload.AuditLog(), installation.OperatorUser, manifests))
+	}
+	return code, err
 }
 
 // Kubectl runs kubectl as the administrator, in the namespace of the

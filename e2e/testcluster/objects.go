@@ -97,7 +97,7 @@ func (c Clients) ShardGroups(ctx context.Context, group string) ([]v1beta1.Nstan
 
 // Nodes lists the Nodes of a group.
 func (c Clients) Nodes(ctx context.Context, group string) ([]corev1.Node, error) {
-	list, err := c.Kube.CoreV1().Nodes().List(ctx, inGroup(group))
+	list, err := c.NodeKube.CoreV1().Nodes().List(ctx, inGroup(group))
 	if err != nil {
 		return nil, err
 	}
@@ -115,14 +115,14 @@ func IsReady(node corev1.Node) bool {
 	})
 }
 
-// CreateNamespace creates a namespace and waits until Pods can be created in it.
+// CreateNamespace creates a namespace of Pods and waits until Pods can be created in it.
 func (c Clients) CreateNamespace(t testing.TB, name string) {
 	t.Helper()
 	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
-	_, err := c.Kube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{})
+	_, err := c.NodeKube.CoreV1().Namespaces().Create(t.Context(), namespace, metav1.CreateOptions{})
 	require.NoError(t, err)
 	Eventually(t, time.Minute, "namespace "+name+" has a ServiceAccount", func(ctx context.Context) error {
-		_, err := c.Kube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
+		_, err := c.NodeKube.CoreV1().ServiceAccounts(name).Get(ctx, "default", metav1.GetOptions{})
 		return err
 	})
 }
