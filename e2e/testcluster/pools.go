@@ -48,7 +48,7 @@ func (c *Cluster) DeletePools(t testing.TB, names ...string) {
 	}
 	for _, name := range names {
 		Eventually(t, time.Minute, name+" has no instances", func(ctx context.Context) error {
-			return c.SizesAre(ctx, name, 0, 0, 0)
+			return c.noInstances(ctx, name)
 		})
 		err := c.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
 		if err != nil && !apierrors.IsNotFound(err) {
@@ -58,6 +58,20 @@ func (c *Cluster) DeletePools(t testing.TB, names ...string) {
 	for _, name := range names {
 		Eventually(t, time.Minute, name+" is deleted", func(ctx context.Context) error { return c.PoolDeleted(ctx, name) })
 	}
+}
+
+// noInstances succeeds when no shard group of a pool wants or has instances.
+func (c *Cluster) noInstances(ctx context.Context, name string) error {
+	groups, err := c.ShardGroups(ctx, name)
+	if err != nil {
+		return err
+	}
+	for _, group := range groups {
+		if group.Spec.Size != 0 || ptr.Deref(group.Status.Replicas, -1) != 0 {
+			return fmt.Errorf("size of %s is %d, running %d", group.Name, group.Spec.Size, ptr.Deref(group.Status.Replicas, -1))
+		}
+	}
+	return nil
 }
 
 // PoolDeleted succeeds when a pool has neither shard groups nor a MachinePool any more.

@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/controller/poolmember"
 	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/controller/shardgroup"
+	"nstance.dev/operator/pkg/controller/workload"
 	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard/identity"
 )
@@ -52,7 +53,7 @@ func (l *controllerList) add(c leaderController, err error) {
 }
 
 // newControllers constructs the controllers. Those that others depend on come first.
-func newControllers(options *Options, clients *clients, identity cluster.Identity, d nstance.Dependencies) ([]leaderController, error) {
+func newControllers(options *Options, clients *clients, identity cluster.ConditionSource, d nstance.Dependencies) ([]leaderController, error) {
 	pools, err := machinepool.New(d)
 	if err != nil {
 		return nil, err
@@ -67,6 +68,11 @@ func newControllers(options *Options, clients *clients, identity cluster.Identit
 	}
 	clusterOptions.Identity = identity
 	list := controllerList{controllers: []leaderController{pools, drains}}
+	if clients.workloadServer != "" {
+		reachable := workload.New(d, clients.workloadServer)
+		clusterOptions.Workload = reachable
+		list.add(reachable, nil)
+	}
 	list.add(cluster.New(d, clusterOptions))
 	list.add(shardgroup.New(d, shardgroup.Options{Pools: pools, Drains: drains}))
 	list.add(importer.New(d))

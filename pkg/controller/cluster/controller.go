@@ -34,12 +34,15 @@ type Options struct {
 	// Kubeconfig is the source of the kubeconfig Secret. It is nil if an administrator
 	// maintains the Secret.
 	Kubeconfig *KubeconfigSource
-	// Identity is the operator's certificate.
-	Identity Identity
+	// Identity is the operator's certificate: the source of the condition IdentityReady.
+	Identity ConditionSource
+	// Workload is the source of the condition WorkloadClusterReachable; nil if the operator
+	// runs in the cluster of the Nodes.
+	Workload ConditionSource
 }
 
-// Identity is the source of the condition IdentityReady.
-type Identity interface {
+// ConditionSource is the source of a condition.
+type ConditionSource interface {
 	// State returns status, reason and message; no status while they are not known.
 	State() metav1.Condition
 	// AddHandler registers handler, which is called when the state changed.
@@ -105,6 +108,9 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 		return nil, err
 	}
 	o.Identity.AddHandler(c.enqueue)
+	if o.Workload != nil {
+		o.Workload.AddHandler(c.enqueue)
+	}
 	// No event occurs before the objects exist.
 	c.enqueue()
 	return c, nil

@@ -34,6 +34,10 @@ type findings struct {
 	pausedBy string
 	// identity is the state of the operator's certificate.
 	identity metav1.Condition
+	// external is set if the Nodes are in another cluster, and workload is then the state
+	// of its API server.
+	external bool
+	workload metav1.Condition
 }
 
 // newStatus returns the status for the findings. Provisioned, controlPlaneInitialized
@@ -62,6 +66,12 @@ func newStatus(nstanceCluster *v1beta1.NstanceCluster, found findings) v1beta1.N
 	// A new leader keeps the condition until its first sync of the certificate.
 	if found.identity.Status != "" {
 		set(v1beta1.ConditionIdentityReady, found.identity.Status, found.identity.Reason, found.identity.Message)
+	}
+	switch {
+	case !found.external:
+		meta.RemoveStatusCondition(&status.Conditions, v1beta1.ConditionWorkloadClusterReachable)
+	case found.workload.Status != "":
+		set(v1beta1.ConditionWorkloadClusterReachable, found.workload.Status, found.workload.Reason, found.workload.Message)
 	}
 	if found.pausedBy != "" {
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, found.pausedBy)

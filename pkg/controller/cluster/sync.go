@@ -66,6 +66,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 
 	found.identity = c.options.Identity.State()
+	if c.options.Workload != nil {
+		found.external, found.workload = true, c.options.Workload.State()
+	}
 	nstanceCluster := observed.nstanceCluster
 	found.pausedBy = observed.pausedBy()
 	if found.pausedBy == "" {

@@ -39,6 +39,10 @@ const (
 	// ConditionIdentityReady, on a cluster, is true while the operator has a client
 	// certificate that the shards accept.
 	ConditionIdentityReady = "IdentityReady"
+	// ConditionWorkloadClusterReachable, on a cluster, is true while the operator can list
+	// the Nodes of a workload cluster that it does not run in. If it runs in that cluster,
+	// there is no such condition.
+	ConditionWorkloadClusterReachable = "WorkloadClusterReachable"
 	// ConditionAvailable, on a cluster, is the availability of the control plane, which
 	// Nstance does not manage: it is always true (docs/capi.md#conditions).
 	ConditionAvailable = "Available"
@@ -52,6 +56,9 @@ const (
 	ReasonReachable = "Reachable"
 	// ReasonShardUnreachable: a shard is configured but not connected.
 	ReasonShardUnreachable = "ShardUnreachable"
+	// ReasonWorkloadClusterUnreachable: the API server of the workload cluster cannot be
+	// reached; the message is the error.
+	ReasonWorkloadClusterUnreachable = "WorkloadClusterUnreachable"
 	// ReasonWrongShard: the server at the address of a shard is that of another one.
 	ReasonWrongShard = "WrongShard"
 	// ReasonOtherCluster: the tenant belongs to another Kubernetes cluster than the
