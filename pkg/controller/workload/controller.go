@@ -37,7 +37,7 @@ type Controller struct {
 	server string
 	nodes  corev1client.NodeInterface
 	queue  *controller.Queue[string]
-	metric prometheus.Gauge
+	metric *prometheus.GaugeVec
 
 	mu       sync.Mutex
 	state    metav1.Condition
@@ -49,10 +49,11 @@ func New(d nstance.Dependencies, server string) *Controller {
 	c := &Controller{
 		server: server,
 		nodes:  d.Workload.Kube.CoreV1().Nodes(),
-		metric: prometheus.NewGauge(prometheus.GaugeOpts{
+		// A standby, which does not run, has no series.
+		metric: prometheus.NewGaugeVec(prometheus.GaugeOpts{
 			Name: "nstance_operator_workload_cluster_reachable",
-			Help: "1 while the Nodes of the workload cluster can be listed, otherwise 0; there is no such metric if the operator runs in that cluster.",
-		}),
+			Help: "1 while the leader can list the Nodes of the workload cluster, otherwise 0; missing if the operator runs in that cluster.",
+		}, []string{"server"}),
 	}
 	d.Metrics.MustRegister(c.metric)
 	c.queue = controller.NewQueue("workload", c.sync)
@@ -95,7 +96,7 @@ func (c *Controller) sync(ctx context.Context, _ string) (time.Duration, error) 
 // another text each time.
 func (c *Controller) set(ctx context.Context, state metav1.Condition) {
 	reachable := state.Status == metav1.ConditionTrue
-	c.metric.Set(map[bool]float64{true: 1}[reachable])
+	c.metric.WithLabelValues(c.server).Set(map[bool]float64{true: 1}[reachable])
 	c.mu.Lock()
 	changed := c.state.Status != state.Status || c.state.Reason != state.Reason
 	if changed {
