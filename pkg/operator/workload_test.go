@@ -26,6 +26,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/election"
 	"nstance.dev/operator/pkg/runtest"
 )
 
@@ -35,13 +36,15 @@ type apiServer struct {
 
 	mu        sync.Mutex
 	requested sets.Set[string]
+	// version is the resource version of lists.
+	version string
 	// tokens are the tokens of the requests.
 	tokens sets.Set[string]
 }
 
 func newAPIServer(t *testing.T) *apiServer {
 	t.Helper()
-	s := &apiServer{requested: sets.New[string](), tokens: sets.New[string]()}
+	s := &apiServer{requested: sets.New[string](), tokens: sets.New[string](), version: "5"}
 	s.Server = httptest.NewTLSServer(http.HandlerFunc(s.serve))
 	t.Cleanup(func() {
 		s.CloseClientConnections()
@@ -55,6 +58,7 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 	s.mu.Lock()
 	s.requested.Insert(resource)
 	s.tokens.Insert(strings.TrimPrefix(r.Header.Get("Authorization"), "Bearer "))
+	listed := s.version
 	s.mu.Unlock()
 	w.Header().Set("Content-Type", "application/json")
 	switch query := r.URL.Query(); {
@@ -75,7 +79,7 @@ func (s *apiServer) serve(w http.ResponseWriter, r *http.Request) {
 			kind, version = "PartialObjectMetadataList", "meta.k8s.io/v1"
 		}
 		_ = json.NewEncoder(w).Encode(map[string]any{
-			"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": "1"}, "items": []any{},
+			"kind": kind, "apiVersion": version, "metadata": map[string]any{"resourceVersion": listed}, "items": []any{},
 		})
 	}
 }
@@ -226,6 +230,26 @@ func TestStartWithoutTheWorkloadCluster(t *testing.T) {
 	} {
 		assert.False(t, informer.HasSynced(), "the cache of %s is complete", name)
 	}
+}
+
+// A leader must not act on Nodes of a workload cluster that was restored since, and must
+// not wait for one that is not reachable.
+func TestLeaderWithARestoredWorkloadCluster(t *testing.T) {
+	management, workload := newAPIServer(t), newAPIServer(t)
+	options := complete()
+	options.CAPIEndpoint, options.WorkloadKubeconfig = "https://workload:6443", workload.kubeconfig(t)
+	clients, informers := clusterOf(t, management, options)
+	require.NoError(t, checkWorkloadNotRestored(t.Context(), clients, informers), "before the Nodes are known")
+	informers.run(t.Context())
+	runtest.Eventually(t, "the cache of Nodes is complete", informers.Nodes.HasSynced)
+	require.NoError(t, checkWorkloadNotRestored(t.Context(), clients, informers))
+	workload.mu.Lock()
+	workload.version = "4"
+	workload.mu.Unlock()
+	require.ErrorIs(t, checkWorkloadNotRestored(t.Context(), clients, informers), election.ErrRestored)
+	workload.CloseClientConnections()
+	workload.Close()
+	require.NoError(t, checkWorkloadNotRestored(t.Context(), clients, informers), "not reachable")
 }
 
 // An external cluster whose kubeconfig is not set has Nodes that the operator cannot see.
