@@ -156,7 +156,6 @@ func TestWorkloadClusterNotReachable(t *testing.T) {
 	untilNoNodes(t, name)
 	expectPodDeleted(t, name, "web")
 	assert.Contains(t, operatorRequests(t, env.Workload, from), "create pods/eviction", "the Node was drained")
-	env.UntilRunning(t, idle, 2)
 }
 
 // The operator used no right on Nodes and Pods in the management cluster, and none but those
