@@ -94,7 +94,7 @@ func testShardServer(t *testing.T, n *Installation, client kubernetes.Interface)
 }
 
 func testRights(t *testing.T, cp *controlplane.ControlPlane, n *Installation) {
-	token, err := n.token(t.Context(), serviceAccount)
+	token, err := requestToken(t.Context(), n.client, n.namespace, serviceAccount)
 	require.NoError(t, err)
 	path, err := cp.KubeconfigWithToken("operator", token)
 	require.NoError(t, err)
