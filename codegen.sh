@@ -23,7 +23,7 @@ schema=$(mktemp)
 trap 'rm -f "$schema"' EXIT
 go tool openapi-gen --go-header-file $header --output-file zz_generated.openapi.go \
 	--output-dir $out/openapi --output-pkg $module/$out/openapi --report-filename /dev/null \
-	k8s.io/apimachinery/pkg/api/resource k8s.io/apimachinery/pkg/apis/meta/v1 k8s.io/apimachinery/pkg/runtime k8s.io/apimachinery/pkg/version "${apis[@]}"
+	k8s.io/apimachinery/pkg/api/resource k8s.io/apimachinery/pkg/apis/meta/v1 k8s.io/apimachinery/pkg/runtime k8s.io/apimachinery/pkg/util/intstr k8s.io/apimachinery/pkg/version "${apis[@]}"
 go run ./hack/models-schema >"$schema"
 
 rm -rf $out/applyconfiguration $out/clientset $out/listers $out/informers

@@ -127,7 +127,10 @@ func nested(field *apiextensionsv1.JSONSchemaProps) (inner *apiextensionsv1.JSON
 
 func typeOf(field *apiextensionsv1.JSONSchemaProps) string {
 	switch {
+	case field.XIntOrString && field.Pattern == "":
+		return "integer or string"
 	case field.XIntOrString:
+		// The pattern is that of a quantity.
 		return "quantity"
 	case field.Type == "array" && field.Items != nil:
 		return "list of " + typeOf(field.Items.Schema)

@@ -69,6 +69,8 @@ func ForKind(kind schema.GroupVersionKind) interface{} {
 		return &infrastructurev1beta1.NstanceShardGroupSpecApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("NstanceShardGroupStatus"):
 		return &infrastructurev1beta1.NstanceShardGroupStatusApplyConfiguration{}
+	case v1beta1.SchemeGroupVersion.WithKind("ScaleDownGuards"):
+		return &infrastructurev1beta1.ScaleDownGuardsApplyConfiguration{}
 	case v1beta1.SchemeGroupVersion.WithKind("ShardsSummary"):
 		return &infrastructurev1beta1.ShardsSummaryApplyConfiguration{}
 

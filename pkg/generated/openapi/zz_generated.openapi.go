@@ -12,6 +12,7 @@ import (
 	resource "k8s.io/apimachinery/pkg/api/resource"
 	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	runtime "k8s.io/apimachinery/pkg/runtime"
+	intstr "k8s.io/apimachinery/pkg/util/intstr"
 	version "k8s.io/apimachinery/pkg/version"
 	common "k8s.io/kube-openapi/pkg/common"
 	spec "k8s.io/kube-openapi/pkg/validation/spec"
@@ -73,6 +74,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		runtime.RawExtension{}.OpenAPIModelName():                                               schema_k8sio_apimachinery_pkg_runtime_RawExtension(ref),
 		runtime.TypeMeta{}.OpenAPIModelName():                                                   schema_k8sio_apimachinery_pkg_runtime_TypeMeta(ref),
 		runtime.Unknown{}.OpenAPIModelName():                                                    schema_k8sio_apimachinery_pkg_runtime_Unknown(ref),
+		intstr.IntOrString{}.OpenAPIModelName():                                                 schema_apimachinery_pkg_util_intstr_IntOrString(ref),
 		version.Info{}.OpenAPIModelName():                                                       schema_k8sio_apimachinery_pkg_version_Info(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.APIEndpoint":                      schema_pkg_apis_infrastructure_v1beta1_APIEndpoint(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig":                      schema_pkg_apis_infrastructure_v1beta1_GroupConfig(ref),
@@ -103,6 +105,7 @@ func GetOpenAPIDefinitions(ref common.ReferenceCallback) map[string]common.OpenA
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupList":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupList(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupSpec":            schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.NstanceShardGroupStatus":          schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref),
+		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards":                  schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref),
 		"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ShardsSummary":                    schema_pkg_apis_infrastructure_v1beta1_ShardsSummary(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.Autoscale":                              schema_pkg_apis_marekvs_v1alpha1_Autoscale(ref),
 		"nstance.dev/operator/pkg/apis/marekvs/v1alpha1.MarekvsCluster":                         schema_pkg_apis_marekvs_v1alpha1_MarekvsCluster(ref),
@@ -2711,6 +2714,26 @@ func schema_k8sio_apimachinery_pkg_runtime_Unknown(ref common.ReferenceCallback)
 	}
 }
 
+func schema_apimachinery_pkg_util_intstr_IntOrString(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.EmbedOpenAPIDefinitionIntoV2Extension(common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IntOrString is a type that can hold an int32 or a string.  When used in JSON or YAML marshalling and unmarshalling, it produces or consumes the inner type.  This allows you to have, for example, a JSON field that can accept a name or number.",
+				OneOf:       common.GenerateOpenAPIV3OneOfSchema(intstr.IntOrString{}.OpenAPIV3OneOfTypes()),
+				Format:      intstr.IntOrString{}.OpenAPISchemaFormat(),
+			},
+		},
+	}, common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "IntOrString is a type that can hold an int32 or a string.  When used in JSON or YAML marshalling and unmarshalling, it produces or consumes the inner type.  This allows you to have, for example, a JSON field that can accept a name or number.",
+				Type:        intstr.IntOrString{}.OpenAPISchemaType(),
+				Format:      intstr.IntOrString{}.OpenAPISchemaFormat(),
+			},
+		},
+	})
+}
+
 func schema_k8sio_apimachinery_pkg_version_Info(ref common.ReferenceCallback) common.OpenAPIDefinition {
 	return common.OpenAPIDefinition{
 		Schema: spec.Schema{
@@ -3572,6 +3595,19 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 							Format:      "",
 						},
 					},
+					"scaleDown": {
+						SchemaProps: spec.SchemaProps{
+							Description: "scaleDown are guards for scale-downs. Without guards a scale-down removes all surplus instances at once.",
+							Ref:         ref("nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"),
+						},
+					},
+					"deletionPolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "deletionPolicy is what happens to the groups and instances on the shards when the pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"providerIDList": {
 						VendorExtensible: spec.VendorExtensible{
 							Extensions: spec.Extensions{
@@ -3596,6 +3632,8 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 				Required: []string{"group", "shards"},
 			},
 		},
+		Dependencies: []string{
+			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"},
 	}
 }
 
@@ -4274,6 +4312,13 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupSpec(ref common.Ref
 							},
 						},
 					},
+					"deletionPolicy": {
+						SchemaProps: spec.SchemaProps{
+							Description: "deletionPolicy is that of the pool if it is Retain, and not set otherwise. A shard group with Retain is deleted without deleting the group on the shard.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 				},
 				Required: []string{"group", "shard", "size"},
 			},
@@ -4382,6 +4427,61 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceShardGroupStatus(ref common.R
 		},
 		Dependencies: []string{
 			v1.Condition{}.OpenAPIModelName(), v1.Time{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.GroupConfig"},
+	}
+}
+
+func schema_pkg_apis_infrastructure_v1beta1_ScaleDownGuards(ref common.ReferenceCallback) common.OpenAPIDefinition {
+	return common.OpenAPIDefinition{
+		Schema: spec.Schema{
+			SchemaProps: spec.SchemaProps{
+				Description: "ScaleDownGuards limit the scale-downs of a pool: instances are removed in steps, and a step is made only while every guard allows it. Deletion candidates and instances that do not run yet pass every guard (docs/operations.md#guards-for-scale-down).",
+				Type:        []string{"object"},
+				Properties: map[string]spec.Schema{
+					"maxUnavailable": {
+						SchemaProps: spec.SchemaProps{
+							Description: "maxUnavailable is how many instances of the pool may be removed at once, as a number or as a percentage of its instances, which is rounded down and is at least 1. An instance that is being drained or terminated counts until its shard no longer reports it. Without a value there is no limit.",
+							Ref:         ref(intstr.IntOrString{}.OpenAPIModelName()),
+						},
+					},
+					"minReadySeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "minReadySeconds is for how long the Node of every remaining instance must have been Ready before a step. A Node that cannot be found is not ready.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"stabilizationSeconds": {
+						SchemaProps: spec.SchemaProps{
+							Description: "stabilizationSeconds is for how long the replicas must have been at or below a number before the pool is scaled down to it. The time starts again with a new leader of the operator.",
+							Type:        []string{"integer"},
+							Format:      "int32",
+						},
+					},
+					"pauseWhile": {
+						VendorExtensible: spec.VendorExtensible{
+							Extensions: spec.Extensions{
+								"x-kubernetes-list-type": "set",
+							},
+						},
+						SchemaProps: spec.SchemaProps{
+							Description: "pauseWhile are states of the pool in which no step is made.",
+							Type:        []string{"array"},
+							Items: &spec.SchemaOrArray{
+								Schema: &spec.Schema{
+									SchemaProps: spec.SchemaProps{
+										Default: "",
+										Type:    []string{"string"},
+										Format:  "",
+									},
+								},
+							},
+						},
+					},
+				},
+			},
+		},
+		Dependencies: []string{
+			intstr.IntOrString{}.OpenAPIModelName()},
 	}
 }
 

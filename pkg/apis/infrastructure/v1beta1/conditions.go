@@ -29,6 +29,10 @@ const (
 	// ConditionMachinesEnabled, on a pool, is true while each of its instances gets a
 	// Machine.
 	ConditionMachinesEnabled = "MachinesEnabled"
+	// ConditionScalingDown, on a pool with guards for scale-down, exists while it has more
+	// instances than replicas. It is false while a guard blocks the next step; the message
+	// names what it waits for.
+	ConditionScalingDown = "ScalingDown"
 	// ConditionPaused, on all kinds but the shard group and the template, is true while
 	// the object, its Cluster, or its MachinePool or Machine is paused: the operator
 	// changes no shard and no spec (docs/capi.md#pause).
@@ -138,6 +142,17 @@ const (
 	ReasonDrainBlocked = "DrainBlocked"
 	// ReasonNoNode: an instance that is being drained has no Node.
 	ReasonNoNode = "NoNode"
+	// ReasonRemoving: a guarded scale-down proceeds; the message has the numbers.
+	ReasonRemoving = "Removing"
+	// ReasonStabilizing: the replicas were lowered too short a time ago for a step of the
+	// scale-down.
+	ReasonStabilizing = "Stabilizing"
+	// ReasonInstanceNotReady: the Node of an instance is not Ready or cannot be found, and
+	// so blocks a scale-down.
+	ReasonInstanceNotReady = "InstanceNotReady"
+	// ReasonMinReady: the Nodes of all instances are Ready, but one not for long enough for
+	// a step of the scale-down.
+	ReasonMinReady = "MinReadySeconds"
 	// ReasonAmbiguousProviderID: a provider id matches more than one Node.
 	ReasonAmbiguousProviderID = "AmbiguousProviderID"
 )

@@ -69,6 +69,16 @@ type NstanceMachinePoolSpec struct {
 	// +optional
 	// +kubebuilder:default=Auto
 	Machines MachinesMode `json:"machines,omitempty"`
+	// scaleDown are guards for scale-downs. Without guards a scale-down removes all
+	// surplus instances at once.
+	// +optional
+	ScaleDown *ScaleDownGuards `json:"scaleDown,omitempty"`
+	// deletionPolicy is what happens to the groups and instances on the shards when the
+	// pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of
+	// the same group imports them.
+	// +optional
+	// +kubebuilder:default=Delete
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 	// providerIDList are the provider ids of the instances of the pool, sorted. The
 	// operator sets it.
 	// +optional

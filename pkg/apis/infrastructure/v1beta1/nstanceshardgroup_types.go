@@ -63,6 +63,11 @@ type NstanceShardGroupSpec struct {
 	// +kubebuilder:validation:items:MinLength=1
 	// +kubebuilder:validation:items:MaxLength=63
 	RemoveFirst []string `json:"removeFirst,omitempty"`
+
+	// deletionPolicy is that of the pool if it is Retain, and not set otherwise. A shard
+	// group with Retain is deleted without deleting the group on the shard.
+	// +optional
+	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
 }
 
 // NstanceShardGroupStatus is what the shard reports about the group.

@@ -194,6 +194,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceMachinePoolSpec
   map:
     fields:
+    - name: deletionPolicy
+      type:
+        scalar: string
     - name: group
       type:
         scalar: string
@@ -210,6 +213,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: scaleDown
+      type:
+        namedType: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ScaleDownGuards
     - name: shards
       type:
         list:
@@ -412,6 +418,9 @@ var schemaYAML = typed.YAMLObject(`types:
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.NstanceShardGroupSpec
   map:
     fields:
+    - name: deletionPolicy
+      type:
+        scalar: string
     - name: group
       type:
         scalar: string
@@ -483,6 +492,24 @@ var schemaYAML = typed.YAMLObject(`types:
             scalar: string
           elementRelationship: atomic
     - name: replicas
+      type:
+        scalar: numeric
+- name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ScaleDownGuards
+  map:
+    fields:
+    - name: maxUnavailable
+      type:
+        namedType: io.k8s.apimachinery.pkg.util.intstr.IntOrString
+    - name: minReadySeconds
+      type:
+        scalar: numeric
+    - name: pauseWhile
+      type:
+        list:
+          elementType:
+            scalar: string
+          elementRelationship: associative
+    - name: stabilizationSeconds
       type:
         scalar: numeric
 - name: dev.nstance.operator.pkg.apis.infrastructure.v1beta1.ShardsSummary
@@ -820,6 +847,8 @@ var schemaYAML = typed.YAMLObject(`types:
       default: ""
     elementRelationship: atomic
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.Time
+  scalar: untyped
+- name: io.k8s.apimachinery.pkg.util.intstr.IntOrString
   scalar: untyped
 - name: __untyped_atomic_
   scalar: untyped

@@ -26,6 +26,13 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// Machines if the MachinePool has the annotations for the minimum and maximum size
 	// of the cluster autoscaler.
 	Machines *infrastructurev1beta1.MachinesMode `json:"machines,omitempty"`
+	// scaleDown are guards for scale-downs. Without guards a scale-down removes all
+	// surplus instances at once.
+	ScaleDown *ScaleDownGuardsApplyConfiguration `json:"scaleDown,omitempty"`
+	// deletionPolicy is what happens to the groups and instances on the shards when the
+	// pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of
+	// the same group imports them.
+	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
 	// providerIDList are the provider ids of the instances of the pool, sorted. The
 	// operator sets it.
 	ProviderIDList []string `json:"providerIDList,omitempty"`
@@ -100,6 +107,22 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithVars(entries map[string]s
 // If called multiple times, the Machines field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithMachines(value infrastructurev1beta1.MachinesMode) *NstanceMachinePoolSpecApplyConfiguration {
 	b.Machines = &value
+	return b
+}
+
+// WithScaleDown sets the ScaleDown field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ScaleDown field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithScaleDown(value *ScaleDownGuardsApplyConfiguration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.ScaleDown = value
+	return b
+}
+
+// WithDeletionPolicy sets the DeletionPolicy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DeletionPolicy field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithDeletionPolicy(value infrastructurev1beta1.DeletionPolicy) *NstanceMachinePoolSpecApplyConfiguration {
+	b.DeletionPolicy = &value
 	return b
 }
 

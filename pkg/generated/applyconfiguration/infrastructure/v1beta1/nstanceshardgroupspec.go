@@ -25,6 +25,9 @@ type NstanceShardGroupSpecApplyConfiguration struct {
 	// removeFirst are the ids of the deletion candidates of a scale-down. The shard
 	// deletes them before other instances and does not replace them.
 	RemoveFirst []string `json:"removeFirst,omitempty"`
+	// deletionPolicy is that of the pool if it is Retain, and not set otherwise. A shard
+	// group with Retain is deleted without deleting the group on the shard.
+	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
 }
 
 // NstanceShardGroupSpecApplyConfiguration constructs a declarative configuration of the NstanceShardGroupSpec type for use with
@@ -104,5 +107,13 @@ func (b *NstanceShardGroupSpecApplyConfiguration) WithRemoveFirst(values ...stri
 	for i := range values {
 		b.RemoveFirst = append(b.RemoveFirst, values[i])
 	}
+	return b
+}
+
+// WithDeletionPolicy sets the DeletionPolicy field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the DeletionPolicy field is set to the value of the last call.
+func (b *NstanceShardGroupSpecApplyConfiguration) WithDeletionPolicy(value infrastructurev1beta1.DeletionPolicy) *NstanceShardGroupSpecApplyConfiguration {
+	b.DeletionPolicy = &value
 	return b
 }
