@@ -33,6 +33,8 @@ type Group struct {
 	Size int32
 	// ListsInstances is false if the server does not report Instances.
 	ListsInstances bool
+	// Running is the number of running instances. It is used if Instances are not listed.
+	Running int32
 	// Instances are listed from the oldest to the newest.
 	Instances []Instance
 }
@@ -42,6 +44,8 @@ type Instance struct {
 	ID string
 	// Pending is set while the server is creating the instance.
 	Pending bool
+	// Draining is set while the instance is drained.
+	Draining bool
 	// Terminating is set while the server terminates the instance, and afterwards.
 	Terminating bool
 }
