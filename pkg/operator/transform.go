@@ -80,7 +80,9 @@ func trimNode(obj any) (any, error) {
 	}
 	for _, condition := range node.Status.Conditions {
 		if condition.Type == corev1.NodeReady {
-			kept.Status.Conditions = []corev1.NodeCondition{{Type: condition.Type, Status: condition.Status}}
+			kept.Status.Conditions = []corev1.NodeCondition{{
+				Type: condition.Type, Status: condition.Status, LastTransitionTime: condition.LastTransitionTime,
+			}}
 		}
 	}
 	return kept, nil

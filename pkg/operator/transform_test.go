@@ -27,7 +27,7 @@ func TestTrimNode(t *testing.T) {
 		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true, PodCIDR: "10.0.0.0/24"},
 		Status: corev1.NodeStatus{
 			Images: []corev1.ContainerImage{{SizeBytes: 1}}, Addresses: addresses,
-			Conditions: []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: "False"}, {Type: corev1.NodeReady, Status: "True", LastHeartbeatTime: created}},
+			Conditions: []corev1.NodeCondition{{Type: corev1.NodeMemoryPressure, Status: "False"}, {Type: corev1.NodeReady, Status: "True", LastHeartbeatTime: created, LastTransitionTime: created}},
 		},
 	}
 	want := &corev1.Node{
@@ -37,7 +37,7 @@ func TestTrimNode(t *testing.T) {
 		},
 		Spec: corev1.NodeSpec{ProviderID: "aws:///us-west-2a/i-1", Unschedulable: true},
 		Status: corev1.NodeStatus{
-			Addresses: addresses, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: "True"}},
+			Addresses: addresses, Conditions: []corev1.NodeCondition{{Type: corev1.NodeReady, Status: "True", LastTransitionTime: created}},
 		},
 	}
 	if got, err := trimNode(node); err != nil || !equality.Semantic.DeepEqual(got, want) {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/listers"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/utils/clock"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/capi"
@@ -59,6 +60,8 @@ type Controller struct {
 
 	shards        shard.Set
 	groups        shard.Groups
+	notices       shard.Notices
+	clock         clock.PassiveClock
 	recorder      events.EventRecorder
 	queue         *controller.Queue[cache.ObjectName]
 	pauseHandlers []func(shardGroup cache.ObjectName)
@@ -68,6 +71,7 @@ type Controller struct {
 	created sync.Map
 	// annotations are those of MachinePools that annotate does not change.
 	annotations foreignAnnotations
+	scaleDowns  scaleDowns
 
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker
@@ -109,6 +113,8 @@ func New(d nstance.Dependencies) (*Controller, error) {
 		nodes:                nodes,
 		shards:               d.Shards,
 		groups:               d.Groups,
+		notices:              d.Notices,
+		clock:                d.Clock,
 		recorder:             d.Recorder,
 		poolWrites:           controller.NewWriteTracker(pools.Informer().GetStore()),
 		shardGroupWrites:     controller.NewWriteTracker(shardGroups.Informer().GetStore()),
@@ -123,8 +129,10 @@ func New(d nstance.Dependencies) (*Controller, error) {
 		controller.Watched{What: "MachinePools", Informer: d.Informers.MachinePools, Handler: controller.OnChange(c.machinePoolChanged)},
 		controller.Watched{What: "Clusters", Informer: d.Informers.Clusters, Handler: controller.OnChange(c.clusterChanged)},
 		controller.Watched{What: "Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.nodeChanged)},
+		controller.Watched{What: "the readiness of Nodes", Informer: d.Informers.Nodes, Handler: controller.OnChange(c.readinessChanged)},
 	)
 	d.WatchShards(c.shardChanged, c.groupChanged)
+	d.Groups.AddHandler(shard.GroupHandler{OnGroup: c.instancesChanged})
 	return c, err
 }
 

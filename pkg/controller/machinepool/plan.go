@@ -33,6 +33,8 @@ type observation struct {
 	nstanceMachines []*v1beta1.NstanceMachine
 	// candidates are the deletion candidates. They are read only for a scale-down.
 	candidates []distribute.Candidate
+	// guarded is what the guards of the pool need, nil if it has none.
+	guarded *guarded
 }
 
 // shardState is one shard of a pool.
@@ -74,6 +76,8 @@ type decision struct {
 	statusOnly bool
 	// sizes are the wanted sizes by shard, nil while the replicas cannot be spread.
 	sizes []int32
+	// scalingDown is the guarded scale-down that is not complete, nil for none.
+	scalingDown *scalingDown
 	// machines is whether the instances have Machines.
 	machines machinesMode
 	// blocked is why the replicas cannot be spread.
@@ -123,8 +127,8 @@ func plan(observed observation) decision {
 	}
 
 	d := decision{machines: machines}
-	divided := spread(observed, *machinePool.Spec.Replicas, machines.on)
-	d.sizes = divided.sizes
+	divided, scalingDown := guardedSpread(observed, *machinePool.Spec.Replicas, machines.on)
+	d.sizes, d.scalingDown = divided.sizes, scalingDown
 	resized := resizes(observed.shards, d.sizes)
 	for i, shard := range observed.shards {
 		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}

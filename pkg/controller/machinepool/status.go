@@ -41,11 +41,12 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, observed.paused)
 	}
 
+	setScalingDown(&status, pool.Generation, d.scalingDown)
 	if mode := d.machines; mode.status != "" {
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
 
-	blocked := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d))
+	blocked := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d), d.scalingDown.incomplete())
 	if blocked == nil {
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")
 	} else {

@@ -31,6 +31,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	if pool == nil {
 		c.staleReads.Reset(key)
+		c.scaleDowns.drop(key)
 		return 0, c.deleteOrphan(ctx, key)
 	}
 	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
@@ -50,6 +51,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 			return c.staleReads.Delay(key), err
 		}
 	}
+	c.observeGuarded(&observed)
 	d := plan(observed)
 	if (!hasFinalizer && !d.statusOnly) || d.addOwners {
 		if observed.pool, err = c.ensureFinalizer(ctx, observed); err != nil {
@@ -80,7 +82,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
 		return 0, nil
 	}
-	return 0, errors.Join(err, c.report(ctx, observed, d))
+	return waitOf(d.scalingDown), errors.Join(err, c.report(ctx, observed, d))
 }
 
 // act carries out a decision. A part that fails does not keep the others from being
@@ -254,6 +256,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	}
 	c.poolWrites.Record(written)
 	c.recordProblem(observed.pool, status)
+	c.recordBlocked(observed.pool, status.Conditions)
 	c.recordChanges(&observed.pool.Status, written)
 	return nil
 }
