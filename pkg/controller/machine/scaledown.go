@@ -67,6 +67,8 @@ func (s poolScale) waitingFor(shardID, instanceID string) string {
 	case s.machinePool == nil || s.machinePool.Spec.Replicas == nil || !s.machinePool.DeletionTimestamp.IsZero(),
 		nstance.PausedBy(nil, s.machinePool) != "":
 		return ""
+	case s.pool.Spec.ScaleDown != nil && own.Selected(instanceID):
+		// A guard may delay the others for long.
 	case distribute.Surplus(sizes, *s.machinePool.Spec.Replicas) > 0:
 		return fmt.Sprintf("MachinePool %q wants %d replicas, and the pool is selecting which of %d instances are deleted",
 			s.machinePool.Name, *s.machinePool.Spec.Replicas, distribute.Total(sizes))

@@ -33,13 +33,24 @@ func TestWhatTheDeletionOfAPoolMemberWaitsFor(t *testing.T) {
 		change func(*poolScale)
 		want   string
 	}{
-		"as many as wanted":                           {func(*poolScale) {}, ""},
-		"more are wanted":                             {func(s *poolScale) { s.machinePool = newMachinePool(6) }, ""},
-		"fewer are wanted":                            {func(s *poolScale) { s.machinePool = newMachinePool(4) }, selecting},
-		"fewer, and a candidate":                      {func(s *poolScale) { s.machinePool = newMachinePool(4); s.groups[0] = newShardGroup("a", 3, "m") }, selecting},
-		"a candidate":                                 {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "other", "m") }, notConfirmed},
-		"a candidate, and the shard confirmed":        {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "m"); s.reported.RemoveFirst = []string{"m"} }, ""},
-		"a candidate, and the shard cannot confirm":   {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "m"); s.reported = shard.Group{} }, ""},
+		"as many as wanted":                         {func(*poolScale) {}, ""},
+		"more are wanted":                           {func(s *poolScale) { s.machinePool = newMachinePool(6) }, ""},
+		"fewer are wanted":                          {func(s *poolScale) { s.machinePool = newMachinePool(4) }, selecting},
+		"fewer, and a candidate":                    {func(s *poolScale) { s.machinePool = newMachinePool(4); s.groups[0] = newShardGroup("a", 3, "m") }, selecting},
+		"a candidate":                               {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "other", "m") }, notConfirmed},
+		"a candidate, and the shard confirmed":      {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "m"); s.reported.RemoveFirst = []string{"m"} }, ""},
+		"a candidate, and the shard cannot confirm": {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "m"); s.reported = shard.Group{} }, ""},
+		"fewer of a pool with guards": {func(s *poolScale) {
+			s.machinePool, s.pool.Spec.ScaleDown = newMachinePool(4), &v1beta1.ScaleDownGuards{}
+		}, selecting},
+		"fewer of a pool with guards, and a candidate": {func(s *poolScale) {
+			s.machinePool, s.pool.Spec.ScaleDown = newMachinePool(4), &v1beta1.ScaleDownGuards{}
+			s.groups[0] = newShardGroup("a", 3, "m")
+		}, notConfirmed},
+		"fewer of a pool with guards, and a candidate, and the shard confirmed": {func(s *poolScale) {
+			s.machinePool, s.pool.Spec.ScaleDown = newMachinePool(4), &v1beta1.ScaleDownGuards{}
+			s.groups[0], s.reported.RemoveFirst = newShardGroup("a", 3, "m"), []string{"m"}
+		}, ""},
 		"others are candidates":                       {func(s *poolScale) { s.groups[0] = newShardGroup("a", 3, "other") }, ""},
 		"a candidate on another shard":                {func(s *poolScale) { s.groups[1] = newShardGroup("b", 2, "m") }, ""},
 		"fewer of a deleted pool":                     {func(s *poolScale) { s.machinePool = newMachinePool(4); s.pool = nil }, ""},
