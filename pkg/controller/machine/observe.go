@@ -33,6 +33,8 @@ type observation struct {
 	machineDeleted bool
 	// cluster is nil when there is none.
 	cluster *clusterv1.Cluster
+	// retained: its pool is being deleted, and the pool's instances stay on the shards.
+	retained bool
 	// paused is what pauses the NstanceMachine, "" when nothing does.
 	paused string
 
@@ -78,6 +80,9 @@ func (c *Controller) observe(ctx context.Context, nstanceMachine *v1beta1.Nstanc
 		return observation{}, err
 	}
 	if observed.cluster, err = controller.GetCached(c.clusterLister.Get, "Cluster", c.key(c.clusterName)); err != nil {
+		return observation{}, err
+	}
+	if observed.retained, err = c.isRetained(nstanceMachine); err != nil {
 		return observation{}, err
 	}
 	observed.paused = nstance.PausedBy(observed.cluster, nstanceMachine)

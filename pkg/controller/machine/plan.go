@@ -145,14 +145,14 @@ func planServerDeleted(observed observation) decision {
 }
 
 // planDeletion removes the finalizer when the shard has confirmed that the instance
-// is deleted, or when no instance was ever requested. Cluster API has drained the
+// is deleted, or when no instance was ever requested, or when it is retained. Cluster API has drained the
 // Node before.
 func planDeletion(observed observation, state syncState) decision {
 	deleted := serverDeleted(observed.nstanceMachine) || observed.notice != nil && observed.notice.State == shard.Deleted
 	if !hasFinalizer(observed.nstanceMachine) {
 		return decision{}
 	}
-	if deleted || observed.claimedBy != "" {
+	if deleted || observed.claimedBy != "" || observed.retained {
 		return decision{step: removeFinalizer}
 	}
 	if blocked := checkUnknown(observed); blocked != nil {

@@ -38,6 +38,9 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 			WithSize(spec.Size).
 			WithRemoveFirst(spec.RemoveFirst...))
 	applied.Spec.GroupSettingsApplyConfiguration = applySettings(&spec.GroupSettings)
+	if spec.DeletionPolicy != "" {
+		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
+	}
 	for name, value := range map[string]string{v1beta1.AnnotationKept: want.kept, v1beta1.AnnotationReplaces: want.replaces} {
 		if value != "" {
 			applied.WithAnnotations(map[string]string{name: value})

@@ -41,7 +41,10 @@ func planDeletion(observed observation) decision {
 		}
 	}
 	for _, group := range observed.shardGroups {
-		if group.DeletionTimestamp.IsZero() {
+		switch {
+		case retains(observed.pool):
+			planPolicy(observed, group, v1beta1.DeletionRetain, &d)
+		case group.DeletionTimestamp.IsZero():
 			planShardGroupDeletion(observed, group, &d)
 		}
 	}
@@ -55,15 +58,10 @@ func planDeletion(observed observation) decision {
 func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGroup, d *decision) {
 	nstanceMachines := onShardOf(observed.nstanceMachines, group)
 	if len(nstanceMachines) == 0 {
-		d.deleteShardGroups = append(d.deleteShardGroups, group)
+		planPolicy(observed, group, "", d)
 		return
 	}
-	state := shardState{id: string(group.Spec.Shard), group: group}
-	for _, other := range observed.shards {
-		if other.group != nil && other.group.UID == group.UID {
-			state = other
-		}
-	}
+	state := stateOf(observed, group)
 	var drained []string
 	for _, nstanceMachine := range nstanceMachines {
 		if !nstanceMachine.DeletionTimestamp.IsZero() &&
@@ -82,6 +80,16 @@ func planShardGroupDeletion(observed observation, group *v1beta1.NstanceShardGro
 	}
 	want.spec.Size, want.spec.RemoveFirst = size, removeFirst
 	d.apply = append(d.apply, want)
+}
+
+// stateOf returns the shard of a shard group, also if the pool no longer names it.
+func stateOf(observed observation, group *v1beta1.NstanceShardGroup) shardState {
+	for _, state := range observed.shards {
+		if state.group != nil && state.group.UID == group.UID {
+			return state
+		}
+	}
+	return shardState{id: string(group.Spec.Shard), group: group}
 }
 
 // onShardOf returns the nstanceMachines whose instances are on the shard of group.

@@ -148,7 +148,9 @@ func plan(observed observation) decision {
 	}
 	for _, group := range observed.shardGroups {
 		if shardRemoved(observed.pool, group) && group.DeletionTimestamp.IsZero() {
-			d.deleteShardGroups = append(d.deleteShardGroups, group)
+			// The pool is not deleted, so its policy does not apply: the instances are
+			// replaced on the other shards.
+			planPolicy(observed, group, "", &d)
 		}
 	}
 	return d
@@ -166,5 +168,7 @@ func wantedSpec(pool *v1beta1.NstanceMachinePool, shard string, size int32) v1be
 		Shard:         v1beta1.Identifier(shard),
 		Size:          size,
 		GroupSettings: pool.Spec.GroupSettings,
+
+		DeletionPolicy: deletionPolicy(pool),
 	}
 }

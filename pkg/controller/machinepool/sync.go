@@ -233,7 +233,7 @@ func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.Nstance
 // spec.
 func (c *Controller) report(ctx context.Context, observed observation, d decision) error {
 	pool := observed.pool
-	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed))
+	ids, ambiguous := c.providerIDs(pool.Spec.ProviderIDList, observed.shardGroups, allReported(observed) && !retains(pool))
 	if !d.statusOnly && !equality.Semantic.DeepEqual(ids, pool.Spec.ProviderIDList) {
 		written, err := c.pools.Apply(ctx, applyPool(observed, ids), nstance.Apply)
 		if err != nil {

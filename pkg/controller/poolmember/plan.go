@@ -54,6 +54,8 @@ type decision struct {
 	// deleteWithoutMachine are nstanceMachines to delete if the API server has no
 	// Machine of theirs.
 	deleteWithoutMachine []*v1beta1.NstanceMachine
+	// release are the Machines of a pool that is being deleted and whose instances stay.
+	release []*clusterv1.Machine
 	// deleteOrphans are Machines to delete if the API server has no nstanceMachine of
 	// theirs.
 	deleteOrphans []*clusterv1.Machine
@@ -69,6 +71,10 @@ func plan(observed observation) decision {
 		return decision{orphanedSince: observed.state.orphanedSince}
 	}
 	var d decision
+	if retains(observed.pool) {
+		planRelease(observed, &d)
+		return d
+	}
 	planCreation(observed, &d)
 	planDeletion(observed, &d)
 	planOrphans(observed, &d)

@@ -40,6 +40,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	return d.requeueAfter, errors.Join(
 		c.create(ctx, observed, d),
 		c.deleteMachines(ctx, d.deleteMachines),
+		c.release(ctx, d.release),
 		c.deleteWithoutMachine(ctx, d.deleteWithoutMachine),
 		c.deleteOrphans(ctx, d.deleteOrphans))
 }

@@ -18,6 +18,8 @@ const (
 	reasonShardAbandoned = "ShardAbandoned"
 	// reasonShardReachable: the shard is connected again.
 	reasonShardReachable = "ShardReachable"
+	// reasonGroupRetained: the shard group is deleted, and the group stays on the shard.
+	reasonGroupRetained = "GroupRetained"
 	// reasonGroupDeleted: the shard has confirmed that the group is deleted.
 	reasonGroupDeleted = "GroupDeleted"
 )

@@ -67,6 +67,8 @@ const (
 	// abandon: the shard group is being deleted, its shard is lost, and an administrator
 	// has given up the instances. No call is made.
 	abandon
+	// retain: the shard group is being deleted, and its group stays. No call is made.
+	retain
 )
 
 // plan returns the call that brings the group closer to the spec. It never acts on
@@ -78,6 +80,8 @@ func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rej
 		rejected = nil
 	}
 	switch {
+	case retained(object, observed):
+		return retain
 	case abandoned(object, observed):
 		return abandon
 	case !observed.configured || !observed.synced || !observed.reachable || observed.paused != "":

@@ -44,6 +44,8 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	switch result.step {
 	case abandon:
 		return 0, c.abandon(ctx, object)
+	case retain:
+		return 0, c.retain(ctx, object)
 	case upsert:
 		result.err = c.upsert(ctx, key, object, &observed)
 	case remove:
