@@ -5,6 +5,7 @@ package importer
 
 import (
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 
@@ -98,9 +99,9 @@ func leftover(s shardState) bool {
 
 // newSpec returns the spec of a pool on the shards that have the group, sorted by
 // id. It leaves out what the servers' defaults provide, so that the defaults stay in
-// effect.
+// effect, and has what a former pool declared, so that no instance is replaced.
 func newSpec(group string, found []shardState) *v1beta1.NstanceMachinePoolSpec {
-	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: v1beta1.GroupSettings{Template: commonTemplate(found)}}
+	spec := &v1beta1.NstanceMachinePoolSpec{Group: v1beta1.Identifier(group), GroupSettings: commonSettings(found)}
 	for _, s := range found {
 		spec.Shards = append(spec.Shards, v1beta1.Identifier(s.id))
 	}
@@ -113,6 +114,27 @@ func totalSize(found []shardState) (total int32) {
 		total += s.group.Size
 	}
 	return total
+}
+
+// commonSettings returns the template, and the other settings that a former pool has
+// declared, if all shards have the same.
+func commonSettings(found []shardState) v1beta1.GroupSettings {
+	settings := v1beta1.GroupSettings{Template: commonTemplate(found)}
+	declared := found[0].group.Declared
+	if declared == nil || slices.ContainsFunc(found, func(s shardState) bool {
+		return s.group.Declared == nil || !s.group.Declared.Equal(*declared)
+	}) {
+		return settings
+	}
+	settings.InstanceType, settings.Vars = declared.InstanceType, maps.Clone(declared.Vars)
+	if settings.Template == "" {
+		// The group is static, or the templates differ, and so do their subnets.
+		return settings
+	}
+	for _, id := range declared.Subnets {
+		settings.Subnets = append(settings.Subnets, v1beta1.Identifier(id))
+	}
+	return settings
 }
 
 // commonTemplate returns the template of a dynamic group that is the same on all
