@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
@@ -38,7 +39,15 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 		"group with hyphens":  {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "a--b" }, "spec.group", "must not contain consecutive hyphens"},
 		"no group":            {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = "" }, "spec.group", "at least 1 char"},
 		"long group":          {func(p *v1beta1.NstanceMachinePool) { p.Spec.Group = v1beta1.Identifier(strings.Repeat("a", 33)) }, "spec.group", "32"},
-		"a bad subnet":        {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"sub_net"} }, "spec.subnets[0]", "should match"},
+		"no instance at once": {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromInt32(0)) }, "spec.scaleDown.maxUnavailable", "must be a number from 1 on"},
+		"no part at once":     {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("0%")) }, "spec.scaleDown.maxUnavailable", "must be a number from 1 on"},
+		"no percentage":       {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = upTo(intstr.FromString("half")) }, "spec.scaleDown.maxUnavailable", "must be a number from 1 on"},
+		"an unknown pause": {func(p *v1beta1.NstanceMachinePool) {
+			p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{PauseWhile: []v1beta1.ScaleDownPause{"Night"}}
+		}, "spec.scaleDown.pauseWhile[0]", "Unsupported value"},
+		"a negative time":   {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{MinReadySeconds: -1} }, "spec.scaleDown.minReadySeconds", "greater than or equal to 0"},
+		"an unknown policy": {func(p *v1beta1.NstanceMachinePool) { p.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", "Unsupported value"},
+		"a bad subnet":      {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"sub_net"} }, "spec.subnets[0]", "should match"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := testcluster.NewNstanceMachinePool("rejected", shardIDs...)
@@ -46,6 +55,13 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 			_, err := pools.Create(t.Context(), pool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
 			expectRejected(t, err, c.field, c.rule)
 		})
+	}
+
+	for _, value := range []intstr.IntOrString{intstr.FromInt32(1), intstr.FromInt32(10000), intstr.FromString("1%"), intstr.FromString("100%")} {
+		pool := testcluster.NewNstanceMachinePool("accepted", shardIDs...)
+		pool.Spec.ScaleDown = upTo(value)
+		_, err := pools.Create(t.Context(), pool, metav1.CreateOptions{DryRun: []string{metav1.DryRunAll}})
+		require.NoError(t, err, value.String())
 	}
 
 	t.Run("another group", func(t *testing.T) {
@@ -60,6 +76,10 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 		_, err = pools.Patch(t.Context(), pool.Name, types.MergePatchType, []byte(`{"spec":{"group":"other"}}`), metav1.PatchOptions{})
 		expectRejected(t, err, "spec.group", "immutable")
 	})
+}
+
+func upTo(n intstr.IntOrString) *v1beta1.ScaleDownGuards {
+	return &v1beta1.ScaleDownGuards{MaxUnavailable: &n}
 }
 
 func TestInvalidShardGroupsAreRejected(t *testing.T) {
