@@ -41,7 +41,9 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		set(v1beta1.ConditionPaused, metav1.ConditionTrue, v1beta1.ReasonPaused, observed.paused)
 	}
 
-	setScalingDown(&status, pool.Generation, d.scalingDown)
+	if !d.statusOnly && d.sizes != nil {
+		setScalingDown(&status, pool.Generation, d.scalingDown)
+	}
 	if mode := d.machines; mode.status != "" {
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}

@@ -3792,7 +3792,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, ScalingDown, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

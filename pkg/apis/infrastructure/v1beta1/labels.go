@@ -19,10 +19,10 @@ const (
 	// FinalizerMachinePool keeps a pool until all of its shard groups are deleted.
 	FinalizerMachinePool = "nstance.dev/machine-pool"
 	// FinalizerMachine keeps an NstanceMachine until its shard has confirmed that the
-	// instance no longer exists.
+	// instance no longer exists, or the instance is retained.
 	FinalizerMachine = "nstance.dev/machine"
 	// FinalizerShardGroup keeps a shard group until its shard has confirmed that the
-	// group no longer exists.
+	// group no longer exists, or the group is retained.
 	FinalizerShardGroup = "nstance.dev/shard-group"
 )
 

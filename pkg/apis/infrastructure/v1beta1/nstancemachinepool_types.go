@@ -168,7 +168,7 @@ type NstanceMachinePoolStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
-	// Paused.
+	// ScalingDown, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type
