@@ -6,10 +6,12 @@ package machinepool
 import (
 	"fmt"
 	"maps"
+	"math"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/distribute"
@@ -107,6 +109,11 @@ func (s *model) seen() observation {
 			seen.shards[i].size = v.reported.Size
 		}
 	}
+	// Nothing but candidates and missing instances passes these guards.
+	seen.guarded = &guarded{
+		now: noon, stable: math.MaxInt32, draining: func(string, string) bool { return false },
+		readySince: func(string) (time.Time, string) { return time.Time{}, "is not Ready" },
+	}
 	return seen
 }
 
@@ -172,7 +179,8 @@ func (s *model) finish(id string) {
 	for _, g := range s.groups {
 		total += g.Spec.Size
 	}
-	if s.replicas < total || slices.Contains(s.groups[m.shard].Spec.RemoveFirst, id) && !slices.Contains(v.first, id) {
+	selected := slices.Contains(s.groups[m.shard].Spec.RemoveFirst, id)
+	if s.replicas < total && (s.pool.Spec.ScaleDown == nil || !selected) || selected && !slices.Contains(v.first, id) {
 		return
 	}
 	s.logf("DeleteInstance %s", id)
@@ -193,13 +201,18 @@ func (s *model) live() []string {
 
 // In spite of deletions, losses, unreachable shards and crashes between two writes: only
 // instances are terminated that were annotated, deleted or lost, the annotated ones are
-// terminated, and finally the number of instances is that of the replicas.
+// terminated, and finally the number of instances is that of the replicas. Guards change
+// nothing about that, whatever they block.
 func TestOnlyCandidatesAreTerminated(t *testing.T) {
 	for run := range 2000 {
 		seed := rand.Uint64()
 		s := &model{t: t, r: rand.New(rand.NewPCG(seed, 1)), pool: newPool("a", "b", "c"),
 			groups: map[string]*v1beta1.NstanceShardGroup{}, servers: map[string]*modelServer{}, machines: map[string]*modelMachine{}}
 		s.pool.Spec.Machines = v1beta1.MachinesAlways
+		if run%4 > 1 {
+			s.pool.Spec.ScaleDown = upTo("1")
+			s.pool.Spec.ScaleDown.MinReadySeconds, s.pool.Spec.ScaleDown.StabilizationSeconds = 3600, 3600
+		}
 		for _, id := range s.ids() {
 			n := s.r.Int32N(4)
 			s.replicas += n
