@@ -73,7 +73,7 @@ func (c *Controller) releaseMachine(ctx context.Context, machine *clusterv1.Mach
 			return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 		}
 		c.deletions.Record(machine)
-		klog.FromContext(ctx).Info("Deleted a Machine without its instance and its Node, as spec.deletionPolicy of the pool says", "machine", klog.KObj(machine))
+		klog.FromContext(ctx).Info("Deleted a Machine without its instance and its Node, because spec.deletionPolicy of the pool is Retain", "machine", klog.KObj(machine))
 	}
 	patch, err := controller.RemoveFinalizer(machine, clusterv1.MachineFinalizer)
 	if err != nil || patch == nil {

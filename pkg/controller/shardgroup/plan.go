@@ -73,8 +73,8 @@ const (
 
 // plan returns the call that brings the group closer to the spec. It never acts on
 // missing information: without a synced and connected shard there is no call. Nor is
-// there one that the server would reject. The step without a call, abandon, is only an
-// administrator's decision.
+// there one that the server would reject. The steps without a call that the shard confirms,
+// abandon and retain, are decisions of the user.
 func plan(object *v1beta1.NstanceShardGroup, observed observation, rejected *rejection, now time.Time) step {
 	if !rejected.stillApplies(object, observed.group, now) {
 		rejected = nil

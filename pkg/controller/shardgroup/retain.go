@@ -27,7 +27,7 @@ func (c *Controller) retain(ctx context.Context, object *v1beta1.NstanceShardGro
 	if err := c.removeFinalizer(ctx, object); err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Retained the group on its shard, as spec.deletionPolicy says", "shard", object.Spec.Shard, "size", object.Spec.Size)
+	klog.FromContext(ctx).Info("Retained the group on its shard, because spec.deletionPolicy is Retain", "shard", object.Spec.Shard, "size", object.Spec.Size)
 	controller.Record(c.recorder, object, reasonGroupRetained, "Retain",
 		fmt.Sprintf("shard %q keeps group %q and its instances", object.Spec.Shard, object.Spec.Group))
 	return nil
