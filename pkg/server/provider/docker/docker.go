@@ -147,6 +147,7 @@ func (a *API) rejection(spec provider.Spec, err error) error {
 	case client.IsErrConnectionFailed(err), errors.Is(err, context.Canceled), errors.Is(err, context.DeadlineExceeded), errdefs.IsUnavailable(err):
 		return err
 	case isOutOfAddresses(err):
+		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no address left in network %s", spec.Subnet), err)
 		return &machines.Rejection{Scope: machines.Scope{Subnet: spec.Subnet}, RetryAfter: retryAfter, Err: err}
 	case errdefs.IsNotFound(err), errdefs.IsInvalidArgument(err), errdefs.IsPermissionDenied(err), errdefs.IsInternal(err), errdefs.IsUnknown(err):
 		return rejected(spec, err)

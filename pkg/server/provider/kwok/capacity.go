@@ -33,3 +33,26 @@ func (p *Provider) room(subnet string, capacity int32) int {
 	used := p.count(bySubnet, subnet, func(spec provider.Spec) bool { return spec.Subnet == subnet })
 	return max(0, int(capacity)-used)
 }
+
+// CheckCapacity returns an error while the quota of the type is used up or the subnet is
+// full.
+func (p *Provider) CheckCapacity(spec provider.Spec) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.checkCapacity(spec)
+}
+
+// checkCapacity is CheckCapacity with mu locked.
+func (p *Provider) checkCapacity(spec provider.Spec) error {
+	typeName := spec.Type.Name
+	if quota := spec.Type.Quota; quota != nil {
+		used := p.count(byType, typeName, func(spec provider.Spec) bool { return spec.Type.Name == typeName })
+		if used >= int(*quota) {
+			return provider.OutOfCapacity("quota of %d %s instances is used up", *quota, typeName)
+		}
+	}
+	if capacity, limited := p.config.Options.SubnetCapacity[spec.Subnet]; limited && p.room(spec.Subnet, capacity) == 0 {
+		return provider.OutOfCapacity("no room for more than %d instances in subnet %s", capacity, spec.Subnet)
+	}
+	return nil
+}

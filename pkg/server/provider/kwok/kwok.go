@@ -79,7 +79,10 @@ type request struct {
 	delete bool
 }
 
-var _ provider.Provider = (*Provider)(nil)
+var (
+	_ provider.Provider        = (*Provider)(nil)
+	_ provider.CapacityChecker = (*Provider)(nil)
+)
 
 // New returns a provider. It uses only those options that need a restart to
 // change: each Spec brings its instance type.
@@ -224,15 +227,8 @@ func (p *Provider) Create(_ context.Context, spec provider.Spec) error {
 	if rejection, ok := p.rejections[rejectionKeyOf(spec)]; ok && time.Now().Before(rejection.until) {
 		return fmt.Errorf("was rejected before: %w", rejection.err)
 	}
-	typeName := spec.Type.Name
-	if quota := spec.Type.Quota; quota != nil {
-		used := p.count(byType, typeName, func(spec provider.Spec) bool { return spec.Type.Name == typeName })
-		if used >= int(*quota) {
-			return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, typeName)
-		}
-	}
-	if capacity, limited := p.config.Options.SubnetCapacity[spec.Subnet]; limited && p.room(spec.Subnet, capacity) == 0 {
-		return fmt.Errorf("out of capacity: no room for more than %d instances in subnet %s", capacity, spec.Subnet)
+	if err := p.checkCapacity(spec); err != nil {
+		return err
 	}
 	p.requests[spec.ID] = request{spec: spec}
 	p.queue.AddAfter(spec.ID, p.config.Options.BootDelay)

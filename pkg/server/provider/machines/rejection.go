@@ -20,7 +20,8 @@ type Rejection struct {
 	Scope Scope
 	// RetryAfter is when a request of the scope may succeed.
 	RetryAfter time.Duration
-	Err        error
+	// Err wraps provider.OutOfCapacity if the cloud has no capacity or quota.
+	Err error
 }
 
 // Error returns the error of the cloud.
@@ -91,6 +92,17 @@ func (r *rejections) check(spec provider.Spec, now time.Time) error {
 	}
 	for _, one := range probed {
 		one.probe = spec.ID
+	}
+	return nil
+}
+
+// outOfCapacity returns the lack of capacity for which a request is rejected without a
+// call, nil if there is none.
+func (r *rejections) outOfCapacity(spec provider.Spec, now time.Time) error {
+	for _, one := range r.list {
+		if err, ok := provider.AsCapacityError(one.err); ok && one.scope.contains(spec) && now.Before(one.until) {
+			return err
+		}
 	}
 	return nil
 }

@@ -82,11 +82,8 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 	if _, known := p.table[spec.ID]; known {
 		return nil
 	}
-	if quota := spec.Type.Quota; quota != nil && p.table.countType(spec.Type.Name) >= int(*quota) {
-		return fmt.Errorf("out of capacity: quota of %d %s instances is used up", *quota, spec.Type.Name)
-	}
-	if p.room(spec.Subnet) == 0 {
-		return fmt.Errorf("out of capacity: no room in subnet %s", spec.Subnet)
+	if err := p.checkCapacity(spec); err != nil {
+		return err
 	}
 	now := time.Now()
 	if err := p.rejections.check(spec, now); err != nil {
@@ -99,6 +96,34 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 	delete(p.renewed, spec.ID)
 	p.table[spec.ID] = e
 	p.launches.Add(spec.ID)
+	return nil
+}
+
+// CheckCapacity returns an error while the quota of the type is used up, the subnet is full
+// as far as its room was read, or the cloud has rejected requests like this one for lack of
+// capacity.
+func (p *Provider) CheckCapacity(spec provider.Spec) error {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, read := p.rooms[spec.Subnet]; !read {
+		// Create reads it.
+		return nil
+	}
+	if err := p.checkCapacity(spec); err != nil {
+		return err
+	}
+	return p.rejections.outOfCapacity(spec, time.Now())
+}
+
+// checkCapacity returns an error if the quota of the type is used up or the subnet is full.
+// mu must be locked.
+func (p *Provider) checkCapacity(spec provider.Spec) error {
+	if quota := spec.Type.Quota; quota != nil && p.table.countType(spec.Type.Name) >= int(*quota) {
+		return provider.OutOfCapacity("quota of %d %s instances is used up", *quota, spec.Type.Name)
+	}
+	if p.room(spec.Subnet) == 0 {
+		return provider.OutOfCapacity("no room in subnet %s", spec.Subnet)
+	}
 	return nil
 }
 

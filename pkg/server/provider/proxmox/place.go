@@ -12,6 +12,7 @@ import (
 	"slices"
 	"strings"
 
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
 )
 
@@ -58,7 +59,7 @@ func (a *API) place(ctx context.Context, p plan, found *inventory) (placement, e
 		return placement{}, &machines.Rejection{
 			Scope:      machines.Scope{Type: p.spec.Type.Name},
 			RetryAfter: retryAfter,
-			Err: fmt.Errorf("no node has %s of free memory: %s can have the machine",
+			Err: provider.OutOfCapacity("no node has %s of free memory: %s can have the machine",
 				p.spec.Type.Memory.String(), strings.Join(slices.Sorted(maps.Keys(sources)), ", ")),
 		}
 	}

@@ -5,6 +5,7 @@ package proxmox
 
 import (
 	"errors"
+	"fmt"
 	"net/http"
 	"time"
 
@@ -69,8 +70,10 @@ func (p plan) reject(err error) error {
 	switch {
 	case containsAny(message, outOfSpace...):
 		scope, after = machines.Scope{Subnet: p.spec.Subnet}, spaceRetryAfter
+		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no space left for subnet %s", p.spec.Subnet), err)
 	case containsAny(message, noMemory...):
 		scope = machines.Scope{Type: p.spec.Type.Name}
+		err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no memory left for type %s", p.spec.Type.Name), err)
 	case containsAny(message, subnetFaults...):
 		scope = machines.Scope{Subnet: p.spec.Subnet}
 	case containsAny(message, transient...):

@@ -199,6 +199,7 @@ func rejectOutput(spec provider.Spec, output string) error {
 	switch {
 	case has("cannot allocate memory"), has("cannot set up guest memory"):
 		rejection.Scope = machines.Scope{Type: spec.Type.Name, Subnet: spec.Subnet}
+		rejection.Err = fmt.Errorf("%w: %w", provider.OutOfCapacity("no memory for instance type %s", spec.Type.Name), rejection.Err)
 	case has("kvm"):
 		rejection.Scope = machines.Scope{}
 	case has("bridge"):

@@ -162,14 +162,15 @@ func (a *API) reserve(f folder, spec provider.Spec) error {
 	if limit := limits.Instances; limit != nil && used.instances >= int(*limit) {
 		return &machines.Rejection{
 			Scope: machines.Scope{Subnet: spec.Subnet},
-			Err:   fmt.Errorf("subnet %s has room for %d instances and has %d", spec.Subnet, *limit, used.instances),
+			Err:   fmt.Errorf("%w and has %d", provider.OutOfCapacity("subnet %s has room for %d instances", spec.Subnet, *limit), used.instances),
 		}
 	}
 	if limit := limits.Memory.Value(); limit > 0 && used.memory+needed > limit {
 		return &machines.Rejection{
 			Scope: machines.Scope{Subnet: spec.Subnet, Type: spec.Type.Name},
-			Err: fmt.Errorf("subnet %s has %s of memory, of which %d MiB are left, and instance type %s needs %s",
-				spec.Subnet, limits.Memory.String(), (limit-used.memory)>>20, spec.Type.Name, spec.Type.Memory.String()),
+			Err: fmt.Errorf("%w: it has %s, of which %d MiB are left, and the type needs %s",
+				provider.OutOfCapacity("subnet %s has no memory for instance type %s", spec.Subnet, spec.Type.Name),
+				limits.Memory.String(), (limit-used.memory)>>20, spec.Type.Memory.String()),
 		}
 	}
 	return f.writeJSON(identityFile, newIdentity(a.shard, spec))

@@ -226,7 +226,7 @@ func (a api) reject(r machines.Request) error {
 	case r.Subnet == RejectedSubnet:
 		return &machines.Rejection{Scope: machines.Scope{Subnet: r.Subnet}, Err: errors.New("the subnet accepts no machines")}
 	case a.full[r.Type.Name]:
-		return &machines.Rejection{Scope: machines.Scope{Type: r.Type.Name}, RetryAfter: 3 * time.Minute, Err: fmt.Errorf("insufficient capacity for %s", r.Type.Name)}
+		return &machines.Rejection{Scope: machines.Scope{Type: r.Type.Name}, RetryAfter: 3 * time.Minute, Err: provider.OutOfCapacity("insufficient capacity for %s", r.Type.Name)}
 	case limited && room <= 0:
 		return &machines.Rejection{Scope: machines.Scope{Subnet: r.Subnet}, Err: fmt.Errorf("no free address in %s", r.Subnet)}
 	}
