@@ -88,7 +88,7 @@ func (s *service) start(cachePath string) {
 	s.OperatorService = &OperatorService{
 		Store:          wanted,
 		Instances:      known,
-		Statuses:       NewStatusCache(wanted, known, s.provider),
+		Statuses:       NewStatusCache(wanted, known, s.provider, nil),
 		Errors:         NewErrors(),
 		InstanceEvents: NewInstanceEvents(),
 		Changed: func(key instance.GroupKey) {

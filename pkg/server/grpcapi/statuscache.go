@@ -39,6 +39,12 @@ type Nodes interface {
 	ExpectedNode(provider.Spec) *corev1.Node
 }
 
+// Shortfalls returns how many managed instances a group lacks because the provider has no
+// capacity, and the reason; zero if there are none.
+type Shortfalls interface {
+	Of(group *groups.Group, instances []instance.Instance) (missing int32, message string)
+}
+
 // groupWatcher queues the groups of a tenant that changed, by key, each with its
 // latest status. A group that was deleted is sent as deleted, so a slow stream
 // misses no deletion.
@@ -52,7 +58,9 @@ type StatusCache struct {
 	groups    Groups
 	instances Instances
 	nodes     Nodes
-	watchers  *watchers[string, nstancev1.GroupEvent]
+	// shortfalls is nil if none are reported.
+	shortfalls Shortfalls
+	watchers   *watchers[string, nstancev1.GroupEvent]
 
 	mu sync.Mutex
 	// statuses are immutable. A new status replaces an old one.
@@ -60,13 +68,15 @@ type StatusCache struct {
 }
 
 // NewStatusCache returns a StatusCache that is empty until groups are refreshed.
-func NewStatusCache(groups Groups, instances Instances, nodes Nodes) *StatusCache {
+// shortfalls is optional.
+func NewStatusCache(groups Groups, instances Instances, nodes Nodes, shortfalls Shortfalls) *StatusCache {
 	return &StatusCache{
-		groups:    groups,
-		instances: instances,
-		nodes:     nodes,
-		watchers:  newWatchers[string, nstancev1.GroupEvent](),
-		statuses:  map[instance.GroupKey]*nstancev1.GroupStatus{},
+		shortfalls: shortfalls,
+		groups:     groups,
+		instances:  instances,
+		nodes:      nodes,
+		watchers:   newWatchers[string, nstancev1.GroupEvent](),
+		statuses:   map[instance.GroupKey]*nstancev1.GroupStatus{},
 	}
 }
 
@@ -111,6 +121,11 @@ func (c *StatusCache) status(key instance.GroupKey) *nstancev1.GroupStatus {
 // its revision, the operator sends the group again.
 func (c *StatusCache) statusOf(group *groups.Group, instances []instance.Instance) *nstancev1.GroupStatus {
 	status := newStatus(group, instances, c.nodes.ExpectedNode(provision.Common(group)))
+	if c.shortfalls != nil {
+		if missing, message := c.shortfalls.Of(group, instances); missing > 0 {
+			status.Shortfall = &nstancev1.Shortfall{Missing: missing, Message: message}
+		}
+	}
 	if c.groups.HidesRevision(group.Key) {
 		setRevision(status, nil)
 	}

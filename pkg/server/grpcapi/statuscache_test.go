@@ -47,7 +47,7 @@ func (s *shard) ExpectedNode(provider.Spec) *corev1.Node { return s.node }
 
 func newStatusCache() (*StatusCache, *shard) {
 	s := &shard{groups: map[instance.GroupKey]*groups.Group{}, instances: map[instance.GroupKey][]instance.Instance{}}
-	return NewStatusCache(s, s, s), s
+	return NewStatusCache(s, s, s, nil), s
 }
 
 func key(group string) instance.GroupKey {

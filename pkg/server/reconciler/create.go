@@ -105,6 +105,9 @@ func (r *reconciliation) createManaged(do func() error) error {
 	}
 	err := r.rateLimited(do)
 	r.createFailed = err != nil
+	if err != nil {
+		r.Shortfalls.attempted(r.group, r.Instances.List(r.key), err)
+	}
 	return err
 }
 
@@ -184,7 +187,7 @@ func (r *reconciliation) subnet(ctx context.Context, pools []string) (string, er
 	if len(pools) == 0 {
 		return "", errors.New("the group has no subnet pool")
 	}
-	return "", fmt.Errorf("no subnet of pool %s has capacity left", strings.Join(pools, ", "))
+	return "", provider.OutOfCapacity("no subnet of pool %s has capacity left", strings.Join(pools, ", "))
 }
 
 // failed reports that an instance could not be created. The id is empty when

@@ -163,7 +163,7 @@ func TestSubnetsAreFilledInListedOrder(t *testing.T) {
 			t.Errorf("used %q, want %q", used, want)
 		}
 		failures := s.takeFailures()
-		if len(failures) == 0 || failures[0].group != workersKey || failures[0].text != "create an instance: no subnet of pool pool has capacity left" {
+		if len(failures) == 0 || failures[0].group != workersKey || failures[0].text != "create an instance: out of capacity: no subnet of pool pool has capacity left" {
 			t.Errorf("reported %+v", failures)
 		}
 		if got := len(s.instances.List(workersKey)); got != 3 {

@@ -150,7 +150,8 @@ func (s *server) lead() {
 			}
 			return context.WithTimeout(ctx, 30*time.Second)
 		},
-		Metrics: NewMetrics(s.metrics),
+		Metrics:    NewMetrics(s.metrics),
+		Shortfalls: &Shortfalls{},
 	})
 	reconciler := s.reconciler
 	s.running.Go(func() { _ = s.cloud.Run(ctx, reconciler.Enqueue, s.reportFailure) })

@@ -91,6 +91,7 @@ func (r *reconciliation) observe() state {
 	deleted, unconfirmed := r.Groups.Deleted(r.key), r.Groups.Unconfirmed(r.key)
 	group, found := r.Groups.Get(r.key)
 	if !found {
+		r.Shortfalls.remove(r.key)
 		group = &groups.Group{Key: r.key, DrainTimeout: r.config.Shard.DefaultDrainTimeout}
 		if timeout, own := r.Groups.DeletedDrainTimeout(r.key); own {
 			group.DrainTimeout = timeout

@@ -99,7 +99,8 @@ type Events interface {
 	Deleted(instance.Instance)
 }
 
-// Options configure a Reconciler. All fields but Changed and Losses are required.
+// Options configure a Reconciler. All fields but Changed, Losses and
+// Shortfalls are required.
 type Options struct {
 	Groups    Groups
 	Instances Instances
@@ -117,6 +118,8 @@ type Options struct {
 	Metrics     *Metrics
 	// Losses has what administrators have accepted. It is optional.
 	Losses AcceptedLosses
+	// Shortfalls receives which groups lack capacity. It is optional.
+	Shortfalls *Shortfalls
 }
 
 // Reconciler reconciles groups when they are enqueued or when an action falls

@@ -19,3 +19,8 @@ const (
 	MetadataRevision       = "revision"
 	MetadataStoredRevision = "stored-revision"
 )
+
+// ReasonOutOfCapacity is the reason in the google.rpc.ErrorInfo of a CreateInstance that
+// the server declines with ResourceExhausted: it has stored nothing, because the provider
+// has no capacity or quota for the instance (docs/protocol.md#errors).
+const ReasonOutOfCapacity = "OUT_OF_CAPACITY"

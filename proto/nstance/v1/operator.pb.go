@@ -121,7 +121,7 @@ func (x GroupEvent_Type) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use GroupEvent_Type.Descriptor instead.
 func (GroupEvent_Type) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24, 0}
 }
 
 type SleepTenantResponse_Result int32
@@ -173,7 +173,7 @@ func (x SleepTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use SleepTenantResponse_Result.Descriptor instead.
 func (SleepTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28, 0}
 }
 
 type WakeTenantResponse_Result int32
@@ -222,7 +222,7 @@ func (x WakeTenantResponse_Result) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use WakeTenantResponse_Result.Descriptor instead.
 func (WakeTenantResponse_Result) EnumDescriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29, 0}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30, 0}
 }
 
 type RenewCertificateRequest struct {
@@ -770,7 +770,10 @@ type GroupStatus struct {
 	Declared *GroupSettings `protobuf:"bytes,1004,opt,name=declared,proto3" json:"declared,omitempty"`
 	// Extension: the revision of the last request that had one; empty when there is
 	// none. Missing from servers that do not know it.
-	Revision      *Revision `protobuf:"bytes,1005,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision *Revision `protobuf:"bytes,1005,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Extension: instances that the provider has no capacity or quota for. Missing when
+	// there are none, and from servers that do not know it.
+	Shortfall     *Shortfall `protobuf:"bytes,1006,opt,name=shortfall,proto3" json:"shortfall,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -924,6 +927,69 @@ func (x *GroupStatus) GetRevision() *Revision {
 	return nil
 }
 
+func (x *GroupStatus) GetShortfall() *Shortfall {
+	if x != nil {
+		return x.Shortfall
+	}
+	return nil
+}
+
+// Shortfall is a state: it changes with the number of missing instances and with the
+// reason, not with each attempt to create one.
+type Shortfall struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// Number of managed instances below the size, at least 1.
+	Missing int32 `protobuf:"varint,1,opt,name=missing,proto3" json:"missing,omitempty"`
+	// The reason as the provider names it.
+	Message       string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Shortfall) Reset() {
+	*x = Shortfall{}
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Shortfall) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Shortfall) ProtoMessage() {}
+
+func (x *Shortfall) ProtoReflect() protoreflect.Message {
+	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Shortfall.ProtoReflect.Descriptor instead.
+func (*Shortfall) Descriptor() ([]byte, []int) {
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+}
+
+func (x *Shortfall) GetMissing() int32 {
+	if x != nil {
+		return x.Missing
+	}
+	return 0
+}
+
+func (x *Shortfall) GetMessage() string {
+	if x != nil {
+		return x.Message
+	}
+	return ""
+}
+
 // ManagedInstances are the managed instances of a group, without on-demand
 // instances. The message is present even when there are none.
 type ManagedInstances struct {
@@ -936,7 +1002,7 @@ type ManagedInstances struct {
 
 func (x *ManagedInstances) Reset() {
 	*x = ManagedInstances{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -948,7 +1014,7 @@ func (x *ManagedInstances) String() string {
 func (*ManagedInstances) ProtoMessage() {}
 
 func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[9]
+	mi := &file_nstance_v1_operator_proto_msgTypes[10]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -961,7 +1027,7 @@ func (x *ManagedInstances) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstances.ProtoReflect.Descriptor instead.
 func (*ManagedInstances) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{9}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
 }
 
 func (x *ManagedInstances) GetInstances() []*ManagedInstance {
@@ -985,7 +1051,7 @@ type ManagedInstance struct {
 
 func (x *ManagedInstance) Reset() {
 	*x = ManagedInstance{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -997,7 +1063,7 @@ func (x *ManagedInstance) String() string {
 func (*ManagedInstance) ProtoMessage() {}
 
 func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[10]
+	mi := &file_nstance_v1_operator_proto_msgTypes[11]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1010,7 +1076,7 @@ func (x *ManagedInstance) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ManagedInstance.ProtoReflect.Descriptor instead.
 func (*ManagedInstance) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{10}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
 }
 
 func (x *ManagedInstance) GetId() string {
@@ -1054,7 +1120,7 @@ type GroupSettings struct {
 
 func (x *GroupSettings) Reset() {
 	*x = GroupSettings{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1066,7 +1132,7 @@ func (x *GroupSettings) String() string {
 func (*GroupSettings) ProtoMessage() {}
 
 func (x *GroupSettings) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[11]
+	mi := &file_nstance_v1_operator_proto_msgTypes[12]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1079,7 +1145,7 @@ func (x *GroupSettings) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupSettings.ProtoReflect.Descriptor instead.
 func (*GroupSettings) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{11}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
 }
 
 func (x *GroupSettings) GetTemplate() string {
@@ -1126,7 +1192,7 @@ type NodeShape struct {
 
 func (x *NodeShape) Reset() {
 	*x = NodeShape{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1138,7 +1204,7 @@ func (x *NodeShape) String() string {
 func (*NodeShape) ProtoMessage() {}
 
 func (x *NodeShape) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[12]
+	mi := &file_nstance_v1_operator_proto_msgTypes[13]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1151,7 +1217,7 @@ func (x *NodeShape) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeShape.ProtoReflect.Descriptor instead.
 func (*NodeShape) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{12}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
 }
 
 func (x *NodeShape) GetArchitecture() string {
@@ -1201,7 +1267,7 @@ type NodeTaint struct {
 
 func (x *NodeTaint) Reset() {
 	*x = NodeTaint{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1213,7 +1279,7 @@ func (x *NodeTaint) String() string {
 func (*NodeTaint) ProtoMessage() {}
 
 func (x *NodeTaint) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[13]
+	mi := &file_nstance_v1_operator_proto_msgTypes[14]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1226,7 +1292,7 @@ func (x *NodeTaint) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NodeTaint.ProtoReflect.Descriptor instead.
 func (*NodeTaint) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{13}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
 }
 
 func (x *NodeTaint) GetKey() string {
@@ -1262,7 +1328,7 @@ type DeleteGroupRequest struct {
 
 func (x *DeleteGroupRequest) Reset() {
 	*x = DeleteGroupRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1274,7 +1340,7 @@ func (x *DeleteGroupRequest) String() string {
 func (*DeleteGroupRequest) ProtoMessage() {}
 
 func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[14]
+	mi := &file_nstance_v1_operator_proto_msgTypes[15]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1287,7 +1353,7 @@ func (x *DeleteGroupRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteGroupRequest.ProtoReflect.Descriptor instead.
 func (*DeleteGroupRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{14}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
 }
 
 func (x *DeleteGroupRequest) GetKey() string {
@@ -1319,7 +1385,7 @@ type CreateInstanceRequest struct {
 
 func (x *CreateInstanceRequest) Reset() {
 	*x = CreateInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1331,7 +1397,7 @@ func (x *CreateInstanceRequest) String() string {
 func (*CreateInstanceRequest) ProtoMessage() {}
 
 func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[15]
+	mi := &file_nstance_v1_operator_proto_msgTypes[16]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1344,7 +1410,7 @@ func (x *CreateInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceRequest.ProtoReflect.Descriptor instead.
 func (*CreateInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{15}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
 }
 
 func (x *CreateInstanceRequest) GetInstanceId() string {
@@ -1383,7 +1449,7 @@ type InstanceConfig struct {
 
 func (x *InstanceConfig) Reset() {
 	*x = InstanceConfig{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1395,7 +1461,7 @@ func (x *InstanceConfig) String() string {
 func (*InstanceConfig) ProtoMessage() {}
 
 func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[16]
+	mi := &file_nstance_v1_operator_proto_msgTypes[17]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1408,7 +1474,7 @@ func (x *InstanceConfig) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceConfig.ProtoReflect.Descriptor instead.
 func (*InstanceConfig) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{16}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
 }
 
 func (x *InstanceConfig) GetGroup() string {
@@ -1456,7 +1522,7 @@ type CreateInstanceResponse struct {
 
 func (x *CreateInstanceResponse) Reset() {
 	*x = CreateInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1468,7 +1534,7 @@ func (x *CreateInstanceResponse) String() string {
 func (*CreateInstanceResponse) ProtoMessage() {}
 
 func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[17]
+	mi := &file_nstance_v1_operator_proto_msgTypes[18]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1481,7 +1547,7 @@ func (x *CreateInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use CreateInstanceResponse.ProtoReflect.Descriptor instead.
 func (*CreateInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{17}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
 }
 
 func (x *CreateInstanceResponse) GetInstanceId() string {
@@ -1507,7 +1573,7 @@ type DeleteInstanceRequest struct {
 
 func (x *DeleteInstanceRequest) Reset() {
 	*x = DeleteInstanceRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1519,7 +1585,7 @@ func (x *DeleteInstanceRequest) String() string {
 func (*DeleteInstanceRequest) ProtoMessage() {}
 
 func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[18]
+	mi := &file_nstance_v1_operator_proto_msgTypes[19]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1532,7 +1598,7 @@ func (x *DeleteInstanceRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceRequest.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{18}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
 }
 
 func (x *DeleteInstanceRequest) GetInstanceId() string {
@@ -1552,7 +1618,7 @@ type DeleteInstanceResponse struct {
 
 func (x *DeleteInstanceResponse) Reset() {
 	*x = DeleteInstanceResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1564,7 +1630,7 @@ func (x *DeleteInstanceResponse) String() string {
 func (*DeleteInstanceResponse) ProtoMessage() {}
 
 func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[19]
+	mi := &file_nstance_v1_operator_proto_msgTypes[20]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1577,7 +1643,7 @@ func (x *DeleteInstanceResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DeleteInstanceResponse.ProtoReflect.Descriptor instead.
 func (*DeleteInstanceResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{19}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
 }
 
 func (x *DeleteInstanceResponse) GetStatus() string {
@@ -1596,7 +1662,7 @@ type GetInstanceStatusRequest struct {
 
 func (x *GetInstanceStatusRequest) Reset() {
 	*x = GetInstanceStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1608,7 +1674,7 @@ func (x *GetInstanceStatusRequest) String() string {
 func (*GetInstanceStatusRequest) ProtoMessage() {}
 
 func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[20]
+	mi := &file_nstance_v1_operator_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1621,7 +1687,7 @@ func (x *GetInstanceStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetInstanceStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetInstanceStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{20}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *GetInstanceStatusRequest) GetInstanceId() string {
@@ -1651,7 +1717,7 @@ type InstanceStatusResponse struct {
 
 func (x *InstanceStatusResponse) Reset() {
 	*x = InstanceStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1663,7 +1729,7 @@ func (x *InstanceStatusResponse) String() string {
 func (*InstanceStatusResponse) ProtoMessage() {}
 
 func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[21]
+	mi := &file_nstance_v1_operator_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1676,7 +1742,7 @@ func (x *InstanceStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceStatusResponse.ProtoReflect.Descriptor instead.
 func (*InstanceStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{21}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *InstanceStatusResponse) GetInstanceId() string {
@@ -1737,7 +1803,7 @@ type DrainAckRequest struct {
 
 func (x *DrainAckRequest) Reset() {
 	*x = DrainAckRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1749,7 +1815,7 @@ func (x *DrainAckRequest) String() string {
 func (*DrainAckRequest) ProtoMessage() {}
 
 func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[22]
+	mi := &file_nstance_v1_operator_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1762,7 +1828,7 @@ func (x *DrainAckRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use DrainAckRequest.ProtoReflect.Descriptor instead.
 func (*DrainAckRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{22}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *DrainAckRequest) GetInstanceId() string {
@@ -1783,7 +1849,7 @@ type GroupEvent struct {
 
 func (x *GroupEvent) Reset() {
 	*x = GroupEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1795,7 +1861,7 @@ func (x *GroupEvent) String() string {
 func (*GroupEvent) ProtoMessage() {}
 
 func (x *GroupEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[23]
+	mi := &file_nstance_v1_operator_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1808,7 +1874,7 @@ func (x *GroupEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GroupEvent.ProtoReflect.Descriptor instead.
 func (*GroupEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{23}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
 }
 
 func (x *GroupEvent) GetType() GroupEvent_Type {
@@ -1846,7 +1912,7 @@ type InstanceEvent struct {
 
 func (x *InstanceEvent) Reset() {
 	*x = InstanceEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1858,7 +1924,7 @@ func (x *InstanceEvent) String() string {
 func (*InstanceEvent) ProtoMessage() {}
 
 func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[24]
+	mi := &file_nstance_v1_operator_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1871,7 +1937,7 @@ func (x *InstanceEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use InstanceEvent.ProtoReflect.Descriptor instead.
 func (*InstanceEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{24}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *InstanceEvent) GetInstanceId() string {
@@ -1943,7 +2009,7 @@ type ErrorEvent struct {
 
 func (x *ErrorEvent) Reset() {
 	*x = ErrorEvent{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1955,7 +2021,7 @@ func (x *ErrorEvent) String() string {
 func (*ErrorEvent) ProtoMessage() {}
 
 func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[25]
+	mi := &file_nstance_v1_operator_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1968,7 +2034,7 @@ func (x *ErrorEvent) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ErrorEvent.ProtoReflect.Descriptor instead.
 func (*ErrorEvent) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{25}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *ErrorEvent) GetGroup() string {
@@ -2010,7 +2076,7 @@ type SleepTenantRequest struct {
 
 func (x *SleepTenantRequest) Reset() {
 	*x = SleepTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2022,7 +2088,7 @@ func (x *SleepTenantRequest) String() string {
 func (*SleepTenantRequest) ProtoMessage() {}
 
 func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[26]
+	mi := &file_nstance_v1_operator_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2035,7 +2101,7 @@ func (x *SleepTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantRequest.ProtoReflect.Descriptor instead.
 func (*SleepTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{26}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *SleepTenantRequest) GetTenant() string {
@@ -2070,7 +2136,7 @@ type SleepTenantResponse struct {
 
 func (x *SleepTenantResponse) Reset() {
 	*x = SleepTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2082,7 +2148,7 @@ func (x *SleepTenantResponse) String() string {
 func (*SleepTenantResponse) ProtoMessage() {}
 
 func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[27]
+	mi := &file_nstance_v1_operator_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2095,7 +2161,7 @@ func (x *SleepTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use SleepTenantResponse.ProtoReflect.Descriptor instead.
 func (*SleepTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{27}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *SleepTenantResponse) GetResult() SleepTenantResponse_Result {
@@ -2129,7 +2195,7 @@ type WakeTenantRequest struct {
 
 func (x *WakeTenantRequest) Reset() {
 	*x = WakeTenantRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2141,7 +2207,7 @@ func (x *WakeTenantRequest) String() string {
 func (*WakeTenantRequest) ProtoMessage() {}
 
 func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[28]
+	mi := &file_nstance_v1_operator_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2154,7 +2220,7 @@ func (x *WakeTenantRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantRequest.ProtoReflect.Descriptor instead.
 func (*WakeTenantRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{28}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *WakeTenantRequest) GetTenant() string {
@@ -2182,7 +2248,7 @@ type WakeTenantResponse struct {
 
 func (x *WakeTenantResponse) Reset() {
 	*x = WakeTenantResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2194,7 +2260,7 @@ func (x *WakeTenantResponse) String() string {
 func (*WakeTenantResponse) ProtoMessage() {}
 
 func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[29]
+	mi := &file_nstance_v1_operator_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2207,7 +2273,7 @@ func (x *WakeTenantResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WakeTenantResponse.ProtoReflect.Descriptor instead.
 func (*WakeTenantResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{29}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *WakeTenantResponse) GetResult() WakeTenantResponse_Result {
@@ -2240,7 +2306,7 @@ type GetTenantStatusRequest struct {
 
 func (x *GetTenantStatusRequest) Reset() {
 	*x = GetTenantStatusRequest{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2252,7 +2318,7 @@ func (x *GetTenantStatusRequest) String() string {
 func (*GetTenantStatusRequest) ProtoMessage() {}
 
 func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[30]
+	mi := &file_nstance_v1_operator_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2265,7 +2331,7 @@ func (x *GetTenantStatusRequest) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusRequest.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusRequest) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{30}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *GetTenantStatusRequest) GetTenant() string {
@@ -2286,7 +2352,7 @@ type GetTenantStatusResponse struct {
 
 func (x *GetTenantStatusResponse) Reset() {
 	*x = GetTenantStatusResponse{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2298,7 +2364,7 @@ func (x *GetTenantStatusResponse) String() string {
 func (*GetTenantStatusResponse) ProtoMessage() {}
 
 func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[31]
+	mi := &file_nstance_v1_operator_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2311,7 +2377,7 @@ func (x *GetTenantStatusResponse) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use GetTenantStatusResponse.ProtoReflect.Descriptor instead.
 func (*GetTenantStatusResponse) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{31}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *GetTenantStatusResponse) GetStatus() TenantSleepStatus {
@@ -2346,7 +2412,7 @@ type ListenerActivity struct {
 
 func (x *ListenerActivity) Reset() {
 	*x = ListenerActivity{}
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2358,7 +2424,7 @@ func (x *ListenerActivity) String() string {
 func (*ListenerActivity) ProtoMessage() {}
 
 func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
-	mi := &file_nstance_v1_operator_proto_msgTypes[32]
+	mi := &file_nstance_v1_operator_proto_msgTypes[33]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2371,7 +2437,7 @@ func (x *ListenerActivity) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ListenerActivity.ProtoReflect.Descriptor instead.
 func (*ListenerActivity) Descriptor() ([]byte, []int) {
-	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{32}
+	return file_nstance_v1_operator_proto_rawDescGZIP(), []int{33}
 }
 
 func (x *ListenerActivity) GetListener() string {
@@ -2441,7 +2507,7 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"E\n" +
 	"\x12ListGroupsResponse\x12/\n" +
-	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xa0\x05\n" +
+	"\x06groups\x18\x01 \x03(\v2\x17.nstance.v1.GroupStatusR\x06groups\"\xd6\x05\n" +
 	"\vGroupStatus\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x16\n" +
 	"\x06tenant\x18\x02 \x01(\tR\x06tenant\x12\x1a\n" +
@@ -2461,10 +2527,14 @@ const file_nstance_v1_operator_proto_rawDesc = "" +
 	"\fremove_first\x18\xea\a \x03(\tR\vremoveFirst\x12*\n" +
 	"\x04node\x18\xeb\a \x01(\v2\x15.nstance.v1.NodeShapeR\x04node\x126\n" +
 	"\bdeclared\x18\xec\a \x01(\v2\x19.nstance.v1.GroupSettingsR\bdeclared\x121\n" +
-	"\brevision\x18\xed\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x1a7\n" +
+	"\brevision\x18\xed\a \x01(\v2\x14.nstance.v1.RevisionR\brevision\x124\n" +
+	"\tshortfall\x18\xee\a \x01(\v2\x15.nstance.v1.ShortfallR\tshortfall\x1a7\n" +
 	"\tVarsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"?\n" +
+	"\tShortfall\x12\x18\n" +
+	"\amissing\x18\x01 \x01(\x05R\amissing\x12\x18\n" +
+	"\amessage\x18\x02 \x01(\tR\amessage\"M\n" +
 	"\x10ManagedInstances\x129\n" +
 	"\tinstances\x18\x01 \x03(\v2\x1b.nstance.v1.ManagedInstanceR\tinstances\"\x95\x01\n" +
 	"\x0fManagedInstance\x12\x0e\n" +
@@ -2647,7 +2717,7 @@ func file_nstance_v1_operator_proto_rawDescGZIP() []byte {
 }
 
 var file_nstance_v1_operator_proto_enumTypes = make([]protoimpl.EnumInfo, 4)
-var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 40)
+var file_nstance_v1_operator_proto_msgTypes = make([]protoimpl.MessageInfo, 41)
 var file_nstance_v1_operator_proto_goTypes = []any{
 	(TenantSleepStatus)(0),           // 0: nstance.v1.TenantSleepStatus
 	(GroupEvent_Type)(0),             // 1: nstance.v1.GroupEvent.Type
@@ -2662,118 +2732,120 @@ var file_nstance_v1_operator_proto_goTypes = []any{
 	(*GroupConfig)(nil),              // 10: nstance.v1.GroupConfig
 	(*ListGroupsResponse)(nil),       // 11: nstance.v1.ListGroupsResponse
 	(*GroupStatus)(nil),              // 12: nstance.v1.GroupStatus
-	(*ManagedInstances)(nil),         // 13: nstance.v1.ManagedInstances
-	(*ManagedInstance)(nil),          // 14: nstance.v1.ManagedInstance
-	(*GroupSettings)(nil),            // 15: nstance.v1.GroupSettings
-	(*NodeShape)(nil),                // 16: nstance.v1.NodeShape
-	(*NodeTaint)(nil),                // 17: nstance.v1.NodeTaint
-	(*DeleteGroupRequest)(nil),       // 18: nstance.v1.DeleteGroupRequest
-	(*CreateInstanceRequest)(nil),    // 19: nstance.v1.CreateInstanceRequest
-	(*InstanceConfig)(nil),           // 20: nstance.v1.InstanceConfig
-	(*CreateInstanceResponse)(nil),   // 21: nstance.v1.CreateInstanceResponse
-	(*DeleteInstanceRequest)(nil),    // 22: nstance.v1.DeleteInstanceRequest
-	(*DeleteInstanceResponse)(nil),   // 23: nstance.v1.DeleteInstanceResponse
-	(*GetInstanceStatusRequest)(nil), // 24: nstance.v1.GetInstanceStatusRequest
-	(*InstanceStatusResponse)(nil),   // 25: nstance.v1.InstanceStatusResponse
-	(*DrainAckRequest)(nil),          // 26: nstance.v1.DrainAckRequest
-	(*GroupEvent)(nil),               // 27: nstance.v1.GroupEvent
-	(*InstanceEvent)(nil),            // 28: nstance.v1.InstanceEvent
-	(*ErrorEvent)(nil),               // 29: nstance.v1.ErrorEvent
-	(*SleepTenantRequest)(nil),       // 30: nstance.v1.SleepTenantRequest
-	(*SleepTenantResponse)(nil),      // 31: nstance.v1.SleepTenantResponse
-	(*WakeTenantRequest)(nil),        // 32: nstance.v1.WakeTenantRequest
-	(*WakeTenantResponse)(nil),       // 33: nstance.v1.WakeTenantResponse
-	(*GetTenantStatusRequest)(nil),   // 34: nstance.v1.GetTenantStatusRequest
-	(*GetTenantStatusResponse)(nil),  // 35: nstance.v1.GetTenantStatusResponse
-	(*ListenerActivity)(nil),         // 36: nstance.v1.ListenerActivity
-	nil,                              // 37: nstance.v1.GroupConfig.VarsEntry
-	nil,                              // 38: nstance.v1.GroupConfig.ArgsEntry
-	nil,                              // 39: nstance.v1.GroupStatus.VarsEntry
-	nil,                              // 40: nstance.v1.GroupSettings.VarsEntry
-	nil,                              // 41: nstance.v1.NodeShape.CapacityEntry
-	nil,                              // 42: nstance.v1.NodeShape.LabelsEntry
-	nil,                              // 43: nstance.v1.InstanceConfig.VarsEntry
-	(*timestamppb.Timestamp)(nil),    // 44: google.protobuf.Timestamp
-	(*emptypb.Empty)(nil),            // 45: google.protobuf.Empty
+	(*Shortfall)(nil),                // 13: nstance.v1.Shortfall
+	(*ManagedInstances)(nil),         // 14: nstance.v1.ManagedInstances
+	(*ManagedInstance)(nil),          // 15: nstance.v1.ManagedInstance
+	(*GroupSettings)(nil),            // 16: nstance.v1.GroupSettings
+	(*NodeShape)(nil),                // 17: nstance.v1.NodeShape
+	(*NodeTaint)(nil),                // 18: nstance.v1.NodeTaint
+	(*DeleteGroupRequest)(nil),       // 19: nstance.v1.DeleteGroupRequest
+	(*CreateInstanceRequest)(nil),    // 20: nstance.v1.CreateInstanceRequest
+	(*InstanceConfig)(nil),           // 21: nstance.v1.InstanceConfig
+	(*CreateInstanceResponse)(nil),   // 22: nstance.v1.CreateInstanceResponse
+	(*DeleteInstanceRequest)(nil),    // 23: nstance.v1.DeleteInstanceRequest
+	(*DeleteInstanceResponse)(nil),   // 24: nstance.v1.DeleteInstanceResponse
+	(*GetInstanceStatusRequest)(nil), // 25: nstance.v1.GetInstanceStatusRequest
+	(*InstanceStatusResponse)(nil),   // 26: nstance.v1.InstanceStatusResponse
+	(*DrainAckRequest)(nil),          // 27: nstance.v1.DrainAckRequest
+	(*GroupEvent)(nil),               // 28: nstance.v1.GroupEvent
+	(*InstanceEvent)(nil),            // 29: nstance.v1.InstanceEvent
+	(*ErrorEvent)(nil),               // 30: nstance.v1.ErrorEvent
+	(*SleepTenantRequest)(nil),       // 31: nstance.v1.SleepTenantRequest
+	(*SleepTenantResponse)(nil),      // 32: nstance.v1.SleepTenantResponse
+	(*WakeTenantRequest)(nil),        // 33: nstance.v1.WakeTenantRequest
+	(*WakeTenantResponse)(nil),       // 34: nstance.v1.WakeTenantResponse
+	(*GetTenantStatusRequest)(nil),   // 35: nstance.v1.GetTenantStatusRequest
+	(*GetTenantStatusResponse)(nil),  // 36: nstance.v1.GetTenantStatusResponse
+	(*ListenerActivity)(nil),         // 37: nstance.v1.ListenerActivity
+	nil,                              // 38: nstance.v1.GroupConfig.VarsEntry
+	nil,                              // 39: nstance.v1.GroupConfig.ArgsEntry
+	nil,                              // 40: nstance.v1.GroupStatus.VarsEntry
+	nil,                              // 41: nstance.v1.GroupSettings.VarsEntry
+	nil,                              // 42: nstance.v1.NodeShape.CapacityEntry
+	nil,                              // 43: nstance.v1.NodeShape.LabelsEntry
+	nil,                              // 44: nstance.v1.InstanceConfig.VarsEntry
+	(*timestamppb.Timestamp)(nil),    // 45: google.protobuf.Timestamp
+	(*emptypb.Empty)(nil),            // 46: google.protobuf.Empty
 }
 var file_nstance_v1_operator_proto_depIdxs = []int32{
-	44, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
-	44, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
+	45, // 0: nstance.v1.RenewCertificateResponse.expires_at:type_name -> google.protobuf.Timestamp
+	45, // 1: nstance.v1.ConfigStatusResponse.last_modified:type_name -> google.protobuf.Timestamp
 	10, // 2: nstance.v1.UpsertGroupRequest.config:type_name -> nstance.v1.GroupConfig
 	9,  // 3: nstance.v1.UpsertGroupRequest.revision:type_name -> nstance.v1.Revision
 	9,  // 4: nstance.v1.UpsertGroupRequest.replaces:type_name -> nstance.v1.Revision
-	37, // 5: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
-	38, // 6: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
+	38, // 5: nstance.v1.GroupConfig.vars:type_name -> nstance.v1.GroupConfig.VarsEntry
+	39, // 6: nstance.v1.GroupConfig.args:type_name -> nstance.v1.GroupConfig.ArgsEntry
 	12, // 7: nstance.v1.ListGroupsResponse.groups:type_name -> nstance.v1.GroupStatus
-	39, // 8: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
-	13, // 9: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
-	16, // 10: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
-	15, // 11: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
+	40, // 8: nstance.v1.GroupStatus.vars:type_name -> nstance.v1.GroupStatus.VarsEntry
+	14, // 9: nstance.v1.GroupStatus.instances:type_name -> nstance.v1.ManagedInstances
+	17, // 10: nstance.v1.GroupStatus.node:type_name -> nstance.v1.NodeShape
+	16, // 11: nstance.v1.GroupStatus.declared:type_name -> nstance.v1.GroupSettings
 	9,  // 12: nstance.v1.GroupStatus.revision:type_name -> nstance.v1.Revision
-	14, // 13: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
-	44, // 14: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
-	40, // 15: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
-	41, // 16: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
-	42, // 17: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
-	17, // 18: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
-	9,  // 19: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
-	20, // 20: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
-	43, // 21: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
-	44, // 22: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
-	44, // 23: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
-	44, // 24: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
-	1,  // 25: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
-	12, // 26: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
-	44, // 27: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
-	44, // 28: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
-	44, // 29: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
-	44, // 30: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
-	2,  // 31: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
-	0,  // 32: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	44, // 33: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
-	3,  // 34: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
-	0,  // 35: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	0,  // 36: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
-	44, // 37: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
-	36, // 38: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
-	44, // 39: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
-	4,  // 40: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
-	45, // 41: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
-	45, // 42: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
-	45, // 43: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
-	8,  // 44: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
-	18, // 45: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
-	19, // 46: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
-	22, // 47: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
-	24, // 48: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
-	26, // 49: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
-	30, // 50: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
-	32, // 51: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
-	34, // 52: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
-	45, // 53: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
-	45, // 54: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
-	45, // 55: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
-	5,  // 56: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
-	6,  // 57: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
-	7,  // 58: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
-	11, // 59: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
-	12, // 60: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
-	45, // 61: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
-	21, // 62: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
-	23, // 63: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
-	25, // 64: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
-	45, // 65: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
-	31, // 66: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
-	33, // 67: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
-	35, // 68: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
-	27, // 69: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
-	28, // 70: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
-	29, // 71: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
-	56, // [56:72] is the sub-list for method output_type
-	40, // [40:56] is the sub-list for method input_type
-	40, // [40:40] is the sub-list for extension type_name
-	40, // [40:40] is the sub-list for extension extendee
-	0,  // [0:40] is the sub-list for field type_name
+	13, // 13: nstance.v1.GroupStatus.shortfall:type_name -> nstance.v1.Shortfall
+	15, // 14: nstance.v1.ManagedInstances.instances:type_name -> nstance.v1.ManagedInstance
+	45, // 15: nstance.v1.ManagedInstance.created_at:type_name -> google.protobuf.Timestamp
+	41, // 16: nstance.v1.GroupSettings.vars:type_name -> nstance.v1.GroupSettings.VarsEntry
+	42, // 17: nstance.v1.NodeShape.capacity:type_name -> nstance.v1.NodeShape.CapacityEntry
+	43, // 18: nstance.v1.NodeShape.labels:type_name -> nstance.v1.NodeShape.LabelsEntry
+	18, // 19: nstance.v1.NodeShape.taints:type_name -> nstance.v1.NodeTaint
+	9,  // 20: nstance.v1.DeleteGroupRequest.revision:type_name -> nstance.v1.Revision
+	21, // 21: nstance.v1.CreateInstanceRequest.config:type_name -> nstance.v1.InstanceConfig
+	44, // 22: nstance.v1.InstanceConfig.vars:type_name -> nstance.v1.InstanceConfig.VarsEntry
+	45, // 23: nstance.v1.InstanceStatusResponse.created_at:type_name -> google.protobuf.Timestamp
+	45, // 24: nstance.v1.InstanceStatusResponse.last_seen:type_name -> google.protobuf.Timestamp
+	45, // 25: nstance.v1.InstanceStatusResponse.delete_at:type_name -> google.protobuf.Timestamp
+	1,  // 26: nstance.v1.GroupEvent.type:type_name -> nstance.v1.GroupEvent.Type
+	12, // 27: nstance.v1.GroupEvent.group:type_name -> nstance.v1.GroupStatus
+	45, // 28: nstance.v1.InstanceEvent.unhealthy_at:type_name -> google.protobuf.Timestamp
+	45, // 29: nstance.v1.InstanceEvent.delete_at:type_name -> google.protobuf.Timestamp
+	45, // 30: nstance.v1.ErrorEvent.timestamp:type_name -> google.protobuf.Timestamp
+	45, // 31: nstance.v1.SleepTenantRequest.wake_at:type_name -> google.protobuf.Timestamp
+	2,  // 32: nstance.v1.SleepTenantResponse.result:type_name -> nstance.v1.SleepTenantResponse.Result
+	0,  // 33: nstance.v1.SleepTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	45, // 34: nstance.v1.SleepTenantResponse.wake_at:type_name -> google.protobuf.Timestamp
+	3,  // 35: nstance.v1.WakeTenantResponse.result:type_name -> nstance.v1.WakeTenantResponse.Result
+	0,  // 36: nstance.v1.WakeTenantResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	0,  // 37: nstance.v1.GetTenantStatusResponse.status:type_name -> nstance.v1.TenantSleepStatus
+	45, // 38: nstance.v1.GetTenantStatusResponse.wake_at:type_name -> google.protobuf.Timestamp
+	37, // 39: nstance.v1.GetTenantStatusResponse.listeners:type_name -> nstance.v1.ListenerActivity
+	45, // 40: nstance.v1.ListenerActivity.idle_since:type_name -> google.protobuf.Timestamp
+	4,  // 41: nstance.v1.OperatorService.RenewCertificate:input_type -> nstance.v1.RenewCertificateRequest
+	46, // 42: nstance.v1.OperatorService.GetConfigStatus:input_type -> google.protobuf.Empty
+	46, // 43: nstance.v1.OperatorService.RefreshConfig:input_type -> google.protobuf.Empty
+	46, // 44: nstance.v1.OperatorService.ListGroups:input_type -> google.protobuf.Empty
+	8,  // 45: nstance.v1.OperatorService.UpsertGroup:input_type -> nstance.v1.UpsertGroupRequest
+	19, // 46: nstance.v1.OperatorService.DeleteGroup:input_type -> nstance.v1.DeleteGroupRequest
+	20, // 47: nstance.v1.OperatorService.CreateInstance:input_type -> nstance.v1.CreateInstanceRequest
+	23, // 48: nstance.v1.OperatorService.DeleteInstance:input_type -> nstance.v1.DeleteInstanceRequest
+	25, // 49: nstance.v1.OperatorService.GetInstanceStatus:input_type -> nstance.v1.GetInstanceStatusRequest
+	27, // 50: nstance.v1.OperatorService.AcknowledgeDrained:input_type -> nstance.v1.DrainAckRequest
+	31, // 51: nstance.v1.OperatorService.SleepTenant:input_type -> nstance.v1.SleepTenantRequest
+	33, // 52: nstance.v1.OperatorService.WakeTenant:input_type -> nstance.v1.WakeTenantRequest
+	35, // 53: nstance.v1.OperatorService.GetTenantStatus:input_type -> nstance.v1.GetTenantStatusRequest
+	46, // 54: nstance.v1.OperatorService.WatchGroups:input_type -> google.protobuf.Empty
+	46, // 55: nstance.v1.OperatorService.WatchInstances:input_type -> google.protobuf.Empty
+	46, // 56: nstance.v1.OperatorService.WatchErrors:input_type -> google.protobuf.Empty
+	5,  // 57: nstance.v1.OperatorService.RenewCertificate:output_type -> nstance.v1.RenewCertificateResponse
+	6,  // 58: nstance.v1.OperatorService.GetConfigStatus:output_type -> nstance.v1.ConfigStatusResponse
+	7,  // 59: nstance.v1.OperatorService.RefreshConfig:output_type -> nstance.v1.RefreshConfigResponse
+	11, // 60: nstance.v1.OperatorService.ListGroups:output_type -> nstance.v1.ListGroupsResponse
+	12, // 61: nstance.v1.OperatorService.UpsertGroup:output_type -> nstance.v1.GroupStatus
+	46, // 62: nstance.v1.OperatorService.DeleteGroup:output_type -> google.protobuf.Empty
+	22, // 63: nstance.v1.OperatorService.CreateInstance:output_type -> nstance.v1.CreateInstanceResponse
+	24, // 64: nstance.v1.OperatorService.DeleteInstance:output_type -> nstance.v1.DeleteInstanceResponse
+	26, // 65: nstance.v1.OperatorService.GetInstanceStatus:output_type -> nstance.v1.InstanceStatusResponse
+	46, // 66: nstance.v1.OperatorService.AcknowledgeDrained:output_type -> google.protobuf.Empty
+	32, // 67: nstance.v1.OperatorService.SleepTenant:output_type -> nstance.v1.SleepTenantResponse
+	34, // 68: nstance.v1.OperatorService.WakeTenant:output_type -> nstance.v1.WakeTenantResponse
+	36, // 69: nstance.v1.OperatorService.GetTenantStatus:output_type -> nstance.v1.GetTenantStatusResponse
+	28, // 70: nstance.v1.OperatorService.WatchGroups:output_type -> nstance.v1.GroupEvent
+	29, // 71: nstance.v1.OperatorService.WatchInstances:output_type -> nstance.v1.InstanceEvent
+	30, // 72: nstance.v1.OperatorService.WatchErrors:output_type -> nstance.v1.ErrorEvent
+	57, // [57:73] is the sub-list for method output_type
+	41, // [41:57] is the sub-list for method input_type
+	41, // [41:41] is the sub-list for extension type_name
+	41, // [41:41] is the sub-list for extension extendee
+	0,  // [0:41] is the sub-list for field type_name
 }
 
 func init() { file_nstance_v1_operator_proto_init() }
@@ -2781,19 +2853,19 @@ func file_nstance_v1_operator_proto_init() {
 	if File_nstance_v1_operator_proto != nil {
 		return
 	}
-	file_nstance_v1_operator_proto_msgTypes[26].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[27].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[28].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[29].OneofWrappers = []any{}
-	file_nstance_v1_operator_proto_msgTypes[31].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[30].OneofWrappers = []any{}
 	file_nstance_v1_operator_proto_msgTypes[32].OneofWrappers = []any{}
+	file_nstance_v1_operator_proto_msgTypes[33].OneofWrappers = []any{}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_nstance_v1_operator_proto_rawDesc), len(file_nstance_v1_operator_proto_rawDesc)),
 			NumEnums:      4,
-			NumMessages:   40,
+			NumMessages:   41,
 			NumExtensions: 0,
 			NumServices:   1,
 		},
