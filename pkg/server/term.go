@@ -143,7 +143,8 @@ func (t *term) start(ctx context.Context) (err error) {
 	if err := config.Accept(ctx, exclusiveStore{t.storage, t.stop}, t.shared.shard, t.groups.Config().Source); err != nil {
 		return err
 	}
-	t.statuses = grpcapi.NewStatusCache(t.groups, t.instances, t.provider)
+	shortfalls := &reconciler.Shortfalls{}
+	t.statuses = grpcapi.NewStatusCache(t.groups, t.instances, t.provider, shortfalls)
 	specs := provision.New(provision.Options{
 		Config:       t.groups.Config,
 		Addresses:    t.shared.advertise,
@@ -161,6 +162,7 @@ func (t *term) start(ctx context.Context) (err error) {
 		CallContext: t.callContext,
 		Metrics:     t.shared.reconcilerMetrics,
 		Losses:      losses.Accepted{Storage: t.storage, Shard: t.shared.shard},
+		Shortfalls:  shortfalls,
 	})
 	t.hashes = newGroupHashes(t.groups, t.cache)
 	if err := t.reconciler.Adopt(ctx); err != nil {
@@ -228,6 +230,7 @@ func (t *term) serve(ctx context.Context) error {
 	// The gate is closed before the reconciler is waited for, which may take long.
 	var running sync.WaitGroup
 	defer running.Wait()
+	capacity, _ := t.provider.(provider.CapacityChecker)
 	closeGate := t.shared.gate.Open(&grpcapi.OperatorService{
 		Store:          t.groups,
 		Instances:      t.instances,
@@ -236,6 +239,7 @@ func (t *term) serve(ctx context.Context) error {
 		InstanceEvents: t.events,
 		Configuration:  reloader,
 		Health:         t.health,
+		Capacity:       capacity,
 		Changed: func(key instance.GroupKey) {
 			t.hashes.enqueue()
 			t.changed(key)

@@ -34,6 +34,9 @@ import (
 // long as the server has its record. The parameters must be the same: otherwise a
 // reused key is InvalidArgument and a reused id is AlreadyExists. A request with
 // neither may have created an instance although it returns Unavailable.
+//
+// A first request that the provider has no capacity for is ResourceExhausted with
+// ReasonOutOfCapacity, and has no effect.
 func (s *OperatorService) CreateInstance(ctx context.Context, request *nstancev1.CreateInstanceRequest) (*nstancev1.CreateInstanceResponse, error) {
 	logger := klog.FromContext(ctx)
 	wanted := newRecord(clientFrom(ctx).Tenant, request)
@@ -57,6 +60,10 @@ func (s *OperatorService) CreateInstance(ctx context.Context, request *nstancev1
 	switch {
 	case !unconfirmed:
 		if err := s.complete(&wanted); err != nil {
+			return nil, err
+		}
+		if err := s.checkCapacity(&wanted); err != nil {
+			logger.Info("Declined create request, the provider has no capacity", "group", wanted.Group, "reason", err.Error())
 			return nil, err
 		}
 		record = wanted

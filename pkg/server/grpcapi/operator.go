@@ -21,12 +21,13 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
+	"nstance.dev/operator/pkg/server/provider"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // OperatorService is the gRPC service of that name for one term of leadership of
-// the shard. Methods that it does not define return Unimplemented. All fields but Health
-// are mandatory.
+// the shard. Methods that it does not define return Unimplemented. All fields but Health and
+// Capacity are mandatory.
 type OperatorService struct {
 	nstancev1.UnimplementedOperatorServiceServer
 
@@ -38,6 +39,9 @@ type OperatorService struct {
 	Configuration  Configuration
 	// Health has the reports of agents. It is nil if the server serves none.
 	Health *agenthealth.Tracker
+	// Capacity reports what the provider has no capacity for. It is nil if the provider
+	// does not know that before a request.
+	Capacity provider.CapacityChecker
 	// Changed is called after a group or one of its instances was changed and
 	// before the client gets its response.
 	Changed func(instance.GroupKey)
