@@ -46,6 +46,8 @@ type Instance struct {
 	Pending bool
 	// Draining is set while the instance is drained.
 	Draining bool
+	// Uncreated is set while a pending instance has no provider id.
+	Uncreated bool
 	// Terminating is set while the server terminates the instance, and afterwards.
 	Terminating bool
 }
