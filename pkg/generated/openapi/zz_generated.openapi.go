@@ -3604,8 +3604,17 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "deletionPolicy is what happens to the groups and instances on the shards when the pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
+					"onShortfall": {
+						SchemaProps: spec.SchemaProps{
+							Description: "onShortfall is what happens when a shard reports that its provider has no capacity or quota for instances of the pool. Wait: its size stays until it has created them. Move: the other shards run them instead.",
 							Type:        []string{"string"},
 							Format:      "",
+						},
+					},
+					"shortfallAfter": {
+						SchemaProps: spec.SchemaProps{
+							Description: "shortfallAfter is how long a shard has to report that before its missing instances move, and the shortest time between two moves.",
+							Ref:         ref(v1.Duration{}.OpenAPIModelName()),
 						},
 					},
 					"providerIDList": {
@@ -3634,6 +3643,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 		},
 		Dependencies: []string{
 			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"},
+			v1.Duration{}.OpenAPIModelName()},
 	}
 }
 
@@ -3793,6 +3803,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 						},
 						SchemaProps: spec.SchemaProps{
 							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, ScalingDown, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, Shortfall, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

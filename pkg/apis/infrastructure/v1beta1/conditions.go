@@ -33,6 +33,10 @@ const (
 	// instances than replicas. It is false while a guard blocks the next step; the message
 	// names what it waits for.
 	ConditionScalingDown = "ScalingDown"
+	// ConditionShortfall, on a pool, is true while a shard reports that it has no capacity
+	// or quota for an instance, or has lent instances to other shards. The condition
+	// exists after the first shortfall (docs/operations.md#a-zone-without-stock).
+	ConditionShortfall = "Shortfall"
 	// ConditionPaused, on all kinds but the shard group and the template, is true while
 	// the object, its Cluster, or its MachinePool or Machine is paused: the operator
 	// changes no shard and no spec (docs/capi.md#pause).
@@ -89,6 +93,18 @@ const (
 	// ReasonProviderError: the provider of the shard fails to create or delete
 	// instances; the message is the message of the provider.
 	ReasonProviderError = "ProviderError"
+	// ReasonOutOfCapacity: the shards decline the create request of an instance, because
+	// their providers have no capacity or quota for it.
+	ReasonOutOfCapacity = "OutOfCapacity"
+	// ReasonWaiting: the instances that a shard cannot create stay on the shard.
+	ReasonWaiting = "Waiting"
+	// ReasonZoneOutOfStock: the instances that a shard cannot create move to other shards
+	// soon, or as soon as another shard can be used.
+	ReasonZoneOutOfStock = "ZoneOutOfStock"
+	// ReasonMoved: other shards run instances that a shard could not create.
+	ReasonMoved = "Moved"
+	// ReasonNoShortfall: no shard reports a shortfall, and none has lent instances.
+	ReasonNoShortfall = "NoShortfall"
 	// ReasonPaused and ReasonNotPaused: whether the object is paused.
 	ReasonPaused    = "Paused"
 	ReasonNotPaused = "NotPaused"

@@ -81,6 +81,12 @@ const (
 // for which replicas of the pool and which shards it does not change.
 const AnnotationKept = "nstance.dev/kept-for"
 
+// AnnotationLent is on a shard group whose size differs from its share of the replicas,
+// because a shard had no capacity. It says how many instances the shard has lent to others,
+// less than 0 if it has borrowed them, of which replicas and among which shards
+// (docs/operations.md#a-zone-without-stock).
+const AnnotationLent = "nstance.dev/lent"
+
 // AnnotationReplaces is on a shard group that is older than the group on its shard, as
 // after a restore of etcd: an administrator sets it to the revision that the condition
 // Ready names, {uid}/{generation}, or for a group that was deleted to the uid of the

@@ -79,6 +79,18 @@ type NstanceMachinePoolSpec struct {
 	// +optional
 	// +kubebuilder:default=Delete
 	DeletionPolicy DeletionPolicy `json:"deletionPolicy,omitempty"`
+	// onShortfall is what happens when a shard reports that its provider has no capacity
+	// or quota for instances of the pool. Wait: its size stays until it has created them.
+	// Move: the other shards run them instead.
+	// +optional
+	// +kubebuilder:default=Wait
+	OnShortfall ShortfallPolicy `json:"onShortfall,omitempty"`
+	// shortfallAfter is how long a shard has to report that before its missing instances
+	// move, and the shortest time between two moves.
+	// +optional
+	// +kubebuilder:default="5m"
+	// +kubebuilder:validation:XValidation:rule="duration(self) > duration('0s')",message="must be greater than 0"
+	ShortfallAfter *metav1.Duration `json:"shortfallAfter,omitempty"`
 	// providerIDList are the provider ids of the instances of the pool, sorted. The
 	// operator sets it.
 	// +optional
@@ -108,6 +120,17 @@ const (
 	MachinesAuto   MachinesMode = "Auto"
 	MachinesAlways MachinesMode = "Always"
 	MachinesNever  MachinesMode = "Never"
+)
+
+// ShortfallPolicy is what happens to instances that a shard cannot create.
+//
+// +kubebuilder:validation:Enum=Wait;Move
+type ShortfallPolicy string
+
+// Policies for a shortfall.
+const (
+	ShortfallWait ShortfallPolicy = "Wait"
+	ShortfallMove ShortfallPolicy = "Move"
 )
 
 // NstanceMachinePoolStatus is the sum of what the shards of the pool report.
@@ -168,7 +191,7 @@ type NstanceMachinePoolStatus struct {
 	// +optional
 	ObservedGeneration int64 `json:"observedGeneration,omitempty"`
 	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
-	// ScalingDown, Paused.
+	// ScalingDown, Shortfall, Paused.
 	// +optional
 	// +listType=map
 	// +listMapKey=type

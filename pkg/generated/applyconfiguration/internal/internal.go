@@ -207,6 +207,9 @@ var schemaYAML = typed.YAMLObject(`types:
     - name: machines
       type:
         scalar: string
+    - name: onShortfall
+      type:
+        scalar: string
     - name: providerIDList
       type:
         list:
@@ -222,6 +225,9 @@ var schemaYAML = typed.YAMLObject(`types:
           elementType:
             scalar: string
           elementRelationship: atomic
+    - name: shortfallAfter
+      type:
+        namedType: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
     - name: subnets
       type:
         list:
@@ -721,6 +727,8 @@ var schemaYAML = typed.YAMLObject(`types:
       type:
         scalar: string
       default: ""
+- name: io.k8s.apimachinery.pkg.apis.meta.v1.Duration
+  scalar: string
 - name: io.k8s.apimachinery.pkg.apis.meta.v1.FieldsV1
   map:
     elementType:

@@ -6,6 +6,7 @@
 package v1beta1
 
 import (
+	v1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	infrastructurev1beta1 "nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
@@ -33,6 +34,13 @@ type NstanceMachinePoolSpecApplyConfiguration struct {
 	// pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of
 	// the same group imports them.
 	DeletionPolicy *infrastructurev1beta1.DeletionPolicy `json:"deletionPolicy,omitempty"`
+	// onShortfall is what happens when a shard reports that its provider has no capacity
+	// or quota for instances of the pool. Wait: its size stays until it has created them.
+	// Move: the other shards run them instead.
+	OnShortfall *infrastructurev1beta1.ShortfallPolicy `json:"onShortfall,omitempty"`
+	// shortfallAfter is how long a shard has to report that before its missing instances
+	// move, and the shortest time between two moves.
+	ShortfallAfter *v1.Duration `json:"shortfallAfter,omitempty"`
 	// providerIDList are the provider ids of the instances of the pool, sorted. The
 	// operator sets it.
 	ProviderIDList []string `json:"providerIDList,omitempty"`
@@ -123,6 +131,19 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithScaleDown(value *ScaleDow
 // If called multiple times, the DeletionPolicy field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithDeletionPolicy(value infrastructurev1beta1.DeletionPolicy) *NstanceMachinePoolSpecApplyConfiguration {
 	b.DeletionPolicy = &value
+// WithOnShortfall sets the OnShortfall field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the OnShortfall field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithOnShortfall(value infrastructurev1beta1.ShortfallPolicy) *NstanceMachinePoolSpecApplyConfiguration {
+	b.OnShortfall = &value
+	return b
+}
+
+// WithShortfallAfter sets the ShortfallAfter field in the declarative configuration to the given value
+// and returns the receiver, so that objects can be built by chaining "With" function invocations.
+// If called multiple times, the ShortfallAfter field is set to the value of the last call.
+func (b *NstanceMachinePoolSpecApplyConfiguration) WithShortfallAfter(value v1.Duration) *NstanceMachinePoolSpecApplyConfiguration {
+	b.ShortfallAfter = &value
 	return b
 }
 

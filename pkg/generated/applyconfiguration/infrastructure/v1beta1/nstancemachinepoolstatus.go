@@ -54,7 +54,7 @@ type NstanceMachinePoolStatusApplyConfiguration struct {
 	// observedGeneration is the generation that the status was computed from.
 	ObservedGeneration *int64 `json:"observedGeneration,omitempty"`
 	// conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled,
-	// ScalingDown, Paused.
+	// ScalingDown, Shortfall, Paused.
 	Conditions []metav1.ConditionApplyConfiguration `json:"conditions,omitempty"`
 }
 
