@@ -121,8 +121,15 @@ func IsStale(err error) bool {
 	return code(err) == codes.FailedPrecondition && hasReason(err, nstancev1.ReasonStaleRevision)
 }
 
-// IsDeclined reports whether err, wrapped or not, is a rejection that only the
-// server can cause: InvalidArgument or FailedPrecondition. The call had no effect.
+// IsOutOfCapacity reports whether err, wrapped or not, means that the server declines a
+// create request because its provider has no capacity. The call had no effect.
+// ResourceExhausted without the detail may come from the transport.
+func IsOutOfCapacity(err error) bool {
+	return code(err) == codes.ResourceExhausted && hasReason(err, nstancev1.ReasonOutOfCapacity)
+}
+
+// IsDeclined reports whether err, wrapped or not, is a rejection that only the server can
+// cause: InvalidArgument, FailedPrecondition, or a lack of capacity. The call had no effect.
 // Internal, which IsRejected accepts too, is also the code of a call whose
 // connection broke, and such a call may have had its effect.
 func IsDeclined(err error) bool {
@@ -130,7 +137,7 @@ func IsDeclined(err error) bool {
 	case codes.InvalidArgument, codes.FailedPrecondition:
 		return true
 	}
-	return false
+	return IsOutOfCapacity(err)
 }
 
 // IsUnauthenticated reports whether err, wrapped or not, means that the server does not

@@ -129,6 +129,23 @@ func TestIsNotServing(t *testing.T) {
 	}
 }
 
+// ResourceExhausted without the detail may come from the transport.
+func TestIsOutOfCapacity(t *testing.T) {
+	of := func(code codes.Code, reason string) error {
+		detailed, err := status.New(code, "text").WithDetails(&errdetails.ErrorInfo{Domain: "nstance.dev", Reason: reason})
+		require.NoError(t, err)
+		return fmt.Errorf("create an instance: %w", detailed.Err())
+	}
+	declined := of(codes.ResourceExhausted, "OUT_OF_CAPACITY")
+	assert.True(t, shard.IsOutOfCapacity(declined))
+	assert.True(t, shard.IsDeclined(declined))
+	assert.False(t, shard.IsRejected(declined))
+	for _, err := range []error{nil, status.Error(codes.ResourceExhausted, "message too large"), of(codes.ResourceExhausted, "OTHER"), of(codes.Unavailable, "OUT_OF_CAPACITY")} {
+		assert.False(t, shard.IsOutOfCapacity(err), "%v", err)
+		assert.False(t, shard.IsDeclined(err), "%v", err)
+	}
+}
+
 // A connection that breaks during a call is Internal, as some rejections are.
 func TestIsDeclined(t *testing.T) {
 	for code := codes.OK; code <= codes.Unauthenticated; code++ {

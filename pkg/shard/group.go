@@ -50,6 +50,17 @@ type Group struct {
 	// Revision is that of the last request that had one, empty when none had. It is
 	// nil when the server does not support revisions.
 	Revision *Revision
+	// Shortfall is the lack of capacity for managed instances, the zero value when there
+	// is none, or the server does not report it.
+	Shortfall Shortfall
+}
+
+// Shortfall is a lack of capacity or quota of a provider.
+type Shortfall struct {
+	// Missing is the number of instances that the provider does not create for it.
+	Missing int32
+	// Message is the reason as the provider names it.
+	Message string
 }
 
 // Equal reports whether two reports of a group are the same. A nil list or map
@@ -69,7 +80,8 @@ func (g Group) Equal(other Group) bool {
 		slices.Equal(g.Instances, other.Instances) &&
 		slices.Equal(g.RemoveFirst, other.RemoveFirst) &&
 		g.Node.Equal(other.Node) &&
-		equalRevision(g.Revision, other.Revision)
+		equalRevision(g.Revision, other.Revision) &&
+		g.Shortfall == other.Shortfall
 }
 
 func equalDeclared(a, b *GroupSettings) bool {

@@ -15,7 +15,7 @@ func TestGroupEqual(t *testing.T) {
 		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private"}, Vars: map[string]string{"a": "1"}}, Size: 2, Static: true, ETag: "e",
 		ActualSize: 1, Declared: &shard.GroupSettings{Template: "other"}, ProviderIDs: []string{"kwok://a/1"}, Deleting: true,
 		ListsInstances: true, Instances: []shard.Instance{{ID: "knd1"}}, RemoveFirst: []string{"knd1"}, Node: &shard.NodeShape{Architecture: "arm64"},
-		Revision: &shard.Revision{UID: "uid", Generation: 7},
+		Revision: &shard.Revision{UID: "uid", Generation: 7}, Shortfall: shard.Shortfall{Missing: 1, Message: "none left"},
 	}
 	if same := group; !group.Equal(same) {
 		t.Error("a group is not equal to its copy")

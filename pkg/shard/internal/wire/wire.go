@@ -35,6 +35,7 @@ func Group(status *nstancev1.GroupStatus) shard.Group {
 		RemoveFirst:    status.GetRemoveFirst(),
 		Node:           nodeShape(status.GetNode()),
 		Revision:       revision(status.GetRevision()),
+		Shortfall:      shard.Shortfall{Missing: status.GetShortfall().GetMissing(), Message: status.GetShortfall().GetMessage()},
 	}
 }
 

@@ -31,7 +31,8 @@ func TestGroup(t *testing.T) {
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
 			Taints: []*nstancev1.NodeTaint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
-		Revision: &nstancev1.Revision{Uid: "uid", Generation: 7},
+		Revision:  &nstancev1.Revision{Uid: "uid", Generation: 7},
+		Shortfall: &nstancev1.Shortfall{Missing: 2, Message: "none left"},
 	})
 	want := shard.Group{
 		Key: "workers", Tenant: "default", GroupSettings: shard.GroupSettings{Template: "worker", InstanceType: "small", Subnets: []string{"private", "public"}, Vars: map[string]string{"a": "1"}}, Size: 3, Static: true, ETag: "e",
@@ -49,7 +50,8 @@ func TestGroup(t *testing.T) {
 			Capacity: map[string]string{"cpu": "2"}, Labels: map[string]string{"tier": "web"},
 			Taints: []shard.Taint{{Key: "dedicated", Value: "web", Effect: "NoSchedule"}},
 		},
-		Revision: &shard.Revision{UID: "uid", Generation: 7},
+		Revision:  &shard.Revision{UID: "uid", Generation: 7},
+		Shortfall: shard.Shortfall{Missing: 2, Message: "none left"},
 	}
 	if !got.Equal(want) {
 		t.Errorf("got %+v, want %+v", got, want)
