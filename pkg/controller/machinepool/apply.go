@@ -41,7 +41,7 @@ func applyShardGroup(pool *v1beta1.NstanceMachinePool, want wantedShardGroup) *a
 	if spec.DeletionPolicy != "" {
 		applied.Spec.WithDeletionPolicy(spec.DeletionPolicy)
 	}
-	for name, value := range map[string]string{v1beta1.AnnotationKept: want.kept, v1beta1.AnnotationReplaces: want.replaces} {
+	for name, value := range map[string]string{v1beta1.AnnotationKept: want.kept, v1beta1.AnnotationReplaces: want.replaces, v1beta1.AnnotationLent: want.lent} {
 		if value != "" {
 			applied.WithAnnotations(map[string]string{name: value})
 		}
@@ -64,6 +64,7 @@ func sameShardGroup(pool *v1beta1.NstanceMachinePool, group *v1beta1.NstanceShar
 	return metav1.IsControlledBy(group, pool) &&
 		slices.Contains(group.Finalizers, v1beta1.FinalizerShardGroup) &&
 		group.Annotations[v1beta1.AnnotationKept] == wanted.kept &&
+		group.Annotations[v1beta1.AnnotationLent] == wanted.lent &&
 		// An annotation for an earlier revision has no effect and is not worth a write.
 		(wanted.replaces == "" || group.Annotations[v1beta1.AnnotationReplaces] == wanted.replaces) &&
 		equality.Semantic.DeepEqual(group.Spec, want)

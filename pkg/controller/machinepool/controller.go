@@ -72,6 +72,7 @@ type Controller struct {
 	// annotations are those of MachinePools that annotate does not change.
 	annotations foreignAnnotations
 	scaleDowns  scaleDowns
+	shortfalls  shortfallTimes
 
 	poolWrites        *controller.WriteTracker
 	shardGroupWrites  *controller.WriteTracker

@@ -42,13 +42,13 @@ type scalingDown struct {
 	wait time.Duration
 }
 
-// guardedSpread is spread, except that a scale-down is done in steps if the pool has
+// guardedSpread is divide, except that a scale-down is done in steps if the pool has
 // guards. The scale-down is nil if it is complete or there is none.
-func guardedSpread(observed observation, replicas int32, keepsMachines bool) (spreading, *scalingDown) {
-	divided := spread(observed, replicas, keepsMachines)
+func guardedSpread(observed observation, replicas int32, keepsMachines bool) (spreading, *lending, *scalingDown) {
+	divided, loans := divide(observed, replicas, keepsMachines)
 	guards := observed.pool.Spec.ScaleDown
-	if guards == nil || observed.guarded == nil || !shrinks(observed.shards, divided.sizes) {
-		return divided, nil
+	if guards == nil || observed.guarded == nil || !shrinks(observed.shards, divided.sizes) || loans != nil && loans.moved {
+		return divided, loans, nil
 	}
 	shards := guardedShards(observed)
 	floor := max(replicas, min(observed.guarded.stable, distribute.Total(distribute.Sizes(shards))))
@@ -58,7 +58,7 @@ func guardedSpread(observed observation, replicas int32, keepsMachines bool) (sp
 		removable = 0
 	}
 	if hasMachines(observed) {
-		divided = spread(observed, distribute.Step(shards, replicas, floor, observed.candidates, removable), keepsMachines)
+		divided, loans = divide(observed, distribute.Step(shards, replicas, floor, observed.candidates, removable), keepsMachines)
 	} else {
 		divided.sizes = distribute.StepSizes(shards, divided.sizes, floor, removable)
 		for i := range shards {
@@ -68,13 +68,13 @@ func guardedSpread(observed observation, replicas int32, keepsMachines bool) (sp
 	left := distribute.Surplus(divided.sizes, replicas)
 	switch {
 	case left == 0:
-		return divided, nil
+		return divided, loans, nil
 	case blocked == nil, blocked.reason == v1beta1.ReasonStabilizing && distribute.Total(divided.sizes) > floor:
-		return divided, &scalingDown{status: metav1.ConditionTrue, wait: waitOf(blocked), problem: problem{v1beta1.ReasonRemoving, fmt.Sprintf(
+		return divided, loans, &scalingDown{status: metav1.ConditionTrue, wait: waitOf(blocked), problem: problem{v1beta1.ReasonRemoving, fmt.Sprintf(
 			"%d more instances are to be removed, at most %d at once", left, limit)}}
 	}
 	blocked.message = fmt.Sprintf("%d more instances are to be removed: %s", left, blocked.message)
-	return divided, blocked
+	return divided, loans, blocked
 }
 
 func waitOf(blocked *scalingDown) time.Duration {

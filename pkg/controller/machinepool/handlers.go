@@ -210,7 +210,7 @@ func (c *Controller) enqueueWithShardGroups(pool string) {
 // what the pool reads from the cache itself. It gets the rest from its shard groups.
 func (c *Controller) groupChanged(shard, key string) {
 	group, _ := c.groups.Get(shard, key)
-	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{group.ListsInstances, group.Node}) {
+	if !c.lastReported.set(groupOnShard{shard, key}, groupReport{group.ListsInstances, group.Node, group.Shortfall}) {
 		return
 	}
 	shardGroup, err := c.shardGroupLister.Get(v1beta1.ShardGroupName(key, shard))
@@ -236,6 +236,7 @@ type groupOnShard struct{ shard, key string }
 type groupReport struct {
 	listsInstances bool
 	node           *shard.NodeShape
+	shortfall      shard.Shortfall
 }
 
 // set records a report, and reports whether it differs from the last one.
@@ -243,7 +244,7 @@ func (l *lastReported) set(group groupOnShard, now groupReport) (changed bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	before := l.reports[group]
-	if before.listsInstances == now.listsInstances && before.node.Equal(now.node) {
+	if before.listsInstances == now.listsInstances && before.node.Equal(now.node) && before.shortfall == now.shortfall {
 		return false
 	}
 	if l.reports == nil {

@@ -6,6 +6,7 @@ package machinepool
 import (
 	"fmt"
 	"slices"
+	"time"
 
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
@@ -35,6 +36,10 @@ type observation struct {
 	candidates []distribute.Candidate
 	// guarded is what the guards of the pool need, nil if it has none.
 	guarded *guarded
+	// mayMove is set when the last move for a shortfall is long enough ago.
+	mayMove bool
+	// shortfallWait is when a shortfall becomes due, zero for never.
+	shortfallWait time.Duration
 }
 
 // shardState is one shard of a pool.
@@ -51,6 +56,8 @@ type shardState struct {
 	size int32
 	// reported is the pool's group on the shard, nil if there is none.
 	reported *shard.Group
+	// shortfallDue reports whether the shard has reported its shortfall for long enough.
+	shortfallDue bool
 	// group is the shard group of that name, of this pool or another owner.
 	group *v1beta1.NstanceShardGroup
 }
@@ -82,6 +89,10 @@ type decision struct {
 	machines machinesMode
 	// blocked is why the replicas cannot be spread.
 	blocked *problem
+	// loans describes which shards have lent instances, "" for none.
+	loans string
+	// moved is set if instances move from one shard to another because of a shortfall.
+	moved bool
 }
 
 // wantedShardGroup is a shard group as it should be.
@@ -95,6 +106,10 @@ type wantedShardGroup struct {
 	kept string
 	// replaces is the value of AnnotationReplaces, "" for none.
 	replaces string
+	// lent is the value of AnnotationLent, "" for none.
+	lent string
+	// afterOthers is set for a shard group that is written only if those before it were.
+	afterOthers bool
 }
 
 // plan decides how the replicas of a pool are spread. It changes nothing while
@@ -127,12 +142,16 @@ func plan(observed observation) decision {
 	}
 
 	d := decision{machines: machines}
-	divided, scalingDown := guardedSpread(observed, *machinePool.Spec.Replicas, machines.on)
+	divided, loans, scalingDown := guardedSpread(observed, *machinePool.Spec.Replicas, machines.on)
+	if loans != nil {
+		d.moved, d.loans = loans.moved, describeLoans(observed, loans.lent, *machinePool.Spec.Replicas)
+	}
 	d.sizes, d.scalingDown = divided.sizes, scalingDown
 	resized := resizes(observed.shards, d.sizes)
 	for i, shard := range observed.shards {
 		want := wantedShardGroup{spec: wantedSpec(observed.pool, shard.id, d.sizes[i]), kept: divided.kept(&shard)}
 		want.spec.RemoveFirst = divided.removeFirst[i]
+		want.lent = loans.noteOf(i)
 		want.replaces = shard.replaces(want.spec.Size, resized)
 		switch {
 		case shard.group == nil && !shard.synced && hasMachines(observed):
@@ -145,6 +164,9 @@ func plan(observed observation) decision {
 			want.uid, want.resourceVersion = string(shard.group.UID), shard.group.ResourceVersion
 			d.apply = append(d.apply, want)
 		}
+	}
+	if d.moved {
+		shrinkFirst(observed.shards, d.apply)
 	}
 	for _, group := range observed.shardGroups {
 		if shardRemoved(observed.pool, group) && group.DeletionTimestamp.IsZero() {

@@ -122,6 +122,7 @@ func (s *shardState) distributeShard() distribute.Shard {
 			converted.Reported.Instances = append(converted.Reported.Instances, distribute.Instance{
 				ID:          instance.ID,
 				Pending:     instance.State == shard.InstancePending,
+				Uncreated:   instance.State == shard.InstancePending && instance.ProviderID == "",
 				Terminating: instance.State.IsTerminating(),
 			})
 		}

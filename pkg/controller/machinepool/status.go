@@ -48,6 +48,9 @@ func newStatus(pool *v1beta1.NstanceMachinePool, observed observation, d decisio
 		set(v1beta1.ConditionMachinesEnabled, mode.status, mode.reason, mode.message)
 	}
 
+	if short := shortfallCondition(pool, observed, d); short != nil {
+		set(short.Type, short.Status, short.Reason, short.Message)
+	}
 	blocked := cmp.Or(deletionBlocked(observed), d.blocked, ambiguous, shardProblem(observed, d), d.scalingDown.incomplete())
 	if blocked == nil {
 		set(v1beta1.ConditionReady, metav1.ConditionTrue, v1beta1.ReasonReady, "")

@@ -32,6 +32,7 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	if pool == nil {
 		c.staleReads.Reset(key)
 		c.scaleDowns.drop(key)
+		c.shortfalls.remove(key)
 		return 0, c.deleteOrphan(ctx, key)
 	}
 	hasFinalizer := slices.Contains(pool.Finalizers, v1beta1.FinalizerMachinePool)
@@ -69,6 +70,9 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 	}
 	c.staleReads.Reset(key)
 	err = c.act(ctx, observed, d)
+	if d.moved && err == nil {
+		c.shortfalls.moved(key, c.clock.Now())
+	}
 	if ctx.Err() != nil {
 		return 0, ctx.Err()
 	}
@@ -80,9 +84,17 @@ func (c *Controller) sync(ctx context.Context, key cache.ObjectName) (time.Durat
 		err = errors.Join(err, c.annotate(ctx, observed.machinePools[0], shapeOf(observed)))
 	}
 	if err == nil && (d.removeFinalizer || d.expectsChange()) {
-		return 0, nil
+		return observed.shortfallWait, nil
 	}
-	return waitOf(d.scalingDown), errors.Join(err, c.report(ctx, observed, d))
+	return earliest(waitOf(d.scalingDown), observed.shortfallWait), errors.Join(err, c.report(ctx, observed, d))
+}
+
+// earliest returns the shorter of two times to wait, of which zero means that there is none.
+func earliest(a, b time.Duration) time.Duration {
+	if a == 0 || b > 0 && b < a {
+		return b
+	}
+	return a
 }
 
 // act carries out a decision. A part that fails does not keep the others from being
@@ -163,6 +175,7 @@ func (c *Controller) observe(pool *v1beta1.NstanceMachinePool) (observation, err
 		}
 		observed.shards = append(observed.shards, state)
 	}
+	observed.mayMove, observed.shortfallWait = c.shortfalls.observe(pool, observed.shards, c.clock.Now())
 	return observed, nil
 }
 
@@ -217,6 +230,9 @@ func (c *Controller) raiseReplicas(ctx context.Context, machinePool *clusterv1.M
 func (c *Controller) applyShardGroups(ctx context.Context, pool *v1beta1.NstanceMachinePool, wanted []wantedShardGroup) error {
 	var failed []error
 	for _, want := range wanted {
+		if want.afterOthers && len(failed) > 0 {
+			continue
+		}
 		written, err := c.shardGroups.Apply(ctx, applyShardGroup(pool, want), nstance.Apply)
 		if err != nil {
 			failed = append(failed, fmt.Errorf("apply shard group %s of pool %s: %w",
@@ -257,6 +273,7 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	c.poolWrites.Record(written)
 	c.recordProblem(observed.pool, status)
 	c.recordBlocked(observed.pool, status.Conditions)
+	c.recordShortfall(observed.pool, status)
 	c.recordChanges(&observed.pool.Status, written)
 	return nil
 }

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machinepool
+
+import (
+	"fmt"
+	"strings"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/cache"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller"
+)
+
+// defaultShortfallAfter is the default of spec.shortfallAfter.
+const defaultShortfallAfter = 5 * time.Minute
+
+// shortfallTimes are since when this process has seen the shortfalls of pools, and when it
+// last moved instances because of them. A new leader begins again. The zero value is empty.
+type shortfallTimes struct {
+	mu    sync.Mutex
+	pools map[cache.ObjectName]*poolShortfalls
+}
+
+type poolShortfalls struct {
+	uid types.UID
+	// since is by shard. A shard that is not connected is missing information, and begins
+	// again.
+	since map[string]time.Time
+	// moved is the time of the last move, or when the pool was seen first: another process
+	// may have moved instances before.
+	moved time.Time
+}
+
+// observe adds to the shards of a pool whether their shortfalls are due, and returns
+// whether instances may move, and when to look again, zero for never.
+func (t *shortfallTimes) observe(pool *v1beta1.NstanceMachinePool, shards []shardState, now time.Time) (mayMove bool, wait time.Duration) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	state := t.pools[cache.MetaObjectToName(pool)]
+	if state == nil || state.uid != pool.UID {
+		state = &poolShortfalls{uid: pool.UID, since: map[string]time.Time{}, moved: now}
+		if t.pools == nil {
+			t.pools = map[cache.ObjectName]*poolShortfalls{}
+		}
+		t.pools[cache.MetaObjectToName(pool)] = state
+	}
+	after := shortfallAfter(pool)
+	mayMove = now.Sub(state.moved) >= after
+	short := false
+	for i := range shards {
+		shard := &shards[i]
+		if shard.stock().Missing == 0 {
+			delete(state.since, shard.id)
+			continue
+		}
+		short = true
+		since, found := state.since[shard.id]
+		if !found {
+			since = now
+			state.since[shard.id] = now
+		}
+		shard.shortfallDue = now.Sub(since) >= after
+		if !shard.shortfallDue {
+			wait = shortest(wait, after-now.Sub(since))
+		}
+	}
+	if short && !mayMove {
+		wait = shortest(wait, after-now.Sub(state.moved))
+	}
+	return mayMove, wait
+}
+
+// moved records a move.
+func (t *shortfallTimes) moved(pool cache.ObjectName, now time.Time) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if state := t.pools[pool]; state != nil {
+		state.moved = now
+	}
+}
+
+// remove removes a pool that was deleted.
+func (t *shortfallTimes) remove(pool cache.ObjectName) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	delete(t.pools, pool)
+}
+
+// shortest returns the shorter of two delays. Zero is no delay.
+func shortest(a, b time.Duration) time.Duration {
+	if a == 0 || b != 0 && b < a {
+		return b
+	}
+	return a
+}
+
+func shortfallAfter(pool *v1beta1.NstanceMachinePool) time.Duration {
+	if after := pool.Spec.ShortfallAfter; after != nil && after.Duration > 0 {
+		return after.Duration
+	}
+	return defaultShortfallAfter
+}
+
+// shortfallCondition returns the condition Shortfall, nil for a pool that never had one.
+func shortfallCondition(pool *v1beta1.NstanceMachinePool, observed observation, d decision) *metav1.Condition {
+	var short []string
+	var missing int32
+	for i := range observed.shards {
+		shard := &observed.shards[i]
+		if n := shard.stock().Missing; n > 0 {
+			missing += n
+			short = append(short, fmt.Sprintf("%s lacks %d (%s)", shard.id, n, shard.reported.Shortfall.Message))
+		}
+	}
+	lent := d.loans
+	if d.sizes == nil || d.statusOnly {
+		lent = currentLoans(observed)
+	}
+	condition := metav1.Condition{Type: v1beta1.ConditionShortfall, Status: metav1.ConditionTrue}
+	waiting := fmt.Sprintf("shards cannot create %d instances: %s", missing, strings.Join(short, ", "))
+	switch {
+	case lent != "" && missing > 0:
+		condition.Reason, condition.Message = v1beta1.ReasonMoved, lent+"; "+waiting
+	case lent != "":
+		condition.Reason, condition.Message = v1beta1.ReasonMoved, lent
+	case missing > 0 && pool.Spec.OnShortfall == v1beta1.ShortfallMove:
+		condition.Reason = v1beta1.ReasonZoneOutOfStock
+		condition.Message = fmt.Sprintf("%s; they move after %s to connected shards without a shortfall", waiting, shortfallAfter(pool))
+	case missing > 0:
+		condition.Reason, condition.Message = v1beta1.ReasonWaiting, waiting
+	case meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall) == nil:
+		return nil
+	default:
+		condition.Status, condition.Reason = metav1.ConditionFalse, v1beta1.ReasonNoShortfall
+	}
+	return &condition
+}
+
+// currentLoans describes what the shard groups say.
+func currentLoans(observed observation) string {
+	lent, replicas := make([]int32, len(observed.shards)), int32(0)
+	for i := range observed.shards {
+		note := observed.shards[i].lentNote(observed.pool)
+		lent[i], replicas = note.lent, max(replicas, note.replicas)
+	}
+	return describeLoans(observed, lent, replicas)
+}
+
+// recordShortfall records an event when the reason of the condition Shortfall has changed.
+func (c *Controller) recordShortfall(pool *v1beta1.NstanceMachinePool, status v1beta1.NstanceMachinePoolStatus) {
+	before := meta.FindStatusCondition(pool.Status.Conditions, v1beta1.ConditionShortfall)
+	after := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionShortfall)
+	switch {
+	case after == nil || before != nil && before.Reason == after.Reason:
+	case after.Status == metav1.ConditionTrue:
+		controller.Warn(c.recorder, pool, after.Reason, "Distribute", after.Message)
+	default:
+		controller.Record(c.recorder, pool, after.Reason, "Distribute", "no shard has a shortfall, and none has lent instances")
+	}
+}
