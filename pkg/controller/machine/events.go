@@ -23,6 +23,7 @@ var eventReasons = []string{
 	v1beta1.ReasonWrongShard,
 	v1beta1.ReasonOtherCluster,
 	v1beta1.ReasonInstanceRefused,
+	v1beta1.ReasonOutOfCapacity,
 	v1beta1.ReasonInstanceUnknown,
 	v1beta1.ReasonInstanceFailed,
 	v1beta1.ReasonProviderError,

@@ -83,17 +83,17 @@ func (u unreliableClient) CreateInstance(ctx context.Context, id, requestID stri
 // One call or write fails, each in turn, with or without a restart and with or
 // without a stale cache after it. There is always one instance, and it is requested
 // only after shard and request id are stored.
-func TestOneInstanceDespiteAnyFault(t *testing.T) { testEachFault(t, "") }
+func TestOneInstanceDespiteAnyFault(t *testing.T) { testEachFault(t, "", nil) }
 
 // testEachFault calls testOneFault for every fault at every call.
-func testEachFault(t *testing.T, declines string) {
+func testEachFault(t *testing.T, declines string, with error) {
 	for _, failure := range []fault{conflict, failed, lost} {
 		for _, restarted := range []bool{false, true} {
 			for _, stale := range []int{0, 2} {
 				reached := true
 				for at := 0; reached; at++ {
 					name := fmt.Sprintf("fault %d at call %d, restarted %t, stale for %d syncs", failure, at, restarted, stale)
-					t.Run(name, func(t *testing.T) { reached = testOneFault(t, failure, at, restarted, stale, declines) })
+					t.Run(name, func(t *testing.T) { reached = testOneFault(t, failure, at, restarted, stale, declines, with) })
 				}
 			}
 		}
@@ -101,8 +101,8 @@ func testEachFault(t *testing.T, declines string) {
 }
 
 // testOneFault reports whether there were enough calls to reach the fault.
-// The shard declines, "" for none, declines requests until the first fault.
-func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int, declines string) (reached bool) {
+// The shard declines, "" for none, declines requests with an error until the first fault.
+func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int, declines string, with error) (reached bool) {
 	// A second choice would be another shard.
 	s := newShards("a", "b")
 	h := newHarness(t, s, newNstanceMachine("m"), withShard(newNstanceMachine("neighbour")))
@@ -121,7 +121,7 @@ func testOneFault(t *testing.T, failure fault, at int, restarted bool, stale int
 		return none
 	}
 	h.failWrites(next)
-	declining := map[string]error{declines: declined}
+	declining := map[string]error{declines: with}
 	h.ShardClient = unreliableClient{decliningClient{s, h, declining}, next}
 	h.restart()
 	for _, on := range s.ByID {

@@ -37,13 +37,15 @@ func (c *Controller) createInstance(ctx context.Context, observed observation, s
 	case shard.IsDeclined(err) && deleting:
 		// There is no instance: the shard would have returned its id.
 		return outcome{final: true, err: c.removeFinalizer(ctx, nstanceMachine)}
+	case shard.IsOutOfCapacity(err):
+		return state.rejectForCapacity(observed, shard.Message(err))
 	case shard.IsRejected(err) && !deleting:
 		// A rejection is stored and not returned, because a retry would be rejected too.
 		message, delay := shard.Message(err), rejectionRetry
 		if shard.IsUnclear(err) && (state.rejection == nil || state.rejection.message != message) {
 			delay = unclearRetry
 		}
-		state.rejection = &rejection{etag: observed.etag, until: observed.now.Add(delay), message: message, declined: shard.IsDeclined(err)}
+		state.rejection = &rejection{etag: observed.etag, until: observed.now.Add(delay), reason: v1beta1.ReasonInstanceRefused, message: message, declined: shard.IsDeclined(err)}
 		return outcome{problem: &problem{v1beta1.ReasonInstanceRefused, message}, wait: delay}
 	default:
 		state.rejection = nil

@@ -93,7 +93,7 @@ func planCreation(observed observation, state syncState) decision {
 	}
 	if state.rejection.applies(observed.etag, observed.now) {
 		refused := decision{
-			problem: &problem{v1beta1.ReasonInstanceRefused, state.rejection.message},
+			problem: &problem{state.rejection.reason, state.rejection.message},
 			wait:    state.rejection.until.Sub(observed.now),
 		}
 		if state.rejection.declined && movable(observed) {

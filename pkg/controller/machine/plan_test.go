@@ -45,7 +45,7 @@ func TestPlan(t *testing.T) {
 		"with a shard, disconnected":  {seen: observed(withShard(newNstanceMachine("m"))), change: isDisconnected, reason: v1beta1.ReasonShardUnreachable},
 		"with a shard, shard unknown": {seen: observed(withShard(newNstanceMachine("m"))), change: isUnknown, reason: v1beta1.ReasonUnknownShard},
 		"a rejection": {seen: observed(withShard(newNstanceMachine("m"))),
-			state: syncState{rejection: &rejection{etag: "1", until: now.Add(time.Minute)}}, reason: v1beta1.ReasonInstanceRefused, wait: time.Minute},
+			state: syncState{rejection: &rejection{etag: "1", until: now.Add(time.Minute), reason: v1beta1.ReasonInstanceRefused}}, reason: v1beta1.ReasonInstanceRefused, wait: time.Minute},
 		"an old rejection": {seen: observed(withShard(newNstanceMachine("m"))),
 			state: syncState{rejection: &rejection{etag: "1", until: now}}, want: createInstance},
 		"a rejection of another etag": {seen: observed(withShard(newNstanceMachine("m"))),

@@ -134,4 +134,4 @@ func TestARequestIsNotSentToAFormerShard(t *testing.T) {
 }
 
 // As TestOneInstanceDespiteAnyFault, with a shard that declines the request at first.
-func TestOneInstanceDespiteAnyFaultWhenAShardDeclines(t *testing.T) { testEachFault(t, "b") }
+func TestOneInstanceDespiteAnyFaultWhenAShardDeclines(t *testing.T) { testEachFault(t, "b", declined) }

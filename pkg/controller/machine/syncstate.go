@@ -57,9 +57,12 @@ type syncState struct {
 type rejection struct {
 	etag    string
 	until   time.Time
+	reason  string
 	message string
 	// declined: the shard has no instance for the request.
 	declined bool
+	// noCapacity is how often in succession the shard had no capacity.
+	noCapacity int
 }
 
 // applies reports whether the request would be rejected for the same reason.

@@ -23,7 +23,8 @@ func withReady(machine *v1beta1.NstanceMachine, status metav1.ConditionStatus, r
 func TestThePodHasAnEventForAProblemOfItsMachine(t *testing.T) {
 	for reason, reported := range map[string]bool{
 		v1beta1.ReasonProviderError: true, v1beta1.ReasonInstanceRefused: true, v1beta1.ReasonNoShard: true,
-		v1beta1.ReasonProvisioning: false, v1beta1.ReasonWaitingForMachine: false, v1beta1.ReasonDeleting: false,
+		v1beta1.ReasonOutOfCapacity: true,
+		v1beta1.ReasonProvisioning:  false, v1beta1.ReasonWaitingForMachine: false, v1beta1.ReasonDeleting: false,
 	} {
 		t.Run(reason, func(t *testing.T) {
 			pod := newPod("requesting", "gpu")

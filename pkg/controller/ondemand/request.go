@@ -113,7 +113,7 @@ func limitReached(of slot, limit int) *rejection {
 
 // machineProblems are the reasons of the condition Ready of an NstanceMachine for which its
 // Pod gets an event.
-var machineProblems = []string{v1beta1.ReasonProviderError, v1beta1.ReasonInstanceRefused, v1beta1.ReasonNoShard}
+var machineProblems = []string{v1beta1.ReasonProviderError, v1beta1.ReasonInstanceRefused, v1beta1.ReasonOutOfCapacity, v1beta1.ReasonNoShard}
 
 // machineProblem returns why a machine that was created does not run, nil when there is no
 // problem that the Pod should report.
