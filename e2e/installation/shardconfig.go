@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"time"
@@ -24,6 +25,14 @@ const (
 	LabelPodName      = "example.com/pod-name"
 	LabelPodUID       = "example.com/pod-uid"
 )
+
+// UncreatableType is an instance type of which a shard accepts requests for instances of
+// OnDemandTemplate, and never creates one: the Node would have an invalid label. The
+// instances stay pending. A type without quota would be declined.
+const UncreatableType = "r7i.4xlarge"
+
+// labelUncreatable is the label, which is empty for other types.
+const labelUncreatable = "example.com/uncreatable"
 
 // Group is a static group: one that is in a server's own configuration.
 type Group struct {
@@ -100,7 +109,9 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 		LabelPodName:      "{{.Vars.pod_name}}",
 		LabelPodUID:       "{{.Vars.pod_uid}}",
 	}
-	worker, onDemand := object{}, object{"args": object{"labels": onDemandLabels}}
+	nodeLabels := maps.Clone(onDemandLabels)
+	nodeLabels[labelUncreatable] = `{{if eq .Instance.Type "` + UncreatableType + `"}}not a label{{end}}`
+	worker, onDemand := object{}, object{"args": object{"labels": nodeLabels}}
 	if n.options.Machines != nil {
 		provider, options = "docker", n.options.Machines.options()
 		options["metadata_addr"] = n.machineAddress(shard.MetadataPort)

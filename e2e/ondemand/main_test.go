@@ -23,9 +23,8 @@ import (
 const (
 	// group is on all shards and has only instances that are created on demand.
 	group = "builders"
-	// unavailable is an instance type of which no shard has any: its instances
-	// stay pending.
-	unavailable = "r7i.4xlarge"
+	// unavailable is an instance type whose instances stay pending.
+	unavailable = installation.UncreatableType
 
 	// resync is short, so that resyncs happen while a test expects no writes.
 	resync = 20 * time.Second
@@ -54,7 +53,6 @@ func TestMain(m *testing.M) {
 			ID:      id,
 			Tenants: []string{otherTenant},
 			Groups:  map[string]installation.Group{group: {Template: installation.OnDemandTemplate}},
-			Quota:   map[string]int{unavailable: 0},
 
 			RegistrationTimeout: registrationTimeout,
 		})
