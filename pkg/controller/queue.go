@@ -100,6 +100,17 @@ func (q *Queue[Key]) AddAfter(key Key, delay time.Duration) {
 	}
 }
 
+// Len returns the number of keys that are waiting for a worker.
+func (q *Queue[Key]) Len() int {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	length := 0
+	for _, part := range q.parts {
+		length += part.Len()
+	}
+	return length
+}
+
 // accepts reports whether keys are not dropped. A change whose key is dropped is in the
 // caches already, which the seed is read from.
 func (q *Queue[Key]) accepts() bool {

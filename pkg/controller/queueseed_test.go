@@ -16,17 +16,6 @@ import (
 	"k8s.io/klog/v2/ktesting"
 )
 
-// length returns the number of keys in a queue.
-func (q *Queue[Key]) length() int {
-	q.mu.Lock()
-	defer q.mu.Unlock()
-	length := 0
-	for _, part := range q.parts {
-		length += part.Len()
-	}
-	return length
-}
-
 // The handlers of a standby are called for weeks, for objects that come and go.
 func TestQueueOfAStandbyHasNoKeys(t *testing.T) {
 	for name, newQueue := range map[string]func(SyncFunc[cache.ObjectName]) *Queue[cache.ObjectName]{
@@ -46,7 +35,7 @@ func TestQueueOfAStandbyHasNoKeys(t *testing.T) {
 					queue.Add(key)
 					queue.AddAfter(key, time.Second)
 				}
-				assert.Zero(t, queue.length(), "keys before Run")
+				assert.Zero(t, queue.Len(), "keys before Run")
 
 				ctx, cancel := context.WithCancel(klog.NewContext(t.Context(), ktesting.NewLogger(t, ktesting.NewConfig())))
 				done := make(chan struct{})

@@ -81,6 +81,7 @@ func New(d nstance.Dependencies) (*Controller, error) {
 		writes:           controller.NewWriteTracker(pools.Informer().GetStore()),
 	}
 	c.queue = controller.NewQueue("importer", c.sync)
+	c.queue.SeedWith(c.keys)
 
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Handler: controller.OnChange(c.poolChanged)},

@@ -59,11 +59,20 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 
 // enqueueAll enqueues every group that the shards have, after delay.
 func (c *Controller) enqueueAll(delay time.Duration) {
+	for _, key := range c.keys() {
+		c.queue.AddAfter(key, delay)
+	}
+}
+
+// keys returns the keys of all groups that the shards have, some of them repeatedly.
+func (c *Controller) keys() []cache.ObjectName {
+	var keys []cache.ObjectName
 	for _, id := range c.shards.Shards() {
 		for _, group := range c.groups.List(id) {
-			c.queue.AddAfter(c.key(group.Key), delay)
+			keys = append(keys, c.key(group.Key))
 		}
 	}
+	return keys
 }
 
 func (c *Controller) key(group string) cache.ObjectName {

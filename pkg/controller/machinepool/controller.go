@@ -122,6 +122,7 @@ func New(d nstance.Dependencies) (*Controller, error) {
 		machinePoolWrites:    controller.NewWriteTracker(d.Informers.MachinePools.GetStore()),
 	}
 	c.queue = controller.NewQueue("machinepool", c.sync)
+	c.queue.SeedWith(c.keys)
 
 	c.Registrations, err = controller.Watch(
 		controller.Watched{What: "pools", Informer: pools.Informer(), Indexers: poolIndexers, Handler: controller.OnChange(c.poolChanged)},

@@ -185,14 +185,23 @@ func (c *Controller) clusterChanged(before, after *clusterv1.Cluster) {
 		before.DeletionTimestamp.IsZero() == after.DeletionTimestamp.IsZero() {
 		return
 	}
+	for _, key := range c.keys() {
+		c.enqueueWithShardGroups(key.Name)
+	}
+}
+
+// keys returns the keys of all pools.
+func (c *Controller) keys() []cache.ObjectName {
 	pools, err := c.poolLister.List(labels.Everything())
 	if err != nil {
 		// A lister of a cache returns no errors.
 		panic(err)
 	}
-	for _, pool := range pools {
-		c.enqueueWithShardGroups(pool.Name)
+	keys := make([]cache.ObjectName, len(pools))
+	for i, pool := range pools {
+		keys[i] = cache.MetaObjectToName(pool)
 	}
+	return keys
 }
 
 // enqueueWithShardGroups enqueues a pool, and calls the pause handlers for its shard

@@ -118,6 +118,7 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 		sent:       make(map[cache.ObjectName]sent),
 	}
 	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf)
+	c.queue.SeedWith(c.keys)
 
 	var err error
 	c.Registrations, err = controller.Watch(

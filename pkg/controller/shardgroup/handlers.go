@@ -6,6 +6,7 @@ package shardgroup
 import (
 	"time"
 
+	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/utils/ptr"
 
@@ -92,6 +93,20 @@ func (c *Controller) errorReported(shardID string, event shard.ErrorEvent) {
 	c.failures[name] = event.Message
 	c.mu.Unlock()
 	c.queue.AddAfter(name, controller.BatchPeriod)
+}
+
+// keys returns the keys of all shard groups.
+func (c *Controller) keys() []cache.ObjectName {
+	shardGroups, err := c.lister.List(labels.Everything())
+	if err != nil {
+		// The lister of a cache returns no errors.
+		panic(err)
+	}
+	keys := make([]cache.ObjectName, len(shardGroups))
+	for i, shardGroup := range shardGroups {
+		keys[i] = cache.MetaObjectToName(shardGroup)
+	}
+	return keys
 }
 
 func (c *Controller) key(name string) cache.ObjectName {
