@@ -83,8 +83,8 @@ type Controller struct {
 	rejections map[cache.ObjectName]rejection
 	// unclear are the last replies for which shard.IsUnclear.
 	unclear map[cache.ObjectName]rejection
-	// failures are the last errors of providers, by shard group.
-	failures map[cache.ObjectName]string
+	// failures are the errors of providers, by shard group.
+	failures map[cache.ObjectName]providerErrors
 	// deletions are the first deletions that a shard has confirmed although it still
 	// reports a group of another revision.
 	deletions map[cache.ObjectName]deletion
@@ -112,7 +112,7 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 		writes:     controller.NewWriteTracker(shardGroups.Informer().GetStore()),
 		rejections: make(map[cache.ObjectName]rejection),
 		unclear:    make(map[cache.ObjectName]rejection),
-		failures:   make(map[cache.ObjectName]string),
+		failures:   make(map[cache.ObjectName]providerErrors),
 		deletions:  make(map[cache.ObjectName]deletion),
 		unlisted:   make(map[cache.ObjectName]unlisted),
 		sent:       make(map[cache.ObjectName]sent),

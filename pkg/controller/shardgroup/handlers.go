@@ -13,7 +13,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/nstance"
-	"nstance.dev/operator/pkg/shard"
 )
 
 // byShard is the index of shard groups by the shard they are on.
@@ -73,26 +72,6 @@ func (c *Controller) shardChanged(id string) {
 	for _, group := range controller.Indexed[v1beta1.NstanceShardGroup](c.indexer, byShard, id) {
 		c.queue.AddAfter(cache.MetaObjectToName(group), delay)
 	}
-}
-
-// errorReported records an error of the shard's provider as an event, and as the
-// reason of the condition Ready until the group has its size: servers report when a
-// request fails and not when a later one succeeds. Groups without a shard group are
-// ignored.
-func (c *Controller) errorReported(shardID string, event shard.ErrorEvent) {
-	if event.Group == "" {
-		return
-	}
-	name := c.key(v1beta1.ShardGroupName(event.Group, shardID))
-	object, err := c.lister.Get(name.Name)
-	if err != nil {
-		return
-	}
-	controller.Warn(c.recorder, object, v1beta1.ReasonProviderError, "Provide", event.Message)
-	c.mu.Lock()
-	c.failures[name] = event.Message
-	c.mu.Unlock()
-	c.queue.AddAfter(name, controller.BatchPeriod)
 }
 
 // keys returns the keys of all shard groups.

@@ -112,17 +112,6 @@ func (c *Controller) setRejection(key cache.ObjectName, rejected *rejection) {
 	c.rejections[key] = *rejected
 }
 
-// reviewFailure returns the provider's last error, "" when there is none or when the
-// group matches the spec again.
-func (c *Controller) reviewFailure(key cache.ObjectName, object *v1beta1.NstanceShardGroup, observed observation) string {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	if observed.group != nil && inOrder(&object.Spec, observed.group) && observed.group.ActualSize == object.Spec.Size {
-		delete(c.failures, key)
-	}
-	return c.failures[key]
-}
-
 // forget drops the state of a shard group that was deleted.
 func (c *Controller) forget(key cache.ObjectName) {
 	c.mu.Lock()
