@@ -103,6 +103,7 @@ func (r *reconciliation) createManaged(do func() error) error {
 	if r.createFailed {
 		return nil
 	}
+	r.createFailed = true // also if do panics
 	err := r.rateLimited(do)
 	r.createFailed = err != nil
 	if err != nil {
@@ -125,9 +126,10 @@ func (r *reconciliation) rateLimited(do func() error) error {
 		r.outcome.within(wait)
 		return nil
 	}
+	succeeded := false
+	defer func() { done(time.Now(), succeeded) }() // also if do panics
 	err := do()
-	done(time.Now(), err == nil)
-	if err == nil {
+	if succeeded = err == nil; succeeded {
 		r.created++
 	}
 	return err

@@ -79,7 +79,7 @@ func (r *Reconciler) collectRegularly(ctx context.Context) {
 		case <-time.After(cmp.Or(interval, disabledInterval)):
 		}
 		if interval > 0 {
-			_ = r.collectGarbage(ctx) // logs its errors; the next interval is the retry
+			r.collectGarbage(ctx)
 		} else {
 			r.purge(ctx)
 		}
@@ -91,10 +91,18 @@ func (r *Reconciler) purge(ctx context.Context) {
 	r.Instances.Purge(ctx, time.Now().Add(-r.Groups.Config().Shard.GarbageCollection.DeletedRecordRetention))
 }
 
-// collectGarbage adopts the provider's instances without records, deletes those
+// collectGarbage is one collection. It logs its errors: the next interval is the retry.
+func (r *Reconciler) collectGarbage(ctx context.Context) {
+	_ = r.protect(ctx, func() error {
+		r.collect(ctx)
+		return nil
+	})
+}
+
+// collect adopts the provider's instances without records, deletes those
 // that have reappeared, purges deleted instances and enqueues all groups, in
 // case a change was missed.
-func (r *Reconciler) collectGarbage(ctx context.Context) error {
+func (r *Reconciler) collect(ctx context.Context) {
 	logger := klog.FromContext(ctx)
 	returned, err := r.adopt(ctx)
 	if err != nil {
@@ -112,7 +120,6 @@ func (r *Reconciler) collectGarbage(ctx context.Context) error {
 	r.forgetDeletedGroups(ctx)
 	r.enqueueAll(r.Groups.Keys())
 	r.enqueueAll(r.Instances.Keys())
-	return err
 }
 
 func (r *Reconciler) enqueueAll(keys []instance.GroupKey) {

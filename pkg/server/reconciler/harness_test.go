@@ -78,6 +78,8 @@ type server struct {
 	withAgents bool
 	// beforeCall is called before every call to storage or cloud.
 	beforeCall func()
+	// unrecorded is called before every look at instances without a record.
+	unrecorded func()
 
 	// agents follows the agents; nil if instances run none.
 	agents *agenthealth.Tracker
@@ -136,7 +138,7 @@ func (s *server) lead() {
 	s.metrics = prometheus.NewRegistry()
 	s.reconciler = New(Options{
 		Groups:    s.groups,
-		Instances: s.instances,
+		Instances: watchedInstances{s.instances, s},
 		Provider:  s.cloud,
 		Specs: provision.New(provision.Options{
 			Config: s.groups.Config, Nonces: nonce.NewSigner(ed25519.NewKeyFromSeed(make([]byte, ed25519.SeedSize))),
@@ -162,6 +164,19 @@ func (s *server) lead() {
 		s.running.Go(func() { s.agents.Run(ctx, s.instances) })
 	}
 	synctest.Wait()
+}
+
+// watchedInstances are the instances of a server.
+type watchedInstances struct {
+	Instances
+	s *server
+}
+
+func (w watchedInstances) Unrecorded() []instance.VM {
+	if w.s.unrecorded != nil {
+		w.s.unrecorded()
+	}
+	return w.Instances.Unrecorded()
 }
 
 // stop stops the term.

@@ -36,6 +36,7 @@ type Metrics struct {
 	deleted        *prometheus.CounterVec
 	drainsStarted  *prometheus.CounterVec
 	drainsFinished *prometheus.CounterVec
+	panics         prometheus.Counter
 }
 
 // NewMetrics registers the metrics of all reconcilers of the process.
@@ -71,8 +72,12 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			Name: "nstance_server_drains_finished_total",
 			Help: "Drains finished, by outcome: acknowledged, timeout, or gone when the instance was no longer running.",
 		}, []string{"outcome"}),
+		panics: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nstance_server_reconcile_panics_total",
+			Help: "Reconciliations that panicked; they are repeated.",
+		}),
 	}
-	registry.MustRegister(m.durations, m.calls, m.callDurations, m.created, m.deleted, m.drainsStarted, m.drainsFinished)
+	registry.MustRegister(m.durations, m.calls, m.callDurations, m.created, m.deleted, m.drainsStarted, m.drainsFinished, m.panics)
 	return m
 }
 

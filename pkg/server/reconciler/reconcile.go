@@ -76,7 +76,12 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 		if ctx.Err() != nil {
 			break
 		}
-		if err := current.act(ctx, a, now); err != nil {
+		err := r.protect(ctx, func() error { return current.act(ctx, a, now) })
+		if errors.Is(err, errPanic) {
+			// It may have passed by the code that reports errors to operators.
+			r.Failed(key, a.id, err)
+		}
+		if err != nil {
 			errs = append(errs, err)
 		}
 	}

@@ -161,7 +161,7 @@ func (r *Reconciler) Enqueue(key instance.GroupKey) {
 // would be created a second time.
 func (r *Reconciler) Run(ctx context.Context) {
 	defer r.queue.ShutDown()
-	_ = r.collectGarbage(ctx) // logs its errors; the next interval is the retry
+	r.collectGarbage(ctx)
 	var running sync.WaitGroup
 	running.Go(func() { r.collectRegularly(ctx) })
 	for range workers {
@@ -187,7 +187,12 @@ func (r *Reconciler) work(ctx context.Context) bool {
 	}
 	logger := klog.LoggerWithValues(klog.FromContext(ctx), "tenant", key.Tenant, "group", key.Group)
 	start := time.Now()
-	done, err := r.reconcile(klog.NewContext(ctx, logger), key)
+	groupCtx := klog.NewContext(ctx, logger)
+	var done outcome
+	err := r.protect(groupCtx, func() (err error) {
+		done, err = r.reconcile(groupCtx, key)
+		return err
+	})
 	if ctx.Err() != nil {
 		return false
 	}
