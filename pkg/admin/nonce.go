@@ -41,6 +41,13 @@ func newNonceCommand() *cobra.Command {
 			if err != nil {
 				return err
 			}
+			store, err := options.open(command.Context())
+			if err != nil {
+				return err
+			}
+			if err := warnOfNewTenant(command.Context(), command.ErrOrStderr(), store, options.tenant); err != nil {
+				return err
+			}
 			return write(command.OutOrStdout(), output, []byte(token))
 		},
 	}

@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin_test
+
+import (
+	"bytes"
+	"crypto/ed25519"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/server/registration/nonce"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/backend"
+)
+
+// A nonce for a misspelled tenant registers an operator that sees no groups.
+func TestNonceOfANewTenant(t *testing.T) {
+	for name, test := range map[string]struct {
+		key, data string
+		want      string
+	}{
+		"nothing is stored":              {"", "", "no other tenant is known"},
+		"a static group":                 {storage.ConfigKey("a"), "// a comment\n{\"groups\": {\"team\": {\"workers\": {}}}}", ""},
+		"a group of the last accepted":   {storage.AcceptedKey("a"), `{"groups": {"team": {"workers": {}}}}`, ""},
+		"a dynamic group":                {storage.GroupsKey("a"), `{"team": {"workers": {}}, "retired_uids": {}}`, ""},
+		"an instance":                    {storage.InstanceKey("a", "team", "01"), "{}", ""},
+		"an operator":                    {storage.OperatorKey("team", "1"), "{}", ""},
+		"a tenant that was adopted":      {storage.TenantKey("team"), "{}", ""},
+		"groups of another tenant":       {storage.GroupsKey("a"), `{"teams": {"workers": {}}, "retired_uids": {}}`, "known are teams\n"},
+		"a configuration without groups": {storage.ConfigKey("a"), `{}`, "no other tenant is known"},
+		"a damaged configuration":        {storage.ConfigKey("a"), `{`, "it is not known whether tenant \"team\" exists: config/a.jsonc"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			bucket, key, made := newBucket(t, "")
+			t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
+			if test.key != "" {
+				store, err := backend.Open(t.Context(), backend.File, bucket, "")
+				require.NoError(t, err)
+				_, err = store.Create(t.Context(), test.key, []byte(test.data))
+				require.NoError(t, err)
+			}
+			command := admin.NewCommand()
+			var output, warning bytes.Buffer
+			command.SetOut(&output)
+			command.SetErr(&warning)
+			command.SetArgs([]string{"cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--tenant", "team"})
+			require.NoError(t, command.ExecuteContext(t.Context()))
+			claims, err := nonce.Parse(strings.TrimSpace(output.String()), made.Nonce.Public().(ed25519.PublicKey))
+			require.NoError(t, err, "it is issued in any case")
+			assert.Equal(t, "team", claims.Tenant)
+			if test.want == "" {
+				assert.Empty(t, warning.String())
+			} else {
+				assert.Contains(t, warning.String(), test.want)
+			}
+		})
+	}
+}
