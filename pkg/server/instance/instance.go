@@ -15,6 +15,7 @@ const (
 	ReasonRequested    = "requested"
 	ReasonUnregistered = "unregistered"
 	ReasonSpot         = "spot"
+	ReasonReturned     = "returned"
 )
 
 // Instance is everything that is known about an instance: its record, what its

@@ -31,6 +31,9 @@ type Record struct {
 	// Adopted is true of a record that was created from what the provider has stored of
 	// the instance. What it overrides of its group's settings is not known.
 	Adopted bool `json:"adopted,omitempty"`
+	// Returned is true of an instance that the provider listed again after its record was
+	// removed. It is drained and terminated: another one has its place.
+	Returned bool `json:"returned,omitempty"`
 	// CreatedAt is when the server decided to create the instance. The age of the
 	// instance counts from here.
 	CreatedAt time.Time `json:"created_at"`

@@ -4,13 +4,16 @@
 package instancestore
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/puidv7"
 )
@@ -45,18 +48,41 @@ func (s *Store) compare() (unrecorded, returned []instance.VM) {
 // origin that the provider has stored, and the age of the id. The provider must be
 // synced.
 //
-// Adopt returns the instances whose record was removed earlier. They were
-// deleted and have reappeared; the caller deletes them again.
+// An instance whose record was removed earlier gets it again, marked as returned.
 //
 // The error joins the errors of all instances that another attempt may adopt. Those that
 // never can be, because their metadata is damaged, are logged.
-func (s *Store) Adopt(ctx context.Context) (returned []instance.VM, err error) {
+func (s *Store) Adopt(ctx context.Context) error {
 	unrecorded, returned := s.compare()
-	errs := make([]error, len(unrecorded))
-	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), readers, len(unrecorded), func(i int) {
-		errs[i] = s.adopt(ctx, unrecorded[i])
+	errs := make([]error, len(unrecorded)+len(returned))
+	workqueue.ParallelizeUntil(context.WithoutCancel(ctx), readers, len(errs), func(i int) {
+		if i < len(unrecorded) {
+			errs[i] = s.adopt(ctx, unrecorded[i])
+		} else {
+			errs[i] = s.adoptReturned(ctx, returned[i-len(unrecorded)])
+		}
 	})
-	return returned, errors.Join(errs...)
+	return errors.Join(errs...)
+}
+
+// adoptReturned stores the record of a deleted instance again, without what was decided
+// about the instance before: something may run on it.
+func (s *Store) adoptReturned(ctx context.Context, vm instance.VM) error {
+	defer s.lock(vm.ID)()
+	e, found := s.entry(vm.ID)
+	if !found || !e.isDeleted() {
+		return nil // was changed concurrently
+	}
+	row := cache.Row{Record: e.row.Record}
+	row.Record.Returned, row.Record.DeletionRequestedAt = true, time.Time{}
+	row.Record.ProviderID = cmp.Or(vm.ProviderID, row.Record.ProviderID)
+	if err := s.store(ctx, &row); err != nil {
+		return fmt.Errorf("adopt returned instance %s of group %s: %w", vm.ID, vm.Group, err)
+	}
+	s.put(ctx, row)
+	klog.FromContext(ctx).Info("Adopted an instance that the provider lists again after its deletion", "instance", vm.ID,
+		"tenant", vm.Group.Tenant, "group", vm.Group.Group, "deletedAt", e.row.DeletedAt, "reason", e.row.DeleteReason)
+	return nil
 }
 
 func (s *Store) adopt(ctx context.Context, vm instance.VM) error {

@@ -18,6 +18,7 @@ import (
 func TestAdopt(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	known, deleted := s.add(), s.add()
+	require.NoError(s.t, s.RequestDeletion(t.Context(), deleted.ID))
 	require.NoError(s.t, s.Remove(t.Context(), deleted.ID))
 	running, pending, failed, terminating := newRecord(t), newRecord(t), newRecord(t), newRecord(t)
 	running.Tenant, running.Group = "acme", "build"
@@ -29,10 +30,14 @@ func TestAdopt(t *testing.T) {
 	s.cloud.show(t, vmOf(failed, instance.Failed))
 	s.cloud.show(t, vmOf(terminating, instance.Terminating))
 	for range 2 {
-		returned, err := s.Adopt(t.Context())
-		require.NoError(s.t, err)
-		if diff := cmp.Diff([]instance.VM{vmOf(deleted, instance.Running)}, returned); diff != "" {
-			t.Errorf("returned (-want +got):\n%s", diff)
+		require.NoError(s.t, s.Adopt(t.Context()))
+		want := deleted
+		want.Returned, want.ProviderID = true, "cloud:///"+deleted.ID
+		if diff := cmp.Diff(want, s.stored(deleted)); diff != "" {
+			t.Errorf("stored of the returned instance (-want +got):\n%s", diff)
+		}
+		if i := s.want(deleted.ID); i.BeingDeleted() || !i.DeletedAt.IsZero() {
+			t.Errorf("what was decided about the returned instance is still in force: %+v", i)
 		}
 		for _, adopted := range []instance.Record{running, failed, pending} {
 			want := adopted
@@ -55,8 +60,8 @@ func TestAdopt(t *testing.T) {
 		if i, found := s.Get(terminating.ID); found {
 			t.Errorf("adopted a terminating instance: %+v", i)
 		}
-		if n := len(s.records()); n != 4 {
-			t.Errorf("there are %d records, want 4", n)
+		if n := len(s.records()); n != 5 {
+			t.Errorf("there are %d records, want 5", n)
 		}
 		s.restart()
 	}
@@ -79,7 +84,7 @@ func TestAdoptContinuesAfterAnError(t *testing.T) {
 		}
 		return nil
 	}, nil)
-	_, err := s.Adopt(t.Context())
+	err := s.Adopt(t.Context())
 	if !errors.Is(err, errStorage) {
 		t.Errorf("got %v, want the storage's error too", err)
 	}
@@ -92,7 +97,7 @@ func TestAdoptContinuesAfterAnError(t *testing.T) {
 	// The next attempt.
 	s.storage.intervene(nil, nil)
 	// The others can never be adopted, which is no error.
-	_, err = s.Adopt(t.Context())
+	err = s.Adopt(t.Context())
 	require.NoError(t, err)
 	s.want(bad.ID)
 }

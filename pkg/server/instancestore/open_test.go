@@ -58,7 +58,7 @@ func TestDamagedRecord(t *testing.T) {
 				require.Len(t, s.List(group), 40)
 				require.Len(t, s.Unrecorded(), 1)
 			}
-			_, err := s.Adopt(t.Context())
+			err := s.Adopt(t.Context())
 			require.NoError(t, err)
 			require.Len(t, s.List(group), 41)
 			s.restart()

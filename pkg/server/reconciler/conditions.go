@@ -49,13 +49,13 @@ func isDeletedAsUnhealthy(i *instance.Instance) bool {
 }
 
 // isReplaced reports whether an instance that is being or was deleted has a
-// replacement. Only surplus instances have none.
+// replacement. Only surplus instances have none; a returned one is surplus too.
 func isReplaced(i *instance.Instance) bool {
 	reason := i.DeleteReason
 	if i.Drain != nil {
 		reason = i.Drain.Reason
 	}
-	return reason != instance.ReasonScaleDown
+	return reason != instance.ReasonScaleDown && reason != instance.ReasonReturned
 }
 
 // oldestFirst orders instances by age, then by id.

@@ -31,7 +31,7 @@ func (r *Reconciler) Adopt(ctx context.Context) error {
 	backoff := wait.Backoff{Duration: minBackoff, Factor: 2, Steps: adoptAttempts}
 	var last error
 	err := wait.ExponentialBackoffWithContext(ctx, backoff, func(ctx context.Context) (bool, error) {
-		_, last = r.adopt(ctx)
+		last = r.adopt(ctx)
 		if last != nil {
 			klog.FromContext(ctx).Error(last, "Failed to adopt all instances of the provider")
 		}
@@ -52,7 +52,7 @@ func (r *Reconciler) Adopt(ctx context.Context) error {
 // storage is older than the instance, or has lost a record. The stored settings of its
 // group may then be outdated too. That is stored before the record, from which it cannot
 // be seen any more.
-func (r *Reconciler) adopt(ctx context.Context) (returned []instance.VM, err error) {
+func (r *Reconciler) adopt(ctx context.Context) error {
 	var keys []instance.GroupKey
 	for _, vm := range r.Instances.Unrecorded() {
 		if !slices.Contains(keys, vm.Group) {
@@ -60,9 +60,9 @@ func (r *Reconciler) adopt(ctx context.Context) (returned []instance.VM, err err
 		}
 	}
 	if len(keys) > 0 {
-		err = r.withCallContext(ctx, func(ctx context.Context) error { return r.Groups.MarkUnconfirmed(ctx, keys) })
+		err := r.withCallContext(ctx, func(ctx context.Context) error { return r.Groups.MarkUnconfirmed(ctx, keys) })
 		if err != nil {
-			return nil, err
+			return err
 		}
 	}
 	return r.Instances.Adopt(ctx)
@@ -99,22 +99,11 @@ func (r *Reconciler) collectGarbage(ctx context.Context) {
 	})
 }
 
-// collect adopts the provider's instances without records, deletes those
-// that have reappeared, purges deleted instances and enqueues all groups, in
-// case a change was missed.
+// collect adopts the provider's instances without records, purges deleted instances and
+// enqueues all groups, in case a change was missed.
 func (r *Reconciler) collect(ctx context.Context) {
-	logger := klog.FromContext(ctx)
-	returned, err := r.adopt(ctx)
-	if err != nil {
-		logger.Error(err, "Failed to adopt all instances of the provider")
-	}
-	for _, vm := range returned {
-		logger.Info("Deleting an instance that has reappeared after its deletion", "instance", vm.ID, "tenant", vm.Group.Tenant, "group", vm.Group.Group)
-		if err := r.call(ctx, callDelete, func(ctx context.Context) error { return r.Provider.Delete(ctx, vm.ID) }); err != nil {
-			err = fmt.Errorf("delete instance %s, which has reappeared: %w", vm.ID, err)
-			logger.Error(err, "Failed to delete an instance, will retry")
-			r.Failed(vm.Group, vm.ID, err)
-		}
+	if err := r.adopt(ctx); err != nil {
+		klog.FromContext(ctx).Error(err, "Failed to adopt all instances of the provider")
 	}
 	r.purge(ctx)
 	r.forgetDeletedGroups(ctx)

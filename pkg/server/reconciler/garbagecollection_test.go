@@ -9,6 +9,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -129,7 +130,7 @@ func TestGarbageIsCollectedRegularly(t *testing.T) {
 		if calls := s.cloud.takeCalls(); len(calls) != 1 || calls[0].id != deleted {
 			t.Errorf("called %v, want the deletion of %s", calls, deleted)
 		}
-		s.want("draining " + stray + " scale-down")
+		assert.ElementsMatch(t, []string{"deleting " + deleted + " returned", "draining " + stray + " scale-down"}, s.takeEvents())
 
 		// It is kept for an hour after its deletion.
 		s.settle()

@@ -53,9 +53,10 @@ type groupLosses struct {
 }
 
 // isLost reports whether an instance is missing and was not seen being terminated. One without
-// a provider id never ran: the provider has rejected it.
+// a provider id never ran: the provider has rejected it. One that has returned was given up
+// before.
 func isLost(i *instance.Instance) bool {
-	return i.State == instance.Missing && !i.BeingDeleted() && !i.Stopped && i.ProviderID != ""
+	return i.State == instance.Missing && !i.BeingDeleted() && !i.Stopped && i.ProviderID != "" && !i.Returned
 }
 
 // update returns the missing instances of a group that are left alone. began is true if

@@ -182,6 +182,8 @@ func newPlanner(s state, now time.Time) *planner {
 		case p.kept[i.ID]:
 			p.absent = append(p.absent, i)
 			p.total++
+		case i.Returned && !leaving:
+			p.deleteReturned(i)
 		case i.OnDemand && !leaving:
 			p.onDemand = append(p.onDemand, i)
 		case i.OnDemand:
@@ -289,9 +291,19 @@ func (p *planner) startDeletion(i *instance.Instance, reason string) {
 		return
 	}
 	p.leaving++
-	if immediate || isNoticed(i) || reason == instance.ReasonScaleDown {
+	if immediate || isNoticed(i) || reason == instance.ReasonScaleDown || reason == instance.ReasonReturned {
 		p.total--
 	}
+}
+
+// deleteReturned plans the deletion of an instance that was deleted and is listed again. It
+// was given up because its provider did not list it: another one has its place, and its
+// Pods still run.
+func (p *planner) deleteReturned(i *instance.Instance) {
+	if !i.OnDemand {
+		p.total++
+	}
+	p.startDeletion(i, instance.ReasonReturned)
 }
 
 // createRecorded plans the creation of instances that the provider has never

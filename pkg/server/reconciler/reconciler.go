@@ -76,9 +76,9 @@ type Instances interface {
 	Remove(ctx context.Context, id string) error
 	// Unrecorded returns the provider's instances that have no record.
 	Unrecorded() []instance.VM
-	// Adopt creates records for the provider's instances that have none, and
-	// returns instances that have reappeared after their deletion.
-	Adopt(ctx context.Context) (returned []instance.VM, err error)
+	// Adopt creates records for the provider's instances that have none. Those that were
+	// deleted before are marked as returned.
+	Adopt(ctx context.Context) error
 	// Purge removes the instances that were deleted before a time.
 	Purge(ctx context.Context, before time.Time)
 }
