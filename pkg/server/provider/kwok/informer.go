@@ -84,6 +84,7 @@ func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventH
 	return cache.ResourceEventHandlerFuncs{
 		AddFunc: func(obj any) {
 			node := obj.(*corev1.Node)
+			p.removeAbsent(node.Name)
 			p.forget(node.Name, func(r request) bool { return !r.delete })
 			changed(groupOf(node))
 		},
@@ -106,8 +107,7 @@ func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventH
 			if !ok {
 				return
 			}
-			p.forget(node.Name, func(request) bool { return true })
-			changed(groupOf(node))
+			p.addAbsent(node)
 		},
 	}
 }

@@ -62,10 +62,12 @@ type Provider struct {
 	queue  workqueue.TypedRateLimitingInterface[string]
 	synced chan struct{}
 
-	// mu guards requests and rejections.
+	// mu guards requests, absent and rejections.
 	mu sync.Mutex
 	// requests by instance id.
 	requests map[string]request
+	// absent are the instances whose Nodes the cache does not have, by id.
+	absent map[string]absence
 	// rejections that have not expired, and maybe some that have.
 	rejections map[rejectionKey]rejection
 }
@@ -98,6 +100,7 @@ func New(c Config) (*Provider, error) {
 			workqueue.NewTypedItemExponentialFailureRateLimiter[string](minRetryDelay, maxRetryDelay)),
 		synced:     make(chan struct{}),
 		requests:   map[string]request{},
+		absent:     map[string]absence{},
 		rejections: map[rejectionKey]rejection{},
 	}, nil
 }
@@ -156,6 +159,11 @@ func (p *Provider) List(group instance.GroupKey) []instance.VM {
 			ids[id] = struct{}{}
 		}
 	}
+	for id, absent := range p.absent {
+		if absent.vm.Group == group {
+			ids[id] = struct{}{}
+		}
+	}
 	vms := make([]instance.VM, 0, len(ids))
 	for id := range ids {
 		if vm, found := p.vm(id); found {
@@ -168,11 +176,14 @@ func (p *Provider) List(group instance.GroupKey) []instance.VM {
 // vm returns an instance as Node and request together show it. mu must be locked.
 func (p *Provider) vm(id string) (instance.VM, bool) {
 	node, found := p.node(id)
+	absent, isAbsent := p.absent[id]
 	request, requested := p.requests[id]
 	var vm instance.VM
 	switch {
 	case found:
 		vm = fromNode(node)
+	case isAbsent:
+		vm = absent.vm
 	case requested:
 		vm = instance.VM{ID: id, Group: request.spec.Group, Origin: request.spec.Origin, State: instance.Pending}
 	default:
@@ -192,6 +203,9 @@ func (p *Provider) Groups() []instance.GroupKey {
 	groups := p.nodeGroups()
 	for _, request := range p.requests {
 		groups[request.spec.Group] = struct{}{}
+	}
+	for _, absent := range p.absent {
+		groups[absent.vm.Group] = struct{}{}
 	}
 	return slices.Collect(maps.Keys(groups))
 }
@@ -242,11 +256,11 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 	defer p.mu.Unlock()
 	current, requested := p.requests[id]
 	if !requested {
-		node, found := p.node(id)
+		vm, found := p.vm(id)
 		if !found {
 			return nil
 		}
-		current.spec = provider.Spec{ID: id, Group: groupOf(node), Origin: originOf(node)}
+		current.spec = provider.Spec{ID: id, Group: vm.Group, Origin: vm.Origin}
 	}
 	current.delete = true
 	p.requests[id] = current
@@ -263,16 +277,23 @@ func (p *Provider) work(ctx context.Context, changed func(instance.GroupKey), fa
 	defer p.queue.Done(id)
 	p.mu.Lock()
 	request, requested := p.requests[id]
+	absent, isAbsent := p.absent[id]
 	p.mu.Unlock()
-	if !requested {
+	if !requested && !isAbsent {
 		p.queue.Forget(id)
 		return true
 	}
-	err := p.carryOut(ctx, id, request, changed)
+	deleted, err := p.confirm(ctx, id, changed, failed)
+	if err == nil && !deleted && requested {
+		err = p.carryOut(ctx, id, request, changed)
+	}
 	if ctx.Err() != nil {
 		return false
 	}
-	if !request.delete && isRejection(err) {
+	if !requested {
+		request.spec.Group = absent.vm.Group
+	}
+	if requested && !request.delete && isRejection(err) {
 		klog.FromContext(ctx).Error(err, "Instance was rejected, will not retry", "instance", id)
 		failed(request.spec.Group, id, err)
 		p.queue.Forget(id)

@@ -26,17 +26,28 @@ func (p *Provider) find(ctx context.Context, spec provider.Spec) (*corev1.Node, 
 	if err != nil {
 		return nil, err
 	}
-	labels := node.Labels
-	if labels[LabelManaged] != managed || labels[LabelClusterID] != p.config.Shard.ClusterID || labels[LabelShard] != p.config.Shard.ID || groupOf(node) != spec.Group {
+	if !p.hasLabels(node) || groupOf(node) != spec.Group {
 		return nil, errForeignNode
 	}
 	return node, nil
+}
+
+// hasLabels reports whether a Node has the labels by which the shard lists its Nodes.
+func (p *Provider) hasLabels(node *corev1.Node) bool {
+	labels := node.Labels
+	return labels[LabelManaged] == managed && labels[LabelClusterID] == p.config.Shard.ClusterID && labels[LabelShard] == p.config.Shard.ID
 }
 
 // uidOf returns the UID of the Node of an instance.
 func (p *Provider) uidOf(ctx context.Context, spec provider.Spec) (types.UID, error) {
 	if node, found := p.node(spec.ID); found {
 		return node.UID, nil
+	}
+	p.mu.Lock()
+	absent, isAbsent := p.absent[spec.ID]
+	p.mu.Unlock()
+	if isAbsent && !absent.vm.Expected {
+		return absent.uid, nil
 	}
 	node, err := p.find(ctx, spec)
 	if err != nil {
@@ -54,5 +65,6 @@ func (p *Provider) settle(id string) bool {
 		return false
 	}
 	delete(p.requests, id)
+	delete(p.absent, id)
 	return true
 }

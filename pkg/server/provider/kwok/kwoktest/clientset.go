@@ -10,6 +10,7 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
@@ -26,7 +27,8 @@ func init() {
 
 // NewClientset returns a clientset in memory that several shards can share. Like
 // those of an API server, and unlike those of the fake clientset, its watches
-// respect label selectors and include deletions since the preceding list.
+// respect label selectors, also for objects whose labels change, and include deletions
+// since the preceding list.
 func NewClientset(objects ...runtime.Object) *fake.Clientset {
 	clientset := fake.NewClientset(objects...)
 	listed := &lists{objects: map[listKey][]runtime.Object{}}
@@ -55,7 +57,7 @@ func NewClientset(objects ...runtime.Object) *fake.Clientset {
 		if err != nil {
 			return true, nil, err
 		}
-		return true, newSelectiveWatch(missed, all, watching.WatchRestrictions.Labels), nil
+		return true, newSelectiveWatch(listed.of(watching), missed, all, watching.WatchRestrictions.Labels), nil
 	})
 	return clientset
 }
@@ -91,6 +93,13 @@ func (l *lists) remember(action clienttesting.ListActionImpl, list runtime.Objec
 	return nil
 }
 
+// of returns the objects of the list that a watch continues.
+func (l *lists) of(action clienttesting.WatchActionImpl) []runtime.Object {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.objects[listKey{action.GetResource(), action.GetNamespace(), action.ListOptions.ResourceVersion}]
+}
+
 // deletedSince returns an event for each object of the list that was deleted.
 func (l *lists) deletedSince(action clienttesting.WatchActionImpl, tracker clienttesting.ObjectTracker) ([]watch.Event, error) {
 	l.mu.Lock()
@@ -120,13 +129,30 @@ type selectiveWatch struct {
 	stop    sync.Once
 }
 
-// newSelectiveWatch begins with the events in missed.
-func newSelectiveWatch(missed []watch.Event, all watch.Interface, selector labels.Selector) *selectiveWatch {
+// newSelectiveWatch continues a list, and begins with the events in missed.
+func newSelectiveWatch(list []runtime.Object, missed []watch.Event, all watch.Interface, selector labels.Selector) *selectiveWatch {
 	w := &selectiveWatch{all: all, events: make(chan watch.Event), stopped: make(chan struct{})}
+	selects := func(object metav1.Object) bool { return selector.Matches(labels.Set(object.GetLabels())) }
+	known := map[string]bool{}
+	for _, listed := range list {
+		if object, err := meta.Accessor(listed); err == nil && selects(object) {
+			known[object.GetNamespace()+"/"+object.GetName()] = true
+		}
+	}
 	pass := func(event watch.Event) {
-		object, err := meta.Accessor(event.Object)
-		if err == nil && !selector.Matches(labels.Set(object.GetLabels())) {
-			return
+		if object, err := meta.Accessor(event.Object); err == nil {
+			name := object.GetNamespace() + "/" + object.GetName()
+			before, after := known[name], event.Type != watch.Deleted && selects(object)
+			switch {
+			case event.Type == watch.Deleted && !before && !selects(object), !before && !after && event.Type != watch.Deleted:
+				return
+			case before && !after:
+				// An object that is not selected any more is deleted for the watch.
+				event.Type = watch.Deleted
+			case !before && after:
+				event.Type = watch.Added
+			}
+			known[name] = after
 		}
 		select {
 		case w.events <- event:

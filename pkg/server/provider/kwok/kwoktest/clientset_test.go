@@ -47,13 +47,22 @@ func TestAWatchMissesNothingSinceItsList(t *testing.T) {
 	watch, err := nodes.Watch(t.Context(), ours)
 	require.NoError(t, err)
 	defer watch.Stop()
+	relabel := func(name, shard string) {
+		t.Helper()
+		_, err := nodes.Update(t.Context(), node(name, shard), metav1.UpdateOptions{})
+		require.NoError(t, err)
+	}
+	relabel("comes", "b")
+	relabel("comes", "c")
+	relabel("comes-elsewhere", "a")
+	relabel("comes-elsewhere", "a")
 	remove("stays")
 	var got []string
-	for range 3 {
+	for range 6 {
 		event := <-watch.ResultChan()
 		got = append(got, fmt.Sprint(event.Type, " ", event.Object.(*corev1.Node).Name))
 	}
-	if want := []string{"DELETED leaves", "ADDED comes", "DELETED stays"}; !slices.Equal(got, want) {
+	if want := []string{"DELETED leaves", "ADDED comes", "DELETED comes", "ADDED comes-elsewhere", "MODIFIED comes-elsewhere", "DELETED stays"}; !slices.Equal(got, want) {
 		t.Errorf("the events are %q, want %q", got, want)
 	}
 }

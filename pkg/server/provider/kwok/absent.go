@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package kwok
+
+import (
+	"context"
+	"fmt"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+var _ provider.Expecter = (*Provider)(nil)
+
+// absence is an instance whose Node the cache does not have (any more), and which is looked
+// for by name. The cache has only Nodes with the labels of the shard: one that loses a label
+// leaves the cache, and its Pods still run.
+type absence struct {
+	vm instance.VM
+	// uid is that of the Node, empty if the Node is known only from a record.
+	uid types.UID
+	// reported is set once a Node without the labels was reported.
+	reported bool
+}
+
+// isOf reports whether node is the one that is looked for.
+func (a absence) isOf(node *corev1.Node) bool {
+	if a.uid != "" {
+		return node.UID == a.uid
+	}
+	return node.Spec.ProviderID == a.vm.ProviderID
+}
+
+// Expect adds the instances with a provider id. Until their Nodes are in the cache, or do
+// not exist, they count as running: nothing else is known.
+func (p *Provider) Expect(instances []instance.VM) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, vm := range instances {
+		if _, known := p.vm(vm.ID); known || vm.ProviderID == "" {
+			continue
+		}
+		vm.State, vm.Expected = instance.Running, true
+		p.absent[vm.ID] = absence{vm: vm}
+		p.queue.Add(vm.ID)
+	}
+}
+
+// addAbsent has the Node be looked for that has left the cache.
+func (p *Provider) addAbsent(node *corev1.Node) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.absent[node.Name] = absence{vm: fromNode(node), uid: node.UID}
+	p.queue.Add(node.Name)
+}
+
+// removeAbsent stops looking for a Node, because the cache has it.
+func (p *Provider) removeAbsent(id string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	delete(p.absent, id)
+}
+
+// confirm looks for the Node of an instance by name, if the cache does not have it. It
+// returns true when the Node does not exist: the instance was deleted, and its request, if
+// there is one, is done.
+func (p *Provider) confirm(ctx context.Context, id string, changed func(instance.GroupKey), failed provider.FailureFunc) (deleted bool, err error) {
+	p.mu.Lock()
+	absent, found := p.absent[id]
+	p.mu.Unlock()
+	if !found {
+		return false, nil
+	}
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	node, err := p.config.Client.CoreV1().Nodes().Get(ctx, id, metav1.GetOptions{})
+	if err != nil && !apierrors.IsNotFound(err) {
+		return false, fmt.Errorf("look for Node %s: %w", id, err)
+	}
+	if err != nil || !absent.isOf(node) {
+		if p.drop(id, absent) {
+			changed(absent.vm.Group)
+			return true, nil
+		}
+		return false, nil
+	}
+	next := absence{vm: absent.vm, uid: node.UID, reported: absent.reported || !p.hasLabels(node)}
+	next.vm.ProviderID, next.vm.State, next.vm.Expected = node.Spec.ProviderID, stateOf(node), false
+	if !p.keep(id, absent, next) {
+		return false, nil
+	}
+	if next.reported && !absent.reported {
+		err := fmt.Errorf("Node %s has lost labels by which shard %s lists its instances: it is looked for by name", id, p.config.Shard.ID)
+		klog.FromContext(ctx).Error(err, "A Node has other labels", "instance", id, "labels", node.Labels)
+		failed(next.vm.Group, id, err)
+	}
+	if absent.vm.Expected || !next.vm.Equal(absent.vm) {
+		changed(next.vm.Group)
+	}
+	p.queue.AddAfter(id, confirmTimeout)
+	return false, nil
+}
+
+// drop removes an instance whose Node does not exist, and its request. It returns false if
+// the cache has the Node meanwhile, or has lost another one of that name.
+func (p *Provider) drop(id string, absent absence) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now, found := p.absent[id]; !found || now.uid != absent.uid {
+		return false
+	}
+	delete(p.absent, id)
+	delete(p.requests, id)
+	return true
+}
+
+// keep replaces what is known of an instance whose Node exists. It returns false as drop
+// does.
+func (p *Provider) keep(id string, absent, next absence) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if now, found := p.absent[id]; !found || now.uid != absent.uid {
+		return false
+	}
+	p.absent[id] = next
+	return true
+}
