@@ -5,13 +5,23 @@ package serving
 
 import (
 	"context"
+	"errors"
 	"net"
 	"net/http"
 	"net/http/httptest"
 	"strings"
+	"sync/atomic"
 	"testing"
+	"testing/synctest"
+	"time"
 
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/runtime"
+	kubefake "k8s.io/client-go/kubernetes/fake"
+	clienttesting "k8s.io/client-go/testing"
+	"k8s.io/client-go/tools/leaderelection"
+	"k8s.io/client-go/tools/leaderelection/resourcelock"
 )
 
 func ask(t *testing.T, h *Health, path string) (int, string) {
@@ -35,6 +45,45 @@ func TestProbes(t *testing.T) {
 	}
 }
 
+// The process of a leader that renews its lease no more, and does not end, is restarted.
+func TestHealthOfALeaderThatDoesNotRenewItsLease(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		client := kubefake.NewClientset()
+		var fails atomic.Bool
+		client.PrependReactor("update", "leases", func(clienttesting.Action) (bool, runtime.Object, error) {
+			return fails.Load(), nil, errors.New("timeout")
+		})
+		elector, err := leaderelection.NewLeaderElector(leaderelection.LeaderElectionConfig{
+			Lock: &resourcelock.LeaseLock{
+				LeaseMeta: metav1.ObjectMeta{Namespace: "default", Name: "operator"}, Client: client.CoordinationV1(),
+				LockConfig: resourcelock.ResourceLockConfig{Identity: "one"},
+			},
+			LeaseDuration: 15 * time.Second, RenewDeadline: 10 * time.Second, RetryPeriod: 2 * time.Second,
+			Callbacks: leaderelection.LeaderCallbacks{OnStartedLeading: func(context.Context) {}, OnStoppedLeading: func() {}},
+		})
+		require.NoError(t, err)
+		h := NewHealth()
+		h.Watchdog.SetLeaderElection(elector)
+		ctx, cancel := context.WithCancel(t.Context())
+		defer cancel()
+		go elector.Run(ctx)
+		time.Sleep(time.Minute)
+		synctest.Wait()
+		require.True(t, elector.IsLeader())
+		if code, body := ask(t, h, "/healthz"); code != http.StatusOK {
+			t.Errorf("/healthz returns %d, %q while the lease is renewed", code, body)
+		}
+		fails.Store(true)
+		time.Sleep(15*time.Second + renewTolerance + 5*time.Second)
+		synctest.Wait()
+		if code, body := ask(t, h, "/healthz"); code != http.StatusServiceUnavailable || !strings.Contains(body, "lease") {
+			t.Errorf("/healthz returns %d, %q when the lease has expired", code, body)
+		}
+		cancel()
+		synctest.Wait()
+	})
+}
+
 func TestServeNamesTheFlagOfAnAddressThatIsTaken(t *testing.T) {
 	taken, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
@@ -56,12 +105,11 @@ func TestServeEndsWithItsContext(t *testing.T) {
 	require.NoError(t, err)
 	_ = answer.Body.Close()
 	cancel()
-	// The listener is closed a moment after the context.
-	for {
+	require.Eventually(t, func() bool {
 		conn, err := net.Dial("tcp", address)
-		if err != nil {
-			return
+		if err == nil {
+			_ = conn.Close()
 		}
-		_ = conn.Close()
-	}
+		return err != nil
+	}, 10*time.Second, 10*time.Millisecond, "the listener is closed a moment after the context")
 }

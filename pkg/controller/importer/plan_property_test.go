@@ -56,8 +56,27 @@ func randomObservation(r *rand.Rand) observation {
 	return observed
 }
 
-// For every observation: a pool is created of all or of nothing, beside no other, and
-// what was made is not made again.
+// mustCreate reports whether nothing keeps a group from getting a pool: every shard is
+// known, one of them has the group, and nothing is left of a former pool.
+func mustCreate(observed observation) bool {
+	if len(observed.pools) > 0 || observed.namesake != nil || observed.machinePoolDeleted {
+		return false
+	}
+	if cluster := observed.cluster; cluster != nil && (cluster.DeletionTimestamp != nil || cluster.Spec.Paused != nil && *cluster.Spec.Paused) {
+		return false
+	}
+	found := false
+	for _, state := range observed.shards {
+		if !state.known || state.shardGroup != nil {
+			return false
+		}
+		found = found || state.group != nil && !state.group.Deleting
+	}
+	return found
+}
+
+// For every observation: a pool is created of all or of nothing, whenever it can be, beside
+// no other, and what was made is not made again.
 func TestPlanProperties(t *testing.T) {
 	seed := rand.Uint64()
 	r := rand.New(rand.NewPCG(seed, 0))
@@ -70,6 +89,9 @@ func TestPlanProperties(t *testing.T) {
 			t.Fatalf("creates and warns: %+v", observed)
 		}
 		if d.create == nil {
+			if mustCreate(observed) {
+				t.Fatalf("no pool is made of a group that needs one: %+v", observed)
+			}
 			continue
 		}
 		made++

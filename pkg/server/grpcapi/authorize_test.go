@@ -11,6 +11,7 @@ import (
 	"encoding/asn1"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -24,7 +25,9 @@ import (
 
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/pki"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // certificate returns a client certificate as the TLS handshake provides it.
@@ -98,21 +101,47 @@ func TestAuthorize(t *testing.T) {
 	}
 }
 
-// TestHandshake rejects certificates of another authority.
+// TestHandshake: clients that trust the server, and whose certificates it must reject.
 func TestHandshake(t *testing.T) {
 	server := servertest.Start(t, servertest.Options{})
+	operator := pki.Client{ID: "test", Tenant: "default", Role: pki.RoleOperator}
 	foreign, err := pki.NewAuthority("foreign")
 	require.NoError(t, err)
-	own := server.Authority
-	server.Authority = foreign
-	_, err = server.Operator("default").ListGroups(t.Context(), &emptypb.Empty{})
-	server.Authority = own
-	if status.Code(err) != codes.Unavailable {
-		t.Errorf("a client of another authority gets %v", err)
+	issue := func(authority *pki.Authority, lifetime time.Duration) tls.Certificate {
+		t.Helper()
+		certPEM, keyPEM, err := authority.IssueClient(operator, lifetime)
+		require.NoError(t, err)
+		pair, err := tls.X509KeyPair(certPEM, keyPEM)
+		require.NoError(t, err)
+		return pair
 	}
-	if calls := server.Calls(); len(calls) != 0 {
-		t.Errorf("its call arrived: %v", calls)
+	for name, test := range map[string]struct {
+		certificate tls.Certificate
+		alert       string
+	}{
+		"of another authority": {issue(foreign, time.Hour), "unknown certificate authority"},
+		"expired":              {issue(server.Authority, -time.Minute), "expired certificate"},
+		"missing":              {tls.Certificate{}, "certificate required"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			_, err := nstancev1.NewOperatorServiceClient(server.Connect(test.certificate)).ListGroups(t.Context(), &emptypb.Empty{})
+			wantCode(t, "ListGroups", err, codes.Unavailable)
+			// gRPC may have written before it reads why the connection was closed.
+			raw, err := server.DialAddress(t.Context(), server.Addr)
+			require.NoError(t, err)
+			defer raw.Close()
+			config := &tls.Config{RootCAs: pkitest.Roots(server.Authority), ServerName: "localhost", NextProtos: []string{"h2"}}
+			// Also a certificate that the server has not requested.
+			config.GetClientCertificate = func(*tls.CertificateRequestInfo) (*tls.Certificate, error) { return &test.certificate, nil }
+			conn := tls.Client(raw, config)
+			require.NoError(t, conn.HandshakeContext(t.Context()), "the client trusts the server")
+			_, err = conn.Read(make([]byte, 1))
+			assert.ErrorContains(t, err, "remote error: tls: "+test.alert)
+			assert.Empty(t, server.Calls(), "calls that arrived")
+		})
 	}
+	_, err = nstancev1.NewOperatorServiceClient(server.Connect(issue(server.Authority, time.Hour))).ListGroups(t.Context(), &emptypb.Empty{})
+	require.NoError(t, err, "with a certificate of the cluster's authority")
 }
 
 func TestAgentMayCallNothing(t *testing.T) {
