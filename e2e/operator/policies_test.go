@@ -52,8 +52,11 @@ func (d deletable) delete(ctx context.Context, user string, options metav1.Delet
 	if err != nil {
 		return err
 	}
-	if d.kind == "NstanceShardGroup" {
+	switch d.kind {
+	case "NstanceShardGroup":
 		return client.InfrastructureV1beta1().NstanceShardGroups(installation.Namespace).Delete(ctx, d.name, options)
+	case v1beta1.MachineKind:
+		return client.InfrastructureV1beta1().NstanceMachines(installation.Namespace).Delete(ctx, d.name, options)
 	}
 	return client.InfrastructureV1beta1().NstanceMachinePools(installation.Namespace).Delete(ctx, d.name, options)
 }
@@ -302,8 +305,8 @@ func TestPoliciesHaveNoWarnings(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if len(policies.Items) != 3 {
-			return fmt.Errorf("%d policies, want 3", len(policies.Items))
+		if len(policies.Items) != 4 {
+			return fmt.Errorf("%d policies, want 4", len(policies.Items))
 		}
 		for _, policy := range policies.Items {
 			if policy.Status.ObservedGeneration != policy.Generation || policy.Status.TypeChecking == nil {

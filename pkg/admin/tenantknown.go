@@ -15,19 +15,21 @@ import (
 
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
 // warnOfNewTenant writes a warning if the storage has nothing of a tenant: its name may be
 // misspelled, and an operator with that nonce would see no groups. A tenant without static
-// groups is new until its operator has registered, so this is not an error.
+// groups is new until its operator has registered, so this is not an error, and it is usual
+// for the default tenant of a new cluster.
 func warnOfNewTenant(ctx context.Context, output io.Writer, store storage.Store, tenant string) error {
 	known, err := knownTenants(ctx, store)
 	if err != nil {
 		_, err = fmt.Fprintf(output, "Warning: it is not known whether tenant %q exists: %v\n", tenant, err)
 		return err
 	}
-	if known.Has(tenant) {
+	if known.Has(tenant) || known.Len() == 0 && tenant == registration.DefaultTenant {
 		return nil
 	}
 	others := "no other tenant is known"

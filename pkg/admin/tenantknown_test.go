@@ -18,6 +18,26 @@ import (
 	"nstance.dev/operator/pkg/server/storage/backend"
 )
 
+func TestNonceOfTheDefaultTenant(t *testing.T) {
+	for stored, warns := range map[string]bool{"": false, `{"team": {"workers": {}}}`: true} {
+		bucket, key, _ := newBucket(t, "")
+		t.Setenv("NSTANCE_ENCRYPTION_KEY", key)
+		if stored != "" {
+			store, err := backend.Open(t.Context(), backend.File, bucket, "")
+			require.NoError(t, err)
+			_, err = store.Create(t.Context(), storage.GroupsKey("a"), []byte(stored))
+			require.NoError(t, err)
+		}
+		command := admin.NewCommand()
+		var warning bytes.Buffer
+		command.SetOut(new(bytes.Buffer))
+		command.SetErr(&warning)
+		command.SetArgs([]string{"cluster", "nonce", "--storage", "file", "--storage-bucket", bucket})
+		require.NoError(t, command.ExecuteContext(t.Context()))
+		assert.Equal(t, warns, warning.Len() > 0, warning.String())
+	}
+}
+
 // A nonce for a misspelled tenant registers an operator that sees no groups.
 func TestNonceOfANewTenant(t *testing.T) {
 	for name, test := range map[string]struct {
