@@ -19,6 +19,9 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
+// capiManager is the account of Cluster API.
+const capiManager = "system:serviceaccount:capi-system:capi-manager"
+
 // The API server itself protects the infrastructure of a Machine from deletion, because its
 // Node would not be drained.
 func TestDeletionPolicyOfNstanceMachines(t *testing.T) {
@@ -93,8 +96,7 @@ func createNstanceMachine(t *testing.T, name string, owners ...metav1.OwnerRefer
 	created := deletable{v1beta1.MachineKind, name}
 	t.Cleanup(func() {
 		ctx := context.WithoutCancel(t.Context())
-		created.annotate(t, confirmDeletion+"="+name)
-		if err := created.delete(ctx, "", metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
+		if err := created.delete(ctx, capiManager, metav1.DeleteOptions{}); !apierrors.IsNotFound(err) {
 			require.NoError(t, err)
 		}
 	})

@@ -85,10 +85,7 @@ func TestDeletionPolicies(t *testing.T) {
 	})
 
 	t.Run("by user", func(t *testing.T) {
-		const (
-			capiManager = "system:serviceaccount:capi-system:capi-manager"
-			controllers = "system:serviceaccount:kube-system:"
-		)
+		const controllers = "system:serviceaccount:kube-system:"
 		all := []deletable{pool, machinePool, shardGroup}
 		for user, allowed := range map[string][]deletable{
 			"":                        nil,

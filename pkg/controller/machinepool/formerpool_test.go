@@ -11,6 +11,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
 )
 
@@ -32,16 +33,12 @@ func TestReplacedMachinePoolSelectsNothing(t *testing.T) {
 // The labels of a Machine and the owner of its NstanceMachine have the name of the pool,
 // and they are those of a former pool.
 func TestInstanceOfAFormerPoolIsNoCandidate(t *testing.T) {
-	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1", "b2"}, "c": {"c1"}}, nil)
-	former, machine := newInstance("a2", "a", annotatedAt("now"))
-	former.OwnerReferences[0].UID = "former"
-	_, err := h.InfrastructureV1beta1().NstanceMachines(controllertest.Namespace).Create(t.Context(), former, metav1.CreateOptions{})
-	require.NoError(t, err)
-	h.Writes()
-	h.CAPI.Has(t, machine)
+	h := newPoolWithMachines(t, map[string][]string{"a": {"a1", "a2"}, "b": {"b1"}, "c": {"c1"}},
+		map[string]func(*clusterv1.Machine){"a2": annotatedAt("now")})
+	controllertest.Change(h.API, "a2", func(former *v1beta1.NstanceMachine) { former.OwnerReferences[0].UID = "former" })
 	h.Show()
 	h.live(3)
-	_, _, err = h.sync()
+	_, _, err := h.sync()
 	require.NoError(t, err)
 	h.expectSizes(map[string]int32{"a": 1, "b": 1, "c": 1})
 	assert.Empty(t, h.shardGroup("a").Spec.RemoveFirst)
