@@ -7,8 +7,11 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/assert"
+	"k8s.io/apimachinery/pkg/api/meta"
 
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 // A group that is being deleted on its shard, although it is as the object wants it, is
@@ -17,4 +20,17 @@ func TestPlanOfAGroupThatItsShardDeletes(t *testing.T) {
 	assert.Equal(t, nothing, plan(newObject(), connected(reported()), nil, then.Time))
 	deleting := changed(reported(), func(g *shard.Group) { g.Deleting = true })
 	assert.Equal(t, upsert, plan(newObject(), connected(deleting), nil, then.Time))
+}
+
+// A shard that is not connected has rejected the former spec. That says nothing of the new
+// one.
+func TestRejectionOfAFormerSpec(t *testing.T) {
+	object := newObject()
+	rejected := &rejection{revision: revisionOf(object), message: "no such template"}
+	lost := observation{configured: true, lost: shardtest.Unavailable}
+	for generation, want := range map[int64]bool{1: true, 2: false} {
+		object.Generation = generation
+		status := newStatus(object, lost, outcome{now: then}, rejected)
+		assert.Equal(t, want, meta.IsStatusConditionFalse(status.Conditions, v1beta1.ConditionConfigValid), "generation %d", generation)
+	}
 }
