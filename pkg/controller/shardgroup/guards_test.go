@@ -8,8 +8,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -32,5 +35,26 @@ func TestRejectionOfAFormerSpec(t *testing.T) {
 		object.Generation = generation
 		status := newStatus(object, lost, outcome{now: then}, rejected)
 		assert.Equal(t, want, meta.IsStatusConditionFalse(status.Conditions, v1beta1.ConditionConfigValid), "generation %d", generation)
+	}
+}
+
+// A shard that is connected is not reachable for users before its groups were read.
+func TestConnectedShardWhoseGroupsAreNotKnown(t *testing.T) {
+	status := newStatus(newObject(), observation{configured: true, reachable: true}, outcome{now: then}, nil)
+	reachable := meta.FindStatusCondition(status.Conditions, v1beta1.ConditionShardReachable)
+	assert.Equal(t, metav1.ConditionUnknown, reachable.Status)
+	assert.Equal(t, v1beta1.ReasonNotSynced, reachable.Reason)
+}
+
+// A list that confirms the deletion of a former object of the name confirms none of this one.
+func TestDeletionOfAFormerObject(t *testing.T) {
+	object := newObject()
+	key := controllertest.Key(object.Name)
+	h := newHarness(t, object)
+	for uid, want := range map[types.UID]bool{object.UID: true, "former": false} {
+		h.controller.unlisted[key] = unlisted{uid: uid}
+		awaited, confirmed := h.controller.reviewDeletion(key, object, nil)
+		assert.Equal(t, want, confirmed, uid)
+		assert.False(t, awaited, uid)
 	}
 }
