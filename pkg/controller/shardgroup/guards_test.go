@@ -58,3 +58,22 @@ func TestDeletionOfAFormerObject(t *testing.T) {
 		assert.False(t, awaited, uid)
 	}
 }
+
+// The annotation that replaces what a shard has counts for a newer revision only: any other
+// deletion has the revision of the object.
+func TestRevisionOfADeletion(t *testing.T) {
+	h := newHarness(t, newObject())
+	var sent *shard.Revision
+	h.Fake.OnDelete = func(_, _ string, revision *shard.Revision) error {
+		sent = revision
+		return nil
+	}
+	object := newObject()
+	object.Generation = 3
+	for has, want := range map[int64]int64{2: 3, 3: 3, 4: 4} {
+		group := changed(reported(), func(g *shard.Group) { g.Revision = &shard.Revision{UID: string(object.UID), Generation: has} })
+		object.Annotations = map[string]string{v1beta1.AnnotationReplaces: group.Revision.String()}
+		assert.NoError(t, h.controller.remove(h.Ctx, controllertest.Key(object.Name), object, connected(group)))
+		assert.Equal(t, want, sent.Generation, "the shard has generation %d", has)
+	}
+}
