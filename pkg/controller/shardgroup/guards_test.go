@@ -77,3 +77,14 @@ func TestRevisionOfADeletion(t *testing.T) {
 		assert.Equal(t, want, sent.Generation, "the shard has generation %d", has)
 	}
 }
+
+// When all drains of a shard are known, only what they change is synced.
+func TestKnownDrainsEnqueueGroupsThatHadDrains(t *testing.T) {
+	for draining, want := range map[int32][]string{0: nil, 2: {"workers--a at 1s"}} {
+		object := newObject()
+		object.Status.Draining = &draining
+		h := newHarness(t, object)
+		got := controllertest.Enqueued(t, &h.controller.queue, func() { h.controller.drainsReported("a") })
+		assert.Equal(t, want, got, "%d drains", draining)
+	}
+}
