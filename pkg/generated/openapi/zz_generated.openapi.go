@@ -3604,6 +3604,10 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 					"deletionPolicy": {
 						SchemaProps: spec.SchemaProps{
 							Description: "deletionPolicy is what happens to the groups and instances on the shards when the pool is deleted. Delete deletes them. Retain leaves them unchanged; a later pool of the same group imports them.",
+							Type:        []string{"string"},
+							Format:      "",
+						},
+					},
 					"onShortfall": {
 						SchemaProps: spec.SchemaProps{
 							Description: "onShortfall is what happens when a shard reports that its provider has no capacity or quota for instances of the pool. Wait: its size stays until it has created them. Move: the other shards run them instead.",
@@ -3642,8 +3646,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolSpec(ref common.Re
 			},
 		},
 		Dependencies: []string{
-			"nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"},
-			v1.Duration{}.OpenAPIModelName()},
+			v1.Duration{}.OpenAPIModelName(), "nstance.dev/operator/pkg/apis/infrastructure/v1beta1.ScaleDownGuards"},
 	}
 }
 
@@ -3802,8 +3805,7 @@ func schema_pkg_apis_infrastructure_v1beta1_NstanceMachinePoolStatus(ref common.
 							},
 						},
 						SchemaProps: spec.SchemaProps{
-							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, ScalingDown, Paused.",
-							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, Shortfall, Paused.",
+							Description: "conditions are the current conditions: Ready, ShardsReachable, MachinesEnabled, ScalingDown, Shortfall, Paused.",
 							Type:        []string{"array"},
 							Items: &spec.SchemaOrArray{
 								Schema: &spec.Schema{

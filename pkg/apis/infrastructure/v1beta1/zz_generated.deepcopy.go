@@ -445,6 +445,7 @@ func (in *NstanceMachinePoolSpec) DeepCopyInto(out *NstanceMachinePoolSpec) {
 		in, out := &in.ScaleDown, &out.ScaleDown
 		*out = new(ScaleDownGuards)
 		(*in).DeepCopyInto(*out)
+	}
 	if in.ShortfallAfter != nil {
 		in, out := &in.ShortfallAfter, &out.ShortfallAfter
 		*out = new(v1.Duration)

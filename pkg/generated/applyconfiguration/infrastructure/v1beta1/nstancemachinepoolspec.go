@@ -131,6 +131,9 @@ func (b *NstanceMachinePoolSpecApplyConfiguration) WithScaleDown(value *ScaleDow
 // If called multiple times, the DeletionPolicy field is set to the value of the last call.
 func (b *NstanceMachinePoolSpecApplyConfiguration) WithDeletionPolicy(value infrastructurev1beta1.DeletionPolicy) *NstanceMachinePoolSpecApplyConfiguration {
 	b.DeletionPolicy = &value
+	return b
+}
+
 // WithOnShortfall sets the OnShortfall field in the declarative configuration to the given value
 // and returns the receiver, so that objects can be built by chaining "With" function invocations.
 // If called multiple times, the OnShortfall field is set to the value of the last call.
