@@ -97,7 +97,7 @@ func (p *Provider) confirm(ctx context.Context, id string, changed func(instance
 		return false, nil
 	}
 	if next.reported && !absent.reported {
-		err := fmt.Errorf("Node %s has lost labels by which shard %s lists its instances: it is looked for by name", id, p.config.Shard.ID)
+		err := fmt.Errorf("the Node of instance %s has lost labels by which shard %s lists its Nodes: it is looked for by name", id, p.config.Shard.ID)
 		klog.FromContext(ctx).Error(err, "A Node has other labels", "instance", id, "labels", node.Labels)
 		failed(next.vm.Group, id, err)
 	}
