@@ -42,7 +42,7 @@ func lend(observed observation, spread spreading, replicas int32, keepsMachines 
 	}
 	moves := observed.mayMove && observed.pool.Spec.OnShortfall == v1beta1.ShortfallMove
 	stays := distribute.Total(distribute.Sizes(shards)) == replicas && slices.Equal(distribute.Sizes(shards), spread.sizes)
-	if !lent && !(due && moves && stays) {
+	if !lent && (!due || !moves || !stays) {
 		return nil
 	}
 	machines := hasMachines(observed)

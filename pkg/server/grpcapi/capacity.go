@@ -28,7 +28,8 @@ func (s *OperatorService) checkCapacity(record *instance.Record) error {
 	c := s.Store.Config()
 	effective, err := provision.Effective(c, group, record)
 	if err != nil {
-		return nil // was accepted a moment ago
+		// The configuration has changed since the request was validated.
+		return status.Errorf(codes.Unavailable, "instance of group %s: %v", record.Group, err)
 	}
 	spec := provision.Common(effective)
 	var lack error
