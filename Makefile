@@ -126,6 +126,10 @@ test-standalone:
 test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -parallel 8 -timeout 30m -v ./machines
 
+.PHONY: soak
+soak: ## Change pools at random while parts of the system fail, for 20 minutes.
+	cd e2e && NSTANCE_WALK_DURATION=20m $(COMPILE) $(GOTEST) -count=1 -timeout 60m -v ./walk
+
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
 	$(FLAGS) hack/bench.sh '$(BENCH)'
