@@ -4,6 +4,7 @@
 package walk
 
 import (
+	"context"
 	"math/rand/v2"
 	"testing"
 
@@ -71,10 +72,10 @@ func kill(t *testing.T, component *controlplane.Component) (heal func()) {
 }
 
 // startOperator starts the operator if it has exited, as its Deployment does.
-func startOperator(t *testing.T) {
-	t.Helper()
+func startOperator(ctx context.Context) error {
 	operator := env.OperatorProcess()
-	if _, running := operator.PID(); !running {
-		testcluster.Start(t, operator)
+	if _, running := operator.PID(); running {
+		return nil
 	}
+	return operator.Start(context.WithoutCancel(ctx))
 }

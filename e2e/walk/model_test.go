@@ -175,7 +175,9 @@ func (m *model) expectAgreement(t *testing.T, before instances) {
 	t.Helper()
 	for _, p := range m.pools {
 		testcluster.Eventually(t, 5*time.Minute, p.name+" agrees with the model", func(ctx context.Context) error {
-			startOperator(t)
+			if err := startOperator(ctx); err != nil {
+				return err
+			}
 			return p.agrees(ctx, before[p.name])
 		})
 		after, err := listed(t.Context(), p.name)
