@@ -45,9 +45,11 @@ func TestInvalidPoolsAreRejected(t *testing.T) {
 		"an unknown pause": {func(p *v1beta1.NstanceMachinePool) {
 			p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{PauseWhile: []v1beta1.ScaleDownPause{"Night"}}
 		}, "spec.scaleDown.pauseWhile[0]", "Unsupported value"},
-		"a negative time":   {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{MinReadySeconds: -1} }, "spec.scaleDown.minReadySeconds", "greater than or equal to 0"},
-		"an unknown policy": {func(p *v1beta1.NstanceMachinePool) { p.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", "Unsupported value"},
-		"a bad subnet":      {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"sub_net"} }, "spec.subnets[0]", "should match"},
+		"a negative time":                    {func(p *v1beta1.NstanceMachinePool) { p.Spec.ScaleDown = &v1beta1.ScaleDownGuards{MinReadySeconds: -1} }, "spec.scaleDown.minReadySeconds", "greater than or equal to 0"},
+		"an unknown policy":                  {func(p *v1beta1.NstanceMachinePool) { p.Spec.DeletionPolicy = "Orphan" }, "spec.deletionPolicy", "Unsupported value"},
+		"no time of a shortfall":             {func(p *v1beta1.NstanceMachinePool) { p.Spec.ShortfallAfter = new(metav1.Duration) }, "spec.shortfallAfter", "must be greater than 0"},
+		"an unknown reaction to a shortfall": {func(p *v1beta1.NstanceMachinePool) { p.Spec.OnShortfall = "Ignore" }, "spec.onShortfall", "Unsupported value"},
+		"a bad subnet":                       {func(p *v1beta1.NstanceMachinePool) { p.Spec.Subnets = []v1beta1.Identifier{"sub_net"} }, "spec.subnets[0]", "should match"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			pool := testcluster.NewNstanceMachinePool("rejected", shardIDs...)
