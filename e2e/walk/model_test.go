@@ -95,8 +95,9 @@ func (m *model) change(t *testing.T, random *rand.Rand, withoutWebhooks bool) st
 		p.replicas = replicas
 		return fmt.Sprintf("scale %s to %d replicas", p.name, replicas)
 	case kind < 8:
-		p.instanceType = instanceTypes[random.IntN(len(instanceTypes))]
-		p.replaced = true
+		chosen := instanceTypes[random.IntN(len(instanceTypes))]
+		p.replaced = p.replaced || chosen != p.instanceType
+		p.instanceType = chosen
 		retry(t, "edit "+p.name, func(ctx context.Context) error {
 			return patchPool(ctx, p.name, fmt.Sprintf(`{"spec":{"instanceType":%q}}`, p.instanceType))
 		})
