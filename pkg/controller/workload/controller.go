@@ -95,8 +95,11 @@ func (c *Controller) sync(ctx context.Context, _ string) (time.Duration, error) 
 // set stores the state if it changed in more than its message: errors of the network have
 // another text each time.
 func (c *Controller) set(ctx context.Context, state metav1.Condition) {
-	reachable := state.Status == metav1.ConditionTrue
-	c.metric.WithLabelValues(c.server).Set(map[bool]float64{true: 1}[reachable])
+	reachable, value := state.Status == metav1.ConditionTrue, 0.0
+	if reachable {
+		value = 1
+	}
+	c.metric.WithLabelValues(c.server).Set(value)
 	c.mu.Lock()
 	changed := c.state.Status != state.Status || c.state.Reason != state.Reason
 	if changed {

@@ -73,7 +73,7 @@ func TestPanicAffectsNoOtherInstance(t *testing.T) {
 	})
 }
 
-// Garbage collection goes over all groups, at the start and regularly.
+// Garbage collection reads all groups, at the start and regularly.
 func TestPanicOfGarbageCollectionDoesNotStopTheServer(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		c := newConfig()

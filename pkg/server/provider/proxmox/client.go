@@ -130,7 +130,7 @@ func (c *client) call(ctx context.Context, method, path string, query url.Values
 	return nil
 }
 
-// send sends a request to the node that was reached last. It goes to the next one only if
+// send sends a request to the node that was reached last. It tries the next one only if
 // there was no connection: then no node has received it.
 func (c *client) send(ctx context.Context, method, path string, query url.Values, contentType string, body []byte) (*http.Response, error) {
 	c.mu.Lock()
