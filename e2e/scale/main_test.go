@@ -10,12 +10,13 @@ import (
 	"fmt"
 	"testing"
 
+	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 )
 
 // groups is how many groups each of the shards has. None has an instance: the
-// tests count objects.
+// tests count objects, and no Node has a kubelet.
 const groups = 1000
 
 var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
@@ -23,7 +24,11 @@ var shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
 // env is the cluster that the tests and the benchmark share.
 var env *testcluster.Cluster
 
-func TestMain(m *testing.M) { testcluster.Main(m, &env, testcluster.Options{Shards: shards()}) }
+func TestMain(m *testing.M) {
+	testcluster.Main(m, &env, testcluster.Options{
+		Without: []string{controlplane.KWOK, controlplane.Scheduler}, Shards: shards(),
+	})
+}
 
 // shards all have the same groups.
 func shards() []installation.Shard {
