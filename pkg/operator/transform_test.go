@@ -54,15 +54,6 @@ func TestTransformsLeaveTombstonesAlone(t *testing.T) {
 	}
 }
 
-func TestManagedFieldsAreDropped(t *testing.T) {
-	pool := &v1beta1.NstanceMachinePool{}
-	pool.ManagedFields = []metav1.ManagedFieldsEntry{{Manager: "somebody"}}
-	got, err := trim(pool)
-	if err != nil || len(got.(*v1beta1.NstanceMachinePool).ManagedFields) > 0 {
-		t.Errorf("kept %+v, error %v", got, err)
-	}
-}
-
 // Two objects that were decoded separately share the strings they have alike, and are
 // the same as before.
 func TestTrimSharesStrings(t *testing.T) {

@@ -168,14 +168,20 @@ func (c *cluster) listen(s *grpc.Server) string {
 // has the given certificate, if any.
 func (s *server) dial(address string, certificates ...tls.Certificate) *grpc.ClientConn {
 	s.t.Helper()
-	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(&tls.Config{
-		MinVersion:   tls.VersionTLS13,
-		RootCAs:      pkitest.Roots(s.keys.Authority),
-		Certificates: certificates,
-	})))
+	connection, err := grpc.NewClient(address, grpc.WithTransportCredentials(credentials.NewTLS(s.clientConfig(certificates...))))
 	require.NoError(s.t, err)
 	s.t.Cleanup(func() { _ = connection.Close() })
 	return connection
+}
+
+// clientConfig is that of a client that trusts the cluster's authority.
+func (c *cluster) clientConfig(certificates ...tls.Certificate) *tls.Config {
+	return &tls.Config{
+		MinVersion:   tls.VersionTLS13,
+		NextProtos:   []string{"h2"},
+		RootCAs:      pkitest.Roots(c.keys.Authority),
+		Certificates: certificates,
+	}
 }
 
 // register calls as a client without a certificate.
@@ -191,6 +197,11 @@ type identity struct {
 	key     ed25519.PrivateKey
 }
 
+func (i identity) certificate(t *testing.T) tls.Certificate {
+	t.Helper()
+	return tls.Certificate{Certificate: [][]byte{parseCertificate(t, i.certPEM).Raw}, PrivateKey: i.key}
+}
+
 // issue creates an identity without a registration.
 func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
 	c.t.Helper()
@@ -204,8 +215,7 @@ func (c *cluster) issue(client pki.Client, ttl time.Duration) identity {
 // renew calls as a client with a certificate.
 func (s *server) renew(i identity, publicKeyPEM []byte) (*nstancev1.RenewCertificateResponse, error) {
 	s.t.Helper()
-	certificate := tls.Certificate{Certificate: [][]byte{parseCertificate(s.t, i.certPEM).Raw}, PrivateKey: i.key}
-	return nstancev1.NewOperatorServiceClient(s.dial(s.operators, certificate)).RenewCertificate(s.t.Context(),
+	return nstancev1.NewOperatorServiceClient(s.dial(s.operators, i.certificate(s.t))).RenewCertificate(s.t.Context(),
 		&nstancev1.RenewCertificateRequest{PublicKeyPem: publicKeyPEM})
 }
 
