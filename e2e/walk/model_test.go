@@ -106,6 +106,9 @@ func (m *model) change(t *testing.T, random *rand.Rand, withoutWebhooks bool) st
 		p.pause(t, true)
 		return "pause " + p.name
 	default:
+		if !p.hasFinalizer(t) {
+			return "nothing can be changed in " + p.name
+		}
 		// A paused pool is not deleted.
 		p.pause(t, false)
 		retry(t, "delete "+p.name, func(ctx context.Context) error {
@@ -129,6 +132,21 @@ func (p *poolModel) create(t *testing.T, replicas int32) {
 		_, err := env.NstanceMachinePools().Create(ctx, pool, metav1.CreateOptions{})
 		return ignoreExists(err)
 	})
+}
+
+// hasFinalizer reports whether Cluster API deletes the pool with its MachinePool. One that
+// is deleted before Cluster API has processed it leaves the pool, for which the operator
+// creates the MachinePool again.
+func (p *poolModel) hasFinalizer(t *testing.T) (has bool) {
+	t.Helper()
+	retry(t, "get the MachinePool "+p.name, func(ctx context.Context) error {
+		machinePool, err := env.MachinePools().Get(ctx, p.name, metav1.GetOptions{})
+		if err == nil {
+			has = len(machinePool.Finalizers) > 0
+		}
+		return err
+	})
+	return has
 }
 
 func (p *poolModel) pause(t *testing.T, paused bool) {
