@@ -17,7 +17,7 @@ func version(name, resourceVersion string) *corev1.ConfigMap {
 	return &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: name, ResourceVersion: resourceVersion}}
 }
 
-func TestWritesSeen(t *testing.T) {
+func TestCaughtUp(t *testing.T) {
 	written := cache.NewObjectName("default", "written")
 	other := cache.NewObjectName("default", "other")
 	tests := map[string]struct {
@@ -50,7 +50,7 @@ func TestWritesSeen(t *testing.T) {
 			cached: []*corev1.ConfigMap{version("written", "9")}, wrote: version("written", "10"),
 			keys: []cache.ObjectName{other, written}, want: false,
 		},
-		"versions that cannot be compared hold nothing up": {
+		"versions that cannot be compared block nothing": {
 			cached: []*corev1.ConfigMap{version("written", "9")}, wrote: version("written", "v10"),
 			keys: []cache.ObjectName{written}, want: true,
 		},
@@ -66,7 +66,7 @@ func TestWritesSeen(t *testing.T) {
 				writes.Record(test.wrote)
 			}
 			if got := writes.CaughtUp(test.keys...); got != test.want {
-				t.Errorf("Seen(%v) = %t, want %t", test.keys, got, test.want)
+				t.Errorf("CaughtUp(%v) = %t, want %t", test.keys, got, test.want)
 			}
 		})
 	}
