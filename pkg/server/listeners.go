@@ -111,7 +111,7 @@ func (p *process) newGRPCServers(logger klog.Logger, certificate *pki.Serving) (
 		grpc.KeepaliveParams(keepalive.ServerParameters{Time: pingAfter, Timeout: pingTimeout}),
 		grpc.MaxConcurrentStreams(maxOperatorStreams),
 		grpc.MaxRecvMsgSize(maxOperatorRequest),
-		grpc.ChainUnaryInterceptor(authorizeUnary, p.guard.Unary),
+		grpc.ChainUnaryInterceptor(authorizeUnary, grpcapi.NameRequest, p.guard.Unary),
 		grpc.ChainStreamInterceptor(authorizeStream, p.guard.Stream),
 	})...)
 	nstancev1.RegisterOperatorServiceServer(operators, p.shared.gate)

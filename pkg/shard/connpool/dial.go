@@ -42,7 +42,7 @@ func dialOptions(address string, credentials credentials.TransportCredentials, m
 	return append([]grpc.DialOption{
 		grpc.WithTransportCredentials(handshakes),
 		grpc.WithPerRPCCredentials(verifiedOnly{}),
-		grpc.WithChainUnaryInterceptor(handshakes.explain),
+		grpc.WithChainUnaryInterceptor(handshakes.explain, sendRequestID),
 		grpc.WithKeepaliveParams(keepalive.ClientParameters{
 			Time:    keepaliveTime,
 			Timeout: keepaliveTimeout,
