@@ -12,6 +12,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/instance"
 )
 
@@ -25,6 +26,9 @@ type Row struct {
 	Drain *instance.Drain
 	// DeleteReason is set before the deletion is requested from the provider.
 	DeleteReason string
+	// DeletionRequest is not in the cache, and neither is Drain.Request: a column more
+	// would drop the cache of a server of an earlier version.
+	DeletionRequest audit.Request
 	// DeletedAt is zero unless the row is a tombstone: the instance was deleted
 	// and its record was removed.
 	DeletedAt time.Time

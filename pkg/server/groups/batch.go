@@ -9,6 +9,7 @@ import (
 	"reflect"
 	"sync/atomic"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -21,7 +22,13 @@ type request struct {
 	// current is what is stored, and before is the group, nil if there is none. It is
 	// called with writeMu locked.
 	plan func(current edit, before *Group) (next edit, after *Group, err error)
+	// request is what later lines of the log name.
+	request audit.Request
+	// deletion is true for the deletion of a group.
+	deletion bool
 
+	// before is the group before the request, set by store.
+	before *Group
 	// The results are set when do has returned.
 	group   *Group
 	changed bool
@@ -96,7 +103,10 @@ func (s *Store) store(requests []*request) {
 			r.fail(err)
 			continue
 		}
-		r.group, r.changed = after, before.etagOrEmpty() != after.etagOrEmpty() || current.mark != next.mark
+		if after != nil {
+			after.Causes = before.causes().after(r.request, before, after)
+		}
+		r.before, r.group, r.changed = before, after, before.etagOrEmpty() != after.etagOrEmpty() || current.mark != next.mark
 		content, groups[r.key] = content.apply(r.key, next), after
 		writes = append(writes, r)
 	}
@@ -112,7 +122,33 @@ func (s *Store) store(requests []*request) {
 		return
 	}
 	s.content = content
+	s.setDeletedBy(writes)
 	s.publish(groups)
+	for _, r := range writes {
+		switch {
+		case r.err != nil || !r.changed:
+		case r.deletion:
+			s.logDeletion(r, r.group)
+		default:
+			s.logChange(r.ctx, r.request, r.before, r.group)
+		}
+	}
+}
+
+// setDeletedBy records which requests have deleted groups, before reconciliations see that
+// they were deleted.
+func (s *Store) setDeletedBy(requests []*request) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, r := range requests {
+		switch {
+		case r.err != nil:
+		case r.group != nil:
+			delete(s.deletedBy, r.key)
+		case r.changed:
+			s.deletedBy[r.key] = r.request
+		}
+	}
 }
 
 // isStored reports whether next can be acknowledged without a write, because

@@ -57,6 +57,9 @@ type Group struct {
 	ETag string
 	// Type is the catalogue entry of InstanceType.
 	Type provider.InstanceType
+	// Causes are the requests that the group has its present state from. No hash and no
+	// ETag covers them.
+	Causes Causes
 }
 
 // etagOrEmpty returns the ETag, or "" if there is no group.

@@ -14,6 +14,7 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -200,6 +201,9 @@ func (s *Store) changeMarks(ctx context.Context, change func(marks) marks) error
 	}
 	s.content = next
 	s.publish(nil)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	maps.DeleteFunc(s.deletedBy, func(key instance.GroupKey, _ audit.Request) bool { return !s.marks.get(key).isDeleted() })
 	return nil
 }
 

@@ -7,12 +7,15 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"reflect"
+	"slices"
 	"strings"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -63,10 +66,27 @@ func (s *Store) apply(ctx context.Context, next *config.Config, content content,
 	for _, key := range dropped {
 		logger.Info("Converted a group that the configuration no longer names to a dynamic one", "tenant", key.Tenant, "group", key.Group)
 	}
+	before := s.setGroups(next, groups)
+	for _, key := range slices.SortedFunc(maps.Keys(groups), instance.GroupKey.Compare) {
+		s.logChange(klog.NewContext(ctx, klog.LoggerWithValues(logger, "tenant", key.Tenant)),
+			audit.Request{Writer: configurationWriter}, before[key], groups[key])
+	}
+	return nil
+}
+
+// setGroups puts a configuration and its groups in force, and returns the groups from
+// before, none when the Store is being opened.
+func (s *Store) setGroups(next *config.Config, groups map[instance.GroupKey]*Group) (before map[instance.GroupKey]*Group) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	before = s.groups
+	for key, group := range groups {
+		if was := before[key]; was != nil {
+			group.Causes = was.Causes.after(audit.Request{Writer: configurationWriter}, was, group)
+		}
+	}
 	s.config, s.groups, s.marks = next, groups, s.content.marks
-	return nil
+	return before
 }
 
 // mergeValid returns the content and the groups with next in force, and the groups that

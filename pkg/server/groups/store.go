@@ -9,6 +9,7 @@ import (
 	"slices"
 	"sync"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/storage"
@@ -46,6 +47,8 @@ type Store struct {
 	marks marks
 	// refused are the unconfirmed groups of which a request was refused as stale.
 	refused map[instance.GroupKey]struct{}
+	// deletedBy are the requests that have deleted the groups of which Deleted is true.
+	deletedBy map[instance.GroupKey]audit.Request
 }
 
 // Open reads the dynamic groups of the shard from store. Without an object
@@ -58,7 +61,11 @@ type Store struct {
 // this happens only to groups that an operator changed while they were static: nothing is
 // stored of the others.
 func Open(ctx context.Context, accepted, c *config.Config, store storage.Store) (*Store, error) {
-	s := &Store{object: object{store: store, key: storage.GroupsKey(c.Shard.ID)}, refused: map[instance.GroupKey]struct{}{}}
+	s := &Store{
+		object:    object{store: store, key: storage.GroupsKey(c.Shard.ID)},
+		refused:   map[instance.GroupKey]struct{}{},
+		deletedBy: map[instance.GroupKey]audit.Request{},
+	}
 	s.writeMu.Lock()
 	defer s.writeMu.Unlock()
 	var err error
@@ -125,7 +132,7 @@ func (s *Store) Upsert(ctx context.Context, key instance.GroupKey, change Change
 	if err := validateRequest(key, change.Revision, change.Replaces); err != nil {
 		return nil, false, err
 	}
-	r := &request{ctx: ctx, key: key, plan: func(current edit, before *Group) (edit, *Group, error) {
+	r := &request{ctx: ctx, key: key, request: requestOf(ctx, change.Revision), plan: func(current edit, before *Group) (edit, *Group, error) {
 		retired, err := current.upserted(key, change)
 		if err != nil {
 			s.setRefused(key)
@@ -158,7 +165,7 @@ func (s *Store) Delete(ctx context.Context, key instance.GroupKey, revision *Rev
 	if err := validateRequest(key, revision, nil); err != nil {
 		return false, err
 	}
-	r := &request{ctx: ctx, key: key, plan: func(current edit, before *Group) (edit, *Group, error) {
+	r := &request{ctx: ctx, key: key, deletion: true, request: requestOf(ctx, revision), plan: func(current edit, before *Group) (edit, *Group, error) {
 		next, err := current.deleted(key, revision)
 		if err != nil {
 			return edit{}, nil, err

@@ -13,6 +13,7 @@ import (
 	"google.golang.org/protobuf/types/known/timestamppb"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -71,7 +72,7 @@ func (s *OperatorService) DeleteInstance(ctx context.Context, request *nstancev1
 		logger.Error(err, "The request to delete an instance was not stored", "instance", i.ID)
 		return nil, toStatus(err)
 	}
-	logger.Info("Deleting instance on request", "instance", i.ID, "group", i.Group)
+	s.logInstance(ctx, audit.DeleteInstance, &i, instance.ReasonRequested)
 	// Only the reconciler sends events. With two senders, deleted might be sent
 	// before deleting.
 	s.Changed(i.Key())
@@ -99,8 +100,24 @@ func (s *OperatorService) AcknowledgeDrained(ctx context.Context, request *nstan
 		logger.Error(err, "The acknowledgement of a drain was not recorded", "instance", i.ID)
 		return nil, toStatus(err)
 	}
+	if i.DeleteReason == "" && (i.Drain == nil || !i.Drain.Acknowledged) {
+		reason := instance.ReasonUnhealthy
+		if i.Drain != nil {
+			reason = i.Drain.Reason
+		}
+		s.logInstance(ctx, audit.AcknowledgeDrain, &i, reason)
+	}
 	s.Changed(i.Key())
 	return &emptypb.Empty{}, nil
+}
+
+// logInstance writes the line of the audit trail for a call that deletes an instance. A
+// repeated call changes nothing and has none.
+func (s *OperatorService) logInstance(ctx context.Context, action audit.Action, i *instance.Instance, reason string) {
+	audit.Entry{
+		Action: action, Shard: s.Store.Config().Shard.ID, Group: i.Group, Instance: i.ID,
+		From: instanceStatus(i), To: EventDeleting, Writer: audit.RequestFrom(ctx).Writer, Reason: reason, Result: audit.Accepted,
+	}.Log(ctx)
 }
 
 // instance returns the instance with an id. An instance of another tenant is

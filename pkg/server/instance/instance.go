@@ -4,7 +4,11 @@
 // Package instance defines instances: their group, state, record and drain.
 package instance
 
-import "time"
+import (
+	"time"
+
+	"nstance.dev/operator/pkg/audit"
+)
 
 // Reasons for the deletion of an instance, as operators receive them.
 const (
@@ -44,6 +48,9 @@ type Instance struct {
 	// DeleteReason is set before the server requests the deletion from the
 	// provider.
 	DeleteReason string
+	// DeletionRequest is the request of the client that requested the deletion. It is kept
+	// in memory only.
+	DeletionRequest audit.Request
 	// DeletedAt is set once the instance was deleted and its record removed. Such
 	// an instance is kept for a while to answer late requests.
 	DeletedAt time.Time
@@ -61,6 +68,9 @@ type Drain struct {
 	// Acknowledged is true once the operator has reported that the node is
 	// drained.
 	Acknowledged bool
+	// Request is the request that the decision follows from, the zero value if there is
+	// none. It is kept in memory only.
+	Request audit.Request
 }
 
 // BeingDeleted reports whether the instance is being drained or terminated.

@@ -10,6 +10,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/instance"
 )
@@ -71,7 +72,7 @@ func (s *Store) Acknowledge(ctx context.Context, id string) error {
 		now := s.clock.Now()
 		// The original reason is lost. The other reasons that lead to a drain
 		// would be found again, this one might not.
-		drain := instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: now, DeleteAt: now}
+		drain := instance.Drain{Reason: instance.ReasonUnhealthy, StartedAt: now, DeleteAt: now, Request: audit.RequestFrom(ctx)}
 		if row.Drain != nil {
 			drain = *row.Drain
 		}
@@ -108,6 +109,7 @@ func (s *Store) RequestDeletion(ctx context.Context, id string) error {
 		}
 		// Normalize the time to what decoding the record returns.
 		row.Record.DeletionRequestedAt = s.clock.Now().Round(0).UTC()
+		row.DeletionRequest = audit.RequestFrom(ctx)
 		return s.save(ctx, row)
 	})
 }

@@ -185,7 +185,9 @@ func (s *Store) view(e entry) instance.Instance {
 		Record:       e.row.Record,
 		Drain:        e.row.Drain,
 		DeleteReason: e.row.DeleteReason,
-		DeletedAt:    e.row.DeletedAt,
+
+		DeletionRequest: e.row.DeletionRequest,
+		DeletedAt:       e.row.DeletedAt,
 	}
 	if e.isDeleted() {
 		i.State = instance.Missing

@@ -11,6 +11,7 @@ import (
 
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -34,6 +35,8 @@ type reconciliation struct {
 	createFailed bool
 	// created is how many instances the provider has accepted.
 	created int
+	// deleted is true if the group was deleted.
+	deleted bool
 }
 
 // outcome is when to reconcile a group again if nothing changes before.
@@ -102,9 +105,9 @@ func (r *reconciliation) observe() state {
 			group.DrainTimeout = timeout
 		}
 	}
-	r.group = group
+	r.group, r.deleted = group, !found && deleted
 	s := state{
-		deleted:             !found && deleted,
+		deleted:             r.deleted,
 		lost:                !found && !deleted,
 		unconfirmed:         unconfirmed,
 		size:                int(group.Size),
@@ -163,13 +166,16 @@ func (r *reconciliation) act(ctx context.Context, a action, now time.Time) error
 
 // drain begins the drain of an instance.
 func (r *reconciliation) drain(ctx context.Context, a action, now time.Time) error {
+	before, _ := r.Instances.Get(a.id)
 	err := r.withCallContext(ctx, func(ctx context.Context) error {
-		return r.Instances.StartDrain(ctx, a.id, instance.Drain{Reason: a.reason, StartedAt: now, DeleteAt: a.deleteAt})
+		return r.Instances.StartDrain(ctx, a.id, instance.Drain{
+			Reason: a.reason, StartedAt: now, DeleteAt: a.deleteAt, Request: r.causeOf(&before, a.reason),
+		})
 	})
 	if err != nil {
 		return err
 	}
-	klog.FromContext(ctx).Info("Draining instance", "instance", a.id, "reason", a.reason, "deleteAt", a.deleteAt)
+	r.log(ctx, audit.DrainInstance, &before, a, "draining")
 	r.Metrics.drainsStarted.WithLabelValues(a.reason).Inc()
 	r.notify(a.id, r.Events.Draining)
 	r.outcome.more = true
@@ -187,11 +193,14 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 		if err != nil {
 			return err
 		}
-		klog.FromContext(ctx).Info("Deleting instance", "instance", a.id, "reason", a.reason)
 		r.Metrics.drained(&before)
 		if a.reason == instance.ReasonUnregistered && before.Known {
 			r.neverRegistered(ctx, &before)
 		}
+	}
+	// A deletion that a client requested is decided when the request is stored.
+	if r.logged.add(a.id) && (a.verb == terminate || a.reason == instance.ReasonRequested) {
+		r.log(ctx, audit.TerminateInstance, &before, a, "terminated")
 	}
 	// The decision may have been made elsewhere without an event. Operators
 	// ignore repeated events.
@@ -223,7 +232,9 @@ func (r *reconciliation) removeRecord(ctx context.Context, a action) error {
 		return err
 	}
 	r.attempts.remove(a.id)
-	klog.FromContext(ctx).V(2).Info("Deleted instance", "instance", a.id, "reason", i.DeleteReason)
+	r.logged.remove(a.id)
+	klog.FromContext(ctx).V(2).Info("Deleted instance", "instance", a.id, "reason", i.DeleteReason,
+		audit.KeyRequestID, r.causeOf(&i, i.DeleteReason).ID)
 	r.Metrics.deleted.WithLabelValues(i.DeleteReason).Inc()
 	r.Events.Deleted(i)
 	r.outcome.more = true

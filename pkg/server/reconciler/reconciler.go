@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/instance"
@@ -47,6 +48,8 @@ type Groups interface {
 	// DeletedDrainTimeout returns the drain timeout of a deleted group, and false if it had
 	// none of its own.
 	DeletedDrainTimeout(instance.GroupKey) (time.Duration, bool)
+	// DeletedBy returns the request that deleted a group, the zero value if it is not known.
+	DeletedBy(instance.GroupKey) audit.Request
 	// Unconfirmed reports whether the settings of a group may be outdated.
 	Unconfirmed(instance.GroupKey) bool
 	// DeletedGroups returns the groups of which Deleted is true, and ForgetDeleted
@@ -135,6 +138,7 @@ type Reconciler struct {
 	confirmations confirmations
 	losses        losses
 	terminations  terminations
+	logged        logged
 	// onDemandBackoff delays on-demand instances that are like one that has failed.
 	onDemandBackoff onDemandBackoff
 	// unusedSince is when each deleted group was first seen without instances.

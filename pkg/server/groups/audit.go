@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package groups
+
+import (
+	"context"
+	"strings"
+
+	"nstance.dev/operator/pkg/audit"
+)
+
+// Reasons of the lines of the audit trail.
+const (
+	reasonScaleDown    = "scale-down"
+	reasonConfigChange = "config-change"
+	reasonRequested    = "requested"
+)
+
+// logChange writes the line for the change of a group by one request, if it shrinks the
+// group or replaces its instances. Either group is nil if there is none.
+func (s *Store) logChange(ctx context.Context, request audit.Request, before, after *Group) {
+	if before == nil || after == nil {
+		return
+	}
+	entry := audit.Entry{
+		Shard: s.config.Shard.ID, Group: after.Key.Group, Writer: request.Writer, Generation: request.Generation, Result: audit.Accepted,
+	}
+	shrinks, replaces := after.Size < before.Size, after.InfraConfigHash != before.InfraConfigHash && before.Size > 0
+	switch {
+	case shrinks:
+		entry.Action, entry.Reason, entry.From, entry.To = audit.ShrinkGroup, reasonScaleDown, before.Size, after.Size
+		if replaces {
+			entry.Reason = reasonScaleDown + ", " + reasonConfigChange
+		}
+	case replaces:
+		entry.Action, entry.Reason = audit.ReplaceInstances, reasonConfigChange
+		entry.From, entry.To = differences(before, after)
+	default:
+		return
+	}
+	entry.Log(ctx)
+}
+
+// logDeletion writes the line for the deletion of what operators have set of a group.
+// after is nil for a dynamic group, and before is nil for one that the storage has lost.
+func (s *Store) logDeletion(r *request, after *Group) {
+	entry := audit.Entry{
+		Action: audit.DeleteGroup, Shard: s.config.Shard.ID, Group: r.key.Group,
+		Writer: r.request.Writer, Generation: r.request.Generation, Reason: reasonRequested, To: int32(0), Result: audit.Accepted,
+	}
+	if r.before != nil {
+		entry.From = r.before.Size
+	}
+	if after != nil {
+		entry.To = after.Size
+	}
+	entry.Log(r.ctx)
+}
+
+// differences returns the settings of two groups because of which their instances differ.
+// Arguments and userdata may be secret: if only those differ, it returns the hashes.
+func differences(before, after *Group) (from, to string) {
+	var was, is []string
+	add := func(name, a, b string) {
+		if a != b {
+			was, is = append(was, name+"="+a), append(is, name+"="+b)
+		}
+	}
+	add("template", before.Template, after.Template)
+	add("instanceType", before.InstanceType, after.InstanceType)
+	add("subnets", strings.Join(before.SubnetPools, "+"), strings.Join(after.SubnetPools, "+"))
+	if len(was) == 0 {
+		return before.InfraConfigHash, after.InfraConfigHash
+	}
+	return strings.Join(was, ","), strings.Join(is, ",")
+}
