@@ -4,12 +4,14 @@
 package drain
 
 import (
+	"context"
 	"fmt"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/controller"
 )
 
@@ -36,18 +38,22 @@ func (c *Controller) recordStart(key Key, node *corev1.Node, reason string) {
 
 // recordOutcome records the outcome of a drain about each Node. There is none if the
 // instance had none.
-func (c *Controller) recordOutcome(key Key, nodes []*corev1.Node, result outcome) {
+func (c *Controller) recordOutcome(ctx context.Context, key Key, nodes []*corev1.Node, result outcome) {
+	id := ""
+	if request := audit.RequestFrom(ctx); request.ID != "" {
+		id = fmt.Sprintf("; %s %s", audit.KeyRequestID, request.ID)
+	}
 	for _, node := range nodes {
 		switch result {
 		case drained:
 			controller.Record(c.recorder, node, reasonDrainCompleted, action,
-				fmt.Sprintf("the Pods have left, and shard %s may delete instance %s", key.Shard, key.Instance))
+				fmt.Sprintf("the Pods have left, and shard %s may delete instance %s%s", key.Shard, key.Instance, id))
 		case volumesAttached:
 			controller.Record(c.recorder, node, reasonDrainCompleted, action,
-				fmt.Sprintf("the Pods have left, some of their volumes are still attached, and shard %s may delete instance %s", key.Shard, key.Instance))
+				fmt.Sprintf("the Pods have left, some of their volumes are still attached, and shard %s may delete instance %s%s", key.Shard, key.Instance, id))
 		case timedOut:
 			controller.Warn(c.recorder, node, reasonDrainTimedOut, action,
-				fmt.Sprintf("the drain was not finished in time, and shard %s deletes instance %s with the Pods that are left", key.Shard, key.Instance))
+				fmt.Sprintf("the drain was not finished in time, and shard %s deletes instance %s with the Pods that are left%s", key.Shard, key.Instance, id))
 		}
 	}
 }

@@ -8,6 +8,9 @@ import (
 	"time"
 
 	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // callShard makes the call to a shard that the next step of a drain needs.
@@ -55,18 +58,23 @@ func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observe
 		}
 	}
 	s.startAcknowledgement()
-	if err := c.shards.AcknowledgeDrained(ctx, key.Shard, key.Instance); err != nil {
+	ctx, _ = audit.WithNewRequest(ctx)
+	err := c.shards.AcknowledgeDrained(ctx, key.Shard, key.Instance)
+	audit.Entry{
+		Action: audit.AcknowledgeDrain, Shard: key.Shard, Group: observed.notice.Group, Instance: key.Instance,
+		From: string(result), To: "deleting", Writer: nstance.FieldManager, Reason: observed.notice.Reason, Result: nstance.CallResult(err), Err: err,
+	}.Log(ctx)
+	if err != nil {
 		s.acknowledgementFailed(c.clock.Now())
 		return 0, err
 	}
 	if s.setAcknowledged(observed.notice.Announced) {
 		c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), result)
-		c.recordOutcome(key, observed.nodes, result)
+		c.recordOutcome(ctx, key, observed.nodes, result)
 		if result == noNode {
 			c.recordNoNode(key, observed.notice.Group)
 		}
 	}
-	klog.FromContext(ctx).Info("Drain acknowledged", "outcome", result, "reason", observed.notice.Reason)
 	c.queue.Add(key)
 	return 0, nil
 }

@@ -117,7 +117,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 func (c *Controller) expire(ctx context.Context, key Key, s *state, observed observation) {
 	if s.setExpired() {
 		c.metrics.drainFinished(s.reason, c.clock.Since(s.startedAt), timedOut)
-		c.recordOutcome(key, observed.nodes, timedOut)
+		c.recordOutcome(ctx, key, observed.nodes, timedOut)
 	}
 	klog.FromContext(ctx).Error(nil, "Drain was not finished in time", "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
 }

@@ -34,7 +34,7 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
 	c.deletions.Record(machine)
-	klog.FromContext(ctx).Info("Machine deleted, because the shard has deleted its instance", "machine", klog.KObj(machine))
+	nstance.LogDeletion(ctx, "Machine", klog.KObj(machine), "the shard has deleted its instance", err)
 	return nil
 }
 
@@ -51,7 +51,7 @@ func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v
 		return fmt.Errorf("delete NstanceMachine %s, which has no Machine: %w", klog.KObj(nstanceMachine), err)
 	}
 	c.deletions.Record(nstanceMachine)
-	klog.FromContext(ctx).Info("NstanceMachine deleted, because no Machine owns it")
+	nstance.LogDeletion(ctx, v1beta1.MachineKind, klog.KObj(nstanceMachine), "no Machine owns it", err)
 	return nil
 }
 

@@ -34,6 +34,10 @@ var eventReasons = []string{
 // wanted.
 const reasonInstanceDeleted = "InstanceDeleted"
 
+// reasonDeletingInstance is the reason of the event for an instance whose deletion the shard
+// has accepted.
+const reasonDeletingInstance = "DeletingInstance"
+
 // wantedReasons are the reasons of shards for deletions that follow from a configuration or
 // a request. The other reasons, such as unhealthy, are problems of an instance.
 var wantedReasons = []string{"scale-down", "requested", "config-drift", "expired"}

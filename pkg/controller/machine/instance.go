@@ -10,6 +10,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
 )
@@ -72,12 +73,14 @@ func (c *Controller) deleteInstance(ctx context.Context, observed observation, s
 	if waitingFor != "" {
 		return outcome{problem: &problem{v1beta1.ReasonDeleting, waitingFor}, wait: poolRetry}
 	}
+	ctx, _ = audit.WithNewRequest(ctx)
 	deleted, err := c.shardClient.DeleteInstance(ctx, observed.shardID, observed.instanceID)
+	c.auditDeletion(ctx, observed, state, deleted, err)
 	switch {
 	case err != nil:
 		return outcome{err: err, problem: problemOf(err, v1beta1.ReasonDeleting)}
 	case deleted:
-		klog.FromContext(ctx).Info("Instance deleted", "shard", observed.shardID, "instance", observed.instanceID)
+		klog.FromContext(ctx).V(2).Info("Instance deleted", "shard", observed.shardID, "instance", observed.instanceID)
 		return outcome{final: true, err: c.removeFinalizer(ctx, observed.nstanceMachine)}
 	default:
 		return outcome{wait: state.deletions.schedule(observed.now)}

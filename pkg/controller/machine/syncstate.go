@@ -38,6 +38,8 @@ type syncState struct {
 	located bool
 	// queries and deletions are the calls while the instance starts or terminates.
 	queries, deletions retry
+	// deletionAccepted: the shard has accepted a deletion that this process has requested.
+	deletionAccepted bool
 	// waitingForPool is since when the deletion of the instance waits for its pool,
 	// zero while it does not.
 	waitingForPool time.Time

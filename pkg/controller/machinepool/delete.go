@@ -138,9 +138,12 @@ func (c *Controller) removeFinalizer(ctx context.Context, pool *v1beta1.NstanceM
 func (c *Controller) deleteShardGroups(ctx context.Context, groups []*v1beta1.NstanceShardGroup) error {
 	var failed []error
 	for _, group := range groups {
-		if err := c.shardGroups.Delete(ctx, group.Name, controller.DeleteByUID(group)); err != nil && !apierrors.IsNotFound(err) {
+		err := c.shardGroups.Delete(ctx, group.Name, controller.DeleteByUID(group))
+		if err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete shard group %s: %w", klog.KObj(group), err))
+			continue
 		}
+		nstance.LogDeletion(ctx, "NstanceShardGroup", klog.KObj(group), "its pool is deleted, or no longer has its shard", err)
 	}
 	return errors.Join(failed...)
 }
@@ -148,11 +151,13 @@ func (c *Controller) deleteShardGroups(ctx context.Context, groups []*v1beta1.Ns
 func (c *Controller) deleteMachinePools(ctx context.Context, machinePools []*clusterv1.MachinePool) error {
 	var failed []error
 	for _, machinePool := range machinePools {
-		if err := c.machinePools.Delete(ctx, machinePool.Name, controller.DeleteByUID(machinePool)); err != nil && !apierrors.IsNotFound(err) {
+		err := c.machinePools.Delete(ctx, machinePool.Name, controller.DeleteByUID(machinePool))
+		if err != nil && !apierrors.IsNotFound(err) {
 			failed = append(failed, fmt.Errorf("delete MachinePool %s: %w", klog.KObj(machinePool), err))
 			continue
 		}
 		c.created.Delete(cache.MetaObjectToName(machinePool))
+		nstance.LogDeletion(ctx, "MachinePool", klog.KObj(machinePool), "its pool is deleted", err)
 	}
 	return errors.Join(failed...)
 }

@@ -4,6 +4,7 @@
 package machinepool
 
 import (
+	"context"
 	"fmt"
 	"slices"
 
@@ -39,10 +40,18 @@ var warningReasons = []string{
 }
 
 // recordChanges records what has changed from the status before to that of written.
-func (c *Controller) recordChanges(before *v1beta1.NstanceMachinePoolStatus, written *v1beta1.NstanceMachinePool) {
+func (c *Controller) recordChanges(ctx context.Context, before *v1beta1.NstanceMachinePoolStatus, written *v1beta1.NstanceMachinePool) {
 	after := &written.Status
 	if from, to := before.DesiredReplicas, after.DesiredReplicas; from != nil && to != nil && *from != *to && written.DeletionTimestamp.IsZero() {
-		controller.Record(c.recorder, written, reasonScaled, "Scale", fmt.Sprintf("from %d to %d instances", *from, *to))
+		note := fmt.Sprintf("from %d to %d instances", *from, *to)
+		if *to < *from {
+			limited, cancel := context.WithTimeout(ctx, writerTimeout)
+			defer cancel()
+			if writer := c.replicasWriter(limited, written.Name); writer != "" {
+				note += "; " + writer
+			}
+		}
+		controller.Record(c.recorder, written, reasonScaled, "Scale", note)
 	}
 	if meta.IsStatusConditionFalse(before.Conditions, v1beta1.ConditionShardsReachable) &&
 		meta.IsStatusConditionTrue(after.Conditions, v1beta1.ConditionShardsReachable) {

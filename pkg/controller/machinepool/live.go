@@ -16,6 +16,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/distribute"
 	"nstance.dev/operator/pkg/nstance"
 )
@@ -120,6 +121,26 @@ func (c *Controller) candidates(ctx context.Context, pool *v1beta1.NstanceMachin
 		})
 	}
 	return candidates, true, nil
+}
+
+// readWriters reads a pool with its managedFields, which the cache does not have. The pool
+// is empty if it does not exist.
+func (c *Controller) readWriters(ctx context.Context, name string) (*v1beta1.NstanceMachinePool, error) {
+	pool, err := c.pools.Get(ctx, name, metav1.GetOptions{})
+	if apierrors.IsNotFound(err) {
+		return &v1beta1.NstanceMachinePool{}, nil
+	}
+	return pool, err
+}
+
+// readReplicasWriters reads the MachinePool of a pool with its managedFields. It is empty if
+// there is not exactly one.
+func (c *Controller) readReplicasWriters(ctx context.Context, pool string) (*clusterv1.MachinePool, error) {
+	machinePools := controller.Indexed[clusterv1.MachinePool](c.machinePoolIndex, capi.ByPool, pool)
+	if len(machinePools) != 1 {
+		return &clusterv1.MachinePool{}, nil
+	}
+	return c.machinePools.Get(ctx, machinePools[0].Name, metav1.GetOptions{})
 }
 
 // hasUncachedMachinePool reports whether the pool has a MachinePool that is not in the

@@ -12,6 +12,8 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/klog/v2"
+
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // deleteOrphan deletes the MachinePool that was created for a pool that no longer
@@ -33,7 +35,7 @@ func (c *Controller) deleteOrphan(ctx context.Context, pool cache.ObjectName) er
 		if err != nil && !apierrors.IsNotFound(err) && !apierrors.IsConflict(err) {
 			return fmt.Errorf("delete MachinePool %s, whose pool does not exist: %w", pool, err)
 		}
-		klog.FromContext(ctx).Info("The MachinePool of a pool that was deleted meanwhile is deleted", "uid", uid)
+		nstance.LogDeletion(ctx, "MachinePool", klog.KRef(pool.Namespace, pool.Name), "its pool was deleted meanwhile", err)
 	}
 	c.created.Delete(pool)
 	return nil

@@ -274,6 +274,6 @@ func (c *Controller) report(ctx context.Context, observed observation, d decisio
 	c.recordProblem(observed.pool, status)
 	c.recordBlocked(observed.pool, status.Conditions)
 	c.recordShortfall(observed.pool, status)
-	c.recordChanges(&observed.pool.Status, written)
+	c.recordChanges(ctx, &observed.pool.Status, written)
 	return nil
 }

@@ -14,6 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // deletePair deletes the machine of a Pod that is not in the cache, if the API server
@@ -30,6 +31,7 @@ func (c *Controller) deletePair(ctx context.Context, observed observation) (time
 		return existingPodRetry, err
 	}
 
+	reason := fmt.Sprintf("its Pod %s was deleted or has finished", klog.KRef(namespace, name))
 	machine := observed.machine
 	if machine == nil {
 		if machine, err = c.readMachine(ctx, observed); err != nil {
@@ -40,12 +42,9 @@ func (c *Controller) deletePair(ctx context.Context, observed observation) (time
 	case beingDeleted(machine):
 		return 0, nil
 	case machine != nil:
-		err = c.deleteMachine(ctx, machine)
+		err = c.deleteMachine(ctx, machine, reason)
 	default:
-		err = c.deleteNstanceMachine(ctx, observed.nstanceMachine)
-	}
-	if err == nil {
-		klog.FromContext(ctx).Info("Machine deleted, because its Pod was deleted or has finished", "pod", klog.KRef(namespace, name))
+		err = c.deleteNstanceMachine(ctx, observed.nstanceMachine, reason)
 	}
 	return 0, err
 }
@@ -57,23 +56,24 @@ func (c *Controller) deleteStrayMachine(ctx context.Context, machine *clusterv1.
 	if err != nil || exists {
 		return err
 	}
-	klog.FromContext(ctx).Info("Deleting the Machine, because its NstanceMachine was deleted")
-	return c.deleteMachine(ctx, machine)
+	return c.deleteMachine(ctx, machine, "its NstanceMachine was deleted")
 }
 
-func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine) error {
+func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machine, reason string) error {
 	err := c.machines.Delete(ctx, machine.Name, controller.DeleteByUID(machine))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
+	nstance.LogDeletion(ctx, "Machine", klog.KObj(machine), reason, err)
 	return nil
 }
 
-func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine) error {
+func (c *Controller) deleteNstanceMachine(ctx context.Context, nstanceMachine *v1beta1.NstanceMachine, reason string) error {
 	err := c.nstanceMachines.Delete(ctx, nstanceMachine.Name, controller.DeleteByUID(nstanceMachine))
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 	}
+	nstance.LogDeletion(ctx, v1beta1.MachineKind, klog.KObj(nstanceMachine), reason, err)
 	return nil
 }
 

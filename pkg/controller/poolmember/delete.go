@@ -13,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // deleteMachines deletes the Machines of instances to remove. Cluster API drains them,
@@ -41,7 +42,7 @@ func (c *Controller) deleteWithoutMachine(ctx context.Context, nstanceMachines [
 			return fmt.Errorf("delete NstanceMachine %s: %w", klog.KObj(nstanceMachine), err)
 		}
 		c.deletions.Record(nstanceMachine)
-		klog.FromContext(ctx).Info("Deleted an NstanceMachine that has no Machine", "nstanceMachine", klog.KObj(nstanceMachine))
+		nstance.LogDeletion(ctx, v1beta1.MachineKind, klog.KObj(nstanceMachine), "it has no Machine", err)
 		return nil
 	})
 }
@@ -68,7 +69,7 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
 	c.deletions.Record(machine)
-	klog.FromContext(ctx).Info("Deleted a Machine", "machine", klog.KObj(machine), "reason", reason)
+	nstance.LogDeletion(ctx, "Machine", klog.KObj(machine), reason, err)
 	return nil
 }
 

@@ -50,6 +50,8 @@ type Options struct {
 	Pools interface {
 		// PausedBy returns what pauses the pool, "" when nothing does.
 		PausedBy(group *v1beta1.NstanceShardGroup) (string, error)
+		// Writer returns who wrote settings of the pool last, "" if that is not known.
+		Writer(ctx context.Context, group *v1beta1.NstanceShardGroup, settings ...string) string
 		AddPauseHandler(handler pauseHandler)
 	}
 	// Drains report the progress of drains.

@@ -11,6 +11,7 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/shard"
 )
 
@@ -34,7 +35,9 @@ func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v
 	if last := replaced(object, observed.group); last != nil && newer(object, observed.group) {
 		revision = *last
 	}
+	ctx, _ = audit.WithNewRequest(ctx)
 	err := c.calls.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group), &revision)
+	c.auditDelete(ctx, object, observed.group, err)
 	if shard.IsStale(err) {
 		c.setRejection(key, newRejection(object, observed.group, err, c.clock.Now()))
 	}

@@ -20,6 +20,13 @@ const (
 	reasonShardReachable = "ShardReachable"
 	// reasonGroupRetained: the shard group is deleted, and the group stays on the shard.
 	reasonGroupRetained = "GroupRetained"
+	// reasonGroupShrunk: the shard has accepted a smaller size.
+	reasonGroupShrunk = "GroupShrunk"
+	// reasonInstancesReplaced: the shard has accepted settings because of which it replaces
+	// the instances of the group.
+	reasonInstancesReplaced = "InstancesReplaced"
+	// reasonDeletingGroup: the shard has accepted the deletion of the group.
+	reasonDeletingGroup = "DeletingGroup"
 	// reasonGroupDeleted: the shard has confirmed that the group is deleted.
 	reasonGroupDeleted = "GroupDeleted"
 )

@@ -4,6 +4,8 @@
 package shardgroup
 
 import (
+	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -49,6 +51,10 @@ type pools struct{ h *harness }
 
 func (p pools) PausedBy(*v1beta1.NstanceShardGroup) (string, error) { return p.h.paused, nil }
 func (p pools) AddPauseHandler(pauseHandler)                        {}
+
+func (p pools) Writer(_ context.Context, _ *v1beta1.NstanceShardGroup, settings ...string) string {
+	return "written: " + strings.Join(settings, ",")
+}
 
 // drainSummary reports the drains of the harness.
 type drainSummary struct{ h *harness }

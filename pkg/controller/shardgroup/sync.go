@@ -16,6 +16,7 @@ import (
 	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard"
@@ -113,7 +114,13 @@ func (c *Controller) upsert(ctx context.Context, key cache.ObjectName, object *v
 	id := string(object.Spec.Shard)
 	before := observed.group
 	config := wanted(object, before)
+	ctx, _ = audit.WithNewRequest(ctx)
 	group, err := c.calls.UpsertGroup(ctx, id, string(object.Spec.Group), config)
+	after := group
+	if err != nil {
+		after = requested(before, config)
+	}
+	c.auditUpsert(ctx, object, before, after, c.isCorrection(key, object), err)
 	switch {
 	case err == nil:
 		if config.Replaces != nil {
