@@ -42,10 +42,11 @@ func (g *Group) causes() Causes {
 	return g.Causes
 }
 
-// requestOf returns the request of ctx for an object of a revision, nil for none.
+// requestOf returns the request of ctx for an object of a revision, nil for none. It is the
+// zero value if ctx belongs to no call.
 func requestOf(ctx context.Context, revision *Revision) audit.Request {
 	request := audit.RequestFrom(ctx)
-	if revision != nil {
+	if revision != nil && request.ID != "" {
 		request.Generation = revision.Generation
 	}
 	return request

@@ -121,12 +121,14 @@ func get(t testing.TB, s *Store, key instance.GroupKey) *Group {
 	return group
 }
 
-// snapshot returns all groups of a store.
+// snapshot returns all groups of a store, without what is kept in memory only.
 func snapshot(t *testing.T, s *Store) map[instance.GroupKey]*Group {
 	t.Helper()
 	groups := map[instance.GroupKey]*Group{}
 	for _, key := range s.Keys() {
-		groups[key] = get(t, s, key)
+		group := *get(t, s, key)
+		group.Causes = Causes{}
+		groups[key] = &group
 	}
 	return groups
 }

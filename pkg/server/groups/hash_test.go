@@ -108,6 +108,7 @@ func TestEachFieldIsInItsHashOnly(t *testing.T) {
 			"RuntimeConfigHash": {byNone, func(g *Group) { g.RuntimeConfigHash = "other" }},
 			"InfraConfigHash":   {byNone, func(g *Group) { g.InfraConfigHash = "other" }},
 			"ETag":              {byNone, func(g *Group) { g.ETag = "other" }},
+			"Causes":            {byNone, func(g *Group) { g.Causes.Size.ID = "other" }},
 			"Type":              {byNone, func(g *Group) { g.Type.Name = "other" }},
 		},
 		reflect.TypeFor[config.Userdata](): {

@@ -18,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/utils/clock"
 
+	"nstance.dev/operator/pkg/audit/audittest"
 	"nstance.dev/operator/pkg/server/agenthealth"
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/config"
@@ -76,6 +77,8 @@ type server struct {
 	cloud   *cloud
 	// withAgents is true if instances run agents.
 	withAgents bool
+	// log collects what the next term logs; nil for the log of the process.
+	log *audittest.Log
 	// beforeCall is called before every call to storage or cloud.
 	beforeCall func()
 	// unrecorded is called before every look at instances without a record.
@@ -123,6 +126,9 @@ func (s *server) lead() {
 	s.t.Helper()
 	var ctx context.Context
 	ctx, s.cancel = context.WithCancel(context.Background())
+	if s.log != nil {
+		ctx = s.log.Context(ctx)
+	}
 	var err error
 	s.cache, err = cache.Open(ctx, filepath.Join(s.dir, "cache.sqlite"))
 	require.NoError(s.t, err)

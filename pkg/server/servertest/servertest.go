@@ -105,6 +105,8 @@ type Options struct {
 	// Providers has what the server has instead of kwok, under the name of kwok.
 	// Default: kwok.
 	Providers provider.Registry
+	// Logger is the logger of the server. Default: that of the test.
+	Logger *klog.Logger
 }
 
 // Server is a shard server that runs.
@@ -185,6 +187,9 @@ func Prepare(t testing.TB, o Options) *Server {
 func (s *Server) Launch() {
 	s.t.Helper()
 	logger := ktesting.NewLogger(s.t, ktesting.NewConfig(ktesting.Verbosity(2)))
+	if s.options.Logger != nil {
+		logger = *s.options.Logger
+	}
 	ctx, cancel := context.WithCancel(klog.NewContext(context.Background(), logger))
 	s.cancel = cancel
 	product := &server.Server{
