@@ -5,6 +5,7 @@ package controllertest
 
 import (
 	"context"
+	"regexp"
 	"slices"
 	"testing"
 	"time"
@@ -146,13 +147,17 @@ func (h *Harness) Advance(d time.Duration) { h.FakeClock.SetTime(h.FakeClock.Now
 // Events returns the events that were recorded since the last call.
 func (h *Harness) Events() []string { return Recorded(h.recorder) }
 
-// Recorded returns the events that were recorded since the last call.
+// requestID matches the request id in the note of an event.
+var requestID = regexp.MustCompile("requestID [0-9a-f-]{36}")
+
+// Recorded returns the events that were recorded since the last call. Request ids, which are
+// random, are replaced by ID.
 func Recorded(recorder *events.FakeRecorder) []string {
 	var recorded []string
 	for {
 		select {
 		case event := <-recorder.Events:
-			recorded = append(recorded, event)
+			recorded = append(recorded, requestID.ReplaceAllString(event, "requestID ID"))
 		default:
 			return recorded
 		}

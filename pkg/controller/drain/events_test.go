@@ -19,7 +19,7 @@ func TestADrainIsRecordedOnItsNode(t *testing.T) {
 		h.fakes.ExpectEvents("Normal DrainStarted draining for the deletion of instance i-n1 on shard a, reason scale-down")
 		advance(10 * time.Second)
 		h.expectAcknowledged("i-n1")
-		h.fakes.ExpectEvents("Normal DrainCompleted the Pods have left, and shard a may delete instance i-n1")
+		h.fakes.ExpectEvents("Normal DrainCompleted the Pods have left, and shard a may delete instance i-n1; requestID ID")
 
 		// Neither happens twice.
 		h.announce("n1", time.Now().Add(time.Minute))
@@ -50,7 +50,7 @@ func TestADrainWithVolumesIsRecorded(t *testing.T) {
 		h.announce("n1", time.Now().Add(time.Hour))
 		advance(volumeTimeout + 10*time.Second)
 		h.expectAcknowledged("i-n1")
-		assert.Contains(t, h.fakes.Events(), "Normal DrainCompleted the Pods have left, some of their volumes are still attached, and shard a may delete instance i-n1")
+		assert.Contains(t, h.fakes.Events(), "Normal DrainCompleted the Pods have left, some of their volumes are still attached, and shard a may delete instance i-n1; requestID ID")
 	})
 }
 

@@ -60,10 +60,13 @@ func (c *Controller) acknowledge(ctx context.Context, key Key, s *state, observe
 	s.startAcknowledgement()
 	ctx, _ = audit.WithNewRequest(ctx)
 	err := c.shards.AcknowledgeDrained(ctx, key.Shard, key.Instance)
-	audit.Entry{
-		Action: audit.AcknowledgeDrain, Shard: key.Shard, Group: observed.notice.Group, Instance: key.Instance,
-		From: string(result), To: "deleting", Writer: nstance.FieldManager, Reason: observed.notice.Reason, Result: nstance.CallResult(err), Err: err,
-	}.Log(ctx)
+	if err != nil || !s.wasAcknowledged() {
+		// A notice that is repeated is acknowledged again, which changes nothing.
+		audit.Entry{
+			Action: audit.AcknowledgeDrain, Shard: key.Shard, Group: observed.notice.Group, Instance: key.Instance,
+			From: string(result), To: "deleting", Writer: nstance.FieldManager, Reason: observed.notice.Reason, Result: nstance.CallResult(err), Err: err,
+		}.Log(ctx)
+	}
 	if err != nil {
 		s.acknowledgementFailed(c.clock.Now())
 		return 0, err

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"strings"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
@@ -68,8 +69,12 @@ func (c *Controller) auditUpsert(ctx context.Context, object *v1beta1.NstanceSha
 	}
 }
 
-// auditDelete is like auditUpsert for a call of DeleteGroup.
-func (c *Controller) auditDelete(ctx context.Context, object *v1beta1.NstanceShardGroup, before *shard.Group, err error) {
+// auditDelete is like auditUpsert for a call of DeleteGroup. A call after the shard has
+// accepted one only queries whether the deletion is complete, unless the group exists again.
+func (c *Controller) auditDelete(ctx context.Context, key cache.ObjectName, object *v1beta1.NstanceShardGroup, before *shard.Group, err error) {
+	if c.deletionAccepted(key, object.UID, err) && (before == nil || before.Deleting) {
+		return
+	}
 	entry := newEntry(object, err)
 	entry.Action, entry.Reason, entry.To = audit.DeleteGroup, auditDeleted, int32(0)
 	did := "the shard deletes the group"
@@ -82,6 +87,18 @@ func (c *Controller) auditDelete(ctx context.Context, object *v1beta1.NstanceSha
 	if err == nil {
 		c.recordAudited(ctx, object, reasonDeletingGroup, "DeleteGroup", did, entry.Writer)
 	}
+}
+
+// deletionAccepted reports whether the shard has accepted the deletion of the group of an
+// object before the call that has returned err.
+func (c *Controller) deletionAccepted(key cache.ObjectName, uid types.UID, err error) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	before := c.accepted[key] == uid
+	if err == nil {
+		c.accepted[key] = uid
+	}
+	return before
 }
 
 func newEntry(object *v1beta1.NstanceShardGroup, err error) audit.Entry {

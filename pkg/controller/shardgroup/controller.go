@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
 	"k8s.io/utils/clock"
@@ -92,6 +93,8 @@ type Controller struct {
 	deletions map[cache.ObjectName]deletion
 	// unlisted are the deletions that a list of the groups has not confirmed.
 	unlisted map[cache.ObjectName]unlisted
+	// accepted are the objects whose deletion the shards have accepted.
+	accepted map[cache.ObjectName]types.UID
 	// sent is what the shards have accepted.
 	sent map[cache.ObjectName]sent
 }
@@ -117,6 +120,7 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 		failures:   make(map[cache.ObjectName]providerErrors),
 		deletions:  make(map[cache.ObjectName]deletion),
 		unlisted:   make(map[cache.ObjectName]unlisted),
+		accepted:   make(map[cache.ObjectName]types.UID),
 		sent:       make(map[cache.ObjectName]sent),
 	}
 	c.queue = controller.NewShardQueue("shardgroup", c.sync, shardOf)

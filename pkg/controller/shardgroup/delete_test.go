@@ -36,7 +36,7 @@ func TestDeletionWaitsForTheShard(t *testing.T) {
 	}
 	h.Expect()
 	h.setGroup(nil)
-	assert.Empty(t, h.Events())
+	h.ExpectEvents("Normal DeletingGroup from 3 to 0 instances: the shard deletes the group; requestID ID; written: shards")
 	h.Expect(deleteGroup, release)
 	if h.object() != nil {
 		t.Error("the object is still there")

@@ -37,7 +37,7 @@ func (c *Controller) remove(ctx context.Context, key cache.ObjectName, object *v
 	}
 	ctx, _ = audit.WithNewRequest(ctx)
 	err := c.calls.DeleteGroup(ctx, string(object.Spec.Shard), string(object.Spec.Group), &revision)
-	c.auditDelete(ctx, object, observed.group, err)
+	c.auditDelete(ctx, key, object, observed.group, err)
 	if shard.IsStale(err) {
 		c.setRejection(key, newRejection(object, observed.group, err, c.clock.Now()))
 	}

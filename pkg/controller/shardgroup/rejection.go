@@ -121,5 +121,6 @@ func (c *Controller) forget(key cache.ObjectName) {
 	delete(c.failures, key)
 	delete(c.deletions, key)
 	delete(c.unlisted, key)
+	delete(c.accepted, key)
 	delete(c.sent, key)
 }
