@@ -9,6 +9,8 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/audit/audittest"
 )
 
 func TestADrainIsRecordedOnItsNode(t *testing.T) {
@@ -26,6 +28,24 @@ func TestADrainIsRecordedOnItsNode(t *testing.T) {
 		advance(10 * time.Second)
 		h.expectAcknowledged("i-n1", "i-n1")
 		h.fakes.ExpectEvents()
+	})
+}
+
+// TestAcknowledgementsAreAudited: a notice that is repeated is acknowledged again, which
+// changes nothing and has no line.
+func TestAcknowledgementsAreAudited(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
+		h.stop()
+		h.log = audittest.NewLog()
+		h.start()
+		h.announce("n1", time.Now().Add(time.Minute))
+		advance(10 * time.Second)
+		h.announce("n1", time.Now().Add(time.Minute))
+		advance(10 * time.Second)
+		h.expectAcknowledged("i-n1", "i-n1")
+		h.log.Expect(t, "Audit: acknowledge drain shard=a group=workers instance=i-n1 from=drained to=deleting"+
+			" writer=nstance-operator reason=scale-down result=accepted requestID=ID")
 	})
 }
 

@@ -24,6 +24,7 @@ import (
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/audit/audittest"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/runtest"
 	"nstance.dev/operator/pkg/shard"
@@ -49,6 +50,8 @@ type harness struct {
 	registry   *prometheus.Registry
 	stop       func()
 
+	// log collects what the controller logs after the next start; nil for the test's log.
+	log *audittest.Log
 	// incomplete starts the controller before its caches are complete.
 	incomplete bool
 
@@ -83,6 +86,9 @@ func (h *harness) start() {
 	h.controller = c
 	synced := make(chan struct{})
 	h.stop = runtest.Start(h.t, func(ctx context.Context) {
+		if h.log != nil {
+			ctx = h.log.Context(ctx)
+		}
 		factory.StartWithContext(ctx)
 		defer factory.Shutdown()
 		if !h.incomplete {
