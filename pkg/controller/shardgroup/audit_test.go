@@ -58,13 +58,14 @@ func TestShrinkingIsAudited(t *testing.T) {
 func TestReplacingInstancesIsAudited(t *testing.T) {
 	h, log := audited(t, newObject())
 	h.Fake.OnUpsert = func(_, _ string, config shard.GroupConfig) (shard.Group, error) { return accept(config) }
-	h.change(func(o *v1beta1.NstanceShardGroup) { o.Spec.InstanceType = "huge" })
+	h.change(func(o *v1beta1.NstanceShardGroup) { o.Spec.InstanceType, o.Spec.Vars["token"] = "huge", "secret" })
 	for range 2 {
 		h.syncOnce(func(*shard.Group) {})
 	}
 	log.Expect(t, "Audit: replace instances of group shard=a group=workers from=instanceType=large to=instanceType=huge generation=2"+
 		" writer=written: instanceType reason=config-change result=accepted requestID=ID")
 	h.ExpectEvents("Normal InstancesReplaced the instances are replaced: from instanceType=large to instanceType=huge; requestID ID; written: instanceType")
+	assert.NotContains(t, log.Text(), "secret")
 }
 
 // TestFailedCallsAreAudited: there is a line for each attempt and no event.

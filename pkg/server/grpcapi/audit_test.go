@@ -45,7 +45,9 @@ func TestUpsertGroupIsAudited(t *testing.T) {
 	require.NoError(t, upsert(func(r *nstancev1.UpsertGroupRequest) { r.Config.Size = 1 }))
 	log.Expect(t)
 	require.NoError(t, upsert(none))
-	require.NoError(t, upsert(func(r *nstancev1.UpsertGroupRequest) { r.Config.InstanceType = "c7i.large" }))
+	require.NoError(t, upsert(func(r *nstancev1.UpsertGroupRequest) {
+		r.Config.InstanceType, r.Config.Vars["password"] = "c7i.large", "secret3"
+	}))
 	log.Expect(t, "Audit: replace instances of group shard=us-west-2a group=main from=instanceType=m7i.large to=instanceType=c7i.large"+
 		" generation=5 writer=client reason=config-change result=accepted requestID=ID")
 	require.NoError(t, upsert(func(r *nstancev1.UpsertGroupRequest) { r.Config.Size, r.Config.InstanceType = 2, "m7i.large" }))

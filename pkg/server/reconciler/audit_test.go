@@ -71,6 +71,25 @@ func TestTerminationsNameTheRequest(t *testing.T) {
 	})
 }
 
+// TestARepeatedTerminationIsLoggedOnce: the provider is called again until the instance is
+// being terminated.
+func TestARepeatedTerminationIsLoggedOnce(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s, log := audited(t)
+		s.scaleAs("grow", 1, 1)
+		s.settle()
+		id := s.cloud.ids(workersKey)[0]
+		s.cloud.rejectNext("delete", 2)
+		ctx := audit.WithRequest(t.Context(), audit.Request{ID: "request", Writer: "client"})
+		require.NoError(t, s.instances.RequestDeletion(ctx, id))
+		s.reconcile(workersKey)
+		s.pass(time.Minute)
+		s.settle()
+		assert.NotContains(t, s.cloud.ids(workersKey), id)
+		log.Expect(t, "Audit: terminate instance shard=a group=workers instance="+id+" from=terminating to=terminated writer=client reason=requested requestID=ID")
+	})
+}
+
 // TestTerminationsAfterARestart: the request id is in memory, the generation is stored.
 func TestTerminationsAfterARestart(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
