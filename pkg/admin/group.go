@@ -14,10 +14,14 @@ import (
 	"github.com/spf13/cobra"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
+
+// auditWriter is the writer of the lines of the audit trail, which go to the standard error.
+const auditWriter = "nstance-admin"
 
 func newGroupListCommand(options *shardOptions) *cobra.Command {
 	return &cobra.Command{
@@ -68,6 +72,12 @@ func newGroupScaleCommand(options *shardOptions) *cobra.Command {
 			})
 			rows := newTable("SHARD", "GROUP", "BEFORE", "SIZE", "ACTUAL")
 			for _, a := range replies {
+				if from, to := a.value.before.GetSize(), a.value.after.GetSize(); to < from {
+					audit.Entry{
+						Action: audit.ShrinkGroup, Shard: a.shard, Group: group, From: from, To: to, Writer: auditWriter,
+						Reason: "scale-down", Result: audit.Accepted, RequestID: a.requestID,
+					}.Log(command.Context())
+				}
 				rows.add(a.shard, group, formatSize(a.value.before.GetSize()), formatSize(a.value.after.GetSize()), formatSize(a.value.after.GetActualSize()))
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))
@@ -92,6 +102,10 @@ func newGroupDeleteCommand(options *shardOptions) *cobra.Command {
 			})
 			rows := newTable("SHARD", "GROUP")
 			for _, a := range replies {
+				audit.Entry{
+					Action: audit.DeleteGroup, Shard: a.shard, Group: group, Writer: auditWriter, Reason: "requested",
+					Result: audit.Accepted, RequestID: a.requestID,
+				}.Log(command.Context())
 				rows.add(a.shard, group)
 			}
 			return errors.Join(err, rows.print(command.OutOrStdout()))

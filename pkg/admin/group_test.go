@@ -5,14 +5,19 @@ package admin_test
 
 import (
 	"context"
+	"io"
 	"strings"
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/audit"
+	"nstance.dev/operator/pkg/audit/audittest"
 	"nstance.dev/operator/pkg/server/puidv7"
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -194,4 +199,36 @@ func newInstanceID(t *testing.T) string {
 	id, err := puidv7.New("knd")
 	require.NoError(t, err)
 	return id.String()
+}
+
+// TestChangesOfGroupsAreAudited: the server logs the request id that the command has logged.
+func TestChangesOfGroupsAreAudited(t *testing.T) {
+	ofServer, ofCommand := audittest.NewLog(), audittest.NewLog()
+	logger := ofServer.Logger()
+	server := servertest.Start(t, servertest.Options{Logger: &logger})
+	upsert(t, server, "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
+	flags := append(shardFlags(register(t, server), "us-west-2a="+server.Addr), "--shard", "us-west-2a")
+	execute := func(words ...string) {
+		t.Helper()
+		command := admin.NewCommand()
+		command.SetOut(io.Discard)
+		command.SetArgs(append(words, flags...))
+		require.NoError(t, command.ExecuteContext(ofCommand.Context(t.Context())))
+	}
+	execute("group", "scale", "workers", "5")
+	execute("group", "list")
+	ofCommand.Expect(t)
+	execute("group", "scale", "workers", "1")
+	execute("group", "delete", "workers")
+	lines := ofCommand.Expect(t,
+		"Audit: shrink group shard=us-west-2a group=workers from=5 to=1 writer=nstance-admin reason=scale-down result=accepted requestID=ID",
+		"Audit: delete group shard=us-west-2a group=workers writer=nstance-admin reason=requested result=accepted requestID=ID")
+	var ids []string
+	for _, line := range ofServer.Take() {
+		if line.Action == audit.ShrinkGroup || line.Action == audit.DeleteGroup {
+			ids = append(ids, line.RequestID())
+		}
+	}
+	require.Len(t, lines, 2)
+	assert.Equal(t, []string{lines[0].RequestID(), lines[1].RequestID()}, ids)
 }

@@ -21,6 +21,7 @@ import (
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/status"
 
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/identifier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -146,6 +147,8 @@ func validateAddress(address string) error {
 type answer[T any] struct {
 	server
 	value T
+	// requestID is the id of the calls to the server.
+	requestID string
 }
 
 // callEach calls the servers that the flags name concurrently. It returns the
@@ -162,7 +165,7 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 	}
 	ctx, cancel := context.WithTimeout(ctx, o.timeout)
 	defer cancel()
-	values, errs := make([]T, len(servers)), make([]error, len(servers))
+	values, errs, ids := make([]T, len(servers)), make([]error, len(servers)), make([]string, len(servers))
 	var calls sync.WaitGroup
 	for i, s := range servers {
 		calls.Go(func() {
@@ -172,7 +175,9 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 				return
 			}
 			defer func() { _ = connection.Close() }()
-			values[i], errs[i] = call(ctx, nstancev1.NewOperatorServiceClient(connection))
+			named, id := audit.WithNewRequest(ctx)
+			ids[i] = id
+			values[i], errs[i] = call(audit.Outgoing(named), nstancev1.NewOperatorServiceClient(connection))
 		})
 	}
 	calls.Wait()
@@ -182,7 +187,7 @@ func callEach[T any](ctx context.Context, o *shardOptions, call func(context.Con
 			errs[i] = fmt.Errorf("shard %s at %s: %w", s.shard, s.address, statusError(errs[i]))
 			continue
 		}
-		answers = append(answers, answer[T]{server: s, value: values[i]})
+		answers = append(answers, answer[T]{server: s, value: values[i], requestID: ids[i]})
 	}
 	return answers, errors.Join(errs...)
 }

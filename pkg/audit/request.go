@@ -6,6 +6,7 @@ package audit
 import (
 	"context"
 
+	"google.golang.org/grpc/metadata"
 	"k8s.io/apimachinery/pkg/util/uuid"
 	"k8s.io/klog/v2"
 )
@@ -61,6 +62,16 @@ func WithRequest(ctx context.Context, request Request) context.Context {
 func WithNewRequest(ctx context.Context) (call context.Context, id string) {
 	id = NewRequestID()
 	return WithRequest(ctx, Request{ID: id}), id
+}
+
+// Outgoing returns ctx with the request id as metadata of outgoing calls: that of ctx, or a
+// new one.
+func Outgoing(ctx context.Context) context.Context {
+	id := RequestFrom(ctx).ID
+	if id == "" {
+		id = NewRequestID()
+	}
+	return metadata.AppendToOutgoingContext(ctx, RequestIDKey, id)
 }
 
 // RequestFrom returns the Request of the call that ctx belongs to, the zero value if ctx

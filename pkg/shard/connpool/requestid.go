@@ -7,7 +7,6 @@ import (
 	"context"
 
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/metadata"
 
 	"nstance.dev/operator/pkg/audit"
 )
@@ -18,9 +17,5 @@ import (
 func sendRequestID(
 	ctx context.Context, method string, request, reply any, cc *grpc.ClientConn, invoke grpc.UnaryInvoker, options ...grpc.CallOption,
 ) error {
-	id := audit.RequestFrom(ctx).ID
-	if id == "" {
-		id = audit.NewRequestID()
-	}
-	return invoke(metadata.AppendToOutgoingContext(ctx, audit.RequestIDKey, id), method, request, reply, cc, options...)
+	return invoke(audit.Outgoing(ctx), method, request, reply, cc, options...)
 }
