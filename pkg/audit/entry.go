@@ -45,7 +45,8 @@ const (
 	Accepted Result = "accepted"
 	// Rejected: the server has replied that it does nothing.
 	Rejected Result = "rejected"
-	// Unknown: there was no reply, or one that does not say whether the call had its effect.
+	// Unknown: there was no reply, or one from which it is not clear whether the call had its
+	// effect.
 	Unknown Result = "unknown"
 )
 

@@ -12,7 +12,8 @@ import (
 	"nstance.dev/operator/pkg/audit/audittest"
 )
 
-// TestDeletionOfAnInstanceIsAudited: the calls that query whether it is complete have no line.
+// TestDeletionOfAnInstanceIsAudited: the calls that query whether it is complete have no
+// line.
 func TestDeletionOfAnInstanceIsAudited(t *testing.T) {
 	h, log := newHarness(t, newShards("a"), deleting(running(newNstanceMachine("m"), "i-1"))), audittest.NewLog()
 	h.Ctx = log.Context(h.Ctx)
