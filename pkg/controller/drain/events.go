@@ -13,6 +13,8 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/controller"
+	"nstance.dev/operator/pkg/drainnote"
+	"nstance.dev/operator/pkg/shard"
 )
 
 // action is the action of all events.
@@ -23,7 +25,6 @@ const maxNote = 1000
 
 // Reasons of the events of Nodes that are drained.
 const (
-	reasonDrainStarted   = "DrainStarted"
 	reasonDrainCompleted = "DrainCompleted"
 	// reasonDrainTimedOut: the deadline was reached before all Pods had left.
 	reasonDrainTimedOut = "DrainTimedOut"
@@ -31,9 +32,9 @@ const (
 
 // recordStart records that a Node was cordoned for a drain. The next leader finds it
 // cordoned, and does not record it again.
-func (c *Controller) recordStart(key Key, node *corev1.Node, reason string) {
-	controller.Record(c.recorder, node, reasonDrainStarted, action,
-		fmt.Sprintf("draining for the deletion of instance %s on shard %s, reason %s", key.Instance, key.Shard, reason))
+func (c *Controller) recordStart(key Key, node *corev1.Node, notice *shard.DeletionNotice) {
+	note := drainnote.Note{Shard: key.Shard, Instance: key.Instance, Reason: notice.Reason, DeleteAt: notice.DeleteAt}
+	controller.Record(c.recorder, node, drainnote.Reason, action, note.String())
 }
 
 // recordOutcome records the outcome of a drain about each Node. There is none if the

@@ -18,7 +18,7 @@ func TestADrainIsRecordedOnItsNode(t *testing.T) {
 		h := newHarness(t, newNode("n1"), newPod("web-0", "n1"))
 		h.announce("n1", time.Now().Add(time.Minute))
 		synctest.Wait()
-		h.fakes.ExpectEvents("Normal DrainStarted draining for the deletion of instance i-n1 on shard a, reason scale-down")
+		h.fakes.ExpectEvents("Normal DrainStarted draining for the deletion of instance i-n1 on shard a, reason scale-down, at the latest at 2000-01-01T00:01:00Z")
 		advance(10 * time.Second)
 		h.expectAcknowledged("i-n1")
 		h.fakes.ExpectEvents("Normal DrainCompleted the Pods have left, and shard a may delete instance i-n1; requestID ID")

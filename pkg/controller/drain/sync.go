@@ -92,7 +92,7 @@ func (c *Controller) act(ctx context.Context, key Key, s *state, observed observ
 		}
 		klog.FromContext(ctx).Info("Node cordoned", "node", node.Name, "reason", observed.notice.Reason, "deleteAt", observed.notice.DeleteAt)
 		if !observed.acknowledged && !observed.expired && s.setStarted() {
-			c.recordStart(key, node, observed.notice.Reason)
+			c.recordStart(key, node, observed.notice)
 		}
 	case watchPods:
 		c.startPodWatch(ctx, key, s, observed.nodes[0].Name)
