@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package objects
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+)
+
+// Subject is an instance and the objects that belong to it. An object that does not exist,
+// or is not known, is nil.
+type Subject struct {
+	Node           *corev1.Node
+	NstanceMachine *v1beta1.NstanceMachine
+	Machine        *clusterv1.Machine
+	ShardGroup     *v1beta1.NstanceShardGroup
+	Pool           *v1beta1.NstanceMachinePool
+	MachinePool    *clusterv1.MachinePool
+}
+
+// Locate returns the instance of a Node, or of an NstanceMachine that has this name or
+// instance id.
+func (s *Snapshot) Locate(name string) Subject {
+	subject := Subject{Node: s.Node(name)}
+	if subject.Node != nil {
+		subject.NstanceMachine = s.NstanceMachineOf(subject.Node.Spec.ProviderID)
+	} else if subject.NstanceMachine = s.nstanceMachineNamed(name); subject.NstanceMachine != nil {
+		nodes := s.IndexNodes().WithProviderID(ProviderIDOf(subject.NstanceMachine))
+		if len(nodes) == 1 {
+			subject.Node = nodes[0]
+		}
+	}
+	var owned metav1.Object
+	if machine := subject.NstanceMachine; machine != nil {
+		subject.Machine, owned = s.MachineOf(machine), machine
+	}
+	if group := s.ShardGroupOf(subject.ProviderID(), ""); group != nil {
+		subject.ShardGroup, owned = group, group
+	}
+	if owned == nil {
+		return subject
+	}
+	if owner := PoolOf(owned); owner != nil {
+		subject.Pool = s.Pool(owned.GetNamespace(), owner.Name)
+	}
+	if subject.Pool == nil {
+		return subject
+	}
+	subject.MachinePool = s.MachinePoolOf(subject.Pool)
+	for _, group := range s.ShardGroupsOf(subject.Pool) {
+		// That of an instance that does not run yet.
+		if subject.ShardGroup == nil && subject.NstanceMachine != nil && string(group.Spec.Shard) == subject.NstanceMachine.Status.Shard {
+			subject.ShardGroup = group
+		}
+	}
+	return subject
+}
+
+// Found reports whether there is any object of Nstance, or a Node.
+func (s Subject) Found() bool { return s.Node != nil || s.NstanceMachine != nil }
+
+// ProviderID returns the provider id of the instance, empty if it has none yet.
+func (s Subject) ProviderID() string {
+	switch {
+	case s.Node != nil && s.Node.Spec.ProviderID != "":
+		return s.Node.Spec.ProviderID
+	case s.NstanceMachine != nil:
+		return ProviderIDOf(s.NstanceMachine)
+	}
+	return ""
+}
+
+func (s *Snapshot) nstanceMachineNamed(name string) *v1beta1.NstanceMachine {
+	for i := range s.NstanceMachines.Items {
+		if machine := &s.NstanceMachines.Items[i]; machine.Name == name || machine.Status.InstanceID == name {
+			return machine
+		}
+	}
+	return nil
+}
+
+// RequestedBy returns the Pod that has requested the instance, and whether there is one.
+func (s Subject) RequestedBy() (types.NamespacedName, bool) {
+	if s.NstanceMachine == nil || s.NstanceMachine.Labels[v1beta1.LabelPodUID] == "" {
+		return types.NamespacedName{}, false
+	}
+	return types.NamespacedName{
+		Namespace: s.NstanceMachine.Annotations[v1beta1.AnnotationPodNamespace],
+		Name:      s.NstanceMachine.Annotations[v1beta1.AnnotationPodName],
+	}, true
+}

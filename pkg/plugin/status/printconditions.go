@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package status
+
+import (
+	"fmt"
+	"io"
+
+	"nstance.dev/operator/pkg/plugin/printing"
+)
+
+// printConditions writes the conditions that are not as they should be, with their
+// messages.
+func printConditions(w io.Writer, status Status, options printing.Options) {
+	titled := false
+	list := func(object string, conditions []Condition) {
+		for _, condition := range conditions {
+			if !titled {
+				fmt.Fprintln(w, "\nCONDITIONS")
+				titled = true
+			}
+			text := fmt.Sprintf("%s: %s is %s for %s, %s", object, condition.Type, condition.Status, options.Age(condition.Since), condition.Reason)
+			if condition.Message != "" {
+				text += ": " + condition.Message
+			}
+			fmt.Fprintln(w, text)
+		}
+	}
+	for _, pool := range status.Pools {
+		list("NstanceMachinePool "+pool.Namespace+"/"+pool.Name, pool.Problems)
+		for _, shard := range pool.Shards {
+			list("NstanceShardGroup "+pool.Namespace+"/"+shard.ShardGroup, shard.Problems)
+			if shard.Lent != "" {
+				fmt.Fprintf(w, "NstanceShardGroup %s/%s: lent %s\n", pool.Namespace, shard.ShardGroup, shard.Lent)
+			}
+		}
+	}
+	for _, machine := range status.OnDemand {
+		list("NstanceMachine "+machine.Namespace+"/"+machine.Machine, machine.Problems)
+	}
+}
