@@ -21,7 +21,7 @@ import (
 const eventExpired = "the event DrainStarted of the Node does not exist any more"
 
 // deletedReason is the reason of a drain that only Cluster API has requested.
-const deletedReason = "the Machine is being deleted"
+const deletedReason = "machine-deleted"
 
 // complete adds what other objects say about a drain.
 func (d *Drain) complete(s *objects.Snapshot, node *corev1.Node) {
@@ -35,7 +35,7 @@ func (d *Drain) complete(s *objects.Snapshot, node *corev1.Node) {
 		d.State = Unreported
 	case d.blocked, d.hasBlocker():
 		d.State = Blocked
-	case d.PodsUnknown != "":
+	case d.PodsUnknown != "", d.hasUnknown():
 		d.State = Unknown
 	case len(d.Pods) > 0:
 		d.State = Draining
@@ -46,6 +46,10 @@ func (d *Drain) complete(s *objects.Snapshot, node *corev1.Node) {
 
 func (d *Drain) hasBlocker() bool {
 	return slices.ContainsFunc(d.Pods, func(pod Pod) bool { return len(pod.Blockers) > 0 })
+}
+
+func (d *Drain) hasUnknown() bool {
+	return slices.ContainsFunc(d.Pods, func(pod Pod) bool { return pod.Unknown != "" })
 }
 
 // addReason adds reason and deadline of the shard, which are in an event only.

@@ -4,7 +4,10 @@
 // Package drains finds the drains in progress and what blocks each (docs/drains.md).
 package drains
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // State is how far a drain is.
 type State string
@@ -19,7 +22,7 @@ const (
 	// Unreported: no object that was read has the instance any more. The shard has deleted
 	// it, or it belongs to another namespace.
 	Unreported State = "Unreported"
-	// Unknown: the Pods are not known.
+	// Unknown: the Pods, or what blocks them, are not known.
 	Unknown State = "Unknown"
 )
 
@@ -41,6 +44,8 @@ type Drain struct {
 	Shard     string `json:"shard,omitempty"`
 	Instance  string `json:"instance,omitempty"`
 	Machine   string `json:"machine,omitempty"`
+	// PoolUnknown is why it is not known whether the instance belongs to a pool.
+	PoolUnknown string `json:"poolUnknown,omitempty"`
 
 	// Reason is why the instance is to be deleted. If it is empty, ReasonUnknown says why.
 	Reason        string    `json:"reason,omitempty"`
@@ -80,3 +85,12 @@ type Pod struct {
 
 // InProgress reports whether the instance is not known to be deleted.
 func (d *Drain) InProgress() bool { return d.State != Unreported }
+
+// WhyUnknown returns why the state is Unknown.
+func (d *Drain) WhyUnknown() string {
+	why := d.PodsUnknown
+	for _, pod := range d.Pods {
+		why = cmp.Or(why, pod.Unknown)
+	}
+	return why
+}

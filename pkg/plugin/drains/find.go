@@ -145,8 +145,11 @@ func (d *Drain) locate(s *objects.Snapshot, node *corev1.Node) (group *v1beta1.N
 		d.Machine = machine.Name
 		d.Instance = cmp.Or(d.Instance, machine.Status.InstanceID)
 	}
-	if owner != nil {
+	switch {
+	case owner != nil:
 		d.Pool = owner.Name
+	case group == nil && machine == nil:
+		d.PoolUnknown = cmp.Or(s.ShardGroups.Unknown, s.NstanceMachines.Unknown)
 	}
 	return group, group != nil || machine != nil || slices.Contains(d.By, ByClusterAPI)
 }

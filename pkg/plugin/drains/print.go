@@ -27,7 +27,7 @@ func Print(w io.Writer, status Status, options printing.Options) error {
 		printing.Column{Name: "PODS"}, printing.Column{Name: "VOLUMES"}, printing.Column{Name: "STATUS"},
 		printing.Column{Name: "INSTANCE", Wide: true}, printing.Column{Name: "MACHINE", Wide: true})
 	for _, d := range status.Drains {
-		table.Add(d.Node, cmp.Or(d.Pool, "<none>"), cmp.Or(d.Shard, "<unknown>"), strings.Join(d.By, ","),
+		table.Add(d.Node, d.pool(), cmp.Or(d.Shard, "<unknown>"), strings.Join(d.By, ","),
 			cmp.Or(d.Reason, "<unknown>"), options.Age(d.Since), d.deadline(options),
 			count(len(d.Pods), d.PodsUnknown), count(len(d.Volumes), d.VolumesUnknown), string(d.State),
 			cmp.Or(d.Instance, "<unknown>"), cmp.Or(d.Machine, "<none>"))
@@ -39,6 +39,13 @@ func Print(w io.Writer, status Status, options printing.Options) error {
 	PrintDetails(w, status.Drains, options)
 	printing.PrintUnknown(w, status.Unknown)
 	return nil
+}
+
+func (d *Drain) pool() string {
+	if d.PoolUnknown != "" {
+		return "<unknown>"
+	}
+	return cmp.Or(d.Pool, "<none>")
 }
 
 func count(n int, unknown string) string {

@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/plugin/drains"
 	"nstance.dev/operator/pkg/plugin/objects"
 	"nstance.dev/operator/pkg/providerid"
 )
@@ -92,7 +93,12 @@ func (b *builder) setNode(result *Instance, node *corev1.Node) {
 	if ready != corev1.ConditionTrue {
 		result.State = StateNotReady
 	}
-	if drain := b.drainOf(node.Name); drain != nil {
+	drain := b.drainOf(node.Name)
+	switch {
+	case drain == nil:
+	case drain.State == drains.Unknown:
+		result.State, result.DrainUnknown = string(drains.Draining), drain.WhyUnknown()
+	default:
 		result.State = string(drain.State)
 	}
 }

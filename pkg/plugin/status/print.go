@@ -81,7 +81,7 @@ func addShard(table *printing.Table, shard Shard, options printing.Options, pref
 		state += " for " + options.Age(shard.ReachableSince)
 	}
 	if shard.UnidentifiedDrains > 0 {
-		state += fmt.Sprintf("; %d drains of unidentified Nodes", shard.UnidentifiedDrains)
+		state += fmt.Sprintf("; drains of unidentified Nodes: %d", shard.UnidentifiedDrains)
 	}
 	table.Add(prefix+shard.Name, "", "", number(&shard.Size), number(shard.Actual), number(shard.ReadyNodes), number(shard.Draining),
 		options.Age(shard.Created), cmp.Or(strings.TrimPrefix(state, "; "), "Ready"), "")
@@ -135,6 +135,8 @@ func stateCell(instance Instance, options printing.Options) string {
 	switch {
 	case instance.NodeUnknown != "":
 		return "unknown: " + instance.NodeUnknown
+	case instance.DrainUnknown != "":
+		return instance.State + ", unknown: " + instance.DrainUnknown
 	case instance.State == StateNotReady && instance.Node != nil:
 		return instance.State + " for " + options.Age(instance.Node.ReadySince)
 	}

@@ -13,18 +13,15 @@ import (
 // printConditions writes the conditions that are not as they should be, with their
 // messages.
 func printConditions(w io.Writer, status Status, options printing.Options) {
-	titled := false
+	title := "\nCONDITIONS\n"
 	list := func(object string, conditions []Condition) {
 		for _, condition := range conditions {
-			if !titled {
-				fmt.Fprintln(w, "\nCONDITIONS")
-				titled = true
-			}
 			text := fmt.Sprintf("%s: %s is %s for %s, %s", object, condition.Type, condition.Status, options.Age(condition.Since), condition.Reason)
 			if condition.Message != "" {
 				text += ": " + condition.Message
 			}
-			fmt.Fprintln(w, text)
+			fmt.Fprintln(w, title+text)
+			title = ""
 		}
 	}
 	for _, pool := range status.Pools {
@@ -32,7 +29,8 @@ func printConditions(w io.Writer, status Status, options printing.Options) {
 		for _, shard := range pool.Shards {
 			list("NstanceShardGroup "+pool.Namespace+"/"+shard.ShardGroup, shard.Problems)
 			if shard.Lent != "" {
-				fmt.Fprintf(w, "NstanceShardGroup %s/%s: lent %s\n", pool.Namespace, shard.ShardGroup, shard.Lent)
+				fmt.Fprintf(w, "%sNstanceShardGroup %s/%s: instances lent, below 0 borrowed: %s\n", title, pool.Namespace, shard.ShardGroup, shard.Lent)
+				title = ""
 			}
 		}
 	}

@@ -79,6 +79,8 @@ type Instance struct {
 	Node       *Node     `json:"node,omitempty"`
 	// NodeUnknown is why the Node is not known.
 	NodeUnknown string `json:"nodeUnknown,omitempty"`
+	// DrainUnknown is why it is not known how far the drain of the Node is.
+	DrainUnknown string `json:"drainUnknown,omitempty"`
 }
 
 // States of an instance.

@@ -33,7 +33,7 @@ func (e *explainer) shard() {
 		e.add(reason)
 	}
 	if lent := group.Annotations[v1beta1.AnnotationLent]; lent != "" {
-		reason := Reason{Type: Lent, Message: "the shard has lent " + lent, Source: source.field("metadata.annotations[" + v1beta1.AnnotationLent + "]")}
+		reason := Reason{Type: Lent, Message: "instances that the shard has lent, below 0 borrowed: " + lent, Source: source.field("metadata.annotations[" + v1beta1.AnnotationLent + "]")}
 		reason.setWriter(group, "f:metadata", "f:annotations", "f:"+v1beta1.AnnotationLent)
 		e.add(reason)
 	}

@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package plugintest has fixtures of the tests of the plugin of kubectl.
+package plugintest
+
+import (
+	"flag"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+	"sigs.k8s.io/yaml"
+)
+
+var update = flag.Bool("update", false, "write the golden files")
+
+// Golden compares a text with testdata/NAME, and writes it there with -update.
+func Golden(t *testing.T, name, got string) {
+	t.Helper()
+	path := filepath.Join("testdata", name)
+	if *update {
+		if err := os.MkdirAll("testdata", 0o755); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if difference := cmp.Diff(string(want), got); difference != "" {
+		t.Errorf("%s differs (-want +got); run the test with -update and read the difference:\n%s", path, difference)
+	}
+}
+
+// YAML returns a structure as the commands print it.
+func YAML(t *testing.T, structure any) string {
+	t.Helper()
+	data, err := yaml.Marshal(structure)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return string(data)
+}
