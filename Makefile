@@ -41,7 +41,7 @@ devcluster:
 		awk -v total="$$total" '!/^[^ ]+$$/ {print; next} ++n % 50 == 0 {print "building devcluster: package " n " of at most " total; fflush()}'
 
 .PHONY: build
-build: ## Build the operator, the server, its admin tool and the agent into bin/.
+build: ## Build the operator, the server, its admin tool, the agent and the plugin of kubectl into bin/.
 	$(COMPILE) go build -ldflags='$(VERSION_FLAGS)' -o bin/ ./cmd/...
 
 # The agent is copied to every machine.
@@ -77,6 +77,20 @@ release: ## Write the release VERSION to bin/release, as clusterctl reads it.
 			>"$$dir/infrastructure-components.yaml" && \
 		cp manifests/release/metadata.yaml manifests/release/cluster-template.yaml "$$dir" && \
 		echo "$$dir"
+
+# Where the archives of the plugin can be downloaded. Without it they can be installed from
+# files only (docs/kubectl-plugin.md#install).
+RELEASE_URL ?= https://example.com/nstance
+.PHONY: krew
+krew: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
+krew: ## Write archives of the plugin of kubectl and their manifest for krew to bin/krew.
+	@mkdir -p bin/krew && sed -e 's|VERSION|$(VERSION)|; s|URL/|$(RELEASE_URL)/|' manifests/krew/nstance.yaml >bin/krew/nstance.yaml && \
+	for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do \
+		dir=bin/krew/$$platform archive=bin/krew/kubectl-nstance_$$platform.tar.gz && \
+		GOOS=$${platform%_*} GOARCH=$${platform#*_} $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o $$dir/kubectl-nstance ./cmd/kubectl-nstance && \
+		cp LICENSE $$dir && tar --sort=name --owner=0 --group=0 --mtime=@0 -C $$dir -czf $$archive kubectl-nstance LICENSE && \
+		sed -i "s|SHA256_$${platform^^}|$$(sha256sum $$archive | cut -d' ' -f1)|" bin/krew/nstance.yaml && echo "$$archive" || exit; \
+	done && ! grep -n 'SHA256_' bin/krew/nstance.yaml && echo bin/krew/nstance.yaml
 
 .PHONY: test
 test: test-unit test-e2e ## Run every test.

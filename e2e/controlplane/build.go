@@ -116,6 +116,17 @@ func (b Builder) Product(ctx context.Context) (operator, server string, err erro
 	return filepath.Join(b.cache(), "nstance-operator"), filepath.Join(b.cache(), "nstance-server"), err
 }
 
+// Plugin builds kubectl-nstance and returns its path.
+func (b Builder) Plugin(ctx context.Context) (string, error) {
+	unlock, err := b.lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	err = b.build(ctx, b.Root, 0, program{name: "kubectl-nstance", source: "nstance.dev/operator/cmd/kubectl-nstance"})
+	return filepath.Join(b.cache(), "kubectl-nstance"), err
+}
+
 // Agents builds nstance-agent, and the server of shards whose machines are its processes
 // (e2e/agentcloud), and returns their paths.
 func (b Builder) Agents(ctx context.Context) (agent, server string, err error) {

@@ -119,6 +119,7 @@ func (d devcluster) printReady(took time.Duration) {
 		`export PATH="` + filepath.Join(d.dir, "bin") + `:$PATH"`,
 		fmt.Sprintf("kubectl scale machinepool %s --replicas=%d", samplePool, replicas),
 		"kubectl get nstanceshardgroups,machinepools,nodes",
+		"kubectl nstance status",
 	}
 	if d.machines {
 		list = append(list, "kubectl apply -f "+filepath.Join(d.root, "manifests", "samples", "web.yaml"))

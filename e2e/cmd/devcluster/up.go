@@ -90,18 +90,24 @@ func (d devcluster) build(ctx context.Context) (programs, error) {
 	if p.operator, p.server, err = builder.Product(ctx); err != nil {
 		return p, err
 	}
-	return p, linkKubectl(p.controlPlane.Kube, filepath.Join(d.dir, "bin", "kubectl"))
+	plugin, err := builder.Plugin(ctx)
+	if err != nil {
+		return p, err
+	}
+	// kubectl is a name of the multi-call program. It finds its plugin in PATH.
+	bin := filepath.Join(d.dir, "bin")
+	return p, errors.Join(link(p.controlPlane.Kube, filepath.Join(bin, "kubectl")), link(plugin, filepath.Join(bin, "kubectl-nstance")))
 }
 
-// linkKubectl makes kubectl a name of the multi-call program.
-func linkKubectl(kube, path string) error {
+// link makes path a name of a program.
+func link(program, path string) error {
 	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
 		return err
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, os.ErrNotExist) {
 		return err
 	}
-	return os.Symlink(kube, path)
+	return os.Symlink(program, path)
 }
 
 // runNstance starts Nstance and its sample and returns when ctx is done, or when a

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package command_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/cli-runtime/pkg/genericiooptions"
+	"sigs.k8s.io/yaml"
+
+	"nstance.dev/operator/pkg/plugin/command"
+	"nstance.dev/operator/pkg/plugin/drains"
+	"nstance.dev/operator/pkg/plugin/objects"
+	"nstance.dev/operator/pkg/plugin/plugintest"
+	"nstance.dev/operator/pkg/plugin/status"
+	"nstance.dev/operator/pkg/plugin/why"
+)
+
+// result is what a command printed and how it exited.
+type result struct {
+	stdout, stderr, message string
+	code                    int
+}
+
+func run(t *testing.T, server *plugintest.Server, arguments ...string) result {
+	t.Helper()
+	// A kubeconfig of this machine must not have an effect.
+	t.Setenv("KUBECONFIG", t.TempDir()+"/none")
+	streams, _, stdout, stderr := genericiooptions.NewTestIOStreams()
+	cmd := command.New(streams)
+	cmd.SetArgs(append([]string{"--server", server.URL, "--namespace", plugintest.Namespace}, arguments...))
+	err := cmd.ExecuteContext(t.Context())
+	return result{stdout.String(), stderr.String(), command.Message(err), command.ExitCode(err)}
+}
+
+func drained() *objects.Snapshot {
+	s := plugintest.AtRest()
+	plugintest.Drain(s, "a", "a1", "scale-down")
+	for i := range s.ShardGroups.Items {
+		s.ShardGroups.Items[i].Labels = map[string]string{"nstance.dev/group": plugintest.Pool}
+	}
+	return s
+}
+
+func TestExitCodes(t *testing.T) {
+	for name, test := range map[string]struct {
+		arguments []string
+		forbidden []string
+		code      int
+		message   string
+	}{
+		"everything is known":         {[]string{"status"}, nil, 0, ""},
+		"Pods are forbidden":          {[]string{"drain-status"}, []string{"pods"}, 2, ""},
+		"why, MachinePools forbidden": {[]string{"why", "a1"}, []string{"machinepools"}, 2, ""},
+		"there is no such pool":       {[]string{"status", "none"}, nil, 1, `NstanceMachinePool "none" not found in namespace "nstance-system"; there are: workers`},
+		"pools are forbidden":         {[]string{"status"}, []string{"nstancemachinepools"}, 1, "forbidden to list nstancemachinepools"},
+		"unknown output":              {[]string{"status", "-o", "xml"}, nil, 1, `--output must be wide, json or yaml, and is "xml"`},
+		"why without a Node":          {[]string{"why"}, nil, 1, "accepts 1 arg(s), received 0"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := plugintest.NewServer(t, drained())
+			server.Forbidden = test.forbidden
+			got := run(t, server, test.arguments...)
+			if got.code != test.code || got.message != test.message {
+				t.Errorf("exit code %d with %q, want %d with %q\n%s", got.code, got.message, test.code, test.message, got.stdout)
+			}
+		})
+	}
+}
+
+// Scripts read these structures.
+func TestStructuredOutput(t *testing.T) {
+	server := plugintest.NewServer(t, drained())
+	for _, format := range []string{"json", "yaml"} {
+		var pools status.Status
+		require.NoError(t, yaml.UnmarshalStrict([]byte(run(t, server, "status", "-o", format).stdout), &pools))
+		if pools.APIVersion != objects.APIVersion || pools.Kind != status.Kind || len(pools.Pools) != 1 || len(pools.Drains) != 1 {
+			t.Errorf("%s: %+v", format, pools)
+		}
+		var list drains.Status
+		require.NoError(t, yaml.UnmarshalStrict([]byte(run(t, server, "drain-status", "a1", "-o", format).stdout), &list))
+		if list.APIVersion != objects.APIVersion || list.Kind != drains.Kind || len(list.Drains) != 1 || list.Drains[0].Reason != "scale-down" {
+			t.Errorf("%s: %+v", format, list)
+		}
+		var explained why.Explanation
+		require.NoError(t, yaml.UnmarshalStrict([]byte(run(t, server, "why", "a1", "-o", format).stdout), &explained))
+		if explained.APIVersion != objects.APIVersion || explained.Kind != why.Kind || explained.Verdict != why.Drained {
+			t.Errorf("%s: %+v", format, explained)
+		}
+	}
+}
+
+func TestNoPools(t *testing.T) {
+	got := run(t, plugintest.NewServer(t, &objects.Snapshot{}), "status")
+	if got.code != 0 || got.stdout != "" || got.stderr != "No pools found.\n" {
+		t.Errorf("%+v", got)
+	}
+}

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package gather_test
+
+import (
+	"errors"
+	"net/http"
+	"slices"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/client-go/rest"
+
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/plugin/gather"
+	"nstance.dev/operator/pkg/plugin/objects"
+	"nstance.dev/operator/pkg/plugin/plugintest"
+	"nstance.dev/operator/pkg/plugin/status"
+)
+
+func newGatherer(t *testing.T, server *plugintest.Server) *gather.Gatherer {
+	t.Helper()
+	g, err := gather.New(&rest.Config{Host: server.URL}, nil, plugintest.Namespace)
+	require.NoError(t, err)
+	return g
+}
+
+// drained has a Node of the pool and one of no pool that are being drained.
+func drained() *objects.Snapshot {
+	s := plugintest.AtRest()
+	plugintest.Drain(s, "a", "a1", "scale-down")
+	plugintest.AddPod(s, "a1", "web-0", nil)
+	plugintest.AddBudget(s, "keep-web", "web-0", 0)
+	other := plugintest.NewNode("z", "other")
+	other.Annotations = map[string]string{v1beta1.AnnotationCordonedFor: "z/other"}
+	s.Nodes.Items = append(s.Nodes.Items, other)
+	for i := range s.ShardGroups.Items {
+		s.ShardGroups.Items[i].Labels = map[string]string{v1beta1.LabelGroup: plugintest.Pool}
+	}
+	return s
+}
+
+// What costs the API server most is read only for Nodes of the pool that are being drained.
+func TestStatusReadsPodsOfDrainingNodesOnly(t *testing.T) {
+	expensive := []string{"pods", "poddisruptionbudgets", "volumeattachments", "events"}
+	server := plugintest.NewServer(t, plugintest.AtRest())
+	_, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+	require.NoError(t, err)
+	for _, resource := range expensive {
+		if requests := server.Requests(resource); len(requests) > 0 {
+			t.Errorf("without a drain: %+v", requests)
+		}
+	}
+
+	server = plugintest.NewServer(t, drained())
+	s, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+	require.NoError(t, err)
+	pods := server.Requests("pods")
+	if len(pods) != 1 || pods[0].FieldSelector != "spec.nodeName=a1" {
+		t.Errorf("requests for Pods: %+v", pods)
+	}
+	budgets := server.Requests("poddisruptionbudgets")
+	if len(budgets) != 1 || budgets[0].Namespace != "web" {
+		t.Errorf("requests for PodDisruptionBudgets: %+v", budgets)
+	}
+	for _, request := range server.Requests("") {
+		if request.Method != http.MethodGet || request.Name == "" && request.Limit != "500" {
+			t.Errorf("request %+v", request)
+		}
+	}
+	s.Now = plugintest.Now
+	built := status.Build(s)
+	if len(built.Drains) != 1 || built.Drains[0].State != "Blocked" {
+		t.Errorf("drains %+v", built.Drains)
+	}
+	if nodes := len(s.Nodes.Items); nodes != 4 {
+		t.Errorf("%d Nodes, want the 4 of the pool", nodes)
+	}
+}
+
+func TestEveryPageIsRead(t *testing.T) {
+	for name, expire := range map[string]string{"": "", "the list expires": "nodes"} {
+		t.Run(name, func(t *testing.T) {
+			server := plugintest.NewServer(t, drained())
+			server.Expire = expire
+			s, err := newGatherer(t, server).Drains(t.Context(), "")
+			require.NoError(t, err)
+			if got := len(s.Nodes.Items); got != 5 || s.Nodes.Unknown != "" {
+				t.Errorf("%d Nodes, want 5; unknown: %q", got, s.Nodes.Unknown)
+			}
+		})
+	}
+}
+
+// Each resource that may not be read is named, and never empty.
+func TestForbiddenResourcesAreUnknown(t *testing.T) {
+	for _, resource := range []string{
+		"nstanceshardgroups", "nstancemachines", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments", "events",
+	} {
+		t.Run(resource, func(t *testing.T) {
+			server := plugintest.NewServer(t, drained())
+			server.Forbidden = []string{resource}
+			s, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+			require.NoError(t, err)
+			if resource == "nstanceshardgroups" {
+				// Then no Node is known to be one of the pool.
+				require.Equal(t, []string{"forbidden to list nstanceshardgroups"}, s.Unknown())
+				return
+			}
+			require.Equal(t, []string{"forbidden to list " + resource}, s.Unknown())
+		})
+	}
+	server := plugintest.NewServer(t, drained())
+	server.Forbidden = []string{"nstancemachinepools"}
+	_, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+	require.EqualError(t, err, "forbidden to get nstancemachinepools")
+	_, err = newGatherer(t, server).Status(t.Context(), "")
+	require.EqualError(t, err, "forbidden to list nstancemachinepools")
+}
+
+func TestNotFoundNamesWhatExists(t *testing.T) {
+	g := newGatherer(t, plugintest.NewServer(t, plugintest.AtRest()))
+	_, err := g.Status(t.Context(), "worker")
+	require.EqualError(t, err, `NstanceMachinePool "worker" not found in namespace "nstance-system"; there are: workers`)
+	var notFound *gather.NotFoundError
+	if !errors.As(err, &notFound) {
+		t.Errorf("%T", err)
+	}
+	_, err = g.Drains(t.Context(), "z9")
+	require.EqualError(t, err, `Node "z9" not found`)
+	_, err = g.Why(t.Context(), "z9")
+	require.EqualError(t, err, `Node or NstanceMachine "z9" not found in namespace "nstance-system"`)
+}
+
+// The Nodes of a management cluster are not those of the pools.
+func TestNodesOfAnotherClusterAreUnknown(t *testing.T) {
+	server := plugintest.NewServer(t, drained())
+	cluster := v1beta1.NstanceCluster{ObjectMeta: metav1.ObjectMeta{Namespace: plugintest.Namespace, Name: "dev--default"}}
+	plugintest.SetCondition(&cluster.Status.Conditions, v1beta1.ConditionWorkloadClusterReachable, metav1.ConditionTrue, v1beta1.ReasonReachable, "")
+	server.AddClusters(t, cluster)
+	want := []string{"the Nodes are in another cluster; name its kubeconfig with --workload-kubeconfig"}
+	s, err := newGatherer(t, server).Status(t.Context(), plugintest.Pool)
+	require.NoError(t, err)
+	require.Equal(t, want, s.Unknown())
+	require.Empty(t, server.Requests("nodes"))
+
+	workload := plugintest.NewServer(t, drained())
+	g, err := gather.New(&rest.Config{Host: server.URL}, &rest.Config{Host: workload.URL}, plugintest.Namespace)
+	require.NoError(t, err)
+	s, err = g.Status(t.Context(), plugintest.Pool)
+	require.NoError(t, err)
+	require.Empty(t, s.Unknown())
+	for _, resource := range []string{"nodes", "pods", "poddisruptionbudgets", "volumeattachments", "events"} {
+		require.Empty(t, server.Requests(resource), resource)
+		require.NotEmpty(t, workload.Requests(resource), resource)
+	}
+}
+
+// why reads the Pod that has requested an instance.
+func TestWhyReadsTheRequestingPod(t *testing.T) {
+	s := plugintest.AtRest()
+	machine := plugintest.AddOnDemand(s)
+	server := plugintest.NewServer(t, s)
+	read, err := newGatherer(t, server).Why(t.Context(), machine.Name)
+	require.NoError(t, err)
+	if len(read.Requesting) != 1 {
+		t.Errorf("read %+v", read.Requesting)
+	}
+	if !slices.ContainsFunc(server.Requests("pods"), func(r plugintest.Request) bool { return r.Namespace == "web" && r.Name == "build" }) {
+		t.Errorf("requests %+v", server.Requests("pods"))
+	}
+}
