@@ -19,7 +19,9 @@ import (
 func Build(s *objects.Snapshot) Status {
 	status := Status{
 		APIVersion: objects.APIVersion, Kind: Kind, Pools: []Pool{}, OnDemand: []Machine{},
-		Drains: []drains.Drain{}, Unknown: s.Unknown(),
+		Drains: []drains.Drain{}, Unknown: s.Unknown(), OnDemandUnknown: s.NstanceMachines.Unknown,
+		// Without shard groups it is not known which Nodes are those of the pools.
+		DrainsUnknown: cmp.Or(s.Nodes.Unknown, s.ShardGroups.Unknown),
 	}
 	for _, drain := range drains.Find(s) {
 		if drain.InProgress() {

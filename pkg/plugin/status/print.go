@@ -38,9 +38,12 @@ func Print(w io.Writer, status Status, options printing.Options) error {
 		return err
 	}
 	printConditions(w, status, options)
-	if len(status.Drains) > 0 {
+	if len(status.Drains) > 0 || status.DrainsUnknown != "" {
 		fmt.Fprintln(w, "\nDRAINS")
 		drains.PrintDetails(w, status.Drains, options)
+	}
+	if status.DrainsUnknown != "" {
+		fmt.Fprintln(w, "unknown: "+status.DrainsUnknown)
 	}
 	printing.PrintUnknown(w, status.Unknown)
 	return nil
@@ -96,7 +99,11 @@ func addShard(table *printing.Table, shard Shard, options printing.Options, pref
 }
 
 func printOnDemand(w io.Writer, status Status, options printing.Options) error {
-	if len(status.OnDemand) == 0 {
+	switch {
+	case status.OnDemandUnknown != "":
+		fmt.Fprintf(w, "\nSINGLE INSTANCES\nunknown: %s\n", status.OnDemandUnknown)
+		return nil
+	case len(status.OnDemand) == 0:
 		return nil
 	}
 	fmt.Fprintln(w, "\nSINGLE INSTANCES")

@@ -16,8 +16,11 @@ type Status struct {
 	Kind       string `json:"kind"`
 	Pools      []Pool `json:"pools"`
 	// OnDemand are the instances that belong to no pool.
-	OnDemand []Machine      `json:"onDemand"`
-	Drains   []drains.Drain `json:"drains"`
+	OnDemand        []Machine `json:"onDemand"`
+	OnDemandUnknown string    `json:"onDemandUnknown,omitempty"`
+	// Drains are those of the Nodes of these instances.
+	Drains        []drains.Drain `json:"drains"`
+	DrainsUnknown string         `json:"drainsUnknown,omitempty"`
 	// Unknown is what could not be read, such as "forbidden to list pods".
 	Unknown []string `json:"unknown,omitempty"`
 }

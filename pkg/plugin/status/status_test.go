@@ -87,6 +87,11 @@ var cases = map[string]func() *objects.Snapshot{
 		plugintest.AddOnDemand(s)
 		return s
 	},
+	"nstance-machines-forbidden": func() *objects.Snapshot {
+		s := plugintest.AtRest()
+		s.NstanceMachines = objects.Unread[v1beta1.NstanceMachine]("forbidden to list nstancemachines")
+		return s
+	},
 	"pods-forbidden": func() *objects.Snapshot {
 		s := plugintest.AtRest()
 		plugintest.Drain(s, "a", "a1", "scale-down")
