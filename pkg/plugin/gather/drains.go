@@ -34,7 +34,7 @@ func (g *Gatherer) Drains(ctx context.Context, node string) (*objects.Snapshot, 
 	reads.Go(func() { s.ShardGroups = g.shardGroups(ctx, "") })
 	reads.Go(func() { s.NstanceMachines = g.nstanceMachines(ctx, "") })
 	reads.Go(func() { s.Machines = g.machines(ctx, "") })
-	reads.Go(func() { s.Nodes = g.readNodes(ctx, read) })
+	reads.Go(func() { g.readNodes(ctx, s, read) })
 	reads.Wait()
 	if node != "" && s.Nodes.Unknown == "" && len(s.Nodes.Items) == 0 {
 		return nil, &NotFoundError{Kind: "Node", Name: node}

@@ -97,7 +97,7 @@ func TestEveryPageIsRead(t *testing.T) {
 // Each resource that may not be read is named, and never empty.
 func TestForbiddenResourcesAreUnknown(t *testing.T) {
 	for _, resource := range []string{
-		"nstanceshardgroups", "nstancemachines", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments", "events",
+		"nstanceshardgroups", "nstancemachines", "nstanceclusters", "machinepools", "machines", "nodes", "pods", "poddisruptionbudgets", "volumeattachments", "events",
 	} {
 		t.Run(resource, func(t *testing.T) {
 			server := plugintest.NewServer(t, drained())

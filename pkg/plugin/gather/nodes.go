@@ -18,19 +18,23 @@ import (
 // kubeconfig was not given. Those of the management cluster are other ones.
 const inOtherCluster = "the Nodes are in another cluster; name its kubeconfig with --workload-kubeconfig"
 
-// readNodes reads Nodes, unless they are in another cluster.
-func (g *Gatherer) readNodes(ctx context.Context, read func(context.Context) objects.Read[corev1.Node]) objects.Read[corev1.Node] {
-	if !g.separate && g.hasWorkloadCluster(ctx) {
-		return objects.Unread[corev1.Node](inOtherCluster)
+// readNodes reads Nodes, unless they are in another cluster. If that is not known, a Node
+// that is found is one all the same.
+func (g *Gatherer) readNodes(ctx context.Context, s *objects.Snapshot, read func(context.Context) objects.Read[corev1.Node]) {
+	if !g.separate {
+		s.Clusters = g.clusters(ctx)
 	}
-	return read(ctx)
+	if hasWorkloadCluster(s.Clusters.Items) {
+		s.Nodes = objects.Unread[corev1.Node](inOtherCluster)
+		return
+	}
+	s.Nodes = read(ctx)
 }
 
 // hasWorkloadCluster reports whether an NstanceCluster says that its Nodes are in another
-// cluster. If that cannot be read, a Node that is found is one all the same.
-func (g *Gatherer) hasWorkloadCluster(ctx context.Context) bool {
-	clusters := g.clusters(ctx)
-	for _, cluster := range clusters.Items {
+// cluster.
+func hasWorkloadCluster(clusters []v1beta1.NstanceCluster) bool {
+	for _, cluster := range clusters {
 		if meta.FindStatusCondition(cluster.Status.Conditions, v1beta1.ConditionWorkloadClusterReachable) != nil {
 			return true
 		}

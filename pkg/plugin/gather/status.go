@@ -35,7 +35,7 @@ func (g *Gatherer) Status(ctx context.Context, name string) (*objects.Snapshot, 
 	reads.Go(func() { s.ShardGroups = g.shardGroups(ctx, groups) })
 	reads.Go(func() { s.NstanceMachines = g.nstanceMachinesOf(ctx, groups) })
 	reads.Go(func() { s.Machines = g.machinesOf(ctx, name) })
-	reads.Go(func() { s.Nodes = g.readNodes(ctx, g.allNodes) })
+	reads.Go(func() { g.readNodes(ctx, s, g.allNodes) })
 	reads.Wait()
 	if name != "" {
 		s.NstanceMachines.Items = slices.DeleteFunc(s.NstanceMachines.Items, func(machine v1beta1.NstanceMachine) bool {

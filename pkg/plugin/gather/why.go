@@ -27,7 +27,7 @@ func (g *Gatherer) Why(ctx context.Context, name string) (*objects.Snapshot, err
 	reads.Go(func() { s.ShardGroups = g.shardGroups(ctx, "") })
 	reads.Go(func() { s.NstanceMachines = g.nstanceMachines(ctx, "") })
 	reads.Go(func() { s.Machines = g.machines(ctx, "") })
-	reads.Go(func() { s.Nodes = g.readNodes(ctx, g.node(name)) })
+	reads.Go(func() { g.readNodes(ctx, s, g.node(name)) })
 	reads.Wait()
 	subject := s.Locate(name)
 	if !subject.Found() && s.Nodes.Unknown == "" && s.NstanceMachines.Unknown == "" {

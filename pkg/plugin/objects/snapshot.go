@@ -43,6 +43,10 @@ type Snapshot struct {
 	Machines        Read[clusterv1.Machine]
 	PoolEvents      Read[eventsv1.Event]
 
+	// Clusters say whether the Nodes are in another cluster. They are not read if its
+	// kubeconfig is given.
+	Clusters Read[v1beta1.NstanceCluster]
+
 	// Nodes, and the events about them, are in the cluster of the Nodes, like all that
 	// follows.
 	Nodes       Read[corev1.Node]
