@@ -40,6 +40,12 @@ never ./cmd/nstance-server "^$module/pkg/(operator|controller|shard|capi|apis|ge
 # The agent is small, and knows no Kubernetes.
 never ./cmd/nstance-agent '^(k8s\.io/(api|client-go|component-base|utils)|sigs\.k8s\.io/)'
 never ./cmd/nstance-agent "^$module/pkg/(server|operator|controller|shard|capi|apis|generated)(/|\$)"
+# The plugin of kubectl uses objects only, and what it shows does not depend on how they
+# are read.
+never ./pkg/plugin/... "^$module/(proto|pkg/(operator|server|agent|shard|controller|nstance|admission)(/|\$))"
+for pure in objects drains status why; do
+	never "./pkg/plugin/$pure" "^$module/pkg/plugin/(gather|command)\$"
+done
 # Packages of pure functions import nothing of this module.
 never ./pkg/distribute "^$module/"
 never ./pkg/providerid "^$module/"
