@@ -81,11 +81,12 @@ release: ## Write the release VERSION to bin/release, as clusterctl reads it.
 # Where the archives of the plugin can be downloaded. Without it they can be installed from
 # files only (docs/kubectl-plugin.md#install).
 RELEASE_URL ?= https://example.com/nstance
+KREW_PLATFORMS := linux_amd64 linux_arm64 darwin_amd64 darwin_arm64
 .PHONY: krew
 krew: VERSION := $(or $(filter v%,$(VERSION)),v0.1.0)
 krew: ## Write archives of the plugin of kubectl and their manifest for krew to bin/krew.
 	@mkdir -p bin/krew && sed -e 's|VERSION|$(VERSION)|; s|URL/|$(RELEASE_URL)/|' manifests/krew/nstance.yaml >bin/krew/nstance.yaml && \
-	for platform in linux_amd64 linux_arm64 darwin_amd64 darwin_arm64; do \
+	for platform in $(KREW_PLATFORMS); do \
 		dir=bin/krew/$$platform archive=bin/krew/kubectl-nstance_$$platform.tar.gz && \
 		GOOS=$${platform%_*} GOARCH=$${platform#*_} $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o $$dir/kubectl-nstance ./cmd/kubectl-nstance && \
 		cp LICENSE $$dir && tar --sort=name --owner=0 --group=0 --mtime=@0 -C $$dir -czf $$archive kubectl-nstance LICENSE && \

@@ -5,7 +5,6 @@ package command_test
 
 import (
 	"os"
-	"slices"
 	"strings"
 	"testing"
 
@@ -64,10 +63,7 @@ func TestKrewManifest(t *testing.T) {
 	}
 	makefile, err := os.ReadFile("../../../Makefile")
 	require.NoError(t, err)
-	if loop := "for platform in " + strings.Join(platforms, " ") + ";"; !strings.Contains(string(makefile), loop) {
-		t.Errorf("make krew has no %q", loop)
-	}
-	if !slices.Contains(platforms, "linux_amd64") {
-		t.Errorf("platforms %q", platforms)
+	if list := "KREW_PLATFORMS := " + strings.Join(platforms, " ") + "\n"; !strings.Contains(string(makefile), list) {
+		t.Errorf("the Makefile has no %q", list)
 	}
 }

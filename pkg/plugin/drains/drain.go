@@ -13,16 +13,17 @@ import (
 type State string
 
 const (
-	// Draining: Pods are left, and nothing is known to block them.
+	// Draining means: Pods are left, and nothing is known to block them.
 	Draining State = "Draining"
-	// Blocked: the operator or Cluster API reports a blockage, or a Pod cannot be evicted.
+	// Blocked means: the operator reports a blockage, or a Pod cannot be evicted or does
+	// not terminate.
 	Blocked State = "Blocked"
-	// Drained: no Pod is left that has to leave.
+	// Drained means: no Pod is left that has to leave.
 	Drained State = "Drained"
-	// Unreported: no object that was read has the instance any more. The shard has deleted
-	// it, or it belongs to another namespace.
+	// Unreported means: no object that was read has the instance any more. The shard has
+	// deleted it, or it belongs to another namespace.
 	Unreported State = "Unreported"
-	// Unknown: the Pods, or what blocks them, are not known.
+	// Unknown means: the Pods, or what blocks them, are not known.
 	Unknown State = "Unknown"
 )
 

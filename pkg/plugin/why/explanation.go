@@ -15,17 +15,17 @@ import (
 type Verdict string
 
 const (
-	// Created: the instance does not run yet.
+	// Created means: the instance does not run yet.
 	Created Verdict = "Created"
-	// Drained: its Node is being emptied before the instance is deleted.
+	// Drained means: its Node is being emptied before the instance is deleted.
 	Drained Verdict = "Drained"
-	// Deleted: the instance is being deleted or was deleted.
+	// Deleted means: the instance is being deleted or was deleted.
 	Deleted Verdict = "Deleted"
-	// Kept: nothing is to happen to it.
+	// Kept means: nothing is to happen to it.
 	Kept Verdict = "Kept"
-	// Unmanaged: no object that was read has the instance of the Node.
+	// Unmanaged means: no object that was read has the instance of the Node.
 	Unmanaged Verdict = "Unmanaged"
-	// Unknown: the objects that would say so could not be read.
+	// Unknown means: the objects that would say so could not be read.
 	Unknown Verdict = "Unknown"
 )
 
