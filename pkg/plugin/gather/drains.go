@@ -22,8 +22,8 @@ import (
 // maxConcurrent is the number of requests for the Pods of Nodes at a time.
 const maxConcurrent = 8
 
-// Drains reads what "kubectl nstance drain-status" shows, of one Node or with an empty name of
-// all. The error is a NotFoundError if there is no such Node.
+// Drains reads what "kubectl nstance drain-status" shows, of one Node or with an empty name
+// of all. The error is a NotFoundError if there is no such Node.
 func (g *Gatherer) Drains(ctx context.Context, node string) (*objects.Snapshot, error) {
 	s := &objects.Snapshot{Namespace: g.namespace}
 	read := g.allNodes
