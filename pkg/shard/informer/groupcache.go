@@ -38,6 +38,7 @@ type groupCache struct {
 	// reason is why the shard is not reachable; nil when it is reachable, and before
 	// the first attempt.
 	reason error
+	link   link
 }
 
 // shardStatus is the part of a groupCache whose changes OnShard is called for.
@@ -64,7 +65,7 @@ func (c *groupCache) status() any {
 
 // restart keeps the groups.
 func (c *groupCache) restart() {
-	*c = groupCache{groups: c.groups, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities}
+	*c = groupCache{groups: c.groups, known: c.known, touched: map[string]struct{}{}, capacities: c.capacities, link: c.link}
 }
 
 // droppedKeys returns nil: shardChanged covers all groups of a removed shard.

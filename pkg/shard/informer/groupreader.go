@@ -110,7 +110,10 @@ func (r *groupReader) list(ctx context.Context) bool {
 		})
 		return false
 	}
-	r.update(func(c *groupCache) []string { return c.finishList(groups) })
+	r.update(func(c *groupCache) []string {
+		c.link.lastList = time.Now()
+		return c.finishList(groups)
+	})
 	if info := conninfo.Of(&server); info != nil {
 		info.Verify()
 	}

@@ -30,6 +30,7 @@ func (r *groupReader) watchGroups(ctx context.Context) {
 		unverified: requestList,
 		opened: func() {
 			r.update(func(c *groupCache) []string {
+				c.link.opened(time.Now())
 				c.watchOpened()
 				return nil
 			})
@@ -52,6 +53,10 @@ func (r *groupReader) watchGroups(ctx context.Context) {
 // apply puts one event into the cache. The event of a deletion may contain nothing but
 // the key and the tenant.
 func (r *groupReader) apply(ctx context.Context, event *nstancev1.GroupEvent) {
+	r.update(func(c *groupCache) []string {
+		c.link.lastMessage = time.Now()
+		return nil
+	})
 	group := wire.Group(event.GetGroup())
 	switch event.GetType() {
 	case nstancev1.GroupEvent_TYPE_UPSERT:
