@@ -12,7 +12,6 @@ import (
 	"sync"
 	"time"
 
-	"github.com/prometheus/client_golang/prometheus"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/client-go/util/workqueue"
@@ -30,12 +29,6 @@ const (
 // instance, and its sync. Changes of many instances within it cost one sync, and so one
 // write.
 const BatchPeriod = time.Second
-
-// SyncPanics counts the syncs that panicked, by controller.
-var SyncPanics = prometheus.NewCounterVec(prometheus.CounterOpts{
-	Name: "controller_sync_panics_total",
-	Help: "Syncs that panicked, by controller; the object is synced again.",
-}, []string{"controller"})
 
 // SyncFunc brings the object of key into the desired state, independent of earlier
 // syncs. When requeue is positive and err nil, the key is synced again after
@@ -217,14 +210,18 @@ func (q *Queue[Key]) next(ctx context.Context, p part[Key]) bool {
 // call syncs key, and reports whether that panicked. One object that makes a sync panic must
 // not end the process, and then that of the next leader, which syncs it too.
 func (q *Queue[Key]) call(ctx context.Context, key Key) (requeue time.Duration, panicked bool, err error) {
+	start, result := time.Now(), syncSucceeded
 	defer func() {
 		if cause := recover(); cause != nil {
-			panicked = true
+			panicked, result = true, syncPanicked
 			SyncPanics.WithLabelValues(q.name).Inc()
 			klog.FromContext(ctx).Error(nil, "Sync panicked", "panic", cause, "stack", string(debug.Stack()))
 		}
+		SyncDuration.WithLabelValues(q.name, result).Observe(time.Since(start).Seconds())
 	}()
-	requeue, err = q.sync(ctx, key)
+	if requeue, err = q.sync(ctx, key); err != nil {
+		result = syncFailed
+	}
 	return requeue, false, err
 }
 

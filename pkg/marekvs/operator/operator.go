@@ -76,7 +76,7 @@ func Run(ctx context.Context, options *Options) error {
 		return err
 	}
 	health := serving.NewHealth()
-	if err := health.Serve(ctx, options.HTTPAddress, serving.NewMetricsHandler("marekvs_operator", controller.SyncPanics)); err != nil {
+	if err := health.Serve(ctx, options.HTTPAddress, serving.NewMetricsHandler("marekvs_operator", controller.SyncPanics, controller.SyncDuration)); err != nil {
 		return err
 	}
 	recorder, err := controller.NewRecorder(ctx, clients.kube, v1alpha1.ManagerName, v1alpha1.AddToScheme)
