@@ -24,6 +24,7 @@ import (
 	clocktesting "k8s.io/utils/clock/testing"
 
 	"nstance.dev/operator/pkg/capi"
+	"nstance.dev/operator/pkg/metricstest"
 	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard/shardtest"
 )
@@ -60,6 +61,7 @@ type Harness struct {
 	SyncKey func() (time.Duration, error)
 
 	recorder *events.FakeRecorder
+	registry *prometheus.Registry
 }
 
 // NewHarness returns a harness whose API server and caches have objects of our
@@ -75,6 +77,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 		Fake:       shards,
 		FakeClock:  clocktesting.NewFakePassiveClock(time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)),
 		recorder:   events.NewFakeRecorder(10_000),
+		registry:   prometheus.NewRegistry(),
 	}
 	kube := kubeinformers.NewSharedInformerFactory(h.KubeClient, 0)
 	h.Dependencies = nstance.Dependencies{
@@ -103,7 +106,7 @@ func NewHarness(t testing.TB, shards *shardtest.Shards, objects ...runtime.Objec
 		Notices:     shards.Notices(),
 		Recorder:    h.recorder,
 		Clock:       h.FakeClock,
-		Metrics:     prometheus.NewRegistry(),
+		Metrics:     h.registry,
 	}
 	// A cache that has synced knows its resource version, empty or not.
 	for _, informer := range []cache.SharedIndexInformer{h.Informers.MachinePools, h.Informers.Machines, h.Informers.Clusters} {
@@ -168,6 +171,15 @@ func Recorded(recorder *events.FakeRecorder) []string {
 func (h *Harness) ExpectEvents(want ...string) {
 	h.T.Helper()
 	assert.Equal(h.T, want, h.Events(), "recorded")
+}
+
+// Registry has the metrics of the controller.
+func (h *Harness) Registry() prometheus.Gatherer { return h.registry }
+
+// ExpectSeries compares all metrics of the controller (metricstest.Series).
+func (h *Harness) ExpectSeries(want ...string) {
+	h.T.Helper()
+	assert.Equal(h.T, want, metricstest.Series(h.T, h.registry), "series")
 }
 
 // Sync is SyncStale with caches that show what there is.

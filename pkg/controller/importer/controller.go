@@ -52,6 +52,7 @@ type Controller struct {
 	recorder events.EventRecorder
 	queue    *controller.Queue[cache.ObjectName]
 	writes   *controller.WriteTracker
+	metrics  *metrics
 
 	// invalidNames are the groups whose names were logged as invalid.
 	invalidNames sync.Map
@@ -79,6 +80,7 @@ func New(d nstance.Dependencies) (*Controller, error) {
 		groups:           d.Groups,
 		recorder:         d.Recorder,
 		writes:           controller.NewWriteTracker(pools.Informer().GetStore()),
+		metrics:          newMetrics(d.Metrics),
 	}
 	c.queue = controller.NewQueue("importer", c.sync)
 	c.queue.SeedWith(c.keys)

@@ -101,6 +101,7 @@ func (c *Controller) create(ctx context.Context, key cache.ObjectName, decided d
 		return fmt.Errorf("create pool %s: %w", key, err)
 	}
 	c.writes.Record(created)
+	c.metrics.imports.Inc()
 	klog.FromContext(ctx).Info("Imported a group", "shards", spec.Shards, "template", spec.Template, "instances", decided.instances)
 	controller.Record(c.recorder, created, reasonImported, "Import",
 		fmt.Sprintf("group %q was imported: %d instances on %d shards", spec.Group, decided.instances, len(spec.Shards)))

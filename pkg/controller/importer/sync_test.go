@@ -50,6 +50,7 @@ func TestSyncCreatesThePoolOnce(t *testing.T) {
 	if got, want := h.Events(), []string{`Normal Imported group "main" was imported: 5 instances on 2 shards`}; !slices.Equal(got, want) {
 		t.Errorf("recorded %q, want %q", got, want)
 	}
+	h.ExpectSeries("nstance_operator_imports_total 1")
 }
 
 func TestSyncCreatesAsTheOperator(t *testing.T) {

@@ -78,6 +78,7 @@ type Controller struct {
 	machineWrites        *controller.WriteTracker
 	nstanceMachineWrites *controller.WriteTracker
 	limiter              *limiter
+	metrics              *metrics
 	rejections           rejections
 	drainTimeout         time.Duration
 	allowed              allowed
@@ -107,6 +108,7 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 		machineWrites:        controller.NewWriteTracker(machines.GetStore()),
 		nstanceMachineWrites: controller.NewWriteTracker(nstanceMachines.Informer().GetStore()),
 		limiter:              newLimiter(o.Limit, nstanceMachines.Informer().GetIndexer()),
+		metrics:              newMetrics(d.Metrics),
 		drainTimeout:         o.DrainTimeout,
 		allowed:              allowed{namespaces: sets.New(o.Namespaces...), groups: sets.New(o.Groups...)},
 	}

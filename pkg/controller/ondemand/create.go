@@ -49,6 +49,7 @@ func (c *Controller) createPair(ctx context.Context, pod *metav1.PartialObjectMe
 	}
 	of := slot{pod.Namespace, wanted.group}
 	if !c.limiter.claim(pod.UID, of) {
+		c.metrics.limitHits.Inc()
 		return limitReached(of, c.limiter.limit), nil
 	}
 	exists, needs, err := c.needsMachine(ctx, pod)

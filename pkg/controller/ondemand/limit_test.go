@@ -78,6 +78,7 @@ func TestSyncKeepsTheLimit(t *testing.T) {
 		h.expect(third)
 	}
 	h.ExpectEvents(limitEvent, limitEvent)
+	h.ExpectSeries("nstance_operator_on_demand_limit_hits_total 6")
 	h.expect(elsewhere, createsNstanceMachine, createsMachine)
 	h.expect(newPod("another", "cpu"), createsNstanceMachine, createsMachine)
 

@@ -81,6 +81,7 @@ type Controller struct {
 	clock     clock.PassiveClock
 	queue     *controller.Queue[cache.ObjectName]
 	writes    *controller.WriteTracker
+	metrics   *metrics
 
 	mu         sync.Mutex
 	rejections map[cache.ObjectName]rejection
@@ -115,6 +116,7 @@ func New(d nstance.Dependencies, o Options) (*Controller, error) {
 		recorder:   d.Recorder,
 		clock:      d.Clock,
 		writes:     controller.NewWriteTracker(shardGroups.Informer().GetStore()),
+		metrics:    newMetrics(d.Metrics),
 		rejections: make(map[cache.ObjectName]rejection),
 		unclear:    make(map[cache.ObjectName]rejection),
 		failures:   make(map[cache.ObjectName]providerErrors),

@@ -81,6 +81,9 @@ func (c *Controller) recordSent(key cache.ObjectName, object *v1beta1.NstanceSha
 	next.last = now
 	c.sent[key] = next
 	c.mu.Unlock()
+	if next.corrections > 0 {
+		c.metrics.corrections.WithLabelValues(string(object.Spec.Shard)).Inc()
+	}
 	if next.corrections >= reportedCorrections {
 		controller.Warn(c.recorder, object, "DriftRepeated", "UpsertGroup", fmt.Sprintf(
 			"the group on shard %q was changed by another writer and corrected %d times since %s; the next correction is made after %s",

@@ -69,6 +69,7 @@ func TestChangeOfTheObjectIsNoCorrection(t *testing.T) {
 	h.Expect("upsert workers on a with size 4", writeStatus)
 	drift()
 	h.Expect("upsert workers on a with size 4")
+	h.ExpectSeries(`nstance_operator_drift_corrections_total{shard="a"} 2`)
 }
 
 func TestRareDriftIsCorrectedAtOnce(t *testing.T) {
