@@ -37,6 +37,8 @@ type Options struct {
 	// KubernetesCluster is the UID of the Kubernetes cluster that the operator runs in.
 	// Every call and stream names it (docs/protocol.md#tenants). Default: none.
 	KubernetesCluster string
+	// Metrics counts the calls to shards. Default: nothing does.
+	Metrics *Metrics
 }
 
 // ServeFunc serves one shard until ctx is done, and then returns. It runs in a
@@ -52,6 +54,7 @@ type Pool struct {
 	deadline    func() time.Time
 	// options are added to those of each connection. Tests add a dialer.
 	options []grpc.DialOption
+	metrics *Metrics
 	// changed contains a token while a change is waiting for Run's loop.
 	changed chan struct{}
 
@@ -67,6 +70,7 @@ func New(options Options) *Pool {
 		credentials: options.Credentials,
 		deadline:    options.Deadline,
 		options:     clusterOptions(options.KubernetesCluster),
+		metrics:     options.Metrics,
 		changed:     make(chan struct{}, 1),
 		endpoints:   map[string]shard.Endpoint{},
 		connections: map[string]*connection{},
@@ -155,7 +159,7 @@ func (p *Pool) update(ctx context.Context) []*connection {
 		if p.connections[id] != nil || ctx.Err() != nil {
 			continue
 		}
-		c, err := newConnection(ctx, id, endpoint.Operator, dialOptions(endpoint.Operator, p.credentials(id), p.options...))
+		c, err := newConnection(ctx, id, endpoint.Operator, dialOptions(endpoint.Operator, p.credentials(id), slices.Concat(p.options, p.metrics.options(id))...))
 		if err != nil {
 			logger.Error(err, "Cannot create a client for a shard", "shard", id, "address", endpoint.Operator)
 			continue
