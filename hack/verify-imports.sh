@@ -58,6 +58,8 @@ never ./pkg/shard/... "^$module/pkg/(apis|generated|capi|controller|operator|ser
 never ./pkg/shard/... '^k8s\.io/(api|client-go)(/|$)'
 # The webhook decides from caches of Kubernetes alone.
 never ./pkg/admission/... "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
+# Metrics of the state are read from caches alone.
+never ./pkg/statemetrics "^$module/pkg/(operator|server|shard/.*|controller/.*)(/|\$)"
 # What every operator shares knows no kind and no shard.
 never ./pkg/controller "^$module/"
 never ./pkg/election "^$module/"

@@ -22,9 +22,9 @@ import (
 const maxReviewBytes = 3 << 20
 
 // NewHandler returns the handler of AdmissionReviews of admission.k8s.io/v1, which
-// calls validator. An invalid review gets a status of 400 or above, which the API
+// calls validator and counts its decisions. An invalid review gets a status of 400 or above, which the API
 // server treats like no answer.
-func NewHandler(validator *Validator) http.Handler {
+func NewHandler(validator *Validator, metrics *Metrics) http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /validate", func(w http.ResponseWriter, r *http.Request) {
 		request, err := readReview(http.MaxBytesReader(w, r.Body, maxReviewBytes), r.Header.Get("Content-Type"))
@@ -38,6 +38,7 @@ func NewHandler(validator *Validator) http.Handler {
 			rejectReview(w, r, rejection)
 			return
 		}
+		metrics.decided(request.Resource, rejection == nil)
 		response := &admissionv1.AdmissionResponse{UID: request.UID, Allowed: rejection == nil}
 		if rejection != nil {
 			result := status.Status()

@@ -11,12 +11,15 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	admissionv1 "k8s.io/api/admission/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/metricstest"
 )
 
 // review is the body that the API server sends.
@@ -49,7 +52,8 @@ func readResponse(t testing.TB, body []byte) *admissionv1.AdmissionResponse {
 }
 
 func TestReviewsAreAnswered(t *testing.T) {
-	handler := NewHandler(newValidator(t, present()))
+	registry := prometheus.NewRegistry()
+	handler := NewHandler(newValidator(t, present()), NewMetrics(registry))
 	for name, test := range map[string]struct {
 		request *admissionv1.AdmissionRequest
 		allowed bool
@@ -57,6 +61,7 @@ func TestReviewsAreAnswered(t *testing.T) {
 		message string
 	}{
 		"allowed":   {request: create(t, newPool("new", "new", "a")), allowed: true},
+		"other":     {request: &admissionv1.AdmissionRequest{UID: "uid", Resource: metav1.GroupVersionResource{Version: "v1", Resource: "pods"}}, allowed: true},
 		"invalid":   {request: create(t, newPool("new", "workers", "a")), code: http.StatusUnprocessableEntity, message: "belongs to pool workers"},
 		"forbidden": {request: remove(t, static(newPool("main", "main", "a"))), code: http.StatusForbidden, message: "is static"},
 	} {
@@ -80,6 +85,11 @@ func TestReviewsAreAnswered(t *testing.T) {
 			}
 		})
 	}
+	assert.Equal(t, []string{
+		`nstance_operator_webhook_decisions_total{allowed="false",resource="nstancemachinepools"} 2`,
+		`nstance_operator_webhook_decisions_total{allowed="true",resource="nstancemachinepools"} 1`,
+		`nstance_operator_webhook_decisions_total{allowed="true",resource="other"} 1`,
+	}, metricstest.Series(t, registry))
 }
 
 func TestInvalidReviewsAreNotAnswered(t *testing.T) {
@@ -115,7 +125,7 @@ func TestInvalidReviewsAreNotAnswered(t *testing.T) {
 				test.change(request)
 			}
 			recorder := httptest.NewRecorder()
-			NewHandler(newValidator(t, present())).ServeHTTP(recorder, request)
+			NewHandler(newValidator(t, present()), NewMetrics(prometheus.NewRegistry())).ServeHTTP(recorder, request)
 			if recorder.Code != test.want {
 				t.Errorf("answered %d: %.200s", recorder.Code, recorder.Body)
 			}
@@ -126,7 +136,7 @@ func TestInvalidReviewsAreNotAnswered(t *testing.T) {
 // FuzzHandler sends arbitrary bodies. A review gets a decision for its uid, and
 // every other body an error.
 func FuzzHandler(f *testing.F) {
-	handler := NewHandler(newValidator(f, present()))
+	handler := NewHandler(newValidator(f, present()), NewMetrics(prometheus.NewRegistry()))
 	for _, request := range []*admissionv1.AdmissionRequest{
 		create(f, newPool("new", "new", "a")),
 		create(f, newPool("new", "workers", "z")),

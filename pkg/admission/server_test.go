@@ -16,6 +16,7 @@ import (
 	"testing/synctest"
 	"time"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/pki"
@@ -44,7 +45,7 @@ func TestServerStartsWithoutACertificate(t *testing.T) {
 	pair, client := newCertificate(t, "127.0.0.1")
 	var current atomic.Pointer[tls.Certificate]
 	listener := listen(t)
-	serve(t.Context(), listener, NewHandler(newValidator(t, present())), func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
+	serve(t.Context(), listener, NewHandler(newValidator(t, present()), NewMetrics(prometheus.NewRegistry())), func(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 		if certificate := current.Load(); certificate != nil {
 			return certificate, nil
 		}

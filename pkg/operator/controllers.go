@@ -11,7 +11,6 @@ import (
 	"google.golang.org/grpc/credentials"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
-	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/controller/cluster"
@@ -23,6 +22,7 @@ import (
 	"nstance.dev/operator/pkg/controller/poolmember"
 	"nstance.dev/operator/pkg/controller/registration"
 	"nstance.dev/operator/pkg/controller/shardgroup"
+	"nstance.dev/operator/pkg/controller/startup"
 	"nstance.dev/operator/pkg/controller/workload"
 	"nstance.dev/operator/pkg/nstance"
 	"nstance.dev/operator/pkg/shard/identity"
@@ -78,6 +78,7 @@ func newControllers(options *Options, clients *clients, identity cluster.Conditi
 	list.add(importer.New(d))
 	list.add(machine.New(d, machine.Options{Drains: drains}))
 	list.add(poolmember.New(d))
+	list.add(startup.New(d))
 	list.add(ondemand.New(d, ondemand.Options{
 		Limit: options.OnDemandLimit, DrainTimeout: options.OnDemandDrainTimeout,
 		Namespaces: options.OnDemandNamespaces, Groups: options.OnDemandGroups,
@@ -101,7 +102,7 @@ func (c *components) dependencies(options *Options, clients *clients, informers 
 		Notices:     c.notices,
 		Recorder:    recorder,
 		Clock:       clock.RealClock{},
-		Metrics:     legacyregistry.Registerer(),
+		Metrics:     c.metrics,
 	}
 }
 

@@ -10,8 +10,10 @@ import (
 	"net/http"
 	"sync"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/tools/events"
+	"k8s.io/component-base/metrics/legacyregistry"
 	"k8s.io/klog/v2"
 
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -24,6 +26,7 @@ import (
 	"nstance.dev/operator/pkg/shard/connpool"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/statemetrics"
 )
 
 // Run runs the operator until ctx is done. It returns an error when it cannot
@@ -41,7 +44,7 @@ func Run(ctx context.Context, options *Options) error {
 		return err
 	}
 	health := serving.NewHealth()
-	metrics := serving.NewMetricsHandler("nstance_operator", controller.SyncPanics)
+	metrics := serving.NewMetricsHandler("nstance_operator", controller.SyncPanics, controller.SyncDuration)
 	unprotected := metrics
 	if options.MetricsAddress != "" {
 		unprotected = http.NotFoundHandler()
@@ -57,7 +60,7 @@ func Run(ctx context.Context, options *Options) error {
 	if err != nil {
 		return err
 	}
-	components, err := newComponents(ctx, options, clients, informers, recorder, cluster)
+	components, err := newComponents(ctx, options, clients, informers, recorder, cluster, legacyregistry.Registerer())
 	if err != nil {
 		return err
 	}
@@ -99,6 +102,9 @@ type components struct {
 	notices       *informer.Notices
 	registration  *registration.Controller
 	controllers   []leaderController
+	// metrics has the metrics of all replicas, and state those of the leader.
+	metrics prometheus.Registerer
+	state   *statemetrics.Collector
 	// synced are done when every event handler has received every object of the first
 	// lists.
 	synced []cache.DoneChecker
@@ -106,6 +112,7 @@ type components struct {
 
 func newComponents(
 	ctx context.Context, options *Options, clients *clients, informers *informers, recorder events.EventRecorder, kubernetesCluster string,
+	metrics prometheus.Registerer,
 ) (*components, error) {
 	id := &identity.Identity{}
 	c := &components{
@@ -113,8 +120,10 @@ func newComponents(
 			Credentials:       id.Credentials(options.ClusterID),
 			Deadline:          clients.lease.Deadline,
 			KubernetesCluster: kubernetesCluster,
+			Metrics:           connpool.NewMetrics(metrics),
 		}),
 		notices: informer.NewNotices(),
+		metrics: metrics,
 	}
 	var err error
 	c.configuration, err = newConfiguration(ctx, c.connections, id, informers, recorder)
@@ -126,7 +135,9 @@ func newComponents(
 		Confirmed:      c.configuration.confirmed,
 	})
 	c.groups.AddHandler(shard.GroupHandler{OnError: c.configuration.errorReported})
-	c.webhook, err = newWebhook(ctx, options, clients, informers, c.groups)
+	c.state = c.newState(options, informers)
+	metrics.MustRegister(watchedInformers(informers))
+	c.webhook, err = newWebhook(ctx, options, clients, informers, c.groups, metrics)
 	if err != nil {
 		return nil, err
 	}
@@ -152,6 +163,8 @@ func newComponents(
 // when all of them have stopped, the controllers before the connections.
 func (c *components) work(ctx context.Context) error {
 	c.configuration.lead()
+	c.metrics.MustRegister(c.state)
+	defer c.metrics.Unregister(c.state)
 	connected, disconnect := context.WithCancel(context.WithoutCancel(ctx))
 	defer disconnect()
 	var shards, running sync.WaitGroup

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net/http"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"k8s.io/utils/clock"
 
 	"nstance.dev/operator/pkg/admission"
@@ -24,12 +25,15 @@ type webhook struct {
 	controller.Registrations
 
 	validator    *admission.Validator
+	metrics      *admission.Metrics
 	serving      certificate.Serving
 	certificates *certificate.Controller
 }
 
-func newWebhook(ctx context.Context, options *Options, clients *clients, informers *informers, groups admission.Groups) (*webhook, error) {
-	w := &webhook{}
+func newWebhook(
+	ctx context.Context, options *Options, clients *clients, informers *informers, groups admission.Groups, metrics prometheus.Registerer,
+) (*webhook, error) {
+	w := &webhook{metrics: admission.NewMetrics(metrics)}
 	var err error
 	w.validator, err = admission.NewValidator(
 		admission.Config{Namespace: options.Namespace, ClusterName: options.ClusterName(), ShardsConfigMap: options.ShardsConfigMap},
@@ -53,7 +57,7 @@ func newWebhook(ctx context.Context, options *Options, clients *clients, informe
 
 // serve serves the webhook until ctx is done. It returns once the address is bound.
 func (w *webhook) serve(ctx context.Context, address string) error {
-	if err := admission.Serve(ctx, address, admission.NewHandler(w.validator), w.serving.GetCertificate); err != nil {
+	if err := admission.Serve(ctx, address, admission.NewHandler(w.validator, w.metrics), w.serving.GetCertificate); err != nil {
 		return fmt.Errorf("--webhook-address: %w", err)
 	}
 	return nil

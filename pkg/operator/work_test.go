@@ -8,8 +8,11 @@ import (
 	"testing"
 	"testing/synctest"
 
+	"github.com/prometheus/client_golang/prometheus"
+
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/statemetrics"
 )
 
 // slowController returns from Run when ctx is done and release is closed.
@@ -35,6 +38,7 @@ func TestWorkStopsControllersBeforeConnections(t *testing.T) {
 			configuration: configuration, connections: configuration.connections,
 			groups: informer.NewGroups(informer.Options{}), notices: informer.NewNotices(),
 			controllers: []leaderController{slow},
+			metrics:     prometheus.NewRegistry(), state: statemetrics.New(statemetrics.Sources{}),
 		}
 		done := make(chan error, 1)
 		go func() { done <- c.work(ctx) }()

@@ -14,6 +14,7 @@ import (
 	"sync"
 	"testing"
 
+	"github.com/prometheus/client_golang/prometheus"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -219,7 +220,7 @@ func TestStartWithoutTheWorkloadCluster(t *testing.T) {
 	options.CAPIEndpoint, options.WorkloadKubeconfig = "https://workload:6443", workload.kubeconfig(t)
 	workload.Close()
 	clients, informers := clusterOf(t, management, options)
-	components, err := newComponents(t.Context(), options, clients, informers, &recorder{}, "uid")
+	components, err := newComponents(t.Context(), options, clients, informers, &recorder{}, "uid", prometheus.NewRegistry())
 	require.NoError(t, err)
 	informers.run(t.Context())
 	for _, checker := range components.synced {
