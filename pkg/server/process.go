@@ -12,8 +12,6 @@ import (
 	"time"
 
 	"github.com/prometheus/client_golang/prometheus"
-	"github.com/prometheus/client_golang/prometheus/collectors"
-	"github.com/prometheus/client_golang/prometheus/collectors/version"
 	"google.golang.org/grpc"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/klog/v2"
@@ -116,10 +114,9 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	}
 	sh.inForce.Store(c)
 	sh.setRejected(rejected)
-	sh.registry.MustRegister(version.NewCollector("nstance_server"))
 	p := &process{
 		server:  s,
-		storage: storage.WithTimeout(s.Storage, func() time.Duration { return sh.inForce.Load().Shard.RequestTimeout }),
+		storage: storage.WithTimeout(storage.WithMetrics(s.Storage, sh.registry), func() time.Duration { return sh.inForce.Load().Shard.RequestTimeout }),
 		bind:    bind,
 		shared:  sh,
 	}
@@ -141,9 +138,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		sh.agentGate = grpcapi.NewAgentGate(sh.elector.Leading, p.leaderMessage)
 		sh.agentGate.Blocked = p.blocked
 	}
-	sh.registry.MustRegister(collectors.NewGoCollector(), collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}))
-	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
-	sh.registry.MustRegister(sh.newRejectedMetric())
+	sh.registerMetrics()
 	p.health = newHealth(sh.registry, p.ready, p.notServing, sh.configRejected)
 	return p, nil
 }

@@ -7,17 +7,20 @@ import (
 	"context"
 	"fmt"
 	"reflect"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
 
 	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/types/known/emptypb"
 
+	"nstance.dev/operator/pkg/metricstest"
 	"nstance.dev/operator/pkg/server/instance"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -42,10 +45,20 @@ func TestShutGateRejectsAllCalls(t *testing.T) {
 		}
 		expectStatus(t, method.Name, err, codes.Unavailable, want)
 	}
-	families, err := registry.Gather()
-	if err != nil || len(families) != 1 || len(families[0].Metric) != methods.NumMethod()-1 {
-		t.Errorf("the metrics are %v, %v, want one for each other method", families, err)
+	counts := map[string]int{}
+	for _, series := range metricstest.Series(t, registry) {
+		name, _, _ := strings.Cut(series, "{")
+		counts[name]++
+		if name == "nstance_server_streams" && !strings.HasSuffix(series, " 0") {
+			t.Errorf("a stream is open: %s", series)
+		}
 	}
+	const watches = 3
+	assert.Equal(t, map[string]int{
+		"nstance_server_rpc_total":            methods.NumMethod() - 1,
+		"nstance_server_rpc_duration_seconds": methods.NumMethod() - 1 - watches,
+		"nstance_server_streams":              watches,
+	}, counts, "series")
 }
 
 func TestGateOpensAndShuts(t *testing.T) {

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server
+
+import (
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/prometheus/client_golang/prometheus/collectors"
+	"github.com/prometheus/client_golang/prometheus/collectors/version"
+
+	"nstance.dev/operator/pkg/server/reconciler"
+)
+
+// registerMetrics registers the metrics that outlive a term, other than those of calls.
+func (sh *shared) registerMetrics() {
+	sh.registry.MustRegister(version.NewCollector("nstance_server"), collectors.NewGoCollector(),
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), sh.newRejectedMetric(), sh.newLeaderMetric())
+	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
+}
+
+// newLeaderMetric returns a metric that is 1 while this server leads the shard.
+func (sh *shared) newLeaderMetric() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nstance_server_leader",
+		Help: "1 while this server leads its shard, otherwise 0.",
+	}, func() float64 {
+		if sh.elector.Leading() {
+			return 1
+		}
+		return 0
+	})
+}

@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server
+
+import (
+	"path/filepath"
+	"testing"
+
+	"github.com/prometheus/client_golang/prometheus"
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/metricstest"
+	"nstance.dev/operator/pkg/server/grpcapi"
+	"nstance.dev/operator/pkg/server/reconciler"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+func TestEveryMetricIsDocumented(t *testing.T) {
+	sh := &shared{registry: prometheus.NewRegistry()}
+	sh.registerMetrics()
+	grpcapi.Count(sh.registry)
+	storage.WithMetrics(nil, sh.registry)
+	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{})
+	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server.md")))
+}
