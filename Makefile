@@ -118,7 +118,7 @@ test-e2e: ## Run the tests against a real control plane.
 test-machines: test-docker test-qemu test-standalone test-nodes ## Run every test that needs Docker or QEMU, as root.
 
 .PHONY: debian-packages
-debian-packages: ## Install what test-machines needs on Debian.
+debian-packages: ## Install what test-machines, test-monitoring and verify-alerts need on Debian.
 	hack/debian-packages.sh
 
 .PHONY: test-docker
@@ -141,6 +141,10 @@ test-standalone:
 test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -parallel 8 -timeout 30m -v ./machines
 
+.PHONY: test-monitoring
+test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.
+	cd e2e && NSTANCE_TEST_MONITORING=1 $(COMPILE) $(GOTEST) -timeout 20m -run '^TestPrometheus' -v ./operator
+
 .PHONY: soak
 soak: ## Change pools at random while parts of the system fail, for 20 minutes.
 	cd e2e && NSTANCE_WALK_DURATION=20m $(COMPILE) $(GOTEST) -count=1 -timeout 60m -v ./walk
@@ -154,7 +158,7 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-modules verify-imports verify-citations verify-format agent lint ## Check everything that is not a test.
+verify: verify-generated verify-modules verify-imports verify-citations verify-format verify-alerts agent lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.
@@ -179,6 +183,10 @@ verify-citations: ## Check that documents that are cited exist.
 .PHONY: verify-format
 verify-format: ## Check formatting and license headers.
 	hack/verify-format.sh
+
+.PHONY: verify-alerts
+verify-alerts: ## Test the alerts with promtool, of Debian's package prometheus.
+	hack/verify-alerts.sh
 
 .PHONY: lint
 lint: ## Run golangci-lint, which runs go vet too.

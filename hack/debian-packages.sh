@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Nstance Authors.
 
-# Installs the packages of Debian that the tests on machines need (make test-machines), if
-# they are missing: Docker, QEMU, and what builds the image of nodes.
+# Installs the packages of Debian that the tests on machines (make test-machines) and of the
+# alerts (make verify-alerts, make test-monitoring) need, if they are missing: Docker, QEMU,
+# what builds the image of nodes, and Prometheus.
 set -euo pipefail
-packages=(curl docker.io iproute2 iptables mmdebstrap qemu-system-x86 qemu-utils)
+packages=(curl docker.io iproute2 iptables mmdebstrap prometheus qemu-system-x86 qemu-utils)
 
 missing=()
 for package in "${packages[@]}"; do
