@@ -57,6 +57,8 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 			Help: "Evictions that the API server rejected; each attempt is counted.",
 		}),
 	}
+	// A state without drains is 0, and not missing.
+	m.setDrains(0, 0)
 	registry.MustRegister(m.duration, m.drains, m.evictionsRefused)
 	return m
 }

@@ -22,6 +22,7 @@ import (
 func TestMetrics(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		h := newHarness(t, newNode("n1"), newPod("free", "n1"), newNode("n2"), newPod("blocked", "n2"))
+		expectMetrics(t, h.registry, `nstance_operator_drains{state="blocked"} 0`, `nstance_operator_drains{state="running"} 0`)
 		h.rejectEviction = func(pod string) error {
 			if pod == "blocked" {
 				return errBudget

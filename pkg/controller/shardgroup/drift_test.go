@@ -72,6 +72,16 @@ func TestChangeOfTheObjectIsNoCorrection(t *testing.T) {
 	h.ExpectSeries(`nstance_operator_drift_corrections_total{shard="a"} 2`)
 }
 
+func TestEachConfiguredShardHasACount(t *testing.T) {
+	h := newHarness(t)
+	h.ExpectSeries()
+	h.Fake.NotifyShard("a")
+	h.ExpectSeries(`nstance_operator_drift_corrections_total{shard="a"} 0`)
+	h.Fake.Update(func() { delete(h.Fake.ByID, "a") })
+	h.Fake.NotifyShard("a")
+	h.ExpectSeries()
+}
+
 func TestRareDriftIsCorrectedAtOnce(t *testing.T) {
 	h := newHarness(t, newObject())
 	h.Expect(upsert3, writeStatus)

@@ -65,6 +65,7 @@ func (c *Controller) drainsReported(id string) {
 // shardChanged enqueues the shard groups of a shard: at once when it is reachable,
 // and otherwise after a grace period in which it may be back.
 func (c *Controller) shardChanged(id string) {
+	c.metrics.setShard(id, c.shards.Has(id))
 	delay := time.Duration(0)
 	if reachable, _ := c.groups.Reachable(id); !reachable {
 		delay = nstance.LostGrace

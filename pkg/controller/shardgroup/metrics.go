@@ -17,3 +17,13 @@ func newMetrics(registry prometheus.Registerer) *metrics {
 	registry.MustRegister(m.corrections)
 	return m
 }
+
+// setShard has the metrics of each configured shard, and of no other. They are 0 before the
+// first correction: an increase from a missing value cannot be seen.
+func (m *metrics) setShard(id string, configured bool) {
+	if configured {
+		m.corrections.WithLabelValues(id)
+	} else {
+		m.corrections.DeleteLabelValues(id)
+	}
+}
