@@ -1,0 +1,146 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package operator
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	rbacv1 "k8s.io/api/rbac/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+// empty are the panels without a result while all is well.
+var empty = map[string]bool{
+	"Why is a pool not at its size?": true,
+	"Finished drains by outcome":     true,
+	"Duration of drains, 9 of 10":    true,
+}
+
+// Prometheus reads the metrics of the operator and of the servers with the settings that are
+// shipped. The rules can be evaluated, no alert is active while all is well, and every panel
+// of the dashboard has a result.
+func TestPrometheusScrapesWithTheShippedSettings(t *testing.T) {
+	binary := prometheusBinary(t)
+	const reader = "scraper"
+	_, err := env.Kube.CoreV1().ServiceAccounts(installation.Namespace).Create(t.Context(),
+		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: reader}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	_, err = env.Kube.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
+		ObjectMeta: metav1.ObjectMeta{Name: reader},
+		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "nstance-operator-metrics-reader"},
+		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: installation.Namespace, Name: reader}},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	port := 0
+	require.NoError(t, controlplane.FillInPorts([]*int{&port}))
+	metrics := fmt.Sprintf("127.0.0.1:%d", port)
+	env.ReplaceOperator(t, "--metrics-address", metrics)
+
+	dir := t.TempDir()
+	token := filepath.Join(dir, "token")
+	require.NoError(t, os.WriteFile(token, []byte(tokenOf(t, reader)), 0o600))
+	config := newScrapeConfig(t, dir, token)
+	config.addOperator(t, metrics)
+	config.addServers(t)
+	prometheus := config.start(t, binary)
+
+	env.CreatePoolForTest(t, "monitored", 3)
+	env.UntilRunning(t, "monitored", 3)
+	const machine = "monitored-machine"
+	env.CreateMachine(t, machine, "monitored", "")
+	t.Cleanup(func() {
+		ctx := context.WithoutCancel(t.Context())
+		require.NoError(t, env.Machines().Delete(ctx, machine, metav1.DeleteOptions{}))
+		testcluster.Eventually(t, time.Minute, "the Machine is deleted", func(ctx context.Context) error {
+			return env.MachineDeleted(ctx, machine, "")
+		})
+	})
+
+	testcluster.Eventually(t, time.Minute, "every target is up", func(ctx context.Context) error {
+		results, err := prometheus.query(ctx, "up")
+		if err == nil && len(results) != 1+len(shards) {
+			err = fmt.Errorf("%d targets", len(results))
+		}
+		for _, result := range results {
+			if result.Value[1] != "1" {
+				err = fmt.Errorf("%v is %v: %s", result.Metric, result.Value[1], prometheus.errors(ctx))
+			}
+		}
+		return err
+	})
+	counted, err := prometheus.query(t.Context(), `count({job="nstance-operator-metrics", __name__!~"nstance_operator_(group|machines).*"})`)
+	require.NoError(t, err)
+	require.Len(t, counted, 1)
+	t.Logf("%v series of the operator, those of groups and machines aside", counted[0].Value[1])
+	panels := dashboardQueries(t)
+	testcluster.Eventually(t, time.Minute, "every panel has a result", func(ctx context.Context) error {
+		var errs []error
+		for title, queries := range panels {
+			for _, query := range queries {
+				results, err := prometheus.query(ctx, strings.ReplaceAll(query, "$__rate_interval", "30s"))
+				if err == nil && len(results) == 0 && !empty[title] {
+					err = errors.New("no result")
+				}
+				if err != nil {
+					errs = append(errs, fmt.Errorf("panel %q, query %q: %w", title, query, err))
+				}
+			}
+		}
+		return errors.Join(errs...)
+	})
+	testcluster.Eventually(t, time.Minute, "the rules are evaluated and no alert is active", prometheus.quiet)
+}
+
+// prometheusBinary returns the path of Prometheus. Where it is missing, the test is
+// skipped, unless it was requested.
+func prometheusBinary(t *testing.T) string {
+	t.Helper()
+	binary, err := exec.LookPath("prometheus")
+	switch {
+	case err == nil:
+	case os.Getenv("NSTANCE_TEST_MONITORING") != "":
+		t.Fatalf("prometheus is not installed, run 'make debian-packages': %v", err)
+	default:
+		t.Skip("NOT TESTED: prometheus is not installed. 'make debian-packages' installs it, and 'make test-monitoring' needs it")
+	}
+	return binary
+}
+
+// dashboardQueries returns the queries of the dashboard by the title of their panels.
+func dashboardQueries(t *testing.T) map[string][]string {
+	t.Helper()
+	data, err := os.ReadFile(filepath.Join(monitoring, "dashboard.json"))
+	require.NoError(t, err)
+	var dashboard struct {
+		Panels []struct {
+			Title   string
+			Targets []struct{ Expr string }
+		}
+	}
+	require.NoError(t, json.Unmarshal(data, &dashboard))
+	queries := map[string][]string{}
+	for _, panel := range dashboard.Panels {
+		for _, target := range panel.Targets {
+			queries[panel.Title] = append(queries[panel.Title], target.Expr)
+		}
+	}
+	assert.NotEmpty(t, queries)
+	return queries
+}
