@@ -96,6 +96,14 @@ func TestStagesAreMeasuredSinceTheFirstReport(t *testing.T) {
 	h.expectSum(stageRunning, 2, 60*time.Second)
 	h.expectSum(stageNodeReady, 2, 80*time.Second)
 	assert.Empty(t, h.controller.waiting)
+
+	h.node("i3", corev1.ConditionFalse)
+	h.report(running("i1"), running("i2"), running("i3"))
+	h.expectSum(stageRunning, 3, 60*time.Second)
+	h.expectSum(stageNodeReady, 2, 80*time.Second)
+	h.Advance(5 * time.Second)
+	h.node("i3", corev1.ConditionTrue)
+	h.expectSum(stageNodeReady, 3, 85*time.Second)
 }
 
 // When an instance was requested is known only of those that appear while the shard is
