@@ -41,9 +41,13 @@ func (s *server) reportChange(key instance.GroupKey) {
 	for _, i := range s.instances.List(key) {
 		ids = append(ids, i.ProviderID)
 	}
+	shortfall := s.shortfallOf(key)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.reported[key] = ids
+	if before := s.shortfalls[key]; len(before) == 0 || before[len(before)-1] != shortfall {
+		s.shortfalls[key] = append(before, shortfall)
+	}
 }
 
 func (s *server) reportFailure(group instance.GroupKey, id string, err error) {

@@ -101,6 +101,8 @@ type server struct {
 	// reported are the provider ids of every group when its last change was
 	// reported.
 	reported map[instance.GroupKey][]string
+	// shortfalls are the different shortfalls of every group when changes were reported.
+	shortfalls map[instance.GroupKey][]string
 }
 
 // start runs a server in a bubble of synctest until the end of the test.
@@ -115,7 +117,7 @@ func startServer(t testing.TB, c *config.Config, agents bool) *server {
 	objects := t.TempDir()
 	files, err := file.Open(objects)
 	require.NoError(t, err)
-	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}, withAgents: agents}
+	s := &server{t: t, dir: t.TempDir(), objects: objects, config: c, storage: serialStorage(files), cloud: newCloud(), reported: map[instance.GroupKey][]string{}, shortfalls: map[instance.GroupKey][]string{}, withAgents: agents}
 	s.lead()
 	t.Cleanup(func() { s.stop() })
 	return s

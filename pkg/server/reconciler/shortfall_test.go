@@ -17,7 +17,10 @@ import (
 
 // shortfallOf returns the shortfall of a group as a status has it.
 func (s *server) shortfallOf(key instance.GroupKey) string {
-	group, _ := s.groups.Get(key)
+	group, found := s.groups.Get(key)
+	if !found {
+		return ""
+	}
 	missing, message := s.reconciler.Shortfalls.Of(group, s.instances.List(key))
 	if missing == 0 {
 		return ""
@@ -71,6 +74,46 @@ func TestShortfallIsAState(t *testing.T) {
 		s.pass(maxBackoff)
 		s.settle()
 		s.wantShortfall("")
+	})
+}
+
+// Every change of a shortfall is reported, so that it can be sent: when an attempt fails,
+// when an instance disproves it, and when there is capacity again. The attempts in between
+// report the same one.
+func TestChangesOfAShortfallAreReported(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		const full = ": out of capacity: no subnet of pool pool has capacity left"
+		want := []string{""}
+		reach := func(shortfalls ...string) {
+			t.Helper()
+			want = append(want, shortfalls...)
+			for range 20 {
+				s.pass(maxBackoff)
+			}
+			s.wantShortfall(want[len(want)-1])
+			s.mu.Lock()
+			defer s.mu.Unlock()
+			if got := s.shortfalls[workersKey]; fmt.Sprint(got) != fmt.Sprint(want) {
+				t.Fatalf("the reported shortfalls are %q, want %q", got, want)
+			}
+		}
+		s.run(workersKey, 1)
+		reach()
+		s.cloud.limit(map[string]int{"subnet-1": 0, "subnet-2": 0})
+		s.scale(workersKey, 4)
+		reach("3" + full)
+		s.cloud.limit(map[string]int{"subnet-1": 2, "subnet-2": 0})
+		s.pass(maxBackoff)
+		s.cloud.settle()
+		reach("2" + full)
+		s.cloud.limit(nil)
+		s.pass(maxBackoff)
+		s.settle()
+		reach("")
+		if attempts := len(s.takeFailures()); attempts < 20 {
+			t.Errorf("there were %d failed attempts", attempts)
+		}
 	})
 }
 
