@@ -56,6 +56,43 @@ func TestFewMissingInstancesAreReplaced(t *testing.T) {
 	}
 }
 
+// TestMissingInstanceIsDeletedByItsID: an instance that is given up may be hidden only. If the
+// provider cannot delete it, operators get the error, and the instance is drained when it is
+// listed again.
+func TestMissingInstanceIsDeletedByItsID(t *testing.T) {
+	for _, rejected := range []bool{false, true} {
+		synctest.Test(t, func(t *testing.T) {
+			s := start(t, withCollection())
+			lost := s.run(workersKey, 3)[2]
+			vm, _ := s.cloud.Get(lost)
+			s.cloud.rejectCalls(func(c call) error {
+				if c.operation == "delete" && rejected {
+					return errBusy
+				}
+				return nil
+			})
+			s.cloud.vanish(lost)
+			s.settle()
+			var deleted []string
+			for _, c := range s.cloud.takeCalls() {
+				if c.operation == "delete" {
+					deleted = append(deleted, c.id)
+				}
+			}
+			assert.Equal(t, []string{lost}, deleted, "calls that delete an instance")
+			assert.Len(t, s.takeFailures(), map[bool]int{true: 1}[rejected], "errors for operators")
+			assert.Len(t, s.cloud.ids(workersKey), 3, "with the replacement")
+			given, found := s.instances.Get(lost)
+			require.True(t, found && !given.DeletedAt.IsZero(), "the record was removed")
+
+			s.takeEvents()
+			s.cloud.put(vm)
+			s.pass(2 * time.Minute)
+			s.want("draining " + lost + " returned")
+		})
+	}
+}
+
 // TestManyMissingInstancesAreLeftAlone for a while, and then replaced in parts.
 func TestManyMissingInstancesAreLeftAlone(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
