@@ -6,7 +6,6 @@ package cache
 import (
 	"context"
 	"database/sql"
-	"encoding/json"
 	"fmt"
 	"time"
 
@@ -54,7 +53,7 @@ func (db *DB) Rows(ctx context.Context) ([]Row, error) {
 			&reason, &startedAt, &deleteAt, &acknowledged, &row.DeleteReason, &deletedAt); err != nil {
 			return nil, fmt.Errorf("read an instance of the cache: %w", err)
 		}
-		if err := json.Unmarshal([]byte(record), &row.Record); err != nil || row.Record.ID != id {
+		if row.Record, err = instance.UnmarshalRecord([]byte(record)); err != nil || row.Record.ID != id {
 			klog.FromContext(ctx).Info("Ignored a damaged row of the cache", "instance", id)
 			continue
 		}
@@ -86,7 +85,7 @@ func (db *DB) Put(ctx context.Context, rows ...Row) error {
 		}
 		defer put.Close()
 		for _, row := range rows {
-			record, err := json.Marshal(row.Record)
+			record, err := instance.MarshalRecord(row.Record)
 			if err != nil {
 				return fmt.Errorf("instance %s: %w", row.Record.ID, err)
 			}

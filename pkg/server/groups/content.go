@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // content is everything that is stored. It is immutable.
@@ -18,6 +19,8 @@ type content struct {
 	retired map[string]*retiredUIDs
 	// marks are the groups that were deleted or are unconfirmed.
 	marks marks
+	// unknown are fields beside the tenants that a later version has stored.
+	unknown objectformat.Fields
 }
 
 // edit is what a request makes of the content: what is stored of its group, nil for

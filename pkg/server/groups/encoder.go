@@ -41,7 +41,7 @@ type encodedUIDs struct {
 }
 
 // encode returns c as json.MarshalIndent does: an object with a field for each tenant,
-// one for the retired uids and one for the marks if there are any.
+// one for the retired uids, one for the marks if there are any, and the unknown ones.
 func (e *encoder) encode(c content) ([]byte, error) {
 	if e.groups == nil {
 		e.groups = map[instance.GroupKey]encodedGroup{}
@@ -61,6 +61,9 @@ func (e *encoder) encode(c content) ([]byte, error) {
 			b.Write(text)
 			return err
 		}
+		if value, unknown := c.unknown[tenant]; unknown {
+			return json.Indent(&b, value, indent, indent)
+		}
 		count += len(groups)
 		return writeObject(&b, indent, groups, func(name string, of *stored) error {
 			text, err := e.group(instance.GroupKey{Tenant: tenant, Group: name}, of)
@@ -78,10 +81,10 @@ func (e *encoder) encode(c content) ([]byte, error) {
 	return b.Bytes(), nil
 }
 
-// fields returns the groups by tenant, retiredKey if c has retired uids, and marksKey if
-// c has marks.
+// fields returns the groups by tenant, retiredKey if c has retired uids, marksKey if c has
+// marks, and the names of the unknown fields.
 func (c content) fields() map[string]map[string]*stored {
-	if len(c.retired) == 0 && len(c.marks) == 0 {
+	if len(c.retired) == 0 && len(c.marks) == 0 && len(c.unknown) == 0 {
 		return c.groups
 	}
 	fields := maps.Clone(c.groups)
@@ -93,6 +96,9 @@ func (c content) fields() map[string]map[string]*stored {
 	}
 	if len(c.marks) > 0 {
 		fields[marksKey] = nil
+	}
+	for name := range c.unknown {
+		fields[name] = nil
 	}
 	return fields
 }
@@ -130,11 +136,13 @@ func (e *encoder) group(key instance.GroupKey, of *stored) ([]byte, error) {
 	if err := writeName(&b, key.Group); err != nil {
 		return nil, err
 	}
-	value, err := json.MarshalIndent(of, indent+indent, indent)
+	value, err := of.MarshalJSON()
+	if err == nil {
+		err = json.Indent(&b, value, indent+indent, indent)
+	}
 	if err != nil {
 		return nil, fmt.Errorf("encode group %s: %w", key, err)
 	}
-	b.Write(value)
 	e.groups[key] = encodedGroup{of: of, text: b.Bytes()}
 	return b.Bytes(), nil
 }

@@ -9,11 +9,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"strings"
 
 	"github.com/tailscale/hujson"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // object is the object in the storage that contains the stored groups. It is
@@ -110,7 +112,8 @@ const retiredKey = "retired_uids"
 // marksKey is the field of the object that has the marks, likewise.
 const marksKey = "group_marks"
 
-// decode rejects unknown fields, because the next write would lose them.
+// decode keeps fields that it does not know, which a later version has stored. A name with an
+// underscore is such a field, and not that of a tenant (docs/server.md#format-versions).
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
 	if err != nil {
@@ -123,13 +126,22 @@ func decode(data []byte) (content, error) {
 	if fields == nil {
 		return content{}, errors.New("must be an object, not null")
 	}
+	if err := objectformat.Check(standard); err != nil {
+		return content{}, err
+	}
 	decoded := content{groups: map[string]map[string]*stored{}}
 	for name, value := range fields {
-		switch name {
-		case retiredKey:
+		switch {
+		case name == retiredKey:
 			decoded.retired, err = decodeRetired(value)
-		case marksKey:
+		case name == marksKey:
 			decoded.marks, err = decodeMarks(value)
+		case name == objectformat.VersionField:
+		case strings.Contains(name, "_"):
+			if decoded.unknown == nil {
+				decoded.unknown = objectformat.Fields{}
+			}
+			decoded.unknown[name] = value
 		default:
 			var groups map[string]*stored
 			err = decodeStrictly(value, &groups)

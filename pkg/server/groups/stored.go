@@ -4,9 +4,15 @@
 package groups
 
 import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // stored contains an operator's changes of one group, as they are stored. A
@@ -27,6 +33,37 @@ type stored struct {
 	// WhenDropped, of a static group, is what replaces this value when the
 	// configuration drops the group.
 	WhenDropped *stored `json:"when_dropped,omitempty"`
+	// Unknown are fields that a later version has stored.
+	Unknown objectformat.Fields `json:"-"`
+}
+
+// plainStored is a stored in the encoding of package json.
+type plainStored stored
+
+// MarshalJSON returns the stored form.
+func (s *stored) MarshalJSON() ([]byte, error) {
+	return objectformat.Encode((*plainStored)(s), s.Unknown)
+}
+
+// UnmarshalJSON reads what MarshalJSON returns, of any version. Without a size, a field
+// that is not known is more likely a mistake in writing.
+func (s *stored) UnmarshalJSON(data []byte) error {
+	plain, unknown, err := objectformat.Decode[plainStored](data)
+	if err != nil {
+		return err
+	}
+	if len(unknown) > 0 {
+		var size struct{ Size *int32 }
+		if err := json.Unmarshal(data, &size); err != nil {
+			return err
+		}
+		if size.Size == nil {
+			return fmt.Errorf("size is missing, and there are unknown fields: %s", slices.Sorted(maps.Keys(unknown)))
+		}
+	}
+	plain.Unknown = unknown
+	*s = stored(plain)
+	return nil
 }
 
 // with returns s after change. s may be nil. Restricted fields of a static

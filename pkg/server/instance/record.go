@@ -3,7 +3,11 @@
 
 package instance
 
-import "time"
+import (
+	"time"
+
+	"nstance.dev/operator/pkg/server/storage/objectformat"
+)
 
 // Record is the durable part of an instance: one object in the storage, written
 // before the instance is requested from the provider and removed after the
@@ -46,6 +50,26 @@ type Record struct {
 	// Registration is that of the agent, nil until it has registered. It is never
 	// modified, only replaced.
 	Registration *Registration `json:"registration,omitempty"`
+	// Unknown are fields that a later version has stored.
+	Unknown objectformat.Fields `json:"-"`
+}
+
+// plainRecord is a Record in the encoding of package json.
+type plainRecord Record
+
+// MarshalRecord returns the stored form of a record.
+func MarshalRecord(r Record) ([]byte, error) {
+	return objectformat.Encode(plainRecord(r), r.Unknown)
+}
+
+// UnmarshalRecord reads what MarshalRecord returns, of any version.
+func UnmarshalRecord(data []byte) (Record, error) {
+	plain, unknown, err := objectformat.Decode[plainRecord](data)
+	if err != nil {
+		return Record{}, err
+	}
+	plain.Unknown = unknown
+	return Record(plain), nil
 }
 
 // Origin returns the part of the record that the provider stores with the instance.

@@ -15,6 +15,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/cache"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // readers is how many records are read concurrently.
@@ -26,7 +27,8 @@ const readers = 16
 // be read counts as empty.
 //
 // A record that is damaged prevents no other one from being used. It is replaced by the row
-// of the cache or, if the provider lists the instance, by what Adopt finds.
+// of the cache or, if the provider lists the instance, by what Adopt finds. One of a newer
+// format is an error.
 func Open(ctx context.Context, o Options) (*Store, error) {
 	s := &Store{
 		storage:  o.Storage,
@@ -143,6 +145,10 @@ func (s *Store) read(ctx context.Context, keys []string) (map[string]cache.Row, 
 		if err == nil {
 			rows[i].ETag = object.ETag
 			rows[i].Record, damages[i] = decode(s.shard, keys[i], object.Data)
+			// It is not damaged, and must not be replaced.
+			if newer, is := errors.AsType[*objectformat.NewerError](damages[i]); is {
+				err = newer
+			}
 		}
 		if err != nil {
 			stop(fmt.Errorf("read the record %s of an instance: %w", keys[i], err))

@@ -4,7 +4,6 @@
 package instancestore
 
 import (
-	"encoding/json"
 	"errors"
 	"fmt"
 
@@ -17,8 +16,8 @@ import (
 // decode decodes the object under key and checks that it is the record that
 // belongs there.
 func decode(shard, key string, data []byte) (instance.Record, error) {
-	var record instance.Record
-	if err := json.Unmarshal(data, &record); err != nil {
+	record, err := instance.UnmarshalRecord(data)
+	if err != nil {
 		return instance.Record{}, err
 	}
 	want, err := recordKey(shard, &record)

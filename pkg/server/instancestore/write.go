@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"encoding/json"
 	"errors"
 
 	"nstance.dev/operator/pkg/server/cache"
@@ -53,7 +52,7 @@ func (s *Store) store(ctx context.Context, row *cache.Row) error {
 
 // write is one attempt of store.
 func (s *Store) write(ctx context.Context, key string, row *cache.Row) error {
-	data, err := json.Marshal(row.Record)
+	data, err := instance.MarshalRecord(row.Record)
 	if err != nil {
 		return err
 	}
@@ -102,8 +101,8 @@ func (s *Store) rebase(ctx context.Context, key string, row *cache.Row) error {
 
 // equal reports whether two records have the same stored form.
 func equal(a, b instance.Record) (bool, error) {
-	dataA, errA := json.Marshal(a)
-	dataB, errB := json.Marshal(b)
+	dataA, errA := instance.MarshalRecord(a)
+	dataB, errB := instance.MarshalRecord(b)
 	return bytes.Equal(dataA, dataB), errors.Join(errA, errB)
 }
 

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/keys"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/objectformat"
 )
 
 // Grace is how long the certificate that was replaced by a registration or a renewal
@@ -51,6 +52,25 @@ type Record struct {
 	// RevokedBefore revokes all certificates that no registration issued and whose
 	// validity begins before it.
 	RevokedBefore time.Time `json:"revoked_before,omitzero"`
+	// Unknown are fields that a later version has stored.
+	Unknown objectformat.Fields `json:"-"`
+}
+
+// plainRecord is a Record in the encoding of package json.
+type plainRecord Record
+
+// MarshalJSON returns the stored form of the record.
+func (r Record) MarshalJSON() ([]byte, error) { return objectformat.Encode(plainRecord(r), r.Unknown) }
+
+// UnmarshalJSON reads what MarshalJSON returns, of any version.
+func (r *Record) UnmarshalJSON(data []byte) error {
+	plain, unknown, err := objectformat.Decode[plainRecord](data)
+	if err != nil {
+		return err
+	}
+	plain.Unknown = unknown
+	*r = Record(plain)
+	return nil
 }
 
 // ReadRecord returns the registration of a client, nil if there is none.
@@ -95,6 +115,9 @@ func tryUpdateRecord(ctx context.Context, store storage.Store, key string, chang
 	changed, err := change(record)
 	if err != nil {
 		return err
+	}
+	if record != nil {
+		changed.Unknown = record.Unknown
 	}
 	data, err := json.Marshal(changed)
 	if err != nil {

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package registration_test
+
+import (
+	"encoding/json"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/registration"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// TestFieldsOfALaterVersionAreKept: they may revoke a certificate.
+func TestFieldsOfALaterVersionAreKept(t *testing.T) {
+	c := newCluster(t)
+	key := storage.OperatorKey("a", clusterID)
+	_, err := c.storage.Create(t.Context(), key, []byte(`{"client_id":"prod","tenant":"a","cert_serial":"b","revoked_keys":["k"]}`))
+	require.NoError(t, err)
+	require.NoError(t, registration.Revoke(t.Context(), c.storage, "a", clusterID, "b"))
+	object, err := c.storage.Get(t.Context(), key)
+	require.NoError(t, err)
+	var stored map[string]any
+	require.NoError(t, json.Unmarshal(object.Data, &stored))
+	require.Equal(t, []any{"k"}, stored["revoked_keys"])
+	require.Equal(t, []any{"b"}, stored["revoked_serials"])
+}
+
+// TestFormatOfALaterVersion is refused, and the object is not changed.
+func TestFormatOfALaterVersion(t *testing.T) {
+	c := newCluster(t)
+	key := storage.OperatorKey("a", clusterID)
+	const content = `{"format_version":2,"client_id":"prod","tenant":"a"}`
+	_, err := c.storage.Create(t.Context(), key, []byte(content))
+	require.NoError(t, err)
+	require.ErrorContains(t, registration.Revoke(t.Context(), c.storage, "a", clusterID, "b"),
+		key+": the object has format version 2, and this server reads versions up to 1")
+	object, err := c.storage.Get(t.Context(), key)
+	require.NoError(t, err)
+	require.Equal(t, content, string(object.Data))
+}
