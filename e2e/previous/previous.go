@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package previous finds the previous version of the project in the history of its
+// repository, for tests of an upgrade.
+package previous
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+)
+
+// Variable is the environment variable that selects a commit or tag as the previous version.
+const Variable = "NSTANCE_E2E_PREVIOUS"
+
+// baseline is the commit before stored objects got a format version. It is the previous
+// version as long as no version is tagged: an upgrade across a change of the stored format
+// is what can fail.
+const baseline = "69fa228cec33"
+
+// Revision returns the commit of the previous version, the first that there is of: what
+// Variable names, the last tag of a version before HEAD, the baseline, and the parent of
+// HEAD, which a history has whose commits were squashed.
+func Revision(ctx context.Context, root string) (string, error) {
+	if selected := os.Getenv(Variable); selected != "" {
+		revision, err := git(ctx, root, "rev-parse", "--verify", "--quiet", selected+"^{commit}")
+		if err != nil {
+			return "", fmt.Errorf("%s names %q, which the repository does not have: run git fetch origin %q", Variable, selected, selected)
+		}
+		return revision, nil
+	}
+	if tag, err := git(ctx, root, "describe", "--tags", "--abbrev=0", "--match", "v[0-9]*", "HEAD^"); err == nil {
+		return git(ctx, root, "rev-parse", "--verify", tag+"^{commit}")
+	}
+	if _, err := git(ctx, root, "merge-base", "--is-ancestor", baseline, "HEAD"); err == nil {
+		return git(ctx, root, "rev-parse", "--verify", baseline+"^{commit}")
+	}
+	if revision, err := git(ctx, root, "rev-parse", "--verify", "--quiet", "HEAD^"); err == nil {
+		return revision, nil
+	}
+	if shallow, err := git(ctx, root, "rev-parse", "--is-shallow-repository"); err == nil && shallow == "true" {
+		return "", errors.New("the clone has no history, and so no previous version: run git fetch --unshallow --tags, or set " + Variable)
+	}
+	return "", fmt.Errorf("%s is no clone of git, or has one commit only, and so no previous version: test in a clone with its history, or set %s", root, Variable)
+}
+
+// Source writes the files of a commit to a folder, if it is not there yet.
+func Source(ctx context.Context, root, revision, folder string) error {
+	if _, err := os.Stat(folder); err == nil {
+		return nil
+	}
+	unfinished := folder + ".unfinished"
+	if err := errors.Join(os.RemoveAll(unfinished), os.MkdirAll(unfinished, 0o755)); err != nil {
+		return err
+	}
+	archive := filepath.Join(unfinished, ".archive.tar")
+	if _, err := git(ctx, root, "archive", "--output", archive, revision); err != nil {
+		return fmt.Errorf("get the files of %s: %w", revision, err)
+	}
+	if output, err := exec.CommandContext(ctx, "tar", "-xf", archive, "-C", unfinished).CombinedOutput(); err != nil {
+		return fmt.Errorf("get the files of %s: %w\n%s", revision, err, output)
+	}
+	return errors.Join(os.Remove(archive), os.Rename(unfinished, folder))
+}
+
+// git returns what a git command prints, without the line break at the end.
+func git(ctx context.Context, root string, arguments ...string) (string, error) {
+	command := exec.CommandContext(ctx, "git", arguments...)
+	command.Dir = root
+	var failure strings.Builder
+	command.Stderr = &failure
+	output, err := command.Output()
+	if err != nil {
+		return "", fmt.Errorf("git %s: %w\n%s", strings.Join(arguments, " "), err, failure.String())
+	}
+	return strings.TrimSpace(string(output)), nil
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package upgrade shows that operator and servers of the previous version and of this one
+// work side by side and replace each other without a loss, on a cluster like that of
+// package operator.
+package upgrade
+
+import (
+	"context"
+	"os"
+	"path/filepath"
+	"testing"
+	"time"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/previous"
+	"nstance.dev/operator/e2e/testcluster"
+)
+
+var (
+	// shardIDs are the shards of the cluster, in the order in which pools list them.
+	shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
+	// env is the cluster that the test uses.
+	env *testcluster.Cluster
+	// before is the previous version.
+	before struct {
+		// source is the folder with its files.
+		source           string
+		operator, server string
+	}
+)
+
+func TestMain(m *testing.M) {
+	shards := installation.Shards(shardIDs...)
+	for i := range shards {
+		// Longer than the test: a drain ends when its Pod may be evicted.
+		shards[i].DrainTimeout = time.Hour
+		shards[i].LeaderTimeout = 3 * time.Second
+	}
+	testcluster.Main(m, &env, testcluster.Options{Shards: shards, Prepare: buildPrevious, OperatorFlags: testcluster.ShortLease})
+}
+
+// buildPrevious builds the programs of the previous version.
+func buildPrevious(ctx context.Context) error {
+	root, err := controlplane.FindRoot(".")
+	if err != nil {
+		return err
+	}
+	revision, err := previous.Revision(ctx, root)
+	if err != nil {
+		return err
+	}
+	cache := filepath.Join(root, "e2e", ".cache", "previous", revision)
+	before.source = filepath.Join(cache, "source")
+	if err := os.MkdirAll(cache, 0o755); err != nil {
+		return err
+	}
+	if err := previous.Source(ctx, root, revision, before.source); err != nil {
+		return err
+	}
+	builder := controlplane.Builder{Root: before.source, CacheDir: cache, Progress: os.Stderr}
+	before.operator, before.server, err = builder.Product(ctx)
+	return err
+}

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package upgrade
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"path/filepath"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/emptypb"
+	corev1 "k8s.io/api/core/v1"
+	policyv1 "k8s.io/api/policy/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/intstr"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/testcluster"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+const (
+	// pool is scaled up while each process is replaced.
+	pool = "scaled"
+	// draining has an instance that drains all the time, because a budget protects its Pod.
+	draining = "draining"
+)
+
+// replacement is a process that is replaced by one of another version.
+type replacement struct {
+	name      string
+	component *controlplane.Component
+	program   string
+}
+
+// Operators and servers of the previous version are replaced by those of this one, one after
+// the other, and then the other way round, while a pool is scaled up and a drain is blocked.
+// Exactly the instances that are wanted are created, none is terminated, and the drain is
+// the same at the end. The kinds of this version come first, as docs/operations.md#upgrade
+// has it, and stay.
+func TestUpgradeAndRollBack(t *testing.T) {
+	standby := env.RunStandby(t, testcluster.ShortLease...)
+	operators := []*controlplane.Component{env.OperatorProcess(), env.Component(standby.Component)}
+	operator, server := operators[0].Argv[0], env.ShardServer(shardIDs[0]).Argv[0]
+	for _, shard := range shardIDs {
+		run(t, replacement{shard, env.ShardServer(shard), before.server})
+	}
+	for _, component := range operators {
+		run(t, replacement{component.Name, component, before.operator})
+	}
+	env.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(before.source, "manifests", "crd"))
+
+	replicas := int32(6)
+	env.CreatePoolForTest(t, pool, replicas)
+	require.NoError(t, env.CreatePoolOn(t.Context(), draining, 2, shardIDs[0]))
+	t.Cleanup(func() { env.DeletePools(t, draining) })
+	env.UntilRunning(t, pool, replicas)
+	env.UntilRunning(t, draining, 2)
+	pods := protectedPods(t)
+	env.Scale(t, draining, 1)
+	begun := untilDraining(t)
+	witness, from := env.NewWitness(t, pool), env.AuditEnd(t)
+
+	var steps []replacement
+	for _, component := range operators {
+		steps = append(steps, replacement{component.Name, component, operator})
+	}
+	for _, shard := range shardIDs {
+		steps = append(steps, replacement{shard, env.ShardServer(shard), server})
+	}
+	upgraded := len(steps)
+	for _, shard := range shardIDs {
+		steps = append(steps, replacement{shard, env.ShardServer(shard), before.server})
+	}
+	for _, component := range operators {
+		steps = append(steps, replacement{component.Name, component, before.operator})
+	}
+	root, err := controlplane.FindRoot(".")
+	require.NoError(t, err)
+	env.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(root, "manifests", "crd"))
+	added := int32(0)
+	for i, step := range steps {
+		name := fmt.Sprintf("upgrade %s", step.name)
+		if i >= upgraded {
+			name = fmt.Sprintf("roll back %s", step.name)
+		}
+		t.Run(name, func(t *testing.T) {
+			seen := witness.ExpectNone(t)
+			witness.Remember(t)
+			added += 3
+			env.Scale(t, pool, replicas+added)
+			run(t, step)
+			env.UntilRunning(t, pool, replicas+added)
+			if witness.ExpectNone(t) == seen {
+				t.Error("no call was checked, not even those of the scale-up")
+			}
+			assert.Equal(t, begun, untilDraining(t), "the drain")
+			expectCreated(t, from, int(added))
+			untilEvicting(t, pods)
+		})
+	}
+
+	for _, pod := range pods {
+		_, err := env.Kube.PolicyV1().PodDisruptionBudgets(draining).
+			Patch(t.Context(), pod.Name, types.MergePatchType, []byte(`{"spec":{"minAvailable":0}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+	env.UntilRunning(t, draining, 1)
+	env.UntilRunning(t, pool, replicas+added)
+	expectCreated(t, from, int(added))
+	acknowledged := slices.DeleteFunc(env.Calls(t, shardIDs[0]), func(c installation.Call) bool {
+		return c.Method != installation.AcknowledgeDrained
+	})
+	require.Len(t, acknowledged, 1, "acknowledged drains")
+	require.Equal(t, begun.instance, acknowledged[0].Instance)
+}
+
+// run replaces the process of a component by one of another program. The name of the program
+// is all that differs: flags are those of the Deployment of this version.
+func run(t *testing.T, r replacement) {
+	t.Helper()
+	require.NoError(t, r.component.Stop(t.Context()))
+	r.component.Argv = slices.Concat([]string{r.program}, r.component.Argv[1:])
+	testcluster.Start(t, r.component)
+}
+
+// protectedPods creates a Pod on each Node of the group that drains, each with a budget of its
+// name that allows no eviction.
+func protectedPods(t *testing.T) []corev1.Pod {
+	t.Helper()
+	env.CreateNamespace(t, draining)
+	nodes, err := env.Nodes(t.Context(), draining)
+	require.NoError(t, err)
+	var pods []corev1.Pod
+	for _, node := range nodes {
+		pod := corev1.Pod{
+			ObjectMeta: metav1.ObjectMeta{Namespace: draining, Name: node.Name, Labels: map[string]string{"app": node.Name}},
+			Spec: corev1.PodSpec{
+				NodeName: node.Name, AutomountServiceAccountToken: ptr.To(false),
+				Containers: []corev1.Container{{Name: "main", Image: "registry.k8s.io/pause:3.10"}},
+			},
+		}
+		_, err := env.Kube.CoreV1().Pods(draining).Create(t.Context(), &pod, metav1.CreateOptions{})
+		require.NoError(t, err)
+		budgets := env.Kube.PolicyV1().PodDisruptionBudgets(draining)
+		_, err = budgets.Create(t.Context(), &policyv1.PodDisruptionBudget{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name},
+			Spec: policyv1.PodDisruptionBudgetSpec{
+				MinAvailable: ptr.To(intstr.FromInt32(1)), Selector: &metav1.LabelSelector{MatchLabels: pod.Labels},
+			},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		testcluster.Eventually(t, time.Minute, "the budget of "+pod.Name+" is in force", func(ctx context.Context) error {
+			budget, err := budgets.Get(ctx, pod.Name, metav1.GetOptions{})
+			if err == nil && (budget.Status.CurrentHealthy != 1 || budget.Status.DisruptionsAllowed != 0) {
+				err = fmt.Errorf("status %+v", budget.Status)
+			}
+			return err
+		})
+		pods = append(pods, pod)
+	}
+	return pods
+}
+
+// drain is one that a server reports.
+type drain struct {
+	instance        string
+	begin, deadline time.Time
+}
+
+// untilDraining returns the drain of the group that drains, as its server reports it to a
+// client that connects now.
+func untilDraining(t *testing.T) drain {
+	t.Helper()
+	var found drain
+	testcluster.Eventually(t, time.Minute, "the server reports the drain", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		connection, err := env.Installation.Dial(shardIDs[0])
+		if err != nil {
+			return err
+		}
+		defer func() { _ = connection.Close() }()
+		watch, err := nstancev1.NewOperatorServiceClient(connection).WatchInstances(ctx, &emptypb.Empty{})
+		if err != nil {
+			return err
+		}
+		for {
+			event, err := watch.Recv()
+			if err != nil {
+				return err
+			}
+			if event.GetGroup() != draining {
+				continue
+			}
+			if event.GetStatus() != "pending_deletion" {
+				return fmt.Errorf("the instance is %s", event.GetStatus())
+			}
+			found = drain{event.GetInstanceId(), event.GetUnhealthyAt().AsTime(), event.GetDeleteAt().AsTime()}
+			return nil
+		}
+	})
+	return found
+}
+
+// untilEvicting waits until the operator that leads now tries to evict a protected Pod.
+func untilEvicting(t *testing.T, pods []corev1.Pod) {
+	t.Helper()
+	from := env.AuditEnd(t)
+	testcluster.Eventually(t, 2*time.Minute, "the drain continues", func(context.Context) error {
+		evictions := env.OperatorRequests(t, from, func(r controlplane.Request) bool {
+			return r.Subresource == "eviction" && slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name == r.Name })
+		})
+		if len(evictions) == 0 {
+			return errors.New("no eviction was tried")
+		}
+		return nil
+	})
+}
+
+// expectCreated fails the test unless so many instances were created since from. Each instance
+// of these shards is a Node that its server creates.
+func expectCreated(t *testing.T, from controlplane.Position, want int) {
+	t.Helper()
+	created := env.Writes(t, from, func(w controlplane.Write) bool {
+		return w.Verb == "create" && w.Resource == "nodes" && w.Code == http.StatusCreated
+	})
+	if len(created) != want {
+		t.Errorf("%d instances were created, want %d:%s", len(created), want, strings.TrimSpace(testcluster.Describe(created)))
+	}
+}
