@@ -119,6 +119,17 @@ func TestDeletionPolicies(t *testing.T) {
 				t.Error(err)
 			}
 		}
+		for _, consequence := range []struct{ policy, reason string }{
+			{`"Retain"`, "its deletion leaves the group and its instances on the shard"},
+			{"null", "its deletion terminates the instances of the group on the shard, unless spec.deletionPolicy of its pool is Retain;"},
+		} {
+			_, err := env.NstanceShardGroups().Patch(t.Context(), shardGroup.name, types.MergePatchType,
+				fmt.Appendf(nil, `{"spec":{"deletionPolicy":%s}}`, consequence.policy), metav1.PatchOptions{})
+			require.NoError(t, err)
+			if err := forbidden(shardGroup.delete(t.Context(), "", dry), consequence.reason); err != nil {
+				t.Errorf("with deletionPolicy %s: %v", consequence.policy, err)
+			}
+		}
 	})
 
 	t.Run("all of a kind", func(t *testing.T) {
