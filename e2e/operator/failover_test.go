@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"testing"
 	"time"
 
@@ -17,7 +18,9 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// A standby writes nothing, and completes what a killed leader has begun.
+// A standby writes nothing, and completes what a killed leader has begun: no shard is sent a
+// smaller size, and each missing instance is created once. Package faults has leaders that
+// are paused instead.
 func TestFailover(t *testing.T) {
 	const name = "failover"
 	standby := env.RunStandby(t)
@@ -30,7 +33,7 @@ func TestFailover(t *testing.T) {
 		t.Errorf("the standby has written %v times", writes)
 	}
 
-	from := env.AuditEnd(t)
+	losses, from := env.NewLossChecker(t, name), env.AuditEnd(t)
 	env.Scale(t, name, 30)
 	testcluster.Eventually(t, time.Minute, "the leader has begun", func(context.Context) error {
 		begun := env.OperatorWrites(t, from, func(w controlplane.Write) bool { return w.Resource == "nstanceshardgroups" })
@@ -49,6 +52,17 @@ func TestFailover(t *testing.T) {
 	if !leads(t, standby) {
 		t.Error("the standby does not report that it leads")
 	}
+	if seen := losses.ExpectNone(t); seen < len(shardIDs) {
+		t.Errorf("%d calls were checked, want at least one of each shard", seen)
+	}
+	if deletions := env.Requests(t, from, testcluster.IsDeletion); len(deletions) > 0 {
+		t.Errorf("%d deletions:%s", len(deletions), testcluster.Describe(deletions))
+	}
+	// Each instance of these shards is a Node that its server creates.
+	created := env.Writes(t, from, func(w controlplane.Write) bool {
+		return w.Verb == "create" && w.Resource == "nodes" && w.Code == http.StatusCreated
+	})
+	require.Len(t, created, 27, "instances that were created")
 }
 
 // leads reports whether an operator is the leader.
