@@ -23,12 +23,14 @@ import (
 )
 
 // Deleting a MachinePool or its NstanceMachinePool leaves nothing behind: no object, no
-// group on a server and no Node. The deletion waits for a shard that does not answer.
+// group and no instance on a server, and no Node. The deletion waits for a shard that does
+// not respond.
 func TestDeletePool(t *testing.T) {
 	for _, whole := range []struct {
-		name    string
-		outages []outage
-		remove  func(ctx context.Context, name string) error
+		name     string
+		machines v1beta1.MachinesMode
+		outages  []outage
+		remove   func(ctx context.Context, name string) error
 	}{
 		{name: "MachinePool", outages: []outage{allUp, down, hanging}, remove: func(ctx context.Context, name string) error {
 			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
@@ -36,11 +38,14 @@ func TestDeletePool(t *testing.T) {
 		{name: "NstanceMachinePool", outages: []outage{allUp, down}, remove: func(ctx context.Context, name string) error {
 			return env.NstanceMachinePools().Delete(ctx, name, metav1.DeleteOptions{})
 		}},
+		{name: "with Machines", machines: v1beta1.MachinesAlways, outages: []outage{allUp}, remove: func(ctx context.Context, name string) error {
+			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+		}},
 	} {
 		for i, outage := range whole.outages {
 			t.Run(whole.name+", "+outage.name, func(t *testing.T) {
 				name := fmt.Sprintf("deleted-%s-%d", strings.ToLower(whole.name[:1]), i)
-				runPool(t, name, 6, shardIDs...)
+				runPoolWith(t, name, 6, whole.machines)
 				remove := func() {
 					require.NoError(t, whole.remove(t.Context(), name))
 				}
@@ -212,6 +217,18 @@ func runPool(t *testing.T, name string, replicas int32, shards ...string) {
 	t.Helper()
 	require.NoError(t, env.CreatePoolOn(t.Context(), name, replicas, shards...))
 	env.UntilRunning(t, name, replicas)
+}
+
+// runPoolWith is runPool on all shards, with Machines or without.
+func runPoolWith(t *testing.T, name string, replicas int32, machines v1beta1.MachinesMode) {
+	t.Helper()
+	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
+	pool.Spec.Machines = machines
+	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
+	env.UntilRunning(t, name, replicas)
+	if machines == v1beta1.MachinesAlways {
+		untilMachines(t, name, int(replicas))
+	}
 }
 
 // untilWaiting waits until all that is left of a pool is one shard group, and both

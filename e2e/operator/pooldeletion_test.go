@@ -15,8 +15,10 @@ import (
 	"github.com/stretchr/testify/require"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/server/instance"
 )
 
 // deletePool deletes a pool and waits until nothing of it is left.
@@ -33,8 +35,8 @@ func deletePool(t *testing.T, name string) {
 	untilNothingIsLeft(t, name)
 }
 
-// untilNothingIsLeft waits until all objects of a pool, its Nodes and its groups on the
-// shards are deleted.
+// untilNothingIsLeft waits until all objects of a pool, its Nodes, and its groups and
+// instances on the shards are deleted.
 func untilNothingIsLeft(t *testing.T, name string) {
 	t.Helper()
 	testcluster.Eventually(t, 3*time.Minute, "nothing of "+name+" is left", func(ctx context.Context) error {
@@ -44,12 +46,39 @@ func untilNothingIsLeft(t *testing.T, name string) {
 		if err == nil && len(nodes) > 0 {
 			err = fmt.Errorf("%d Nodes are left", len(nodes))
 		}
-		errs = append(errs, err)
+		errs = append(errs, err, withoutMachines(ctx, metav1.ListOptions{LabelSelector: clusterv1.MachinePoolNameLabel + "=" + name}))
 		for _, shard := range shardIDs {
-			errs = append(errs, withoutGroup(ctx, shard, name))
+			errs = append(errs, withoutGroup(ctx, shard, name), withoutRecords(shard, name))
 		}
 		return errors.Join(errs...)
 	})
+}
+
+// withoutMachines succeeds when there are neither Machines nor NstanceMachines.
+func withoutMachines(ctx context.Context, options metav1.ListOptions) error {
+	machines, machinesErr := env.Machines().List(ctx, options)
+	nstanceMachines, err := env.NstanceMachines().List(ctx, options)
+	if err := errors.Join(machinesErr, err); err != nil {
+		return err
+	}
+	if len(machines.Items)+len(nstanceMachines.Items) > 0 {
+		return fmt.Errorf("%d Machines and %d NstanceMachines are left", len(machines.Items), len(nstanceMachines.Items))
+	}
+	return nil
+}
+
+// withoutRecords succeeds when the storage of a shard has no instance of a group. A server
+// removes the record of an instance when the provider has confirmed its deletion.
+func withoutRecords(shard, group string) error {
+	records, err := env.Installation.Records(shard)
+	if err != nil {
+		return err
+	}
+	records = slices.DeleteFunc(records, func(r instance.Record) bool { return r.Group != group })
+	if len(records) > 0 {
+		return fmt.Errorf("shard %s has %d instances of the group", shard, len(records))
+	}
+	return nil
 }
 
 // withoutGroup succeeds when a shard's server does not list a group.
@@ -84,4 +113,5 @@ func expectNothingLeft(t *testing.T) {
 	if slices.Sort(left); len(left) > 0 {
 		t.Errorf("left in the namespace: %s", strings.Join(left, ", "))
 	}
+	require.NoError(t, withoutMachines(t.Context(), metav1.ListOptions{}))
 }
