@@ -5,6 +5,7 @@ package testcluster
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -64,29 +65,78 @@ func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, reco
 	replicas := 2 * perFault
 	c.CreatePoolForTest(t, pool, replicas)
 	c.UntilRunning(t, pool, replicas)
-	losses, from := c.NewLossChecker(t, pool), c.AuditEnd(t)
+	witness := c.NewWitness(t, pool)
 
 	for _, fault := range faults {
 		t.Run(fault.Name, func(t *testing.T) {
-			before, ids := losses.ExpectNone(t), c.providerIDs(t, pool)
+			before := witness.ExpectNone(t)
+			witness.Remember(t)
 			replicas += perFault
 			fault.Happen(t, ScaleUp{c, pool, replicas})
 			if recovered != nil {
 				recovered(t)
 			}
 			c.UntilRunning(t, pool, replicas)
-			if losses.ExpectNone(t) == before {
+			if witness.ExpectNone(t) == before {
 				t.Error("no call was checked, not even those of the scale-up")
 			}
-			if deletions := c.Requests(t, from, IsDeletion); len(deletions) > 0 {
-				t.Errorf("%d deletions:%s", len(deletions), Describe(deletions))
-			}
-			require.Subset(t, c.providerIDs(t, pool), ids, "the instances before the fault")
 		})
 	}
 }
 
-func (c *Cluster) providerIDs(t *testing.T, pool string) []string {
+// Witness observes what a pool loses, whether the operator, a server, a controller or a user
+// causes it.
+type Witness struct {
+	*LossChecker
+
+	pool string
+	from controlplane.Position
+	// ids are the provider ids of the instances that the pool had before.
+	ids []string
+}
+
+// NewWitness returns a Witness that begins now. Every shard must be up.
+func (c *Cluster) NewWitness(t testing.TB, pool string) *Witness {
+	t.Helper()
+	w := &Witness{LossChecker: c.NewLossChecker(t, pool), pool: pool, from: c.AuditEnd(t)}
+	w.Remember(t)
+	return w
+}
+
+// Remember makes the instances that the pool has now those that it must keep.
+func (w *Witness) Remember(t testing.TB) {
+	t.Helper()
+	w.ids = w.c.providerIDs(t, w.pool)
+}
+
+// ExpectNone is that of LossChecker for all that the Witness observes.
+func (w *Witness) ExpectNone(t testing.TB) int {
+	t.Helper()
+	losses, seen := w.Losses(t)
+	for _, loss := range losses {
+		t.Error(loss)
+	}
+	return seen
+}
+
+// Losses is that of LossChecker, with the deletions of Nodes and objects and the instances
+// that the pool does not have any more.
+func (w *Witness) Losses(t testing.TB) (losses []string, seen int) {
+	t.Helper()
+	losses, seen = w.LossChecker.Losses(t)
+	if deletions := w.c.Requests(t, w.from, IsDeletion); len(deletions) > 0 {
+		losses = append(losses, fmt.Sprintf("%d deletions:%s", len(deletions), Describe(deletions)))
+	}
+	now := w.c.providerIDs(t, w.pool)
+	for _, id := range w.ids {
+		if !slices.Contains(now, id) {
+			losses = append(losses, fmt.Sprintf("the pool does not have instance %s any more", id))
+		}
+	}
+	return losses, seen
+}
+
+func (c *Cluster) providerIDs(t testing.TB, pool string) []string {
 	t.Helper()
 	object, err := c.NstanceMachinePool(t.Context(), pool)
 	require.NoError(t, err)

@@ -4,6 +4,7 @@
 package testcluster
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -36,23 +37,34 @@ func (c *Cluster) NewLossChecker(t testing.TB, group string) *LossChecker {
 	return l
 }
 
-// ExpectNone fails the test for every call since then that requested a smaller size than
-// before, the deletion of any group, or that of an instance of the group. It returns how many
-// UpsertGroups there were for the group.
+// ExpectNone fails the test for every loss. It returns how many UpsertGroups there were for
+// the group.
 func (l *LossChecker) ExpectNone(t testing.TB) int {
 	t.Helper()
-	seen := 0
+	losses, seen := l.Losses(t)
+	for _, loss := range losses {
+		t.Error(loss)
+	}
+	return seen
+}
+
+// Losses returns every call since then that requested a smaller size than before, the deletion
+// of any group, or that of an instance of the group, and how many UpsertGroups there were for
+// the group.
+func (l *LossChecker) Losses(t testing.TB) (losses []string, seen int) {
+	t.Helper()
+	report := func(format string, arguments ...any) { losses = append(losses, fmt.Sprintf(format, arguments...)) }
 	for _, shard := range l.c.ShardIDs {
 		size := l.sizes[shard]
 		for _, call := range l.c.Calls(t, shard)[l.calls[shard]:] {
 			switch {
 			case call.Method == installation.DeleteGroup:
-				t.Errorf("shard %s received DeleteGroup of %s", shard, call.Group)
+				report("shard %s received DeleteGroup of %s", shard, call.Group)
 			case call.Group != l.Group:
 			case call.Method != installation.UpsertGroup:
-				t.Errorf("shard %s received %s of %s", shard, call.Method, call.Instance)
+				report("shard %s received %s of %s", shard, call.Method, call.Instance)
 			case call.Size < size:
-				t.Errorf("shard %s received UpsertGroup of %s with size %d, it had %d", shard, call.Group, call.Size, size)
+				report("shard %s received UpsertGroup of %s with size %d, it had %d", shard, call.Group, call.Size, size)
 				fallthrough
 			default:
 				size = call.Size
@@ -60,7 +72,7 @@ func (l *LossChecker) ExpectNone(t testing.TB) int {
 			}
 		}
 	}
-	return seen
+	return losses, seen
 }
 
 // Calls returns the calls that the server of a shard has received.
