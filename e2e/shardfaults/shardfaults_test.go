@@ -23,7 +23,7 @@ const pool = "steady"
 // needs a hand: the scale-up that it interrupts completes.
 func TestShardFaults(t *testing.T) {
 	env.ExpectNoLosses(t, pool, slices.Concat(
-		serverFaults(), networkFaults(), storageFaults(), configurationFaults(), clockFaults(),
+		serverFaults(), networkFaults(), storageFaults(), fullFaults(), configurationFaults(), clockFaults(),
 	), nil)
 }
 
