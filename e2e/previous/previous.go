@@ -15,7 +15,8 @@ import (
 	"strings"
 )
 
-// Variable is the environment variable that selects a commit or tag as the previous version.
+// Variable is the environment variable that selects a commit or tag as the previous
+// version.
 const Variable = "NSTANCE_E2E_PREVIOUS"
 
 // baseline is the commit before stored objects got a format version. It is the previous

@@ -44,11 +44,11 @@ type replacement struct {
 	program   string
 }
 
-// Operators and servers of the previous version are replaced by those of this one, one after
-// the other, and then the other way round, while a pool is scaled up and a drain is blocked.
-// Exactly the instances that are wanted are created, none is terminated, and the drain is
-// the same at the end. The kinds of this version come first, as docs/operations.md#upgrade
-// has it, and stay.
+// Operators and servers of the previous version are replaced by those of this one, one
+// after the other, and then the other way round, while a pool is scaled up and a drain is
+// blocked. Exactly the instances that are wanted are created, none is terminated, and the
+// drain is the same at the end. The kinds of this version come first, as
+// docs/operations.md#upgrade has it, and stay.
 func TestUpgradeAndRollBack(t *testing.T) {
 	standby := env.RunStandby(t, testcluster.ShortLease...)
 	operators := []*controlplane.Component{env.OperatorProcess(), env.Component(standby.Component)}
@@ -126,8 +126,8 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	require.Equal(t, begun.instance, acknowledged[0].Instance)
 }
 
-// run replaces the process of a component by one of another program. The name of the program
-// is all that differs: flags are those of the Deployment of this version.
+// run replaces the process of a component by one of another program. The name of the
+// program is all that differs: flags are those of the Deployment of this version.
 func run(t *testing.T, r replacement) {
 	t.Helper()
 	require.NoError(t, r.component.Stop(t.Context()))
@@ -135,8 +135,8 @@ func run(t *testing.T, r replacement) {
 	testcluster.Start(t, r.component)
 }
 
-// protectedPods creates a Pod on each Node of the group that drains, each with a budget of its
-// name that allows no eviction.
+// protectedPods creates a Pod on each Node of the group that drains, each with a budget of
+// its name that allows no eviction.
 func protectedPods(t *testing.T) []corev1.Pod {
 	t.Helper()
 	env.CreateNamespace(t, draining)
@@ -229,8 +229,8 @@ func untilEvicting(t *testing.T, pods []corev1.Pod) {
 	})
 }
 
-// expectCreated fails the test unless so many instances were created since from. Each instance
-// of these shards is a Node that its server creates.
+// expectCreated fails the test unless so many instances were created since from. Each
+// instance of these shards is a Node that its server creates.
 func expectCreated(t *testing.T, from controlplane.Position, want int) {
 	t.Helper()
 	created := env.Writes(t, from, func(w controlplane.Write) bool {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package objectformat reads and writes stored objects so that servers of different versions
-// can use them in turn (docs/server.md#format-versions).
+// Package objectformat reads and writes stored objects so that servers of different
+// versions can use them in turn (docs/server.md#format-versions).
 package objectformat
 
 import (
