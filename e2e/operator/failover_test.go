@@ -18,9 +18,9 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// A standby writes nothing, and completes what a killed leader has begun: no shard is sent a
-// smaller size, and each missing instance is created once. Package faults has leaders that
-// are paused instead.
+// A standby writes nothing, and completes what a killed leader has begun: no shard is sent
+// a smaller size, and each missing instance is created once. Package faults has leaders
+// that are paused instead.
 func TestFailover(t *testing.T) {
 	const name = "failover"
 	standby := env.RunStandby(t)

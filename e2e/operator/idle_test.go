@@ -74,8 +74,8 @@ func untilResynced(t *testing.T, pools, machines, rounds int) {
 	env.UntilQueued(t, 10*time.Minute, "machine", (machines+1)*rounds)
 }
 
-// runMachine creates a Machine of a group, waits until it runs, and deletes it at the end of
-// the test.
+// runMachine creates a Machine of a group, waits until it runs, and deletes it at the end
+// of the test.
 func runMachine(t *testing.T, name, group string) {
 	t.Helper()
 	env.CreateMachine(t, name, group, "")

@@ -84,8 +84,8 @@ func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, reco
 	}
 }
 
-// Witness observes what a pool loses, whether the operator, a server, a controller or a user
-// causes it.
+// Witness observes what a pool loses, whether the operator, a server, a controller or a
+// user causes it.
 type Witness struct {
 	*LossChecker
 
