@@ -49,8 +49,8 @@ func (l *LossChecker) ExpectNone(t testing.TB) int {
 }
 
 // Losses returns every call since then that requested a smaller size than before, the
-// deletion of any group, or that of an instance of the group, and how many UpsertGroups there
-// were for the group.
+// deletion of any group, or that of an instance of the group, and how many UpsertGroups
+// there were for the group.
 func (l *LossChecker) Losses(t testing.TB) (losses []string, seen int) {
 	t.Helper()
 	report := func(format string, arguments ...any) { losses = append(losses, fmt.Sprintf(format, arguments...)) }

@@ -23,8 +23,8 @@ import (
 
 // TestShortfallIsSentOncePerChange: operators get one event for each change of a shortfall.
 // Attempts that fail again, which they get as errors, and the same size sent again send
-// no event. Other events are of the instances that were not created, which are given up after
-// the registration timeout.
+// no event. Other events are of the instances that were not created, which are given up
+// after the registration timeout.
 func TestShortfallIsSentOncePerChange(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		server := servertest.Start(t, servertest.Options{InMemory: true, Quota: `{"m7i.large": 1}`})

@@ -112,8 +112,9 @@ const retiredKey = "retired_uids"
 // marksKey is the field of the object that has the marks, likewise.
 const marksKey = "group_marks"
 
-// decode keeps fields that it does not know, which a later version has stored. A name with an
-// underscore is such a field, and not that of a tenant (docs/server.md#format-versions).
+// decode keeps fields that it does not know, which a later version has stored. A name with
+// an underscore is such a field, and not that of a tenant
+// (docs/server.md#format-versions).
 func decode(data []byte) (content, error) {
 	standard, err := hujson.Standardize(data)
 	if err != nil {

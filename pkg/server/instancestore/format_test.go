@@ -45,8 +45,8 @@ func TestFieldsOfALaterVersionAreKept(t *testing.T) {
 	})
 }
 
-// TestFormatOfALaterVersion is refused, whatever the cache has: a record that counts as damaged
-// would be replaced.
+// TestFormatOfALaterVersion is refused, whatever the cache has: a record that counts as
+// damaged would be replaced.
 func TestFormatOfALaterVersion(t *testing.T) {
 	s := newShard(t, t.TempDir())
 	record := newRecord(t)

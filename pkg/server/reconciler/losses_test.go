@@ -56,9 +56,9 @@ func TestFewMissingInstancesAreReplaced(t *testing.T) {
 	}
 }
 
-// TestMissingInstanceIsDeletedByItsID: an instance that is given up may be hidden only. If the
-// provider cannot delete it, operators get the error, and the instance is drained when it is
-// listed again.
+// TestMissingInstanceIsDeletedByItsID: an instance that is given up may be hidden only. If
+// the provider cannot delete it, operators get the error, and the instance is drained when
+// it is listed again.
 func TestMissingInstanceIsDeletedByItsID(t *testing.T) {
 	for _, rejected := range []bool{false, true} {
 		synctest.Test(t, func(t *testing.T) {
