@@ -37,7 +37,6 @@ func TestMain(m *testing.M) {
 	for i := range shards {
 		// Longer than the test: a drain ends when its Pod may be evicted.
 		shards[i].DrainTimeout = time.Hour
-		shards[i].LeaderTimeout = 3 * time.Second
 	}
 	testcluster.Main(m, &env, testcluster.Options{Shards: shards, Prepare: buildPrevious, OperatorFlags: testcluster.ShortLease})
 }
