@@ -137,16 +137,17 @@ func TestStartWithARejectedConfiguration(t *testing.T) {
 }
 
 // TestGroupsOfANewerVersion: a server that does not understand the groups does not serve, and
-// reports which field it does not know.
+// reports their version and its own.
 func TestGroupsOfANewerVersion(t *testing.T) {
 	s := servertest.Prepare(t, servertest.Options{})
 	require.NoError(t, os.MkdirAll(filepath.Dir(s.GroupsPath()), 0o700))
-	require.NoError(t, os.WriteFile(s.GroupsPath(), []byte(`{"default": {"workers": {"template": "worker", "size": 1, "novelty": 1}}}`), 0o600))
+	require.NoError(t, os.WriteFile(s.GroupsPath(), []byte(`{"format_version": 2, "default": {"workers": {"template": "worker", "size": 1}}}`), 0o600))
 	s.Launch()
 	s.UntilListening()
-	eventually(t, "the field is named", func() bool {
+	const want = "has format version 2, and this server reads versions up to 1"
+	eventually(t, "the versions are named", func() bool {
 		code, body := s.Get("/health")
-		return code == http.StatusServiceUnavailable && strings.Contains(body, "novelty") && strings.Contains(body, "groups/us-west-2a.jsonc")
+		return code == http.StatusServiceUnavailable && strings.Contains(body, want) && strings.Contains(body, "groups/us-west-2a.jsonc")
 	})
-	require.ErrorContains(t, s.Wait(), "novelty")
+	require.ErrorContains(t, s.Wait(), want)
 }
