@@ -8,22 +8,23 @@ package audit
 type Action string
 
 const (
-	// ShrinkGroup: the size of a group was lowered, and possibly other settings changed.
+	// ShrinkGroup means that the size of a group was lowered, and possibly other settings changed.
 	ShrinkGroup Action = "Audit: shrink group"
-	// ReplaceInstances: settings of a group were changed, so that its instances are replaced.
+	// ReplaceInstances means that settings of a group were changed, so that its instances
+	// are replaced.
 	ReplaceInstances Action = "Audit: replace instances of group"
-	// DeleteGroup: what operators have set of a group was deleted.
+	// DeleteGroup means that what operators have set of a group was deleted.
 	DeleteGroup Action = "Audit: delete group"
-	// DeleteInstance: the deletion of an instance was requested.
+	// DeleteInstance means that the deletion of an instance was requested.
 	DeleteInstance Action = "Audit: delete instance"
-	// AcknowledgeDrain: the Node of an instance is drained, so that the server may delete
-	// the instance.
+	// AcknowledgeDrain means that the Node of an instance is drained, so that the server may
+	// delete the instance.
 	AcknowledgeDrain Action = "Audit: acknowledge drain"
-	// DrainInstance: a server has begun to drain an instance that it will terminate.
+	// DrainInstance means that a server has begun to drain an instance that it will terminate.
 	DrainInstance Action = "Audit: drain instance"
-	// TerminateInstance: a server terminates an instance at its provider.
+	// TerminateInstance means that a server terminates an instance at its provider.
 	TerminateInstance Action = "Audit: terminate instance"
-	// DeleteObject: the operator has deleted an object of the Kubernetes API.
+	// DeleteObject means that the operator has deleted an object of the Kubernetes API.
 	DeleteObject Action = "Audit: delete object"
 )
 

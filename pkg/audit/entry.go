@@ -41,12 +41,12 @@ var Keys = []string{
 type Result string
 
 const (
-	// Accepted: the server has replied that it does what was requested.
+	// Accepted means that the server has replied that it does what was requested.
 	Accepted Result = "accepted"
-	// Rejected: the server has replied that it does nothing.
+	// Rejected means that the server has replied that it does nothing.
 	Rejected Result = "rejected"
-	// Unknown: there was no reply, or one from which it is not clear whether the call had its
-	// effect.
+	// Unknown means that there was no reply, or one from which it is not clear whether the
+	// call had its effect.
 	Unknown Result = "unknown"
 )
 

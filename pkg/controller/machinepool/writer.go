@@ -4,7 +4,6 @@
 package machinepool
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -85,7 +84,7 @@ func ownedSetting(entry *metav1.ManagedFieldsEntry, settings []string) string {
 	var owned struct {
 		Spec map[string]json.RawMessage `json:"f:spec"`
 	}
-	if err := json.NewDecoder(bytes.NewReader(entry.FieldsV1.Raw)).Decode(&owned); err != nil {
+	if err := json.NewDecoder(entry.FieldsV1.GetRawReader()).Decode(&owned); err != nil {
 		return ""
 	}
 	for _, setting := range settings {

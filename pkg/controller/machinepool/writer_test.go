@@ -15,7 +15,7 @@ func TestLastWriter(t *testing.T) {
 	entry := func(manager, subresource, fields string, second int) metav1.ManagedFieldsEntry {
 		at := metav1.NewTime(time.Date(2026, 1, 1, 0, 0, second, 0, time.UTC))
 		return metav1.ManagedFieldsEntry{
-			Manager: manager, Subresource: subresource, Time: &at, FieldsV1: &metav1.FieldsV1{Raw: []byte(fields)},
+			Manager: manager, Subresource: subresource, Time: &at, FieldsV1: metav1.NewFieldsV1(fields),
 		}
 	}
 	replicas := `{"f:spec":{"f:replicas":{}}}`
@@ -34,7 +34,7 @@ func TestLastWriter(t *testing.T) {
 			"MachinePool workers, spec.replicas: kubectl through scale at 2026-01-01T00:00:02Z",
 		},
 		{
-			"without a time", []metav1.ManagedFieldsEntry{{Manager: "old", FieldsV1: &metav1.FieldsV1{Raw: []byte(replicas)}}},
+			"without a time", []metav1.ManagedFieldsEntry{{Manager: "old", FieldsV1: metav1.NewFieldsV1(replicas)}},
 			"MachinePool workers, spec.replicas: old",
 		},
 	}

@@ -23,7 +23,7 @@ import (
 )
 
 // sentID returns the request ids that sendRequestID sends with a call of ctx.
-func sentID(t *testing.T, ctx context.Context) []string {
+func sentID(ctx context.Context, t *testing.T) []string {
 	t.Helper()
 	var sent []string
 	invoke := func(ctx context.Context, _ string, _, _ any, _ *grpc.ClientConn, _ ...grpc.CallOption) error {
@@ -37,8 +37,8 @@ func sentID(t *testing.T, ctx context.Context) []string {
 
 func TestRequestIDIsSent(t *testing.T) {
 	ctx, id := audit.WithNewRequest(t.Context())
-	assert.Equal(t, []string{id}, sentID(t, ctx))
-	first, second := sentID(t, t.Context()), sentID(t, t.Context())
+	assert.Equal(t, []string{id}, sentID(ctx, t))
+	first, second := sentID(t.Context(), t), sentID(t.Context(), t)
 	require.Len(t, first, 1)
 	assert.True(t, audit.ValidRequestID(first[0]))
 	assert.NotEqual(t, first, second)
