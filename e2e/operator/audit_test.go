@@ -22,6 +22,9 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
+// audited is the pool whose audit trail is read.
+const audited = "audited"
+
 // auditLine is a line of the audit trail, by key. The key "message" has what was done.
 type auditLine map[string]string
 
@@ -30,8 +33,8 @@ var (
 	auditValue   = regexp.MustCompile(` (\w+)=("(?:[^"\\]|\\.)*"|\S+)`)
 )
 
-// auditLines returns the lines about a group that a component has logged.
-func auditLines(t testing.TB, component *controlplane.Component, group string) []auditLine {
+// auditLines returns the lines about the pool that a component has logged.
+func auditLines(t testing.TB, component *controlplane.Component) []auditLine {
 	t.Helper()
 	data, err := os.ReadFile(component.LogPath())
 	require.NoError(t, err)
@@ -48,7 +51,7 @@ func auditLines(t testing.TB, component *controlplane.Component, group string) [
 				line[value[1]] = unquoted
 			}
 		}
-		if line["group"] == group {
+		if line["group"] == audited {
 			lines = append(lines, line)
 		}
 	}
@@ -69,21 +72,20 @@ func withMessage(lines []auditLine, message, shard string) []auditLine {
 // Who made a pool smaller, and when, can be seen in the logs of operator and servers, where
 // one request id leads from the change to the deletion of the instance, and in the events.
 func TestAuditTrail(t *testing.T) {
-	const name = "audited"
-	env.CreatePoolForTest(t, name, 3)
-	env.UntilRunning(t, name, 3)
-	env.Kubectl(t, "scale", "machinepools.cluster.x-k8s.io", name, "--replicas", "1")
-	env.UntilRunning(t, name, 1)
+	env.CreatePoolForTest(t, audited, 3)
+	env.UntilRunning(t, audited, 3)
+	env.Kubectl(t, "scale", "machinepools.cluster.x-k8s.io", audited, "--replicas", "1")
+	env.UntilRunning(t, audited, 1)
 
 	for _, id := range shardIDs[1:] { // each of them had one instance
 		server := env.ShardServer(id)
 		testcluster.Eventually(t, time.Minute, "shard "+id+" terminates an instance", func(context.Context) error {
-			if found := len(withMessage(auditLines(t, server, name), "terminate instance", id)); found != 1 {
+			if found := len(withMessage(auditLines(t, server), "terminate instance", id)); found != 1 {
 				return fmt.Errorf("%d lines", found)
 			}
 			return nil
 		})
-		ofOperator, ofServer := auditLines(t, env.OperatorProcess(), name), auditLines(t, server, name)
+		ofOperator, ofServer := auditLines(t, env.OperatorProcess()), auditLines(t, server)
 		shrinks := withMessage(ofOperator, "shrink group", id)
 		require.Len(t, shrinks, 1, "lines of the operator for shard %s: %v", id, ofOperator)
 		request := shrinks[0]["requestID"]
@@ -103,10 +105,10 @@ func TestAuditTrail(t *testing.T) {
 		for _, line := range []auditLine{shrinks[0], accepted} {
 			assert.Equal(t, "1 0", line["from"]+" "+line["to"])
 		}
-		untilEvent(t, name+"--"+id, "GroupShrunk", "from 1 to 0 instances; requestID "+request+"; MachinePool audited, spec.replicas: ")
+		untilEvent(t, audited+"--"+id, "GroupShrunk", "from 1 to 0 instances; requestID "+request+"; MachinePool audited, spec.replicas: ")
 	}
-	assert.Empty(t, withMessage(auditLines(t, env.OperatorProcess(), name), "shrink group", shardIDs[0]))
-	untilEvent(t, name, "Scaled", "from 3 to 1 instances; MachinePool audited, spec.replicas: ")
+	assert.Empty(t, withMessage(auditLines(t, env.OperatorProcess()), "shrink group", shardIDs[0]))
+	untilEvent(t, audited, "Scaled", "from 3 to 1 instances; MachinePool audited, spec.replicas: ")
 }
 
 // untilEvent waits until an object has exactly one event of a reason whose note begins with
