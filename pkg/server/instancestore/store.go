@@ -114,7 +114,9 @@ func (s *Store) Get(id string) (instance.Instance, bool) {
 	if !found {
 		return instance.Instance{}, false
 	}
-	return s.view(e), true
+	var i instance.Instance
+	s.view(e, &i)
+	return i, true
 }
 
 // ByIdempotencyKey returns the instance that a client of the tenant has created
@@ -126,7 +128,9 @@ func (s *Store) ByIdempotencyKey(tenant, key string) (instance.Instance, bool) {
 	if !found {
 		return instance.Instance{}, false
 	}
-	return s.view(e), true
+	var i instance.Instance
+	s.view(e, &i)
+	return i, true
 }
 
 // Draining returns the draining instances of a tenant that are not being
@@ -174,14 +178,14 @@ func (s *Store) Keys() []instance.GroupKey {
 func (s *Store) views(entries []entry) []instance.Instance {
 	instances := make([]instance.Instance, len(entries))
 	for i, e := range entries {
-		instances[i] = s.view(e)
+		s.view(e, &instances[i])
 	}
 	return instances
 }
 
-// view combines the stored state of an instance with what the provider reports.
-func (s *Store) view(e entry) instance.Instance {
-	i := instance.Instance{
+// view sets i to the stored state of an instance combined with what the provider reports.
+func (s *Store) view(e entry, i *instance.Instance) {
+	*i = instance.Instance{
 		Record:       e.row.Record,
 		Drain:        e.row.Drain,
 		DeleteReason: e.row.DeleteReason,
@@ -191,7 +195,7 @@ func (s *Store) view(e entry) instance.Instance {
 	}
 	if e.isDeleted() {
 		i.State = instance.Missing
-		return i
+		return
 	}
 	vm, known := s.provider.Get(i.ID)
 	switch {
@@ -209,14 +213,13 @@ func (s *Store) view(e entry) instance.Instance {
 			// which the instance was created.
 			i.InfraConfigHash = vm.Origin.InfraConfigHash
 		}
-		s.applyAgent(&i)
+		s.applyAgent(i)
 	case (i.ProviderID != "" || e.seen.Load()) && s.synced():
 		i.State = instance.Missing
 	default:
 		i.State = instance.Pending
 	}
 	i.Found, i.Stopped = e.found.Load(), e.stopped.Load()
-	return i
 }
 
 // applyAgent adds what is known of the agent of an instance. The instance runs for others
