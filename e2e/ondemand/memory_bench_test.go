@@ -4,13 +4,17 @@
 package ondemand
 
 import (
+	"context"
 	"fmt"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	"nstance.dev/operator/e2e/testcluster"
 )
 
 // BenchmarkMemoryWithManyPods measures the memory of an operator that is started in
@@ -20,6 +24,10 @@ func BenchmarkMemoryWithManyPods(b *testing.B) {
 	const pods = 150_000
 	// limit is the most resident memory that the operator may have, in MiB.
 	const limit = 300
+	testcluster.Eventually(b, time.Minute, "Pods can be created", func(ctx context.Context) error {
+		_, err := env.Kube.CoreV1().ServiceAccounts("default").Get(ctx, "default", metav1.GetOptions{})
+		return err
+	})
 	for b.Loop() {
 		var creating errgroup.Group
 		creating.SetLimit(32)

@@ -17,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/watch"
 	admissionregistrationv1ac "k8s.io/client-go/applyconfigurations/admissionregistration/v1"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -225,14 +226,14 @@ func reported(ctx context.Context, name string, size int32) error {
 	if err != nil {
 		return err
 	}
-	if group.Spec.Size != size || group.Status.ObservedGeneration != group.Generation || *group.Status.Replicas != size {
+	if group.Spec.Size != size || group.Status.ObservedGeneration != group.Generation || ptr.Deref(group.Status.Replicas, -1) != size {
 		return fmt.Errorf("shard group: %+v", group.Status)
 	}
 	pool, err := env.NstanceMachinePool(ctx, name)
 	if err != nil {
 		return err
 	}
-	if len(pool.Spec.ProviderIDList) != int(size) || pool.Status.ObservedGeneration != pool.Generation || *pool.Status.Replicas != size {
+	if len(pool.Spec.ProviderIDList) != int(size) || pool.Status.ObservedGeneration != pool.Generation || ptr.Deref(pool.Status.Replicas, -1) != size {
 		return fmt.Errorf("pool: %+v", pool.Status)
 	}
 	return nil

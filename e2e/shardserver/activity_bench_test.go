@@ -137,13 +137,15 @@ func expectInstances(b *testing.B, what string, keys []string, ids map[string]st
 	}
 }
 
-// expectRequests expects one request for each of the instances with these keys,
-// and no other than watches, which are renewed now and then.
-func expectRequests(b *testing.B, verb string, got []controlplane.Request, keys []string, ids map[string]string) {
+// expectRequests expects one request of each verb for each of the instances with these
+// keys, and no other than watches, which are renewed now and then.
+func expectRequests(b *testing.B, verbs []string, got []controlplane.Request, keys []string, ids map[string]string) {
 	b.Helper()
 	want := sets.New[string]()
 	for _, key := range keys {
-		want.Insert(verb + " nodes " + ids[key])
+		for _, verb := range verbs {
+			want.Insert(verb + " nodes " + ids[key])
+		}
 	}
 	var actual []string
 	for _, r := range got {
