@@ -16,6 +16,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/marekvsoperator"
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
@@ -25,7 +26,7 @@ var identities = regexp.MustCompile(`"Leader elected" identity="([^"]+)"`)
 // leader returns the operator that has the Lease, and another.
 func leader(t *testing.T) (leads, standby *controlplane.Component) {
 	t.Helper()
-	lease, err := env.kube.CoordinationV1().Leases(operatorNamespace).Get(t.Context(), "marekvs-operator-leader-election", metav1.GetOptions{})
+	lease, err := env.kube.CoordinationV1().Leases(marekvsoperator.Namespace).Get(t.Context(), "marekvs-operator-leader-election", metav1.GetOptions{})
 	require.NoError(t, err)
 	require.NotNil(t, lease.Spec.HolderIdentity)
 	for _, operator := range env.operators {
@@ -47,7 +48,7 @@ func takesOver(t *testing.T, name string, standby *controlplane.Component, nodes
 	t.Helper()
 	begin := time.Now()
 	until(t, name, "the size that the standby writes", func(c *v1alpha1.MarekvsCluster) bool { return c.Status.Replicas == nodes })
-	t.Logf("the standby has written after %s; the lease is for %s", time.Since(begin).Round(100*time.Millisecond), leaseDuration)
+	t.Logf("the standby has written after %s; the lease is for %s", time.Since(begin).Round(100*time.Millisecond), marekvsoperator.LeaseDuration)
 	leads, _ := leader(t)
 	require.Equal(t, standby.Name, leads.Name)
 	until(t, name, "all nodes", healthy(nodes))

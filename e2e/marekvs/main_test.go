@@ -8,19 +8,16 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
-	"strconv"
 	"syscall"
 	"testing"
-	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/marekvsoperator"
 	"nstance.dev/operator/e2e/marekvsstore"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 )
@@ -47,24 +44,6 @@ func TestMain(m *testing.M) {
 		code = 1
 	}
 	os.Exit(code)
-}
-
-// operatorNamespace is the namespace of the manifests.
-const operatorNamespace = "marekvs-system"
-
-// install applies the manifests and waits until the kind is served.
-func install(ctx context.Context, folder string) error {
-	objects, err := controlplane.Render(folder)
-	if err != nil {
-		return err
-	}
-	if err := controlplane.Apply(ctx, env.config, "test", objects); err != nil {
-		return err
-	}
-	return wait.PollUntilContextTimeout(ctx, 100*time.Millisecond, time.Minute, true, func(ctx context.Context) (bool, error) {
-		_, err := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace).List(ctx, metav1.ListOptions{})
-		return err == nil, nil
-	})
 }
 
 // run starts a control plane, the store and the operator, and runs the tests.
@@ -103,12 +82,7 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	if env.marekvs, err = versioned.NewForConfig(env.config); err != nil {
 		return 1, err
 	}
-	if err := install(ctx, filepath.Join(root, "manifests", "marekvs")); err != nil {
-		return 1, err
-	}
-	kubeconfig, err := controlplane.Impersonate(cp.KubeconfigPath(), filepath.Join(dir, "operator.kubeconfig"),
-		"system:serviceaccount:"+operatorNamespace+":marekvs-operator")
-	if err != nil {
+	if err := marekvsoperator.Install(ctx, cp, root); err != nil {
 		return 1, err
 	}
 	// Every Pod of these tests must be one that the strictest standard allows.
@@ -118,37 +92,17 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	}
 	storeCtx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	if env.store, err = marekvsstore.Start(storeCtx, env.kube, namespace, 0); err != nil {
+	if env.store, err = marekvsstore.Start(storeCtx, marekvsstore.Options{Kube: env.kube, Namespace: namespace}); err != nil {
 		return 1, err
 	}
 	for _, name := range []string{"operator-a", "operator-b"} {
-		operator, err := startOperator(ctx, cp, program, name, kubeconfig)
+		operator, err := marekvsoperator.Start(ctx, cp, marekvsoperator.Options{
+			Name: name, Program: program, Dir: dir, MetricsPort: env.store.Port,
+		})
 		if err != nil {
 			return 1, err
 		}
 		env.operators = append(env.operators, operator)
 	}
 	return m.Run(), nil
-}
-
-// leaseDuration is how long a standby waits for a silent leader.
-const leaseDuration = 6 * time.Second
-
-func startOperator(ctx context.Context, cp *controlplane.ControlPlane, program, name, kubeconfig string) (*controlplane.Component, error) {
-	var port int
-	if err := controlplane.FillInPorts([]*int{&port}); err != nil {
-		return nil, err
-	}
-	address := fmt.Sprintf("127.0.0.1:%d", port)
-	return cp.Run(ctx, controlplane.Spec{
-		Name: name,
-		Argv: []string{
-			program, "--kubeconfig", kubeconfig, "--namespace", operatorNamespace, "--http-address", address,
-			"--metrics-port", strconv.Itoa(env.store.Port()),
-			"--sync-period", "500ms", "--rate-window", "1s", "--settle-time", "2s",
-			"--leader-elect-lease-duration", leaseDuration.String(), "--leader-elect-renew-deadline", "4s", "--leader-elect-retry-period", "500ms",
-		},
-		Ports: []int{port},
-		Ready: controlplane.Probe{URL: "http://" + address + "/readyz"},
-	})
 }

@@ -16,6 +16,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/wait"
 
+	"nstance.dev/operator/e2e/marekvsoperator"
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
@@ -34,8 +35,8 @@ func TestRights(t *testing.T) {
 		{"default", "", "pods", "", "", []string{"list", "watch"}},
 		{"default", "", "persistentvolumeclaims", "", "", []string{"get", "list", "watch", "delete"}},
 		{"default", "events.k8s.io", "events", "", "", []string{"create"}},
-		{operatorNamespace, "coordination.k8s.io", "leases", "", "", []string{"create"}},
-		{operatorNamespace, "coordination.k8s.io", "leases", "", "marekvs-operator-leader-election", []string{"get", "create", "update"}},
+		{marekvsoperator.Namespace, "coordination.k8s.io", "leases", "", "", []string{"create"}},
+		{marekvsoperator.Namespace, "coordination.k8s.io", "leases", "", "marekvs-operator-leader-election", []string{"get", "create", "update"}},
 		{"default", "coordination.k8s.io", "leases", "", "marekvs-operator-leader-election", nil},
 		{"default", "", "secrets", "", "", nil},
 		{"default", "", "configmaps", "", "", nil},
@@ -51,7 +52,7 @@ func TestRights(t *testing.T) {
 		for _, verb := range verbs {
 			review, err := env.kube.AuthorizationV1().SubjectAccessReviews().Create(t.Context(), &authorizationv1.SubjectAccessReview{
 				Spec: authorizationv1.SubjectAccessReviewSpec{
-					User:   "system:serviceaccount:" + operatorNamespace + ":marekvs-operator",
+					User:   "system:serviceaccount:" + marekvsoperator.Namespace + ":marekvs-operator",
 					Groups: []string{"system:serviceaccounts", "system:authenticated"},
 					ResourceAttributes: &authorizationv1.ResourceAttributes{
 						Namespace: c.namespace, Group: c.group, Resource: c.resource, Subresource: c.subresource, Name: c.name, Verb: verb,

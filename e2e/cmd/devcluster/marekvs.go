@@ -21,13 +21,13 @@ import (
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/e2e/marekvsoperator"
 	"nstance.dev/operator/e2e/marekvsstore"
 	marekvs "nstance.dev/operator/pkg/marekvs/operator"
 )
 
 const (
-	marekvsNamespace = "marekvs-system"
-	marekvsAccount   = "system:serviceaccount:" + marekvsNamespace + ":marekvs-operator"
+	marekvsAccount = "system:serviceaccount:" + marekvsoperator.Namespace + ":marekvs-operator"
 	// marekvsPods selects the Pods and the volume claims of all clusters.
 	marekvsPods = "app.kubernetes.io/name=marekvs"
 	// removeTimeout is how long the Pods may take to end.
@@ -132,7 +132,9 @@ func (d devcluster) marekvsUp(ctx context.Context, windows bool) (err error) {
 	}
 	storeCtx, stop := context.WithCancel(context.WithoutCancel(ctx))
 	defer stop()
-	if _, err := marekvsstore.Start(storeCtx, kube, installation.Namespace, marekvsPort); err != nil {
+	if _, err := marekvsstore.Start(storeCtx, marekvsstore.Options{
+		Kube: kube, Namespace: installation.Namespace, Port: marekvsPort,
+	}); err != nil {
 		return err
 	}
 	defer func() {
@@ -153,7 +155,7 @@ func (d devcluster) marekvsUp(ctx context.Context, windows bool) (err error) {
 // marekvsOptions are those of an operator that is watched by a person.
 func marekvsOptions(kubeconfig string) *marekvs.Options {
 	options := marekvs.DefaultOptions()
-	options.Kubeconfig, options.Namespace = kubeconfig, marekvsNamespace
+	options.Kubeconfig, options.Namespace = kubeconfig, marekvsoperator.Namespace
 	options.HTTPAddress, options.MetricsPort = fmt.Sprintf("127.0.0.1:%d", marekvsHTTPPort), marekvsPort
 	options.SyncPeriod, options.RateWindow, options.SettleTime = time.Second, 3*time.Second, 3*time.Second
 	return options

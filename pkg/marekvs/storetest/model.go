@@ -6,23 +6,11 @@
 package storetest
 
 import (
-	"cmp"
-	"hash/fnv"
 	"math/rand/v2"
 	"slices"
 	"strconv"
 	"time"
 )
-
-const (
-	// Partitions is the number of partitions of the data.
-	Partitions = 16
-	// Copies is the number of copies of each partition.
-	Copies = 2
-)
-
-// Volume is what a node has stored. It outlives the node.
-type Volume struct{ copies [Partitions]bool }
 
 // Model is a cluster with a StatefulSet controller and with nodes that place their data as
 // the store does: by rendezvous hashing over the nodes that they see. A node knows that the
@@ -37,9 +25,9 @@ type Model struct {
 	// Second is the time, Rate the number of commands per second of all nodes.
 	Second int
 	Rate   float64
-	// Pods and Volumes are those that exist, volumes by ordinal.
+	// Pods and Volumes are those that exist.
 	Pods    []*Node
-	Volumes map[int32]*Volume
+	Volumes Data
 	// Replicas and Generation are the spec of the StatefulSet, Observed what its controller
 	// has observed.
 	Replicas             int32
@@ -54,15 +42,11 @@ type Model struct {
 
 // New returns a cluster of nodes that are ready and have every copy.
 func New(random *rand.Rand, size int32) *Model {
-	m := &Model{Rand: random, ReportsRounds: random.IntN(2) == 0, Volumes: map[int32]*Volume{}, Replicas: size, Rate: 10_000}
+	m := &Model{Rand: random, ReportsRounds: random.IntN(2) == 0, Volumes: Data{}, Replicas: size, Rate: 10_000}
 	for ordinal := range size {
 		m.create(ordinal).readyIn = 0
 	}
-	for p := range Partitions {
-		for _, owner := range owners(m.Pods, p) {
-			m.Volumes[owner.Ordinal].copies[p] = true
-		}
-	}
+	m.Volumes.Fill(m.Pods)
 	return m
 }
 
@@ -70,39 +54,12 @@ func (m *Model) create(ordinal int32) *Node {
 	m.created++
 	n := &Node{UID: m.created, Ordinal: ordinal, readyIn: 2 + m.IntN(5), fresh: 2, roundIn: 5 + m.IntN(3)}
 	m.Pods = append(m.Pods, n)
-	if m.Volumes[ordinal] == nil {
-		m.Volumes[ordinal] = &Volume{}
-	}
+	m.Volumes.create(ordinal)
 	return n
 }
 
 // Now returns the time of the model.
 func (m *Model) Now() time.Time { return time.Unix(int64(m.Second), 0) }
-
-// weights order the nodes for each partition.
-var weights = func() (all [Partitions][32]uint32) {
-	for p := range all {
-		for ordinal := range all[p] {
-			h := fnv.New32a()
-			_, _ = h.Write([]byte(strconv.Itoa(p) + "/" + strconv.Itoa(ordinal*7919)))
-			all[p][ordinal] = h.Sum32()
-		}
-	}
-	return all
-}()
-
-// owners returns those of the nodes that a partition belongs to.
-func owners(online []*Node, partition int) []*Node {
-	owners := make([]*Node, 0, Copies+1)
-	for _, n := range online {
-		at, _ := slices.BinarySearchFunc(owners, n, func(a, b *Node) int {
-			return cmp.Compare(weights[partition][b.Ordinal], weights[partition][a.Ordinal])
-		})
-		owners = slices.Insert(owners, at, n)
-		owners = owners[:min(Copies, len(owners))]
-	}
-	return owners
-}
 
 // Online returns the nodes that are ready and not being deleted.
 func (m *Model) Online() []*Node {
@@ -113,11 +70,6 @@ func (m *Model) Online() []*Node {
 		}
 	}
 	return online
-}
-
-// has reports whether one of the nodes has a partition.
-func (m *Model) has(nodes []*Node, partition int) bool {
-	return slices.ContainsFunc(nodes, func(n *Node) bool { return m.Volumes[n.Ordinal].copies[partition] })
 }
 
 // Tick lets a second pass.
@@ -131,7 +83,8 @@ func (m *Model) Tick() {
 		n.Commands += m.Rate / float64(len(online))
 		n.fresh = max(n.fresh-1, 0)
 		if n.roundIn--; n.roundIn <= 0 {
-			m.finishRound(n)
+			m.Volumes.FinishRound(n, m.Online())
+			n.roundIn = 5 + m.IntN(3)
 		}
 	}
 	for _, n := range m.Pods {
@@ -168,25 +121,6 @@ func (m *Model) terminate(n *Node) {
 		}
 	}
 	m.MostTerminating = max(m.MostTerminating, terminating)
-}
-
-// finishRound copies the partitions that the node owned when the round began, drops those
-// that all owners have without it, and begins the next round.
-func (m *Model) finishRound(n *Node) {
-	own, online := m.Volumes[n.Ordinal], m.Online()
-	for p := range Partitions {
-		if n.owned[p] && !own.copies[p] {
-			own.copies[p] = m.has(online, p)
-		}
-		owners := owners(online, p)
-		n.owned[p] = slices.Contains(owners, n)
-		if own.copies[p] && !n.owned[p] && len(owners) == Copies &&
-			m.Volumes[owners[0].Ordinal].copies[p] && m.Volumes[owners[1].Ordinal].copies[p] {
-			own.copies[p] = false
-		}
-	}
-	n.roundIn = 5 + m.IntN(3)
-	n.Rounds++
 }
 
 // checkCopies expects a copy of each partition on a volume of the cluster. A volume of a

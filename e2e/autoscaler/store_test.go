@@ -1,0 +1,171 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package autoscaler
+
+import (
+	"context"
+	"fmt"
+	"net/http"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/marekvsoperator"
+	"nstance.dev/operator/e2e/marekvsstore"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/generated/clientset/versioned"
+	marekvsclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
+)
+
+// storeNamespace is that of the store's Pods.
+const storeNamespace = "store"
+
+// The Pods of a store are on the Nodes of a pool, and its operator runs beside. Of two Nodes
+// that the autoscaler deletes, the second one is drained when the Pod of the first is ready
+// elsewhere, and every partition has a copy on a node that runs, all the time.
+func TestNodesOfAStore(t *testing.T) {
+	t.Parallel()
+	const name = "stored"
+	watchOperator(t)
+	group := createPool(t, name, 6)
+	untilRunning(t, name, 6)
+	store, clusters := startStore(t)
+	_, err := clusters.Create(t.Context(), &marekvsv1alpha1.MarekvsCluster{
+		ObjectMeta: metav1.ObjectMeta{Name: "db"},
+		Spec: marekvsv1alpha1.MarekvsClusterSpec{
+			Image: "marekvs:1", Nodes: 4, ReplicationFactor: 2,
+			NodeSelector: map[string]string{v1beta1.LabelGroup: name}, HostnameSpreadWhenUnsatisfiable: string(corev1.DoNotSchedule),
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	untilStoreHealthy(t, clusters, 4)
+	store.Fill("db")
+
+	// With every Node cordoned, the Pod that is evicted first stays without one.
+	from := env.AuditEnd(t)
+	nodes := nodesNamed(t, nodeOf(t, "db-0"), nodeOf(t, "db-1"))
+	cordon(t, name, true)
+	require.NoError(t, group.deleteNodes(t.Context(), nodes...))
+	testcluster.Eventually(t, timeout, "an eviction is refused", func(context.Context) error {
+		if len(env.Requests(t, from, refusedEviction)) == 0 {
+			return fmt.Errorf("no eviction was refused")
+		}
+		return nil
+	})
+	assert.NotEqual(t, podReady(t, "db-0"), podReady(t, "db-1"), "one of the Pods stays where it is")
+	cordon(t, name, false)
+	untilMachinesDeleted(t, namesOfNodes(nodes)...)
+	untilRunning(t, name, 4)
+	untilStoreHealthy(t, clusters, 4)
+	expectNodeChanges(t, from, name, 0, namesOfNodes(nodes)...)
+
+	_, err = clusters.Patch(t.Context(), "db", types.MergePatchType, []byte(`{"spec":{"nodes":3}}`), metav1.PatchOptions{})
+	require.NoError(t, err)
+	untilStoreHealthy(t, clusters, 3)
+	assert.Equal(t, 1, store.MostTerminating("db"), "Pods that ended at once")
+	assert.Equal(t, 1, store.FewestCopies("db"), "nodes that ran with a copy of each partition: one less than the copies while a Pod was away")
+}
+
+// refusedEviction matches evictions that the budget of the store does not allow.
+func refusedEviction(r controlplane.Request) bool {
+	return r.Namespace == storeNamespace && r.Subresource == "eviction" && r.Code == http.StatusTooManyRequests
+}
+
+// startStore starts the store and its operator, until the end of the test.
+func startStore(t *testing.T) (*marekvsstore.Store, marekvsclient.MarekvsClusterInterface) {
+	t.Helper()
+	namespaces := env.Kube.CoreV1().Namespaces()
+	_, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storeNamespace}}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	root, err := controlplane.FindRoot(".")
+	require.NoError(t, err)
+	program, err := controlplane.Builder{Root: root, Progress: t.Output()}.Marekvs(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, marekvsoperator.Install(t.Context(), env.ControlPlane, root))
+	client, err := versioned.NewForConfig(env.AdminConfig())
+	require.NoError(t, err)
+	clusters := client.MarekvsV1alpha1().MarekvsClusters(storeNamespace)
+
+	ctx, cancel := context.WithCancel(context.WithoutCancel(t.Context()))
+	store, err := marekvsstore.Start(ctx, marekvsstore.Options{Kube: env.Kube, Namespace: storeNamespace, Scheduled: true})
+	require.NoError(t, err)
+	operator, err := marekvsoperator.Start(ctx, env.ControlPlane, marekvsoperator.Options{
+		Name: "marekvs-operator", Program: program, Dir: t.TempDir(), MetricsPort: store.Port,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		defer cancel()
+		_ = clusters.Delete(ctx, "db", metav1.DeleteOptions{})
+		testcluster.Eventually(t, timeout, "no Pod of the store is left", func(context.Context) error {
+			pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(ctx, metav1.ListOptions{})
+			if err == nil && len(pods.Items) > 0 {
+				err = fmt.Errorf("%d Pods are left", len(pods.Items))
+			}
+			return err
+		})
+		assert.NoError(t, operator.Stop(ctx))
+		assert.NoError(t, namespaces.Delete(ctx, storeNamespace, metav1.DeleteOptions{}))
+		assert.NoError(t, store.DeleteVolumes(ctx))
+	})
+	return store, clusters
+}
+
+func untilStoreHealthy(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, nodes int32) {
+	t.Helper()
+	testcluster.Eventually(t, timeout, fmt.Sprintf("the store is healthy with %d nodes", nodes), func(ctx context.Context) error {
+		cluster, err := clusters.Get(ctx, "db", metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		status := cluster.Status
+		if status.Phase != marekvsv1alpha1.PhaseHealthy || status.Replicas != nodes || status.ObservedGeneration != cluster.Generation {
+			return fmt.Errorf("the phase is %s with %d nodes: %s", status.Phase, status.Replicas, status.Message)
+		}
+		return nil
+	})
+}
+
+// nodeOf returns the Node of a Pod of the store.
+func nodeOf(t *testing.T, pod string) string {
+	t.Helper()
+	found, err := env.Kube.CoreV1().Pods(storeNamespace).Get(t.Context(), pod, metav1.GetOptions{})
+	require.NoError(t, err)
+	return found.Spec.NodeName
+}
+
+func podReady(t *testing.T, name string) bool {
+	t.Helper()
+	pod, err := env.Kube.CoreV1().Pods(storeNamespace).Get(t.Context(), name, metav1.GetOptions{})
+	if err != nil {
+		return false
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == corev1.PodReady {
+			return condition.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil
+		}
+	}
+	return false
+}
+
+// cordon cordons all Nodes of a pool that are not being drained, or uncordons them.
+func cordon(t *testing.T, pool string, cordoned bool) {
+	t.Helper()
+	nodes, err := env.Nodes(t.Context(), pool)
+	require.NoError(t, err)
+	for i := range nodes {
+		if machine, err := machineOf(t.Context(), &nodes[i]); err == nil && machine.GetDeletionTimestamp() != nil {
+			continue
+		}
+		patch := fmt.Appendf(nil, `{"spec":{"unschedulable":%t}}`, cordoned)
+		_, err := env.Kube.CoreV1().Nodes().Patch(t.Context(), nodes[i].Name, mergePatch, patch, metav1.PatchOptions{})
+		require.NoError(t, err)
+	}
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package marekvs
+
+import (
+	"context"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/wait"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+)
+
+// These are the failure modes of the first description of the operator, line by line
+// (docs/marekvs.md#failures). That two operators run at once is
+// TestALeaderThatIsKilledOrStoppedIsReplaced.
+
+// killOperators kills every operator, and returns what starts them again.
+func killOperators(t *testing.T) (start func()) {
+	t.Helper()
+	for _, operator := range env.operators {
+		require.NoError(t, operator.Kill(t.Context()))
+	}
+	started := false
+	start = func() {
+		if started {
+			return
+		}
+		started = true
+		for _, operator := range env.operators {
+			require.NoError(t, operator.Start(context.WithoutCancel(t.Context())))
+		}
+	}
+	t.Cleanup(start)
+	return start
+}
+
+// eventually waits for a condition that is not one of the status.
+func eventually(t *testing.T, what string, condition func(context.Context) bool) {
+	t.Helper()
+	err := wait.PollUntilContextTimeout(t.Context(), 50*time.Millisecond, 2*time.Minute, true, func(ctx context.Context) (bool, error) {
+		return condition(ctx), nil
+	})
+	require.NoError(t, err, what)
+}
+
+// podUID returns the UID of a Pod that is ready and not being deleted.
+func podUID(ctx context.Context, name string) types.UID {
+	pod, err := env.kube.CoreV1().Pods(namespace).Get(ctx, name, metav1.GetOptions{})
+	if err != nil || pod.DeletionTimestamp != nil {
+		return ""
+	}
+	for _, condition := range pod.Status.Conditions {
+		if condition.Type == "Ready" && condition.Status == "True" {
+			return pod.UID
+		}
+	}
+	return ""
+}
+
+// size returns the number of replicas of a StatefulSet.
+func size(t *testing.T, name string) int32 {
+	t.Helper()
+	set, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), name, metav1.GetOptions{})
+	require.NoError(t, err)
+	return *set.Spec.Replicas
+}
+
+// claims returns the UID of each volume claim of a cluster, by its name.
+func claims(t *testing.T, cluster string) map[string]types.UID {
+	t.Helper()
+	list, err := env.kube.CoreV1().PersistentVolumeClaims(namespace).List(t.Context(), metav1.ListOptions{LabelSelector: "app=" + cluster})
+	require.NoError(t, err)
+	found := map[string]types.UID{}
+	for i := range list.Items {
+		found[list.Items[i].Name] = list.Items[i].UID
+	}
+	return found
+}
+
+// Metrics unreachable: scale-downs are blocked, scale-ups are not, by hand and by load.
+func TestFailureMetricsUnreachable(t *testing.T) {
+	create(t, "silent", v1alpha1.MarekvsClusterSpec{Nodes: 4, ReplicationFactor: 2})
+	until(t, "silent", "4 nodes", healthy(4))
+	env.store.SetSilent("silent-1", true)
+	patch(t, "silent", `{"spec": {"nodes": 3}}`)
+	blocked := until(t, "silent", "a blocked scale-down", func(c *v1alpha1.MarekvsCluster) bool { return c.Status.Phase == v1alpha1.PhaseBlocked })
+	assert.Equal(t, "scale-down to 3 deferred: metrics unreachable (3 of 4 pods scraped)", blocked.Status.Message)
+	assert.Nil(t, blocked.Status.UnderreplicatedPartitions, "a number of a node that does not report is unknown")
+	patch(t, "silent", `{"spec": {"nodes": 5}}`)
+	until(t, "silent", "5 nodes in spite of the silent one", func(c *v1alpha1.MarekvsCluster) bool {
+		return c.Status.Replicas == 5 && ptr.Deref(c.Status.ReadyNodes, 0) == 5
+	})
+	patch(t, "silent", `{"spec": {"nodes": 3}}`)
+	until(t, "silent", "a blocked scale-down again", func(c *v1alpha1.MarekvsCluster) bool { return c.Status.Phase == v1alpha1.PhaseBlocked })
+	assert.EqualValues(t, 5, size(t, "silent"))
+	env.store.SetSilent("silent-1", false)
+	until(t, "silent", "3 nodes", healthy(3))
+	assert.Equal(t, 1, env.store.MostTerminating("silent"))
+
+	create(t, "silent-load", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 1000, ScaleDownStabilizationSeconds: ptr.To[int64](2), ScaleUpCooldownSeconds: ptr.To[int64](1),
+	}})
+	until(t, "silent-load", "3 nodes", healthy(3))
+	env.store.SetSilent("silent-load-2", true)
+	env.store.SetRate("silent-load", 6_000) // of which 4,000 are reported
+	until(t, "silent-load", "a scale-up by the load that is reported", func(c *v1alpha1.MarekvsCluster) bool { return c.Status.Replicas >= 4 })
+}
+
+// Operator down: nothing is scaled, and Pods are replaced without it.
+func TestFailureOperatorDown(t *testing.T) {
+	create(t, "down", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
+	until(t, "down", "3 nodes", healthy(3))
+	before := podUID(t.Context(), "down-1")
+	start := killOperators(t)
+	patch(t, "down", `{"spec": {"nodes": 4}}`)
+	require.NoError(t, env.kube.CoreV1().Pods(namespace).Delete(t.Context(), "down-1", metav1.DeleteOptions{}))
+	eventually(t, "the Pod is replaced", func(ctx context.Context) bool {
+		now := podUID(ctx, "down-1")
+		return now != "" && now != before
+	})
+	assert.EqualValues(t, 3, size(t, "down"))
+	start()
+	until(t, "down", "4 nodes", healthy(4))
+}
+
+// Operator restarts in the middle of a scale-down: it observes again and continues, one node
+// at a time.
+func TestFailureOperatorRestartsDuringScaleDown(t *testing.T) {
+	create(t, "restarted", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2})
+	until(t, "restarted", "6 nodes", healthy(6))
+	patch(t, "restarted", `{"spec": {"nodes": 3}}`)
+	for _, nodes := range []int32{5, 4} {
+		until(t, "restarted", "a removal to "+strconv.Itoa(int(nodes)), func(c *v1alpha1.MarekvsCluster) bool {
+			return size(t, "restarted") == nodes
+		})
+		killOperators(t)()
+	}
+	until(t, "restarted", "3 nodes", healthy(3))
+	assert.Equal(t, 1, env.store.MostTerminating("restarted"), "Pods that ended at once")
+	assert.Len(t, claims(t, "restarted"), 6, "claims are kept without reclaimPvcs")
+}
+
+// Pod restarts during sampling: its counters begin at 0. No rate that is published is higher
+// than the load or lower than that of the other nodes, and the size stays.
+func TestFailurePodRestartsDuringSampling(t *testing.T) {
+	const load = 12_000
+	create(t, "sampled", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
+		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 4200, ScaleDownStabilizationSeconds: ptr.To[int64](2), ScaleUpCooldownSeconds: ptr.To[int64](1),
+	}})
+	until(t, "sampled", "3 nodes", healthy(3))
+	env.store.SetRate("sampled", load)
+	steady := func(c *v1alpha1.MarekvsCluster) bool {
+		rate, err := strconv.ParseFloat(c.Status.OpsPerSecond, 64)
+		return err == nil && rate > 0.9*load && rate < 1.1*load
+	}
+	first := until(t, "sampled", "the rate of the load", steady)
+
+	watcher, err := env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace).Watch(t.Context(), metav1.ListOptions{
+		FieldSelector: "metadata.name=sampled", ResourceVersion: first.ResourceVersion,
+	})
+	require.NoError(t, err)
+	defer watcher.Stop()
+	for restart := range 3 {
+		require.NoError(t, env.store.Restart(t.Context(), "sampled-"+strconv.Itoa(restart)))
+		eventually(t, "the metrics are read six times more", func(context.Context) bool {
+			return env.store.Scrapes("sampled-"+strconv.Itoa(restart)) >= 6
+		})
+	}
+	last := until(t, "sampled", "the rate of the load again", func(c *v1alpha1.MarekvsCluster) bool {
+		return steady(c) && meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionMetricsAvailable)
+	})
+	var rates []string
+	for last.ResourceVersion != first.ResourceVersion {
+		event, open := <-watcher.ResultChan()
+		require.True(t, open, "the watch ended before the last status")
+		cluster, ok := event.Object.(*v1alpha1.MarekvsCluster)
+		require.True(t, ok, "%v", event.Object)
+		rates = append(rates, cluster.Status.OpsPerSecond)
+		assert.EqualValues(t, 3, cluster.Status.Replicas)
+		if cluster.Status.OpsPerSecond != "" {
+			rate, err := strconv.ParseFloat(cluster.Status.OpsPerSecond, 64)
+			require.NoError(t, err)
+			assert.Greater(t, rate, 0.9*load*2/3)
+			assert.Less(t, rate, 1.1*load)
+		}
+		if cluster.ResourceVersion == last.ResourceVersion {
+			break
+		}
+	}
+	t.Logf("rates that were published: %v", rates)
+	assert.EqualValues(t, 3, size(t, "sampled"))
+}
+
+// CR deleted: its objects are deleted, and the volume claims are not. A cluster of the same name
+// begins with all of them, and shrinks to its size.
+func TestFailureClusterDeleted(t *testing.T) {
+	create(t, "again", v1alpha1.MarekvsClusterSpec{Nodes: 5, ReplicationFactor: 2})
+	until(t, "again", "5 nodes", healthy(5))
+	before := claims(t, "again")
+	require.Len(t, before, 5)
+	require.NoError(t, env.marekvs.MarekvsV1alpha1().MarekvsClusters(namespace).Delete(t.Context(), "again", metav1.DeleteOptions{}))
+	eventually(t, "Pods and objects are deleted", func(ctx context.Context) bool {
+		pods, err := env.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{LabelSelector: "app=again"})
+		_, set := env.kube.AppsV1().StatefulSets(namespace).Get(ctx, "again", metav1.GetOptions{})
+		_, headless := env.kube.CoreV1().Services(namespace).Get(ctx, "again-headless", metav1.GetOptions{})
+		_, service := env.kube.CoreV1().Services(namespace).Get(ctx, "again", metav1.GetOptions{})
+		_, budget := env.kube.PolicyV1().PodDisruptionBudgets(namespace).Get(ctx, "again", metav1.GetOptions{})
+		return err == nil && len(pods.Items) == 0 && apierrors.IsNotFound(set) && apierrors.IsNotFound(headless) &&
+			apierrors.IsNotFound(service) && apierrors.IsNotFound(budget)
+	})
+	assert.Equal(t, before, claims(t, "again"))
+	assert.Equal(t, 5, env.store.MostTerminating("again"), "Pods that ended with the cluster")
+
+	create(t, "again", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
+	until(t, "again", "5 nodes, one for each volume", func(c *v1alpha1.MarekvsCluster) bool { return ptr.Deref(c.Status.ReadyNodes, 0) == 5 })
+	until(t, "again", "3 nodes", healthy(3))
+	assert.Equal(t, before, claims(t, "again"))
+	assert.Equal(t, 1, env.store.MostTerminating("again"), "Pods that ended at once")
+}

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package marekvsstore
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"strconv"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/marekvs/storetest"
+)
+
+// NodeName is the Node of all Pods that are not scheduled.
+const NodeName = "marekvs"
+
+// selector selects the Pods and the volume claims of all clusters.
+const selector = v1alpha1.LabelName + "=" + v1alpha1.ApplicationName
+
+// container is one run of a container.
+type container struct {
+	name, image string
+	restarts    int
+}
+
+// status is that of a container that runs.
+func (c container) status() map[string]any {
+	return map[string]any{
+		"name": c.name, "image": c.image, "imageID": "", "ready": true, "restartCount": c.restarts,
+		"state": map[string]any{"running": map[string]any{"startedAt": metav1.Now()}},
+	}
+}
+
+func (s *Store) createNode(ctx context.Context) error {
+	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: NodeName, Labels: map[string]string{v1alpha1.LabelName: v1alpha1.ApplicationName}}}
+	if _, err := s.Kube.CoreV1().Nodes().Create(ctx, node, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
+		return fmt.Errorf("create the Node of all Pods: %w", err)
+	}
+	return nil
+}
+
+// heartbeat keeps the Node ready.
+func (s *Store) heartbeat(ctx context.Context) {
+	body, _ := json.Marshal(map[string]any{"status": map[string]any{"conditions": []any{map[string]any{
+		"type": corev1.NodeReady, "status": "True", "lastHeartbeatTime": metav1.Now(), "lastTransitionTime": metav1.Now(),
+	}}}})
+	_, _ = s.Kube.CoreV1().Nodes().Patch(ctx, NodeName, types.StrategicMergePatchType, body, metav1.PatchOptions{}, "status")
+}
+
+// sync starts and ends Pods.
+func (s *Store) sync(ctx context.Context) {
+	list, err := s.Kube.CoreV1().Pods(s.Namespace).List(ctx, metav1.ListOptions{LabelSelector: selector})
+	if err != nil {
+		return
+	}
+	if s.Scheduled {
+		s.createVolumes(ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	terminating, exists := map[string]int{}, map[types.UID]bool{}
+	for i := range list.Items {
+		pod := &list.Items[i]
+		exists[pod.UID] = true
+		if pod.DeletionTimestamp != nil {
+			terminating[pod.Labels[v1alpha1.LabelApp]]++
+			s.end(ctx, pod)
+			continue
+		}
+		s.start(ctx, pod)
+	}
+	for name, count := range terminating {
+		c := s.cluster(name)
+		c.mostTerminating = max(c.mostTerminating, count)
+	}
+	for address, p := range s.pods {
+		if !exists[p.uid] {
+			delete(s.pods, address)
+		}
+	}
+	s.compareCopies()
+}
+
+func (s *Store) start(ctx context.Context, pod *corev1.Pod) {
+	switch {
+	case pod.Status.PodIP != "":
+		return
+	case pod.Spec.NodeName == "" && s.Scheduled:
+		return
+	case pod.Spec.NodeName == "":
+		// A Pod without a Node would be deleted at once.
+		_ = s.Kube.CoreV1().Pods(s.Namespace).Bind(ctx, &corev1.Binding{
+			ObjectMeta: metav1.ObjectMeta{Name: pod.Name, UID: pod.UID}, Target: corev1.ObjectReference{Kind: "Node", Name: NodeName},
+		}, metav1.CreateOptions{})
+		return
+	}
+	run := container{name: pod.Spec.Containers[0].Name, image: pod.Spec.Containers[0].Image}
+	if s.failing[run.image] {
+		_ = s.patchStatus(ctx, pod.Name, map[string]any{"phase": corev1.PodPending, "containerStatuses": []any{map[string]any{
+			"name": run.name, "image": run.image, "imageID": "", "ready": false, "restartCount": 0,
+			"state": map[string]any{"waiting": map[string]any{"reason": "ErrImagePull"}},
+		}}})
+		return
+	}
+	ordinal, err := strconv.ParseInt(pod.Labels[podIndexLabel], 10, 32)
+	if err != nil {
+		return
+	}
+	s.addresses++
+	address := fmt.Sprintf("127.77.%d.%d", s.addresses/200, 1+s.addresses%200)
+	now := time.Now()
+	s.pods[address] = &process{
+		pod: pod.Name, cluster: pod.Labels[v1alpha1.LabelApp], container: run, uid: pod.UID,
+		node: &storetest.Node{Ordinal: int32(ordinal)}, last: now, nextRound: now.Add(roundTime),
+	}
+	_ = s.patchStatus(ctx, pod.Name, map[string]any{
+		"phase": corev1.PodRunning, "podIP": address, "podIPs": []any{map[string]any{"ip": address}},
+		"containerStatuses": []any{run.status()},
+		"conditions":        []any{map[string]any{"type": corev1.PodReady, "status": "True", "lastTransitionTime": metav1.Now()}},
+	})
+}
+
+// podIndexLabel is set by the StatefulSet controller.
+const podIndexLabel = "apps.kubernetes.io/pod-index"
+
+func (s *Store) end(ctx context.Context, pod *corev1.Pod) {
+	if p := s.pods[pod.Status.PodIP]; p != nil && p.uid == pod.UID {
+		if p.stops.IsZero() {
+			p.stops = time.Now().Add(drainTime)
+		}
+		if time.Now().Before(p.stops) {
+			return
+		}
+	}
+	grace := int64(0)
+	_ = s.Kube.CoreV1().Pods(s.Namespace).Delete(ctx, pod.Name, metav1.DeleteOptions{GracePeriodSeconds: &grace, Preconditions: &metav1.Preconditions{UID: &pod.UID}})
+}
+
+// Restart restarts the container of a Pod, whose counters begin at 0.
+func (s *Store) Restart(ctx context.Context, pod string) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	p := s.running(pod)
+	if p == nil {
+		return fmt.Errorf("restart Pod %s: it does not run", pod)
+	}
+	p.commands, p.last, p.scrapes = 0, time.Now(), 0
+	p.node = &storetest.Node{Ordinal: p.node.Ordinal}
+	p.container.restarts++
+	return s.patchStatus(ctx, pod, map[string]any{"containerStatuses": []any{p.container.status()}})
+}
+
+func (s *Store) patchStatus(ctx context.Context, pod string, status map[string]any) error {
+	patch, err := json.Marshal(map[string]any{"status": status})
+	if err != nil {
+		return err
+	}
+	_, err = s.Kube.CoreV1().Pods(s.Namespace).Patch(ctx, pod, types.StrategicMergePatchType, patch, metav1.PatchOptions{}, "status")
+	return err
+}
