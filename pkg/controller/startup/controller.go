@@ -99,6 +99,7 @@ func (c *Controller) Run(ctx context.Context) { <-ctx.Done() }
 func (c *Controller) shardChanged(id string) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	c.setShard(id, c.shards.Has(id))
 	if !c.shards.Has(id) {
 		if state, ok := c.known[id]; ok {
 			for _, instances := range state.groups {
@@ -110,6 +111,18 @@ func (c *Controller) shardChanged(id string) {
 	}
 	reachable, _ := c.groups.Reachable(id)
 	c.state(id).complete = reachable
+}
+
+// setShard has the metrics of each configured shard, and of no other. They are 0 before the
+// first observation: a rate from a missing value cannot be seen.
+func (c *Controller) setShard(id string, configured bool) {
+	for _, stage := range []string{stageRunning, stageNodeReady} {
+		if configured {
+			c.durations.WithLabelValues(id, stage)
+		} else {
+			c.durations.DeleteLabelValues(id, stage)
+		}
+	}
 }
 
 func (c *Controller) groupChanged(id, key string) {

@@ -137,3 +137,16 @@ func TestNothingIsKeptOfInstancesThatWereDeleted(t *testing.T) {
 	assert.Empty(t, h.controller.waiting)
 	assert.Empty(t, h.controller.known)
 }
+
+// A rate from a missing value cannot be seen: the first instances after a start of the
+// operator would not be measured.
+func TestTheMetricsOfAShardExistBeforeItsFirstInstance(t *testing.T) {
+	h := newHarness(t)
+	h.ExpectSeries(
+		`nstance_operator_instance_startup_duration_seconds{shard="a",stage="node_ready"} 0`,
+		`nstance_operator_instance_startup_duration_seconds{shard="a",stage="running"} 0`,
+	)
+	h.Fake.Update(func() { delete(h.Fake.ByID, "a") })
+	h.Fake.NotifyShard("a")
+	h.ExpectSeries()
+}
