@@ -53,6 +53,7 @@ func (p *process) serve(ctx context.Context, g *errgroup.Group) error {
 		names.URI = identifier.ServerURI(p.shared.config.ClusterID, p.shared.shard)
 	}
 	certificate := pki.NewServing(p.shared.keys.Authority, names)
+	p.shared.certificate.Store(certificate)
 	operators, err := p.server.Listen(ctx, p.bind.OperatorAddr)
 	if err != nil {
 		return fmt.Errorf("listen for operators (shard.bind.operator_addr): %w", err)

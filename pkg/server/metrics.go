@@ -14,7 +14,8 @@ import (
 // registerMetrics registers the metrics that outlive a term, other than those of calls.
 func (sh *shared) registerMetrics() {
 	sh.registry.MustRegister(version.NewCollector("nstance_server"), collectors.NewGoCollector(),
-		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), sh.newRejectedMetric(), sh.newLeaderMetric())
+		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), sh.newRejectedMetric(), sh.newLeaderMetric(),
+		sh.newCertificateMetric())
 	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
 }
 
@@ -28,5 +29,24 @@ func (sh *shared) newLeaderMetric() prometheus.Collector {
 			return 1
 		}
 		return 0
+	})
+}
+
+// newCertificateMetric returns a metric that is the time at which the certificate expires
+// that clients of this server see.
+func (sh *shared) newCertificateMetric() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nstance_server_certificate_expiration_timestamp_seconds",
+		Help: "When the certificate of this server expires, in seconds since 1970; 0 while it has none.",
+	}, func() float64 {
+		certificate := sh.certificate.Load()
+		if certificate == nil {
+			return 0
+		}
+		expires, err := certificate.Expires()
+		if err != nil {
+			return 0 // a handshake fails too, and its error is the client's
+		}
+		return float64(expires.Unix())
 	})
 }

@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/reconciler"
@@ -78,6 +79,8 @@ type shared struct {
 	readObject func(ctx context.Context, key string) ([]byte, error)
 	// keys are those of the cluster, nil until they are loaded.
 	keys *clusterkeys.Keys
+	// certificate is the one that clients see, nil until the server listens.
+	certificate atomic.Pointer[pki.Serving]
 	// gate passes calls to the current term, and agentGate those of agents. agentGate is
 	// nil if the server serves no agents.
 	gate      *grpcapi.Gate

@@ -4,6 +4,8 @@
 package server_test
 
 import (
+	"crypto/tls"
+	"crypto/x509"
 	"net/http"
 	"path/filepath"
 	"regexp"
@@ -16,6 +18,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/metricstest"
+	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/servertest"
 )
 
@@ -43,4 +46,16 @@ func TestServersExportDocumentedMetrics(t *testing.T) {
 		assert.Contains(t, families, name)
 	}
 	assert.InDelta(t, 1, families["nstance_server_leader"].GetMetric()[0].GetGauge().GetValue(), 0, "the only server leads")
+	assert.InDelta(t, servedCertificate(t, s).NotAfter.Unix(),
+		families["nstance_server_certificate_expiration_timestamp_seconds"].GetMetric()[0].GetGauge().GetValue(), 0, "the end of its certificate")
+}
+
+// servedCertificate returns the certificate that clients of the server see.
+func servedCertificate(t *testing.T, s *servertest.Server) *x509.Certificate {
+	t.Helper()
+	dialer := tls.Dialer{Config: &tls.Config{RootCAs: pkitest.Roots(s.Authority), ServerName: "localhost", MinVersion: tls.VersionTLS13}}
+	connection, err := dialer.DialContext(t.Context(), "tcp", s.RegistrationAddr)
+	require.NoError(t, err)
+	defer connection.Close()
+	return connection.(*tls.Conn).ConnectionState().PeerCertificates[0]
 }

@@ -125,12 +125,23 @@ func TestServingIsReissuedBeforeExpiry(t *testing.T) {
 		// No certificate that is about to expire is ever served.
 		for range 100 {
 			<-time.After(servingLifetime / 7)
-			if left := time.Until(leaf().NotAfter); left < servingLifetime/3-time.Second {
+			// Expires reissues it as a handshake does.
+			expires, err := serving.Expires()
+			require.NoError(t, err)
+			served := leaf()
+			if left := time.Until(served.NotAfter); left < servingLifetime/3-time.Second {
 				t.Fatalf("a certificate with %s left was served", left)
 			}
+			if !expires.Equal(served.NotAfter) {
+				t.Fatalf("Expires returned %s of a certificate that expires at %s", expires, served.NotAfter)
+			}
 		}
-		if _, err := NewServing(newAuthority(t), Names{}).Config().GetCertificate(nil); err == nil {
+		nameless := NewServing(newAuthority(t), Names{})
+		if _, err := nameless.Config().GetCertificate(nil); err == nil {
 			t.Error("a certificate without hosts was issued")
+		}
+		if _, err := nameless.Expires(); err == nil {
+			t.Error("a certificate that cannot be issued expires")
 		}
 	})
 }

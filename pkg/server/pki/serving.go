@@ -51,6 +51,15 @@ func (s *Serving) MutualConfig() *tls.Config {
 	return config
 }
 
+// Expires returns when the certificate expires that a handshake would get now.
+func (s *Serving) Expires() (time.Time, error) {
+	certificate, err := s.certificate(nil)
+	if err != nil {
+		return time.Time{}, err
+	}
+	return certificate.Leaf.NotAfter, nil
+}
+
 // certificate returns the certificate for a handshake.
 func (s *Serving) certificate(*tls.ClientHelloInfo) (*tls.Certificate, error) {
 	s.mu.Lock()
