@@ -17,10 +17,7 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
-	authenticationv1 "k8s.io/api/authentication/v1"
 	authorizationv1 "k8s.io/api/authorization/v1"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -123,18 +120,7 @@ func poolIs(ctx context.Context, name, reason string) error {
 // account creates a ServiceAccount with a ClusterRole, and returns its kubeconfig.
 func account(t *testing.T, name, role string) string {
 	t.Helper()
-	accounts := env.Kube.CoreV1().ServiceAccounts(installation.Namespace)
-	_, err := accounts.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: name}}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = env.Kube.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: name},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: installation.Namespace, Name: name}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	token, err := accounts.CreateToken(t.Context(), name, &authenticationv1.TokenRequest{}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	path, err := env.KubeconfigWithToken(name, token.Status.Token)
+	path, err := env.KubeconfigWithToken(name, env.CreateAccount(t, name, role))
 	require.NoError(t, err)
 	testcluster.Eventually(t, timeout, "the rights of "+name+" are in force", func(ctx context.Context) error {
 		return allowed(ctx, name, authorizationv1.ResourceAttributes{Verb: "list", Group: v1beta1.GroupName, Resource: "nstancemachinepools"}, true)

@@ -15,9 +15,7 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
-	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -50,7 +48,7 @@ func TestRenewal(t *testing.T) {
 	env.CreatePoolForTest(t, scaled, replicas)
 	env.CreatePoolForTest(t, drained, 6)
 	env.UntilRunning(t, drained, 6)
-	blockDrains(t, drained)
+	env.BlockDrains(t, drained)
 	certificate := untilShortLived(t, ttl)
 	pid, _ := o.Process.PID()
 	from, audit := o.logSize(t), env.AuditEnd(t)
@@ -64,7 +62,7 @@ func TestRenewal(t *testing.T) {
 		env.UntilRunning(t, scaled, replicas)
 	}
 	require.NoError(t, blockedDrains(t.Context(), drained, 3))
-	require.NoError(t, env.Kube.PolicyV1().PodDisruptionBudgets(drained).Delete(t.Context(), "all", metav1.DeleteOptions{}))
+	env.UnblockDrains(t, drained)
 	env.UntilRunning(t, drained, 3)
 
 	evictions := env.OperatorRequests(t, audit, func(r controlplane.Request) bool {
@@ -75,39 +73,6 @@ func TestRenewal(t *testing.T) {
 		t.Errorf("the operator was process %d and is %d, running %t", pid, now, running)
 	}
 	o.expectNoRepeatedFailure(t, from)
-}
-
-// blockDrains puts a Pod on each Node of a group, none of which may be evicted.
-func blockDrains(t *testing.T, group string) {
-	t.Helper()
-	env.CreateNamespace(t, group)
-	labels := map[string]string{"app": group}
-	nodes, err := env.Nodes(t.Context(), group)
-	require.NoError(t, err)
-	for i := range nodes {
-		_, err := env.Kube.CoreV1().Pods(group).Create(t.Context(), &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("pod-%d", i), Labels: labels},
-			Spec: corev1.PodSpec{
-				NodeName:   nodes[i].Name,
-				Containers: []corev1.Container{{Name: "main", Image: "none"}},
-			},
-		}, metav1.CreateOptions{})
-		require.NoError(t, err)
-	}
-	_, err = env.Kube.PolicyV1().PodDisruptionBudgets(group).Create(t.Context(), &policyv1.PodDisruptionBudget{
-		ObjectMeta: metav1.ObjectMeta{Name: "all"},
-		Spec: policyv1.PodDisruptionBudgetSpec{
-			MaxUnavailable: ptr.To(intstr.FromInt32(0)), Selector: &metav1.LabelSelector{MatchLabels: labels},
-		},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	testcluster.Eventually(t, time.Minute, "the Pods run and the budget counts them", func(ctx context.Context) error {
-		budget, err := env.Kube.PolicyV1().PodDisruptionBudgets(group).Get(ctx, "all", metav1.GetOptions{})
-		if err == nil && int(budget.Status.CurrentHealthy) != len(nodes) {
-			err = fmt.Errorf("%d of %d are healthy", budget.Status.CurrentHealthy, len(nodes))
-		}
-		return err
-	})
 }
 
 // blockedDrains succeeds when so many drains of a pool are blocked, and no others run.

@@ -102,7 +102,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	for _, tenant := range shard.Tenants {
 		tenants[tenant] = object{}
 	}
-	provider, options := "kwok", object{"kubeconfig": kubeconfig, "boot_delay": "1s"}
+	provider, options := "kwok", object{"kubeconfig": kubeconfig, "boot_delay": cmp.Or(shard.BootDelay, time.Second).String()}
 	subnet, instanceType := "subnet-a", "m7i.large"
 	onDemandLabels := map[string]string{
 		LabelPodNamespace: "{{.Vars.pod_namespace}}",

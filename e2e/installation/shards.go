@@ -44,6 +44,8 @@ type Shard struct {
 	// DrainTimeout is how long instances may take to drain. Zero means that they are
 	// deleted at once.
 	DrainTimeout time.Duration
+	// BootDelay is how long an instance takes until it has a Node. Zero means a second.
+	BootDelay time.Duration
 }
 
 // Shards returns shards with these ids, with all else as it is by default.

@@ -16,8 +16,6 @@ import (
 
 	"github.com/stretchr/testify/require"
 	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -29,15 +27,7 @@ import (
 // accounts with the ClusterRole of the manifests alone.
 func TestMetricsAccess(t *testing.T) {
 	const reader, role = "prometheus", "nstance-operator-metrics-reader"
-	_, err := env.Kube.CoreV1().ServiceAccounts(installation.Namespace).Create(t.Context(),
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: reader}}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = env.Kube.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: reader},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: role},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: installation.Namespace, Name: reader}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
+	env.CreateAccount(t, reader, role)
 	port := 0
 	require.NoError(t, controlplane.FillInPorts([]*int{&port}))
 	address := fmt.Sprintf("127.0.0.1:%d", port)

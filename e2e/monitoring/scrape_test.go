@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package monitoring
 
 import (
 	"context"
@@ -9,7 +9,6 @@ import (
 	"errors"
 	"fmt"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -17,12 +16,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
-	rbacv1 "k8s.io/api/rbac/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"nstance.dev/operator/e2e/controlplane"
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 )
 
@@ -37,30 +32,7 @@ var empty = map[string]bool{
 // shipped. The rules can be evaluated, no alert is active while all is well, and every panel
 // of the dashboard has a result.
 func TestPrometheusScrapesWithTheShippedSettings(t *testing.T) {
-	binary := prometheusBinary(t)
-	const reader = "scraper"
-	_, err := env.Kube.CoreV1().ServiceAccounts(installation.Namespace).Create(t.Context(),
-		&corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: reader}}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	_, err = env.Kube.RbacV1().ClusterRoleBindings().Create(t.Context(), &rbacv1.ClusterRoleBinding{
-		ObjectMeta: metav1.ObjectMeta{Name: reader},
-		RoleRef:    rbacv1.RoleRef{APIGroup: rbacv1.GroupName, Kind: "ClusterRole", Name: "nstance-operator-metrics-reader"},
-		Subjects:   []rbacv1.Subject{{Kind: "ServiceAccount", Namespace: installation.Namespace, Name: reader}},
-	}, metav1.CreateOptions{})
-	require.NoError(t, err)
-	port := 0
-	require.NoError(t, controlplane.FillInPorts([]*int{&port}))
-	metrics := fmt.Sprintf("127.0.0.1:%d", port)
-	env.ReplaceOperator(t, "--metrics-address", metrics)
-
-	dir := t.TempDir()
-	token := filepath.Join(dir, "token")
-	require.NoError(t, os.WriteFile(token, []byte(tokenOf(t, reader)), 0o600))
-	config := newScrapeConfig(t, dir, token)
-	config.addOperator(t, metrics)
-	config.addServers(t)
-	prometheus := config.start(t, binary)
-
+	prometheus := runPrometheus(t, shippedRules(t))
 	env.CreatePoolForTest(t, "monitored", 3)
 	env.UntilRunning(t, "monitored", 3)
 	const machine = "monitored-machine"
@@ -108,25 +80,10 @@ func TestPrometheusScrapesWithTheShippedSettings(t *testing.T) {
 	testcluster.Eventually(t, time.Minute, "the rules are evaluated and no alert is active", prometheus.quiet)
 }
 
-// prometheusBinary returns the path of Prometheus. Where it is missing, the test is
-// skipped, unless it was requested.
-func prometheusBinary(t *testing.T) string {
-	t.Helper()
-	binary, err := exec.LookPath("prometheus")
-	switch {
-	case err == nil:
-	case os.Getenv("NSTANCE_TEST_MONITORING") != "":
-		t.Fatalf("prometheus is not installed, run 'make debian-packages': %v", err)
-	default:
-		t.Skip("NOT TESTED: prometheus is not installed. 'make debian-packages' installs it, and 'make test-monitoring' needs it")
-	}
-	return binary
-}
-
 // dashboardQueries returns the queries of the dashboard by the title of their panels.
 func dashboardQueries(t *testing.T) map[string][]string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(monitoring, "dashboard.json"))
+	data, err := os.ReadFile(filepath.Join(manifests, "dashboard.json"))
 	require.NoError(t, err)
 	var dashboard struct {
 		Panels []struct {

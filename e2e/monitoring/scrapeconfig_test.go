@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package operator
+package monitoring
 
 import (
 	"context"
-	"encoding/json"
-	"errors"
 	"fmt"
-	"net/http"
-	"net/url"
 	"os"
 	"path/filepath"
 	"strings"
@@ -21,13 +17,12 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/yaml"
 
-	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// monitoring is the folder of what is shipped for Prometheus.
-var monitoring = filepath.Join("..", "..", "manifests", "monitoring")
+// manifests is the folder of what is shipped for Prometheus.
+var manifests = filepath.Join("..", "..", "manifests", "monitoring")
 
 // interval is shorter than what is shipped, so that rates have samples soon.
 const interval = "1s"
@@ -39,11 +34,6 @@ type object = map[string]any
 type scrapeConfig struct {
 	dir, token string
 	jobs       []object
-}
-
-func newScrapeConfig(t *testing.T, dir, token string) *scrapeConfig {
-	t.Helper()
-	return &scrapeConfig{dir: dir, token: token}
 }
 
 // serviceMonitor has the fields of a ServiceMonitor that are used.
@@ -147,37 +137,9 @@ func (c *scrapeConfig) addServers(t *testing.T) {
 // readStrictly decodes a file. Fields that into does not have are errors.
 func readStrictly(t *testing.T, name string, into any) {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join(monitoring, name))
+	data, err := os.ReadFile(filepath.Join(manifests, name))
 	require.NoError(t, err)
 	require.NoError(t, yaml.UnmarshalStrict(data, into), name)
-}
-
-// start runs Prometheus with the rules that are shipped until the end of the test.
-func (c *scrapeConfig) start(t *testing.T, binary string) prometheusAPI {
-	t.Helper()
-	var rules struct{ Spec object }
-	data, err := os.ReadFile(filepath.Join(monitoring, "prometheus_rule.yaml"))
-	require.NoError(t, err)
-	require.NoError(t, yaml.Unmarshal(data, &rules))
-	c.write(t, "rules.yaml", rules.Spec)
-	config := c.write(t, "prometheus.yaml", object{
-		"global":     object{"scrape_interval": interval, "evaluation_interval": interval},
-		"rule_files": []string{"rules.yaml"}, "scrape_configs": c.jobs,
-	})
-	port := 0
-	require.NoError(t, controlplane.FillInPorts([]*int{&port}))
-	address := fmt.Sprintf("127.0.0.1:%d", port)
-	component := controlplane.NewComponent(c.dir, controlplane.Spec{
-		Name: "prometheus",
-		Argv: []string{
-			binary, "--config.file", config, "--storage.tsdb.path", filepath.Join(c.dir, "data"), "--web.listen-address", address,
-		},
-		Ports: []int{port},
-		Ready: controlplane.Probe{URL: "http://" + address + "/-/ready"},
-	})
-	require.NoError(t, component.Start(t.Context()))
-	t.Cleanup(func() { assert.NoError(t, component.Stop(context.WithoutCancel(t.Context()))) })
-	return prometheusAPI("http://" + address + "/api/v1/")
 }
 
 func (c *scrapeConfig) write(t *testing.T, name string, content object) (path string) {
@@ -187,85 +149,4 @@ func (c *scrapeConfig) write(t *testing.T, name string, content object) (path st
 	path = filepath.Join(c.dir, name)
 	require.NoError(t, os.WriteFile(path, data, 0o600))
 	return path
-}
-
-// prometheusAPI is the URL of the API of a Prometheus.
-type prometheusAPI string
-
-// sample is one series of the result of a query.
-type sample struct {
-	Metric map[string]string
-	Value  [2]any
-}
-
-func (p prometheusAPI) query(ctx context.Context, expression string) ([]sample, error) {
-	var data struct{ Result []sample }
-	err := p.get(ctx, "query?query="+url.QueryEscape(expression), &data)
-	return data.Result, err
-}
-
-// quiet returns an error unless every rule was evaluated and no alert is active.
-func (p prometheusAPI) quiet(ctx context.Context) error {
-	var data struct {
-		Groups []struct {
-			Rules []struct{ Name, Type, Health, LastError, State string }
-		}
-	}
-	if err := p.get(ctx, "rules", &data); err != nil {
-		return err
-	}
-	count := 0
-	for _, group := range data.Groups {
-		for _, rule := range group.Rules {
-			count++
-			if rule.Health != "ok" || rule.Type == "alerting" && rule.State != "inactive" {
-				return fmt.Errorf("rule %s is %s %s: %s", rule.Name, rule.Health, rule.State, rule.LastError)
-			}
-		}
-	}
-	if count == 0 {
-		return errors.New("no rules")
-	}
-	return nil
-}
-
-// errors returns the errors of the last scrapes.
-func (p prometheusAPI) errors(ctx context.Context) string {
-	var data struct {
-		ActiveTargets []struct{ ScrapeURL, LastError string }
-	}
-	if err := p.get(ctx, "targets", &data); err != nil {
-		return err.Error()
-	}
-	var all []string
-	for _, target := range data.ActiveTargets {
-		if target.LastError != "" {
-			all = append(all, target.ScrapeURL+": "+target.LastError)
-		}
-	}
-	return strings.Join(all, "; ")
-}
-
-// get decodes the field data of a response.
-func (p prometheusAPI) get(ctx context.Context, path string, data any) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, string(p)+path, nil)
-	if err != nil {
-		return err
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return err
-	}
-	defer response.Body.Close()
-	body := struct {
-		Error string
-		Data  any
-	}{Data: data}
-	if err := json.NewDecoder(response.Body).Decode(&body); err != nil {
-		return err
-	}
-	if response.StatusCode != http.StatusOK {
-		return fmt.Errorf("%s: %s", response.Status, body.Error)
-	}
-	return nil
 }
