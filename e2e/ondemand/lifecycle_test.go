@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // A Pod that requests a machine runs on it, and the machine is deleted with the Pod.
@@ -35,6 +36,13 @@ func TestPodGetsMachine(t *testing.T) {
 	from := env.AuditEnd(t)
 	deletePod(t, pod)
 	untilDeleted(t, m)
+	testcluster.Eventually(t, time.Minute, "an event reports who has deleted the Machine", func(ctx context.Context) error {
+		count, err := env.CountEvents(ctx, m.name, nstance.ReasonDeletingMachine)
+		if err == nil && count != 1 {
+			err = fmt.Errorf("%d events", count)
+		}
+		return err
+	})
 	cordons := env.Writes(t, from, func(w controlplane.Write) bool {
 		return w.User == capiUser && w.Verb == "patch" && w.Resource == "nodes" && w.Name == m.node && w.Code < 300
 	})

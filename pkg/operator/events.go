@@ -5,11 +5,13 @@ package operator
 
 import (
 	"context"
+	"errors"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/tools/events"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
@@ -18,15 +20,21 @@ import (
 
 // newRecorder returns a recorder that writes each event to the cluster of its object.
 func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, error) {
-	ours, err := controller.NewRecorder(ctx, clients.kube, nstance.FieldManager, v1beta1.AddToScheme)
+	ours, err := controller.NewRecorder(ctx, clients.kube, nstance.FieldManager, addToScheme)
 	if err != nil || clients.workloadServer == "" {
 		return ours, err
 	}
-	workload, err := controller.NewRecorder(ctx, clients.workload.Kube, nstance.FieldManager, v1beta1.AddToScheme)
+	workload, err := controller.NewRecorder(ctx, clients.workload.Kube, nstance.FieldManager, addToScheme)
 	if err != nil {
 		return nil, err
 	}
 	return &eventRouter{EventRecorder: ours, workload: workload}, nil
+}
+
+// addToScheme adds the kinds that are not built in and get events. The objects of clients do
+// not name their kind.
+func addToScheme(scheme *runtime.Scheme) error {
+	return errors.Join(v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme))
 }
 
 // eventRouter records events about Nodes and Pods in the workload cluster, and all others

@@ -34,7 +34,7 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
 	c.deletions.Record(machine)
-	nstance.LogDeletion(ctx, "Machine", klog.KObj(machine), "the shard has deleted its instance", err)
+	nstance.RecordMachineDeletion(ctx, c.recorder, machine, "the shard has deleted its instance", err)
 	return nil
 }
 

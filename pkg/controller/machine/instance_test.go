@@ -117,9 +117,7 @@ func TestAnInstanceThatTheShardHasDeleted(t *testing.T) {
 				if h.nstanceMachine("m") != nil {
 					t.Error("it is still there")
 				}
-				if got, want := h.Events(), []string{"Warning ServerDeleted " + test.message}; !slices.Equal(got, want) {
-					t.Errorf("recorded %q, want %q", got, want)
-				}
+				h.ExpectEvents("Warning ServerDeleted "+test.message, "Normal DeletingMachine the shard has deleted its instance")
 			})
 		}
 	}

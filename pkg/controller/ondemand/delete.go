@@ -64,7 +64,7 @@ func (c *Controller) deleteMachine(ctx context.Context, machine *clusterv1.Machi
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 	}
-	nstance.LogDeletion(ctx, "Machine", klog.KObj(machine), reason, err)
+	nstance.RecordMachineDeletion(ctx, c.recorder, machine, reason, err)
 	return nil
 }
 

@@ -51,6 +51,7 @@ func TestSyncDeletesTheMachineOfADeletedPod(t *testing.T) {
 			h.store("machines", deletable(stored[clusterv1.Machine](h, "machines", pod)))
 			change(h, pod)
 			h.expect(pod, deletesMachine)
+			h.ExpectEvents("Normal DeletingMachine its Pod team/requesting was deleted or has finished")
 			// Cluster API continues from here.
 			h.expect(pod)
 			h.remove("nstancemachines", pod)

@@ -90,7 +90,7 @@ func TestSyncKeepsTheLimit(t *testing.T) {
 	h.expect(second)
 	h.remove("nstancemachines", first)
 	h.expect(second, createsNstanceMachine, createsMachine)
-	h.ExpectEvents()
+	h.ExpectEvents("Normal DeletingMachine its Pod team/first was deleted or has finished")
 }
 
 func TestAClaimIsDroppedWithThePod(t *testing.T) {

@@ -204,9 +204,12 @@ func TestAHundredPodsAtOnceShareTheLimit(t *testing.T) {
 		if served != pods {
 			t.Errorf("%d machines for %d Pods", served, pods)
 		}
-		// Each rejected Pod has got one event, and not one per sync.
-		if got := h.Events(); len(got) != pods-limit || strings.Count(strings.Join(got, "\n"), "OnDemandLimit") != pods-limit {
-			t.Errorf("%d events, want %d", len(got), pods-limit)
+		// Each rejected Pod has got one event, and not one per sync, and each Machine one when
+		// it was deleted.
+		got := h.Events()
+		all := strings.Join(got, "\n")
+		if len(got) != pods-limit+pods || strings.Count(all, "OnDemandLimit") != pods-limit || strings.Count(all, "DeletingMachine") != pods {
+			t.Errorf("%d events, want %d and %d", len(got), pods-limit, pods)
 		}
 	})
 }

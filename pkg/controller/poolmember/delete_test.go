@@ -24,8 +24,10 @@ func TestMachinesOfSelectedInstancesAreDeleted(t *testing.T) {
 		newShardGroup(pool, "a", "i-2", "i-2"), newShardGroup(pool, "b", "i-3"), stored("i-1"), stored("i-2"), onB)
 	h.addMachines(newMachine("i-1"), newMachine("i-2"))
 	h.expect("delete machines i-2")
+	h.ExpectEvents("Normal DeletingMachine its instance was selected for removal")
 	// Cluster API drains it.
 	h.expect()
+	h.ExpectEvents()
 	// Cluster API created the missing Machine.
 	h.addMachines(newMachine("i-3"))
 	h.expect("delete machines i-3")
@@ -106,6 +108,7 @@ func TestOrphanedMachineIsDeletedAfterTheGrace(t *testing.T) {
 	h.expect()
 	h.FakeClock.SetTime(start.Add(orphanGrace))
 	h.expect("delete machines i-1")
+	h.ExpectEvents("Normal DeletingMachine its NstanceMachine was deleted")
 	h.expect()
 }
 
@@ -169,8 +172,10 @@ func TestFailedDeletionIsRetried(t *testing.T) {
 	if writes, _, err := h.sync(); err == nil || !strings.HasPrefix(err.Error(), "delete Machine default/i-1: ") || len(writes) == 0 {
 		t.Errorf("wrote %q, error %v", writes, err)
 	}
+	h.ExpectEvents()
 	h.CAPI.Refused = nil
 	h.expect("delete machines i-1")
+	h.ExpectEvents("Normal DeletingMachine its instance was selected for removal")
 }
 
 // The Machine of an instance was deleted while its NstanceMachine waits for the shard:

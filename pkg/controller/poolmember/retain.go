@@ -73,7 +73,7 @@ func (c *Controller) releaseMachine(ctx context.Context, machine *clusterv1.Mach
 			return fmt.Errorf("delete Machine %s: %w", klog.KObj(machine), err)
 		}
 		c.deletions.Record(machine)
-		nstance.LogDeletion(ctx, "Machine", klog.KObj(machine), "spec.deletionPolicy of its pool is Retain: its instance and its Node stay", nil)
+		nstance.RecordMachineDeletion(ctx, c.recorder, machine, "spec.deletionPolicy of its pool is Retain: its instance and its Node stay", nil)
 	}
 	patch, err := controller.RemoveFinalizer(machine, clusterv1.MachineFinalizer)
 	if err != nil || patch == nil {
