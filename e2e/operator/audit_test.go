@@ -6,9 +6,6 @@ package operator
 import (
 	"context"
 	"fmt"
-	"os"
-	"regexp"
-	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -25,42 +22,15 @@ import (
 // audited is the pool whose audit trail is read.
 const audited = "audited"
 
-// auditLine is a line of the audit trail, by key. The key "message" has what was done.
-type auditLine map[string]string
-
-var (
-	auditMessage = regexp.MustCompile(`\] "Audit: ([^"]+)"`)
-	auditValue   = regexp.MustCompile(` (\w+)=("(?:[^"\\]|\\.)*"|\S+)`)
-)
-
 // auditLines returns the lines about the pool that a component has logged.
-func auditLines(t testing.TB, component *controlplane.Component) []auditLine {
+func auditLines(t testing.TB, component *controlplane.Component) []testcluster.TrailLine {
 	t.Helper()
-	data, err := os.ReadFile(component.LogPath())
-	require.NoError(t, err)
-	var lines []auditLine
-	for text := range strings.SplitSeq(string(data), "\n") {
-		message := auditMessage.FindStringSubmatch(text)
-		if message == nil {
-			continue
-		}
-		line := auditLine{"message": message[1]}
-		for _, value := range auditValue.FindAllStringSubmatch(text, -1) {
-			line[value[1]] = value[2]
-			if unquoted, err := strconv.Unquote(value[2]); err == nil {
-				line[value[1]] = unquoted
-			}
-		}
-		if line["group"] == audited {
-			lines = append(lines, line)
-		}
-	}
-	return lines
+	return testcluster.Trail(t, component, func(line testcluster.TrailLine) bool { return line["group"] == audited })
 }
 
 // withMessage returns the lines with a message and a shard.
-func withMessage(lines []auditLine, message, shard string) []auditLine {
-	var found []auditLine
+func withMessage(lines []testcluster.TrailLine, message, shard string) []testcluster.TrailLine {
+	var found []testcluster.TrailLine
 	for _, line := range lines {
 		if line["message"] == message && line["shard"] == shard {
 			found = append(found, line)
@@ -102,7 +72,7 @@ func TestAuditTrail(t *testing.T) {
 			assert.Contains(t, lines[0]["writer"], ", certificate ", message)
 		}
 		accepted := withMessage(ofServer, "shrink group", id)[0]
-		for _, line := range []auditLine{shrinks[0], accepted} {
+		for _, line := range []testcluster.TrailLine{shrinks[0], accepted} {
 			assert.Equal(t, "1 0", line["from"]+" "+line["to"])
 		}
 		untilEvent(t, audited+"--"+id, "GroupShrunk", "from 1 to 0 instances; requestID "+request+"; MachinePool audited, spec.replicas: ")

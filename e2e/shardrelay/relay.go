@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Package shardrelay puts a relay between operators and the server of a shard: it
-// forwards every call, and lets a test see or change the messages.
+// forwards every call with its request id, and lets a test see or change the messages.
 package shardrelay
 
 import (
@@ -19,12 +19,14 @@ import (
 	"google.golang.org/grpc/codes"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/keepalive"
+	"google.golang.org/grpc/metadata"
 	"google.golang.org/grpc/status"
 	"google.golang.org/protobuf/proto"
 	"google.golang.org/protobuf/reflect/protoreflect"
 	"google.golang.org/protobuf/reflect/protoregistry"
 
 	"nstance.dev/operator/e2e/installation"
+	"nstance.dev/operator/pkg/audit"
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/pki"
 )
@@ -76,7 +78,11 @@ func (r *Relay) forward(_ any, down grpc.ServerStream) error {
 			return err
 		}
 	}
-	up, err := r.upstream.NewStream(down.Context(), &grpc.StreamDesc{ServerStreams: true}, method)
+	ctx := down.Context()
+	for _, id := range metadata.ValueFromIncomingContext(ctx, audit.RequestIDKey) {
+		ctx = metadata.AppendToOutgoingContext(ctx, audit.RequestIDKey, id)
+	}
+	up, err := r.upstream.NewStream(ctx, &grpc.StreamDesc{ServerStreams: true}, method)
 	if err != nil {
 		return err
 	}
