@@ -148,6 +148,10 @@ test-nodes:
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.
 	cd e2e && NSTANCE_TEST_MONITORING=1 $(COMPILE) $(GOTEST) -timeout 30m -v ./monitoring
 
+.PHONY: quiet-hour
+quiet-hour: ## Expect that no alert fires in an hour in which nothing fails and a pool is scaled.
+	cd e2e && NSTANCE_TEST_MONITORING=1 NSTANCE_QUIET=1h $(COMPILE) $(GOTEST) -count=1 -timeout 90m -run '^TestNoAlertFiresInQuietLife$$' -v ./monitoring
+
 .PHONY: soak
 soak: ## Change pools at random while parts of the system fail, for 20 minutes.
 	cd e2e && NSTANCE_WALK_DURATION=20m $(COMPILE) $(GOTEST) -count=1 -timeout 60m -v ./walk

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package monitoring
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/wait"
+
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+// fault is one that must be noticed.
+type fault struct {
+	// begin makes it happen, and returns what ends it.
+	begin func(*testing.T) (end func())
+	// alerts are those that fire because of it: their names, with the shard if they have one.
+	alerts []string
+}
+
+// drill are faults by name. Those of one step happen together.
+var drill = []struct {
+	name   string
+	faults []fault
+}{
+	{"the server of a shard is killed", []fault{{shardKilled, []string{
+		"NstanceServerWithoutLeader " + slowShard, "NstanceShardNotConnected " + slowShard,
+	}}}},
+	{"the addresses of two shards are swapped", []fault{{addressesSwapped, []string{
+		"NstanceShardNotConnected " + slowShard, "NstanceShardNotConnected " + steadyShard,
+		"NstanceShardWrongServer " + slowShard, "NstanceShardWrongServer " + steadyShard,
+	}}}},
+	{"drain blocked, no stock, drift, configuration rejected", []fault{
+		{drainBlocked, []string{"NstanceDrainBlocked"}},
+		// A lack of capacity is an error of the provider, too.
+		{noStock, []string{
+			"NstanceGroupRejected " + slowShard, "NstanceInstancesMissing " + slowShard,
+			"NstanceServerProviderErrors " + slowShard, "NstanceShortfall " + slowShard,
+		}},
+		{driftByHand, []string{"NstanceDriftRepeated " + slowShard}},
+		{configurationRejected, []string{"NstanceServerConfigRejected " + steadyShard}},
+	}},
+	{"the operator is killed", []fault{{operatorKilled, []string{"NstanceOperatorDown"}}}},
+}
+
+// The alerts that are shipped fire for the faults that they are for and for no other, and end
+// with them. A minute of their durations is a second here. Before and after the faults no
+// alert is active, and none fires while a pool is scaled.
+func TestAlertsInADrill(t *testing.T) {
+	prometheus := runPrometheus(t, shortRules(t))
+	const name, replicas = "drilled", 4
+	env.CreatePoolForTest(t, name, replicas)
+	env.UntilRunning(t, name, replicas)
+	quietAtRest(t, prometheus)
+	quietWhileScaled(t, prometheus, name, replicas, 30*time.Second)
+	for _, step := range drill {
+		t.Run(step.name, func(t *testing.T) {
+			var want []string
+			begun := time.Now()
+			for _, fault := range step.faults {
+				end := fault.begin(t)
+				defer end()
+				want = append(want, fault.alerts...)
+			}
+			slices.Sort(want)
+			testcluster.EventuallyEvery(t, time.Second, 3*time.Minute, "the alerts fire", func(ctx context.Context) error {
+				fired, err := prometheus.alerts(ctx, fmt.Sprintf(`count_over_time(ALERTS{alertstate="firing"}[%ds])`, seconds(time.Since(begun))))
+				if err != nil {
+					return err
+				}
+				require.Subset(t, want, fired, "alerts of other faults")
+				if !slices.Equal(fired, want) {
+					return fmt.Errorf("%q of %q", fired, want)
+				}
+				return nil
+			})
+		})
+		testcluster.EventuallyEvery(t, time.Second, 3*time.Minute, "no alert is left after: "+step.name, prometheus.quiet)
+		env.UntilRunning(t, name, replicas)
+	}
+	quietAtRest(t, prometheus)
+	quietWhileScaled(t, prometheus, name, replicas, 30*time.Second)
+}
+
+// seconds returns a duration in whole seconds, at least one.
+func seconds(d time.Duration) int { return max(1, int(d.Seconds())) }
+
+func shardKilled(t *testing.T) (end func()) {
+	t.Helper()
+	server := env.ShardServer(slowShard)
+	testcluster.Kill(t, server)
+	return func() { testcluster.Start(t, server) }
+}
+
+func addressesSwapped(t *testing.T) (end func()) {
+	t.Helper()
+	restore := env.SaveConfigMap(t, "nstance-shards")
+	env.EditShards(t, func(data map[string]string) {
+		data[steadyShard], data[slowShard] = data[slowShard], data[steadyShard]
+	})
+	return restore
+}
+
+// drainBlocked makes a pool smaller whose Pods may not be evicted.
+func drainBlocked(t *testing.T) (end func()) {
+	t.Helper()
+	const name = "drilled-drain"
+	require.NoError(t, env.CreatePoolOn(t.Context(), name, 2, steadyShard))
+	env.UntilRunning(t, name, 2)
+	env.BlockDrains(t, name)
+	env.Scale(t, name, 1)
+	return func() {
+		env.UnblockDrains(t, name)
+		env.DeletePools(t, name)
+	}
+}
+
+// noStock creates a pool on a shard without capacity for it.
+func noStock(t *testing.T) (end func()) {
+	t.Helper()
+	const name = "drilled-stock"
+	setQuota(t, map[string]int{scarceType: 0})
+	createScarcePool(t, name, 1, slowShard)
+	return func() {
+		setQuota(t, nil)
+		env.UntilRunning(t, name, 1)
+		env.DeletePools(t, name)
+	}
+}
+
+// driftByHand changes the size of a group again whenever the operator has corrected it.
+func driftByHand(t *testing.T) (end func()) {
+	t.Helper()
+	const name = "drilled-drift"
+	require.NoError(t, env.CreatePoolOn(t.Context(), name, 1, slowShard))
+	env.UntilRunning(t, name, 1)
+	ctx, cancel := context.WithCancel(t.Context())
+	stopped := make(chan error, 1)
+	go func() {
+		var failed error
+		wait.UntilWithContext(ctx, func(ctx context.Context) {
+			if err := changeGroup(ctx, name, 2); err != nil && ctx.Err() == nil {
+				failed = err
+			}
+		}, 200*time.Millisecond)
+		stopped <- failed
+	}()
+	return func() {
+		cancel()
+		assert.NoError(t, <-stopped)
+		env.DeletePools(t, name)
+	}
+}
+
+// configurationRejected damages the configuration of a shard.
+func configurationRejected(t *testing.T) (end func()) {
+	t.Helper()
+	path := filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.ConfigKey(steadyShard)))
+	good, err := os.ReadFile(path)
+	require.NoError(t, err)
+	require.NoError(t, os.WriteFile(path, []byte(`{"shard":`), 0o600))
+	return func() { require.NoError(t, os.WriteFile(path, good, 0o600)) }
+}
+
+func operatorKilled(t *testing.T) (end func()) {
+	t.Helper()
+	process := env.OperatorProcess()
+	testcluster.Kill(t, process)
+	return func() { testcluster.Start(t, process) }
+}
