@@ -127,6 +127,17 @@ func (b Builder) Plugin(ctx context.Context) (string, error) {
 	return filepath.Join(b.cache(), "kubectl-nstance"), err
 }
 
+// Admin builds nstance-admin and returns its path.
+func (b Builder) Admin(ctx context.Context) (string, error) {
+	unlock, err := b.lock()
+	if err != nil {
+		return "", err
+	}
+	defer unlock()
+	err = b.build(ctx, b.Root, 0, program{name: "nstance-admin", source: "nstance.dev/operator/cmd/nstance-admin"})
+	return filepath.Join(b.cache(), "nstance-admin"), err
+}
+
 // Agents builds nstance-agent, and the server of shards whose machines are its processes
 // (e2e/agentcloud), and returns their paths.
 func (b Builder) Agents(ctx context.Context) (agent, server string, err error) {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"path/filepath"
 
+	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/secrets"
@@ -19,6 +20,28 @@ import (
 // Authority has issued every certificate of the installation. With it a shard
 // server that runs elsewhere can join.
 func (n *Installation) Authority() *pki.Authority { return n.authority }
+
+// ReadAuthority reads the authority from the storage, whose servers have replaced it.
+func (n *Installation) ReadAuthority(ctx context.Context) error {
+	key, err := secrets.ReadKey(config.KeySource{File: n.encryptionKeyFile()})
+	if err != nil {
+		return err
+	}
+	store, err := file.Open(n.Bucket())
+	if err != nil {
+		return err
+	}
+	encrypted, err := secrets.New(store, key)
+	if err != nil {
+		return err
+	}
+	keys, err := clusterkeys.Load(ctx, store, encrypted)
+	if err != nil {
+		return err
+	}
+	n.authority = keys.Authority
+	return nil
+}
 
 // CreateKeys creates an encryption key, the storage in the folder bucket, and the keys of
 // the cluster in it, as the first server would: a client can be given a certificate before a
@@ -50,6 +73,12 @@ func CreateKeys(ctx context.Context, encryptionKeyFile, bucket string) (*pki.Aut
 		return nil, nil, err
 	}
 	return keys.Authority, encrypted, nil
+}
+
+// EncryptionKey returns the key of the secrets in the storage, base64.
+func (n *Installation) EncryptionKey() (string, error) {
+	key, err := os.ReadFile(n.encryptionKeyFile())
+	return string(key), err
 }
 
 func (n *Installation) encryptionKeyFile() string { return filepath.Join(n.dir, "encryption.key") }

@@ -41,7 +41,7 @@ func parse(text string) *template.Template {
 // applyOperator applies the manifests of the operator as an administrator does, with an
 // overlay.
 func (n *Installation) applyOperator(ctx context.Context, overlay *template.Template) error {
-	dir := filepath.Join(n.dir, "overlay", n.namespace)
+	dir := n.Overlay()
 	// A kustomization names others by relative paths only.
 	base := "operator"
 	if n.options.Workload != nil {
@@ -63,6 +63,9 @@ func (n *Installation) applyOperator(ctx context.Context, overlay *template.Temp
 	}
 	return n.Apply(ctx, dir)
 }
+
+// Overlay is the folder of the kustomization that is applied.
+func (n *Installation) Overlay() string { return filepath.Join(n.dir, "overlay", n.namespace) }
 
 // Apply builds a kustomization and applies it as the administrator.
 func (n *Installation) Apply(ctx context.Context, dir string) error {

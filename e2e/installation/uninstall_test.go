@@ -26,6 +26,7 @@ import (
 	clusterctl "sigs.k8s.io/cluster-api/cmd/clusterctl/client"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/runbook"
 	"nstance.dev/operator/pkg/generated/clientset/versioned"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
@@ -40,7 +41,7 @@ type uninstall struct {
 	kube    string
 }
 
-// testUninstall removes the operator as docs/operations.md says: neither step terminates
+// testUninstall removes the operator with clusterctl and by the procedure: neither terminates
 // an instance. Then it deletes a kind and the namespace, which no policy prevents.
 func testUninstall(t *testing.T, cp *controlplane.ControlPlane, n *Installation, binaries controlplane.Binaries, client clusterctl.Client) {
 	u := &uninstall{cp: cp, n: n, nstance: versioned.NewForConfigOrDie(cp.AdminConfig()), kube: binaries.Kube}
@@ -57,8 +58,14 @@ func testUninstall(t *testing.T, cp *controlplane.ControlPlane, n *Installation,
 
 	// Both ways leave the same.
 	require.NoError(t, n.Apply(t.Context(), filepath.Join(n.options.Manifests, "operator")))
-	u.kubectl(t, "delete", "--timeout=2m", "-k", filepath.Join(n.options.Manifests, "uninstall"))
+	p := runbook.StartProcedure(t, "Uninstall", runbook.Tools{
+		Root:       filepath.Dir(n.options.Manifests),
+		Kubeconfig: cp.KubeconfigPath(),
+		Programs:   map[string]string{"kubectl": binaries.Kube},
+	}, map[string]string{"NAMESPACE": Namespace, "UNINSTALL": "manifests/uninstall"})
+	p.Run("Delete the operator, its rights, webhook and policies")
 	require.NoError(t, cp.Component("operator").Stop(t.Context()))
+	p.Run("Wait until the operator has stopped")
 	u.expectDeleted(t, components+",clusterroles,clusterrolebindings")
 	u.expectPool(t, "kubectl delete -k")
 	assert.Equal(t, before, u.groups(t.Context(), t), "groups of the shards")

@@ -37,27 +37,22 @@ const (
 	draining = "draining"
 )
 
-// replacement is a process that is replaced by one of another version.
-type replacement struct {
-	name      string
-	component *controlplane.Component
-	program   string
-}
-
 // Operators and servers of the previous version are replaced by those of this one, one
 // after the other, and then the other way round, while a pool is scaled up and a drain is
 // blocked. Exactly the instances that are wanted are created, none is terminated, and the
-// drain is the same at the end. The kinds of this version come first, as
-// docs/operations.md#upgrade has it, and stay.
+// drain is the same at the end. The upgrade is that of docs/operations.md#upgrade. The kinds
+// of this version stay.
 func TestUpgradeAndRollBack(t *testing.T) {
 	standby := env.RunStandby(t, testcluster.ShortLease...)
 	operators := []*controlplane.Component{env.OperatorProcess(), env.Component(standby.Component)}
 	operator, server := operators[0].Argv[0], env.ShardServer(shardIDs[0]).Argv[0]
+	var servers []*controlplane.Component
 	for _, shard := range shardIDs {
-		run(t, replacement{shard, env.ShardServer(shard), before.server})
+		servers = append(servers, env.ShardServer(shard))
+		run(t, env.ShardServer(shard), before.server)
 	}
 	for _, component := range operators {
-		run(t, replacement{component.Name, component, before.operator})
+		run(t, component, before.operator)
 	}
 	env.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(before.source, "manifests", "crd"))
 
@@ -72,44 +67,39 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	begun := untilDraining(t)
 	witness, from := env.NewWitness(t, pool), env.AuditEnd(t)
 
-	var steps []replacement
-	for _, component := range operators {
-		steps = append(steps, replacement{component.Name, component, operator})
-	}
-	for _, shard := range shardIDs {
-		steps = append(steps, replacement{shard, env.ShardServer(shard), server})
-	}
-	upgraded := len(steps)
-	for _, shard := range shardIDs {
-		steps = append(steps, replacement{shard, env.ShardServer(shard), before.server})
-	}
-	for _, component := range operators {
-		steps = append(steps, replacement{component.Name, component, before.operator})
-	}
-	root, err := controlplane.FindRoot(".")
-	require.NoError(t, err)
-	env.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(root, "manifests", "crd"))
 	added := int32(0)
-	for i, step := range steps {
-		name := fmt.Sprintf("upgrade %s", step.name)
-		if i >= upgraded {
-			name = fmt.Sprintf("roll back %s", step.name)
-		}
-		t.Run(name, func(t *testing.T) {
-			seen := witness.ExpectNone(t)
-			witness.Remember(t)
-			added += 3
-			env.Scale(t, pool, replicas+added)
-			run(t, step)
-			env.UntilRunning(t, pool, replicas+added)
-			if witness.ExpectNone(t) == seen {
-				t.Error("no call was checked, not even those of the scale-up")
+	perform := func(verb, operator, server string, components ...*controlplane.Component) {
+		for _, component := range components {
+			program := server
+			if slices.Contains(operators, component) {
+				program = operator
 			}
-			assert.Equal(t, begun, untilDraining(t), "the drain")
-			expectCreated(t, from, int(added))
-			untilEvicting(t, pods)
-		})
+			t.Run(verb+" "+component.Name, func(t *testing.T) {
+				seen := witness.ExpectNone(t)
+				witness.Remember(t)
+				added += 3
+				env.Scale(t, pool, replicas+added)
+				run(t, component, program)
+				env.UntilRunning(t, pool, replicas+added)
+				if witness.ExpectNone(t) == seen {
+					t.Error("no call was checked, not even those of the scale-up")
+				}
+				assert.Equal(t, begun, untilDraining(t), "the drain")
+				expectCreated(t, from, int(added))
+				untilEvicting(t, pods)
+			})
+		}
 	}
+	p := env.StartProcedure(t, "Upgrade", map[string]string{
+		"NAMESPACE": installation.Namespace,
+		"OVERLAY":   env.Installation.Overlay(),
+	})
+	p.Run("Apply the kinds")
+	p.Run("Apply the rest")
+	perform("upgrade", operator, server, operators...) // as the Deployment does with its Pods
+	p.Do("Replace the servers of a shard one by one", func() { perform("upgrade", operator, server, servers...) })
+	p.Run("Check that the operator is connected")
+	perform("roll back", before.operator, before.server, slices.Concat(servers, operators)...)
 
 	for _, pod := range pods {
 		_, err := env.Kube.PolicyV1().PodDisruptionBudgets(draining).
@@ -128,11 +118,11 @@ func TestUpgradeAndRollBack(t *testing.T) {
 
 // run replaces the process of a component by one of another program. The name of the
 // program is all that differs: flags are those of the Deployment of this version.
-func run(t *testing.T, r replacement) {
+func run(t *testing.T, component *controlplane.Component, program string) {
 	t.Helper()
-	require.NoError(t, r.component.Stop(t.Context()))
-	r.component.Argv = slices.Concat([]string{r.program}, r.component.Argv[1:])
-	testcluster.Start(t, r.component)
+	require.NoError(t, component.Stop(t.Context()))
+	component.Argv = slices.Concat([]string{program}, component.Argv[1:])
+	testcluster.Start(t, component)
 }
 
 // protectedPods creates a Pod on each Node of the group that drains, each with a budget of

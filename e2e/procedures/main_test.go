@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package restore shows that a restore from a backup terminates nothing
-// (docs/operations.md#backup-and-restore). For a restore of etcd, the instances are in
-// shard servers that do not use the API server, so that they survive its restore as
-// machines do.
-package restore
+// Package procedures runs the procedures of docs/operations.md as they are written, on a
+// cluster that they leave as it was. None terminates an instance or deletes an object
+// that it does not name. For a restore of etcd, the instances are in shard servers that do
+// not use the API server, so that they survive its restore as machines do.
+package procedures
 
 import (
 	"testing"

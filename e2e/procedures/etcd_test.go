@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package restore
+package procedures
 
 import (
 	"context"
@@ -19,7 +19,6 @@ import (
 	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
@@ -82,41 +81,54 @@ func (s servers) instances(t *testing.T) []string {
 
 // After etcd was restored, sizes that were raised, pools that were created and pools that
 // were deleted since the backup neither terminate nor create an instance, and an
-// administrator decides about each.
+// administrator decides about each, by the steps of the procedure.
 func TestEtcdRestore(t *testing.T) {
 	servers := newServers(t)
-	const grown, created, deleted, steady = "grown", "created", "deleted", "steady"
-	for _, name := range []string{grown, deleted, steady} {
+	const grown, returned, created, deleted, steady = "grown", "returned", "created", "deleted", "steady"
+	t.Cleanup(func() { env.DeletePools(t, grown, returned, created, steady) })
+	for _, name := range []string{grown, returned, deleted, steady} {
 		require.NoError(t, env.CreatePoolOn(t.Context(), name, 4, shardIDs...))
 	}
-	for _, name := range []string{grown, deleted, steady} {
+	for _, name := range []string{grown, returned, deleted, steady} {
 		untilSizes(t, name, 2, 2)
 	}
 	standby := env.Component(env.RunStandby(t, testcluster.ShortLease...).Component)
 	leader := env.OperatorProcess()
 
 	backup := env.BackUpEtcd(t)
-	env.Scale(t, grown, 12)
-	untilSizes(t, grown, 6, 6)
+	for _, name := range []string{grown, returned} {
+		env.Scale(t, name, 12)
+		untilSizes(t, name, 6, 6)
+	}
 	require.NoError(t, env.CreatePoolOn(t.Context(), created, 4, shardIDs...))
 	untilSizes(t, created, 2, 2)
 	require.NoError(t, env.MachinePools().Delete(t.Context(), deleted, metav1.DeleteOptions{}))
 	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, deleted) })
 	before := servers.instances(t)
-	require.Len(t, before, 12+4+4)
+	require.Len(t, before, 12+12+4+4)
 
-	env.RestoreEtcd(t, backup)
-	// Neither process acts with what it knew before; a Deployment starts them again.
-	for _, process := range []*controlplane.Component{leader, standby} {
-		testcluster.UntilExited(t, process)
+	p := env.StartProcedure(t, "Restore etcd", map[string]string{
+		"NAMESPACE": installation.Namespace,
+		"KEEP":      grown,
+		"REPLICAS":  "12",
+		"REPLACE":   v1beta1.ShardGroupName(returned, shardIDs[0]) + " " + v1beta1.ShardGroupName(returned, shardIDs[1]),
+		"DELETED":   deleted,
+	})
+	p.Do("Restore etcd", func() {
+		env.RestoreEtcd(t, backup)
+		// Neither process acts with what it knew before; a Deployment starts them again.
+		for _, process := range []*controlplane.Component{leader, standby} {
+			testcluster.UntilExited(t, process)
+		}
+		log, err := os.ReadFile(standby.LogPath())
+		require.NoError(t, err)
+		assert.Contains(t, string(log), "the API server was restored from a backup")
+		testcluster.Start(t, leader)
+		testcluster.Start(t, standby)
+	})
+	for _, name := range []string{grown, returned} {
+		untilAhead(t, name, "size 6")
 	}
-	log, err := os.ReadFile(standby.LogPath())
-	require.NoError(t, err)
-	assert.Contains(t, string(log), "the API server was restored from a backup")
-	testcluster.Start(t, leader)
-	testcluster.Start(t, standby)
-
-	untilAhead(t, grown, "size 6")
 	untilAhead(t, deleted, "")
 	testcluster.Eventually(t, 2*time.Minute, "the pool of later is imported", func(ctx context.Context) error {
 		machinePool, err := env.MachinePools().Get(ctx, created, metav1.GetOptions{})
@@ -125,6 +137,7 @@ func TestEtcdRestore(t *testing.T) {
 		}
 		return err
 	})
+	p.Run("List the shard groups that the shards are ahead of")
 	// A pool that is not affected is scaled as before.
 	env.Scale(t, steady, 6)
 	untilSizes(t, steady, 3, 3)
@@ -133,30 +146,26 @@ func TestEtcdRestore(t *testing.T) {
 	assert.Subset(t, after, before, "instances were terminated")
 	for _, id := range shardIDs {
 		assert.EqualValues(t, 6, servers.group(t, id, grown).GetSize())
+		assert.EqualValues(t, 6, servers.group(t, id, returned).GetSize())
 		assert.Nil(t, servers.group(t, id, deleted))
 	}
 
-	// The administrator keeps what the shards have,
-	env.Scale(t, grown, 12)
-	testcluster.Eventually(t, time.Minute, "the shard groups have the sizes of the shards", func(ctx context.Context) error {
-		groups, err := env.ShardGroups(ctx, grown)
-		for _, group := range groups {
-			if group.Spec.Size != 6 {
-				err = errors.Join(err, fmt.Errorf("%s has size %d", group.Name, group.Spec.Size))
-			}
-		}
-		return err
-	})
-	for _, id := range shardIDs {
-		revision := servers.group(t, id, grown).GetRevision()
-		annotate(t, v1beta1.ShardGroupName(grown, id), fmt.Sprintf("%s/%d", revision.GetUid(), revision.GetGeneration()))
-	}
+	p.Run("To keep what the shards have")
 	untilSizes(t, grown, 6, 6)
 	untilReady(t, grown)
-	// and the deletion.
-	require.NoError(t, env.MachinePools().Delete(t.Context(), deleted, metav1.DeleteOptions{}))
-	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, deleted) })
 	assert.ElementsMatch(t, after, servers.instances(t), "instances")
+	p.Run("To give the shard what the shard group has")
+	untilSizes(t, returned, 2, 2)
+	left := servers.instances(t)
+	assert.Len(t, left, len(after)-8)
+	assert.Subset(t, after, left, "instances were created")
+	p.Run("Delete once more")
+	require.NoError(t, env.PoolDeleted(t.Context(), deleted))
+	assert.ElementsMatch(t, left, servers.instances(t), "instances")
+	env.Scale(t, returned, 6)
+	untilSizes(t, returned, 3, 3)
+	env.Scale(t, grown, 10)
+	untilSizes(t, grown, 5, 5)
 }
 
 // untilSizes waits until the shard groups of a pool have these sizes and as many
@@ -203,12 +212,4 @@ func untilReady(t *testing.T, name string) {
 		}
 		return err
 	})
-}
-
-// annotate accepts the present state of a shard group.
-func annotate(t *testing.T, shardGroup, revision string) {
-	t.Helper()
-	_, err := env.NstanceShardGroups().Patch(t.Context(), shardGroup, types.MergePatchType,
-		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationReplaces, revision), metav1.PatchOptions{})
-	require.NoError(t, err)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package restore
+package procedures
 
 import (
 	"context"
@@ -39,7 +39,7 @@ const raised, lowered, added, dropped, kept = "raised", "lowered", "added", "dro
 // After the storage of the servers was restored, sizes that were raised or lowered, pools
 // that were created, an instance that was replaced and on-demand instances that were
 // created since the backup neither terminate an instance nor create a second one. A pool
-// that was deleted since comes back.
+// that was deleted since comes back, until the last step of the procedure.
 func TestStorageRestore(t *testing.T) {
 	createPools(t, 4, raised, lowered, dropped, kept)
 	env.CreateNamespace(t, podNamespace)
@@ -64,14 +64,25 @@ func TestStorageRestore(t *testing.T) {
 	before, creations := nodes(t), countCreations(t)
 	require.Len(t, before, 12+2+4+4+2)
 
-	stopServers(t)
-	from := env.AuditEnd(t)
-	require.NoError(t, os.RemoveAll(env.Installation.Bucket()))
-	require.NoError(t, os.CopyFS(env.Installation.Bucket(), os.DirFS(backup)))
-	loseCaches(t)
-	startServers(t)
-
+	p := env.StartProcedure(t, "Restore the storage of the servers", map[string]string{
+		"NAMESPACE": installation.Namespace,
+		"BUCKET":    env.Installation.Bucket(),
+		"BACKUP":    backup,
+		"DELETED":   dropped,
+	})
+	var from controlplane.Position
+	p.Do("Stop all servers of the cluster", func() {
+		stopServers(t)
+		from = env.AuditEnd(t)
+	})
+	p.Run("Restore the bucket")
+	p.Do("Delete the cache folders of all servers, and start the servers", func() {
+		loseCaches(t)
+		startServers(t)
+	})
+	// The pool that was deleted exists again some seconds later.
 	env.UntilRunning(t, dropped, 4)
+	p.Run("Wait until the shards are connected and the pools run")
 	env.UntilRunning(t, raised, 12)
 	env.UntilRunning(t, lowered, 2)
 	env.UntilRunning(t, added, 4)
@@ -98,8 +109,9 @@ func TestStorageRestore(t *testing.T) {
 	assert.Len(t, made, 4, "created Nodes: %s", testcluster.Describe(made))
 	assert.Equal(t, creations, countCreations(t), "on-demand instances that were created")
 
-	// The administrator deletes the pool once more, and the sizes count again.
-	deletePool(t, dropped)
+	p.Run("Delete once more")
+	require.NoError(t, env.PoolDeleted(t.Context(), dropped))
+	// The sizes count again.
 	env.Scale(t, kept, 2)
 	env.UntilRunning(t, kept, 2)
 	testcluster.Eventually(t, time.Minute, "the surplus Nodes are deleted", func(ctx context.Context) error {
