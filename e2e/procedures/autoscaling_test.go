@@ -6,6 +6,7 @@ package procedures
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -35,8 +36,8 @@ const (
 )
 
 // Pods move from the Nodes of an auto-scaling group, for which plain Nodes stand in, to
-// those of a new pool. A disruption budget is respected, and the operator neither changes
-// nor deletes an old Node.
+// those of a new pool. Each is evicted once, as a disruption budget allows, and the operator
+// neither changes nor deletes an old Node.
 func TestMoveFromAutoScalingGroups(t *testing.T) {
 	const pool, bystander, replicas = "successor", "bystander", 4
 	createPool(t, bystander, v1beta1.MachinesNever, 2, env.ShardIDs...)
@@ -69,17 +70,20 @@ func TestMoveFromAutoScalingGroups(t *testing.T) {
 	for name, node := range nodes(t) {
 		assert.NotEqual(t, oldGroup, node.Labels[oldLabel], "Node %s", name)
 	}
+	evicted := env.Writes(t, from, func(r controlplane.Request) bool {
+		return r.Namespace == moving && r.Subresource == "eviction" && r.Code == http.StatusCreated
+	})
+	assert.Len(t, evicted, 6, "evicted Pods: %s", testcluster.Describe(evicted))
 	byOperator := env.Writes(t, from, testcluster.ByOperator, func(r controlplane.Request) bool {
 		return r.Resource == "nodes" && slices.Contains(old, r.Name)
 	})
 	assert.Empty(t, byOperator, "the operator's writes of old Nodes: %s", testcluster.Describe(byOperator))
+	for _, name := range old {
+		delete(before, name)
+	}
+	expectKept(t, before, "", "")
 	deleted := env.Requests(t, from, testcluster.IsDeletion, func(r controlplane.Request) bool { return !slices.Contains(old, r.Name) })
 	assert.Empty(t, deleted, "deletions: %s", testcluster.Describe(deleted))
-	for name, node := range before {
-		if !slices.Contains(old, name) {
-			assert.Equal(t, node.UID, nodes(t)[name].UID, "Node %s", name)
-		}
-	}
 	env.Scale(t, pool, replicas+2)
 	env.UntilRunning(t, pool, replicas+2)
 	expectUntouched(t, losses)

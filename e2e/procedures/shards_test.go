@@ -99,8 +99,9 @@ func TestReplaceShard(t *testing.T) {
 	p.Do("Start the servers of the new shard", func() { testcluster.Start(t, env.ShardServer(to)) })
 	p.Run("Add it to the configuration of the operator")
 	p.Run("Raise the replicas")
+	known := nodes(t)
 	p.Run("Exchange the shards")
-	exchanged := nodes(t)
+	maps.Copy(known, nodes(t))
 	expectKept(t, before, pool, from)
 	expectSizesOf(t, pool, kept, replicas)
 	p.Run("Lower the replicas again")
@@ -109,8 +110,7 @@ func TestReplaceShard(t *testing.T) {
 
 	env.UntilRunning(t, pool, replicas)
 	require.NoError(t, env.SizesAre(t.Context(), pool, replicas/2, replicas/2))
-	maps.Copy(exchanged, before)
-	expectDeletionsOf(t, begin, pool, "", exchanged)
+	expectDeletionsOf(t, begin, pool, "", known)
 	env.Scale(t, pool, replicas+2)
 	env.UntilRunning(t, pool, replicas+2)
 	expectUntouched(t, losses)
@@ -187,11 +187,10 @@ func expectKept(t *testing.T, before map[string]corev1.Node, pool, shard string)
 }
 
 // expectDeletionsOf fails the test if anything was deleted since from but Nodes, Machines
-// and objects of Nstance of a pool, on a shard unless it is "".
-func expectDeletionsOf(t *testing.T, from controlplane.Position, pool, shard string, before map[string]corev1.Node) {
+// and shard groups of a pool, on a shard unless that is "". Nodes that were deleted are looked
+// up in known.
+func expectDeletionsOf(t *testing.T, from controlplane.Position, pool, shard string, known map[string]corev1.Node) {
 	t.Helper()
-	known := nodes(t)
-	maps.Copy(known, before)
 	unexpected := slices.DeleteFunc(env.Requests(t, from, testcluster.IsDeletion), func(r controlplane.Request) bool {
 		switch r.Resource {
 		case "nodes", "machines", "nstancemachines":
