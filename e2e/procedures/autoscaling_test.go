@@ -56,11 +56,11 @@ func TestMoveFromAutoScalingGroups(t *testing.T) {
 		"REPLICAS":  fmt.Sprint(replicas),
 	})
 	p.Do("Stop what scales the old group", func() {})
-	p.Run("Keep new Pods from the old Nodes")
 	t.Cleanup(func() { env.DeletePools(t, pool) })
 	p.Run("Create the pool")
 	p.Run("Scale the pool up")
 	env.UntilRunning(t, pool, replicas)
+	p.Run("Keep new Pods from the old Nodes")
 	p.Run("Drain the old Nodes one after the other")
 	untilMoved(t, pool, 6)
 	p.Do("Set the old group to zero", func() { deleteNodes(t, old...) })
