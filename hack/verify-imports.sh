@@ -43,7 +43,7 @@ never ./cmd/nstance-agent "^$module/pkg/(server|operator|controller|shard|capi|a
 # The plugin of kubectl uses objects only, and what it shows does not depend on how they
 # are read.
 never ./pkg/plugin/... "^$module/(proto|pkg/(operator|server|agent|shard|controller|nstance|admission)(/|\$))"
-for pure in objects drains status why; do
+for pure in objects drains status why dashboard; do
 	never "./pkg/plugin/$pure" "^$module/pkg/plugin/(gather|command)\$"
 done
 # Packages of pure functions import nothing of this module.

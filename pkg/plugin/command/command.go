@@ -34,6 +34,6 @@ Exit codes: 0 if everything was read, 2 if something is unknown, 1 for any other
 	root.SetOut(streams.Out)
 	root.SetErr(streams.ErrOut)
 	o.addFlags(root.PersistentFlags())
-	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o))
+	root.AddCommand(newStatus(o), newWhy(o), newDrainStatus(o), newDashboard(o))
 	return root
 }

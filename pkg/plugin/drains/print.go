@@ -103,20 +103,25 @@ func (d *Drain) printPods(w io.Writer, options printing.Options) {
 		fmt.Fprintf(w, "  no Pods have to leave; %d stay\n", d.Staying)
 	}
 	for _, pod := range d.Pods {
-		var states []string
-		if !pod.TerminatesAt.IsZero() {
-			text := "is being deleted, its grace period ends " + options.Until(pod.TerminatesAt)
-			if len(pod.Finalizers) > 0 {
-				text += ", finalizers: " + strings.Join(pod.Finalizers, ", ")
-			}
-			states = append(states, text)
-		}
-		states = append(states, pod.Blockers...)
-		if pod.Unknown != "" {
-			states = append(states, "unknown: "+pod.Unknown)
-		}
-		fmt.Fprintf(w, "  Pod %s/%s: %s\n", pod.Namespace, pod.Name, cmp.Or(strings.Join(states, "; "), "is to be evicted"))
+		fmt.Fprintf(w, "  Pod %s/%s: %s\n", pod.Namespace, pod.Name, pod.Text(options))
 	}
+}
+
+// Text returns what the drain waits for.
+func (p *Pod) Text(options printing.Options) string {
+	var states []string
+	if !p.TerminatesAt.IsZero() {
+		text := "is being deleted, its grace period ends " + options.Until(p.TerminatesAt)
+		if len(p.Finalizers) > 0 {
+			text += ", finalizers: " + strings.Join(p.Finalizers, ", ")
+		}
+		states = append(states, text)
+	}
+	states = append(states, p.Blockers...)
+	if p.Unknown != "" {
+		states = append(states, "unknown: "+p.Unknown)
+	}
+	return cmp.Or(strings.Join(states, "; "), "is to be evicted")
 }
 
 func (d *Drain) printVolumes(w io.Writer) {

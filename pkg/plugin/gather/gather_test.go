@@ -172,3 +172,36 @@ func TestWhyReadsTheRequestingPod(t *testing.T) {
 		t.Errorf("requests %+v", server.Requests("pods"))
 	}
 }
+
+// The dashboard reads the events of the operator only, and those about Nodes where the Nodes
+// are.
+func TestDashboardReadsEventsOfTheOperator(t *testing.T) {
+	server := plugintest.NewServer(t, plugintest.AtRest())
+	namespaces := func(server *plugintest.Server) (found []string) {
+		for _, request := range server.Requests("events") {
+			require.Equal(t, "reportingController=nstance-operator", request.FieldSelector)
+			found = append(found, request.Namespace)
+		}
+		slices.Sort(found)
+		return found
+	}
+	_, err := newGatherer(t, server).Dashboard(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{"default", plugintest.Namespace}, namespaces(server))
+
+	server = plugintest.NewServer(t, plugintest.AtRest())
+	g, err := gather.New(&rest.Config{Host: server.URL}, nil, "")
+	require.NoError(t, err)
+	_, err = g.Dashboard(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{""}, namespaces(server))
+
+	server = plugintest.NewServer(t, plugintest.AtRest())
+	workload := plugintest.NewServer(t, plugintest.AtRest())
+	g, err = gather.New(&rest.Config{Host: server.URL}, &rest.Config{Host: workload.URL}, "")
+	require.NoError(t, err)
+	_, err = g.Dashboard(t.Context())
+	require.NoError(t, err)
+	require.Equal(t, []string{""}, namespaces(server))
+	require.Equal(t, []string{"default"}, namespaces(workload))
+}

@@ -42,6 +42,8 @@ type Snapshot struct {
 	NstanceMachines Read[v1beta1.NstanceMachine]
 	Machines        Read[clusterv1.Machine]
 	PoolEvents      Read[eventsv1.Event]
+	// RecentEvents are those of the operator about any of these objects.
+	RecentEvents Read[eventsv1.Event]
 
 	// Clusters say whether the Nodes are in another cluster. They are not read if its
 	// kubeconfig is given.
@@ -52,6 +54,9 @@ type Snapshot struct {
 	Nodes       Read[corev1.Node]
 	NodeEvents  Read[eventsv1.Event]
 	Attachments Read[storagev1.VolumeAttachment]
+	// RecentNodeEvents are those of the operator about any Node. They are empty if
+	// RecentEvents contain them.
+	RecentNodeEvents Read[eventsv1.Event]
 	// Pods are by Node, for the Nodes that are being drained. Budgets are by namespace, for
 	// those of these Pods.
 	Pods    map[string]Read[corev1.Pod]

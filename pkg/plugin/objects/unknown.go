@@ -13,6 +13,7 @@ func (s *Snapshot) Unknown() []string {
 	all := []string{
 		s.Pools.Unknown, s.MachinePools.Unknown, s.ShardGroups.Unknown, s.NstanceMachines.Unknown,
 		s.Machines.Unknown, s.PoolEvents.Unknown, s.Clusters.Unknown, s.Nodes.Unknown, s.NodeEvents.Unknown, s.Attachments.Unknown,
+		s.RecentEvents.Unknown, s.RecentNodeEvents.Unknown,
 	}
 	for _, read := range s.Pods {
 		all = append(all, read.Unknown)

@@ -16,6 +16,9 @@ import (
 
 var update = flag.Bool("update", false, "write the golden files")
 
+// Updating reports whether the test writes what it compares with, because of -update.
+func Updating() bool { return *update }
+
 // Golden compares a text with testdata/NAME, and writes it there with -update.
 func Golden(t *testing.T, name, got string) {
 	t.Helper()

@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"io"
 	"strconv"
-	"strings"
 
 	"nstance.dev/operator/pkg/plugin/drains"
 	"nstance.dev/operator/pkg/plugin/printing"
@@ -63,12 +62,8 @@ func addPool(table *printing.Table, pool Pool, options printing.Options, namespa
 	if namespaced {
 		name = pool.Namespace + "/" + name
 	}
-	state := cmp.Or(reasons(pool.Problems), "Ready")
-	if pool.ShardsUnknown != "" {
-		state += "; unknown: " + pool.ShardsUnknown
-	}
 	table.Add(name, "", replicas(pool), number(pool.Size), number(pool.Actual), number(pool.ReadyNodes), number(pool.Draining),
-		options.Age(pool.Created), state, "")
+		options.Age(pool.Created), pool.Text(), "")
 	for i, shard := range pool.Shards {
 		prefix, below := branch, belowBranch
 		if i == len(pool.Shards)-1 {
@@ -79,22 +74,15 @@ func addPool(table *printing.Table, pool Pool, options printing.Options, namespa
 }
 
 func addShard(table *printing.Table, shard Shard, options printing.Options, prefix, below string) {
-	state := reasons(shard.Problems)
-	if shard.Reachable != "True" && !shard.ReachableSince.IsZero() {
-		state += " for " + options.Age(shard.ReachableSince)
-	}
-	if shard.UnidentifiedDrains > 0 {
-		state += fmt.Sprintf("; drains of unidentified Nodes: %d", shard.UnidentifiedDrains)
-	}
 	table.Add(prefix+shard.Name, "", "", number(&shard.Size), number(shard.Actual), number(shard.ReadyNodes), number(shard.Draining),
-		options.Age(shard.Created), cmp.Or(strings.TrimPrefix(state, "; "), "Ready"), "")
+		options.Age(shard.Created), shard.Text(options), "")
 	for i, instance := range shard.Instances {
 		prefix := below + branch
 		if i == len(shard.Instances)-1 {
 			prefix = below + last
 		}
 		table.Add(prefix+instance.Name, nodeCell(instance), "", "", "", readyCell(instance), "",
-			options.Age(instance.Created), stateCell(instance, options), instance.ProviderID)
+			options.Age(instance.Created), instance.Text(options), instance.ProviderID)
 	}
 }
 
@@ -111,12 +99,8 @@ func printOnDemand(w io.Writer, status Status, options printing.Options) error {
 		printing.Column{Name: "NODE"}, printing.Column{Name: "READY"}, printing.Column{Name: "POD"}, printing.Column{Name: "AGE"},
 		printing.Column{Name: "STATUS"}, printing.Column{Name: "PROVIDER-ID", Wide: true})
 	for _, machine := range status.OnDemand {
-		state := stateCell(machine.Instance, options)
-		if found := reasons(machine.Problems); found != "" && !strings.Contains(state, found) {
-			state += ", " + found
-		}
 		table.Add(machine.Machine, machine.Group, cmp.Or(machine.Shard, "<none>"), nodeCell(machine.Instance), readyCell(machine.Instance),
-			cmp.Or(machine.Pod, "<none>"), options.Age(machine.Created), state, machine.ProviderID)
+			cmp.Or(machine.Pod, "<none>"), options.Age(machine.Created), machine.Text(options), machine.ProviderID)
 	}
 	return table.Print(w)
 }
@@ -136,31 +120,6 @@ func readyCell(instance Instance) string {
 		return nodeCell(instance)
 	}
 	return instance.Node.Ready
-}
-
-func stateCell(instance Instance, options printing.Options) string {
-	switch {
-	case instance.NodeUnknown != "":
-		return "unknown: " + instance.NodeUnknown
-	case instance.DrainUnknown != "":
-		return instance.State + ", unknown: " + instance.DrainUnknown
-	case instance.State == StateNotReady && instance.Node != nil:
-		return instance.State + " for " + options.Age(instance.Node.ReadySince)
-	}
-	return instance.State
-}
-
-// reasons joins the reasons of conditions, each once.
-func reasons(conditions []Condition) string {
-	var found []string
-	seen := map[string]bool{}
-	for _, condition := range conditions {
-		if !seen[condition.Reason] {
-			seen[condition.Reason] = true
-			found = append(found, condition.Reason)
-		}
-	}
-	return strings.Join(found, ", ")
 }
 
 func replicas(pool Pool) string {

@@ -16,11 +16,7 @@ func printConditions(w io.Writer, status Status, options printing.Options) {
 	title := "\nCONDITIONS\n"
 	list := func(object string, conditions []Condition) {
 		for _, condition := range conditions {
-			text := fmt.Sprintf("%s: %s is %s for %s, %s", object, condition.Type, condition.Status, options.Age(condition.Since), condition.Reason)
-			if condition.Message != "" {
-				text += ": " + condition.Message
-			}
-			fmt.Fprintln(w, title+text)
+			fmt.Fprintln(w, title+object+": "+condition.Text(options))
 			title = ""
 		}
 	}
