@@ -121,7 +121,7 @@ test-e2e: ## Run the tests against a real control plane.
 test-machines: test-docker test-qemu test-standalone test-nodes ## Run every test that needs Docker or QEMU, as root.
 
 .PHONY: debian-packages
-debian-packages: ## Install what test-machines, test-monitoring and verify-alerts need on Debian.
+debian-packages: ## Install what test-machines, test-monitoring, test-browser and verify-alerts need on Debian.
 	hack/debian-packages.sh
 
 .PHONY: test-docker
@@ -151,6 +151,10 @@ test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is D
 .PHONY: quiet-hour
 quiet-hour: ## Expect that no alert fires in an hour in which nothing fails and a pool is scaled.
 	cd e2e && NSTANCE_TEST_MONITORING=1 NSTANCE_QUIET=1h $(COMPILE) $(GOTEST) -count=1 -timeout 90m -run '^TestNoAlertFiresInQuietLife$$' -v ./monitoring
+
+.PHONY: test-browser
+test-browser: ## Run the test of the dashboard in a browser, which is Debian's package chromium. ARGS=-update writes the screenshots.
+	cd e2e && NSTANCE_TEST_BROWSER=1 $(COMPILE) $(GOTEST) -count=1 -timeout 20m -run '^TestDashboard$$' -v ./drains $(ARGS)
 
 .PHONY: soak
 soak: ## Change pools at random while parts of the system fail, for 20 minutes.

@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Nstance Authors.
 
-# Installs the packages of Debian that the tests on machines (make test-machines) and of the
-# alerts (make verify-alerts, make test-monitoring) need, if they are missing: Docker, QEMU,
-# what builds the image of nodes, and Prometheus.
+# Installs the packages of Debian that the tests on machines (make test-machines), of the
+# alerts (make verify-alerts, make test-monitoring) and in a browser (make test-browser) need,
+# if they are missing: Docker, QEMU, what builds the image of nodes, Prometheus, and Chromium
+# with the fonts of the screenshots.
 set -euo pipefail
-packages=(curl docker.io iproute2 iptables mmdebstrap prometheus qemu-system-x86 qemu-utils)
+packages=(chromium curl docker.io fonts-inter fonts-liberation iproute2 iptables mmdebstrap prometheus qemu-system-x86 qemu-utils)
 
 missing=()
 for package in "${packages[@]}"; do

@@ -49,7 +49,8 @@ var env struct {
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env.Cluster, testcluster.Options{
-		Clocks: true,
+		Clocks:     true,
+		AuditReads: []string{dashboardUser},
 		Shards: []installation.Shard{
 			{ID: steadyShard, DrainTimeout: drainTimeout},
 			{ID: restartedShard, DrainTimeout: drainTimeout},
