@@ -7,6 +7,7 @@ import (
 	"cmp"
 	"errors"
 	"fmt"
+	"net/url"
 
 	"github.com/spf13/cobra"
 	"k8s.io/utils/ptr"
@@ -53,12 +54,16 @@ Ctrl-C, and shows everyone who can connect there what the user may read.`,
 	return command
 }
 
-// source returns the name of the cluster: the context of the kubeconfig, or the address of
-// the server.
+// source returns the name of the cluster: the context of the kubeconfig, or the host of the
+// server. A URL may have a password.
 func (o *options) source() (string, error) {
 	config, err := o.config.ToRawKubeConfigLoader().RawConfig()
 	if err != nil {
 		return "", err
 	}
-	return cmp.Or(ptr.Deref(o.config.Context, ""), config.CurrentContext, ptr.Deref(o.config.APIServer, "")), nil
+	server, err := url.Parse(ptr.Deref(o.config.APIServer, ""))
+	if err != nil {
+		return "", err
+	}
+	return cmp.Or(ptr.Deref(o.config.Context, ""), config.CurrentContext, server.Host), nil
 }

@@ -4,6 +4,7 @@
 package dashboard
 
 import (
+	"context"
 	"net/http"
 	"net/http/httptest"
 	"strings"
@@ -24,7 +25,14 @@ func newTestHandler(t *testing.T) http.Handler {
 
 func request(t *testing.T, h http.Handler, method, host, path string) *httptest.ResponseRecorder {
 	t.Helper()
-	r := httptest.NewRequestWithContext(t.Context(), method, path, nil)
+	ctx := t.Context()
+	if path == "/updates" {
+		// A stream that must not begin would not end either.
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithCancel(ctx)
+		cancel()
+	}
+	r := httptest.NewRequestWithContext(ctx, method, path, nil)
 	r.Host = host
 	response := httptest.NewRecorder()
 	h.ServeHTTP(response, r)
