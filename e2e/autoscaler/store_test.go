@@ -104,8 +104,8 @@ func startStore(t *testing.T) (*marekvsstore.Store, marekvsclient.MarekvsCluster
 	t.Cleanup(func() {
 		defer cancel()
 		_ = clusters.Delete(ctx, "db", metav1.DeleteOptions{})
-		testcluster.Eventually(t, timeout, "no Pod of the store is left", func(context.Context) error {
-			pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(ctx, metav1.ListOptions{})
+		testcluster.Eventually(t, timeout, "no Pod of the store is left", func(attempt context.Context) error {
+			pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(attempt, metav1.ListOptions{})
 			if err == nil && len(pods.Items) > 0 {
 				err = fmt.Errorf("%d Pods are left", len(pods.Items))
 			}

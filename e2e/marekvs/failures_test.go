@@ -141,7 +141,7 @@ func TestFailureOperatorRestartsDuringScaleDown(t *testing.T) {
 	until(t, "restarted", "6 nodes", healthy(6))
 	patch(t, "restarted", `{"spec": {"nodes": 3}}`)
 	for _, nodes := range []int32{5, 4} {
-		until(t, "restarted", "a removal to "+strconv.Itoa(int(nodes)), func(c *v1alpha1.MarekvsCluster) bool {
+		until(t, "restarted", "a removal to "+strconv.Itoa(int(nodes)), func(*v1alpha1.MarekvsCluster) bool {
 			return size(t, "restarted") == nodes
 		})
 		killOperators(t)()

@@ -65,9 +65,9 @@ func namesLostShard(t *testing.T, o *onCall, command string) {
 	})
 	noticed := time.Now()
 	lost := regexp.MustCompile(`(\S+): ShardReachable is False for (\S+), ShardUnreachable`)
-	testcluster.EventuallyEvery(t, time.Second, timeout, "the shard is not connected for seconds", func(context.Context) error {
+	testcluster.EventuallyEvery(t, time.Second, timeout, "the shard is not connected for seconds", func(ctx context.Context) error {
 		before := time.Now()
-		found := lost.FindAllStringSubmatch(o.run(t, command), -1)
+		found := lost.FindAllStringSubmatch(o.run(ctx, t, command), -1)
 		require.Len(t, found, 1, "shards that are not connected")
 		assert.Equal(t, "nstance-system/"+v1beta1.ShardGroupName(observedPool, slowShard), found[0][1])
 		age, err := time.ParseDuration(found[0][2])
@@ -97,7 +97,7 @@ func namesShortfall(t *testing.T, o *onCall, command string) {
 		}
 		return testcluster.HasCondition(pool.Status.Conditions, v1beta1.ConditionShortfall, metav1.ConditionTrue, v1beta1.ReasonWaiting)
 	})
-	printed := o.run(t, command, "POOL", name)
+	printed := o.run(t.Context(), t, command, "POOL", name)
 	assert.Regexp(t, `NstanceMachinePool nstance-system/stockless: Shortfall is True for \S+, Waiting: shards cannot create 1 instances: us-west-2b lacks 1 \(.+`, printed)
 	assert.NotContains(t, printed, steadyShard+" lacks")
 }
@@ -146,7 +146,7 @@ func cordonedNode(ctx context.Context) (string, error) {
 func namesWriterAndTime(t *testing.T, o *onCall, command string) {
 	before := time.Now()
 	o.blockedDrain(t)
-	printed := o.run(t, command, "POOL", observedPool)
+	printed := o.run(t.Context(), t, command, "POOL", observedPool)
 	smaller := regexp.MustCompile(`(?m)^(\S+) +from 4 to 3 instances; MachinePool observed, spec\.replicas: `+writer+` through scale`).
 		FindAllStringSubmatch(printed, -1)
 	require.Len(t, smaller, 1, "events of the scale-down")
@@ -157,14 +157,14 @@ func namesWriterAndTime(t *testing.T, o *onCall, command string) {
 
 func namesCause(t *testing.T, o *onCall, command string) {
 	node := o.blockedDrain(t)
-	printed := o.run(t, command, "NODE", node)
+	printed := o.run(t.Context(), t, command, "NODE", node)
 	assert.Regexp(t, `(?m)^DrainRequested +\S+ +shard us-west-2[ab] +Node/`+node+` +scale-down`, printed)
 	assert.Regexp(t, `(?m)^ScaleDown +\S+ +`+writer+` +MachinePool/observed spec\.replicas +.*from 4 to 3 instances`, printed)
 }
 
 func namesBudget(t *testing.T, o *onCall, command string) {
 	node := o.blockedDrain(t)
-	printed := o.run(t, command, "NODE", node)
+	printed := o.run(t.Context(), t, command, "NODE", node)
 	pods, err := env.Kube.CoreV1().Pods(observedPool).List(t.Context(), metav1.ListOptions{FieldSelector: "spec.nodeName=" + node})
 	require.NoError(t, err)
 	require.Len(t, pods.Items, 1)
@@ -176,8 +176,8 @@ func namesBudget(t *testing.T, o *onCall, command string) {
 // shard boot for longer than five seconds, which is a limit of the histogram.
 func hasStartupTimes(t *testing.T, o *onCall, query string) {
 	var times map[string]float64
-	testcluster.EventuallyEvery(t, time.Second, timeout, "the shards have times", func(context.Context) error {
-		times = o.query(t, query)
+	testcluster.EventuallyEvery(t, time.Second, timeout, "the shards have times", func(ctx context.Context) error {
+		times = o.query(ctx, t, query)
 		if math.IsNaN(times[steadyShard]) || math.IsNaN(times[slowShard]) || len(times) != len(shards) {
 			return fmt.Errorf("%v", times)
 		}
@@ -194,7 +194,7 @@ func hasEndOfOperatorCertificate(t *testing.T, o *onCall, query string) {
 	require.NotNil(t, block)
 	certificate, err := x509.ParseCertificate(block.Bytes)
 	require.NoError(t, err)
-	assert.Equal(t, map[string]float64{"": float64(certificate.NotAfter.Unix())}, o.query(t, query))
+	assert.Equal(t, map[string]float64{"": float64(certificate.NotAfter.Unix())}, o.query(t.Context(), t, query))
 }
 
 func hasEndsOfServerCertificates(t *testing.T, o *onCall, query string) {
@@ -206,17 +206,17 @@ func hasEndsOfServerCertificates(t *testing.T, o *onCall, query string) {
 		want[shard.ID] = float64(connection.(*tls.Conn).ConnectionState().PeerCertificates[0].NotAfter.Unix())
 		require.NoError(t, connection.Close())
 	}
-	assert.Equal(t, want, o.query(t, query))
+	assert.Equal(t, want, o.query(t.Context(), t, query))
 }
 
 func hasShardOfDrift(t *testing.T, o *onCall, query string) {
 	const name = "drifting"
 	env.CreatePoolForTest(t, name, 2)
 	env.UntilRunning(t, name, 2)
-	assert.Empty(t, o.query(t, query), "shards before")
+	assert.Empty(t, o.query(t.Context(), t, query), "shards before")
 	require.NoError(t, changeGroup(t.Context(), name, 2))
-	testcluster.EventuallyEvery(t, time.Second, timeout, "the correction is counted", func(context.Context) error {
-		if corrected := o.query(t, query); corrected[slowShard] == 0 || len(corrected) != 1 {
+	testcluster.EventuallyEvery(t, time.Second, timeout, "the correction is counted", func(ctx context.Context) error {
+		if corrected := o.query(ctx, t, query); corrected[slowShard] == 0 || len(corrected) != 1 {
 			return fmt.Errorf("%v", corrected)
 		}
 		return nil
@@ -234,5 +234,5 @@ func namesGroupOfDrift(t *testing.T, o *onCall, command string) {
 		}
 		return err
 	})
-	assert.Regexp(t, `(?m)^drifting-again--us-west-2b +the group on shard "us-west-2b" was changed by another writer and corrected 3 times since `, o.run(t, command))
+	assert.Regexp(t, `(?m)^drifting-again--us-west-2b +the group on shard "us-west-2b" was changed by another writer and corrected 3 times since `, o.run(t.Context(), t, command))
 }

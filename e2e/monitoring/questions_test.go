@@ -4,6 +4,7 @@
 package monitoring
 
 import (
+	"context"
 	"maps"
 	"os"
 	"os/exec"
@@ -99,10 +100,10 @@ func newOnCall(t *testing.T) *onCall {
 
 // run runs a command in a shell, with values for the names in it, and returns what it
 // prints.
-func (o *onCall) run(t *testing.T, command string, values ...string) string {
+func (o *onCall) run(ctx context.Context, t *testing.T, command string, values ...string) string {
 	t.Helper()
 	command = strings.NewReplacer(values...).Replace(command)
-	cmd := exec.CommandContext(t.Context(), "sh", "-c", command)
+	cmd := exec.CommandContext(ctx, "sh", "-c", command)
 	cmd.Env = append(os.Environ(), "PATH="+o.path, "KUBECONFIG="+o.kubeconfig)
 	printed, err := cmd.CombinedOutput()
 	t.Logf("$ %s\n%s", command, printed)
@@ -111,9 +112,9 @@ func (o *onCall) run(t *testing.T, command string, values ...string) string {
 }
 
 // query returns the values of a query by shard, "" for a value of all shards.
-func (o *onCall) query(t *testing.T, expression string) map[string]float64 {
+func (o *onCall) query(ctx context.Context, t *testing.T, expression string) map[string]float64 {
 	t.Helper()
-	results, err := o.prometheus.query(t.Context(), expression)
+	results, err := o.prometheus.query(ctx, expression)
 	require.NoError(t, err)
 	values := map[string]float64{}
 	for _, result := range results {
