@@ -15,8 +15,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// expectAccessible expects that the page can be used with a keyboard and a screen reader, and
-// can be read in both color schemes and on a phone.
+// expectAccessible expects that the page can be used with a keyboard and a screen reader,
+// and can be read in both color schemes and on a phone.
 func (p *browserPage) expectAccessible(state string) {
 	p.t.Helper()
 	p.expectTree(state)
@@ -143,8 +143,8 @@ type focus struct {
 	InView   bool   `json:"inView"`
 }
 
-// expectKeyboard expects that Tab reaches every element that can be operated, in the order of
-// the page, with a visible focus.
+// expectKeyboard expects that Tab reaches every element that can be operated, in the order
+// of the page, with a visible focus.
 func (p *browserPage) expectKeyboard(state string) {
 	p.t.Helper()
 	// The next Tab begins at the top of the page.
@@ -162,8 +162,8 @@ func (p *browserPage) expectKeyboard(state string) {
 	}
 }
 
-// contrasts returns the texts of the page whose contrast to their background is less than 4.5
-// (WCAG 2.2, 1.4.3), and how many texts there are.
+// contrasts returns the texts of the page whose contrast to their background is less than
+// 4.5 (WCAG 2.2, 1.4.3), and how many texts there are.
 const contrasts = `(() => {
   const parse = (color) => { const [r, g, b, a = 1] = color.match(/[\d.]+/g).map(Number); return {r, g, b, a}; };
   const luminance = ({r, g, b}) => {

@@ -26,16 +26,17 @@ import (
 	"nstance.dev/operator/pkg/plugin/plugintest"
 )
 
-// dashboardReader is the ServiceAccount of the dashboard, dashboardUser the user that it is.
+// dashboardReader is the ServiceAccount of the dashboard, dashboardUser the user that it
+// is.
 const (
 	dashboardReader = "dashboard-reader"
 	dashboardUser   = "system:serviceaccount:" + installation.Namespace + ":" + dashboardReader
 )
 
-// The dashboard shows in a browser what happens to a pool, to a user who has no other rights
-// than the ClusterRole of the manifests: the pool at rest, as it is scaled, with a shard
-// away, and with a blocked drain. The page is updated without being loaded again, and can be
-// used with a keyboard and a screen reader.
+// The dashboard shows in a browser what happens to a pool, to a user who has no other
+// rights than the ClusterRole of the manifests: the pool at rest, as it is scaled, with a
+// shard away, and with a blocked drain. The page is updated without being loaded again,
+// and can be used with a keyboard and a screen reader.
 func TestDashboard(t *testing.T) {
 	const name, replicas = "dashboard", 4
 	binary := browserBinary(t)
@@ -115,8 +116,8 @@ func TestDashboard(t *testing.T) {
 	expectOnlyReads(t, from)
 }
 
-// expectOnlyReads expects that the dashboard has sent requests that only list, that none was
-// for Secrets, and that each was allowed.
+// expectOnlyReads expects that the dashboard has sent requests that only list, that none
+// was for Secrets, and that each was allowed.
 func expectOnlyReads(t *testing.T, from controlplane.Position) {
 	t.Helper()
 	requests := env.Requests(t, from, func(r controlplane.Request) bool { return r.User == dashboardUser })
@@ -212,14 +213,14 @@ func (r pluginRunner) startDashboard(t *testing.T, kubeconfig string) *dashboard
 	return &dashboardServer{t: t, cmd: cmd, url: address}
 }
 
-// expectEnd ends the dashboard as Ctrl-C does, and expects that the page says so.
+// expectEnd ends the dashboard as Ctrl-C does, and expects that the page reports it.
 func (s *dashboardServer) expectEnd(page *browserPage) {
 	s.t.Helper()
 	require.NoError(s.t, s.cmd.Process.Signal(unix.SIGINT))
 	require.NoError(s.t, s.cmd.Wait())
 	testcluster.Eventually(s.t, timeout, "the page has no connection", func(context.Context) error {
 		if text := evaluate[string](page, `document.getElementById("connection").innerText`); !strings.HasPrefix(text, "No connection to kubectl nstance since ") {
-			return fmt.Errorf("the page says %q", text)
+			return fmt.Errorf("the page reports %q", text)
 		}
 		return nil
 	})

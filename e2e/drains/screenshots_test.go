@@ -61,7 +61,8 @@ func (p *browserPage) write(path string, screenshot chromedp.Action[[]byte]) {
 	require.NoError(p.t, os.WriteFile(path, encoded, 0o644))
 }
 
-// withPalette returns an image with its 256 most frequent colors, which is a third as large.
+// withPalette returns an image with its 256 most frequent colors, which is a third as
+// large.
 func withPalette(t *testing.T, encoded []byte) []byte {
 	t.Helper()
 	full, err := png.Decode(bytes.NewReader(encoded))

@@ -55,7 +55,8 @@ func TestViewersShareReads(t *testing.T) {
 	})
 }
 
-// Nothing is read while no browser shows the page, and a page that is opened later is not old.
+// Nothing is read while no browser shows the page, and a page that is opened later is not
+// old.
 func TestNothingIsReadWithoutViewers(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		read, reads := counting(0)

@@ -40,7 +40,8 @@ func Listen(ctx context.Context, port uint16) (net.Listener, error) {
 // URL returns the address of the page.
 func URL(listener net.Listener) string { return "http://" + listener.Addr().String() + "/" }
 
-// Serve serves the page until ctx is done. read reads the objects; source names the cluster.
+// Serve serves the page until ctx is done. read reads the objects; source names the
+// cluster.
 func Serve(ctx context.Context, listener net.Listener, source string, read func(context.Context) (*objects.Snapshot, error)) error {
 	return serve(ctx, listener, newCollector(read, source, readInterval))
 }

@@ -14,8 +14,8 @@ import (
 // maxNamed is the number of pools that the summary names.
 const maxNamed = 3
 
-// summary returns sentences about all pools. Screen readers read them aloud when they change,
-// so they have no ages.
+// summary returns sentences about all pools. Screen readers read them aloud when they
+// change, so they have no ages.
 func summary(built *status.Status) string {
 	return poolsSentence(built.Pools) + " " + nodesSentence(built) + " " + drainsSentence(built)
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package dashboard serves one page that shows pools, their shards, instances and Nodes, the
-// drains in progress, and the last events (docs/kubectl-plugin.md#dashboard). It only reads.
+// Package dashboard serves one page that shows pools, their shards, instances and Nodes,
+// the drains in progress, and the last events (docs/kubectl-plugin.md#dashboard). It only
+// reads.
 package dashboard
 
 import (

@@ -16,8 +16,8 @@ import (
 // byOperator selects the events of the operator.
 const byOperator = "reportingController=nstance-operator"
 
-// Dashboard reads what "kubectl nstance dashboard" shows: what Status reads of all pools, and
-// the events of the operator.
+// Dashboard reads what "kubectl nstance dashboard" shows: what Status reads of all pools,
+// and the events of the operator.
 func (g *Gatherer) Dashboard(ctx context.Context) (*objects.Snapshot, error) {
 	var ofObjects, ofNodes objects.Read[eventsv1.Event]
 	var reads sync.WaitGroup
@@ -35,8 +35,8 @@ func (g *Gatherer) Dashboard(ctx context.Context) (*objects.Snapshot, error) {
 	return s, nil
 }
 
-// recentNodeEvents reads the events of the operator about Nodes, unless they are among those
-// of the namespace.
+// recentNodeEvents reads the events of the operator about Nodes, unless they are among
+// those of the namespace.
 func (g *Gatherer) recentNodeEvents(ctx context.Context) objects.Read[eventsv1.Event] {
 	if !g.separate && (g.namespace == metav1.NamespaceAll || g.namespace == metav1.NamespaceDefault) {
 		return objects.Read[eventsv1.Event]{}

@@ -173,8 +173,8 @@ func TestWhyReadsTheRequestingPod(t *testing.T) {
 	}
 }
 
-// The dashboard reads the events of the operator only, and those about Nodes where the Nodes
-// are.
+// The dashboard reads the events of the operator only, and those about Nodes where the
+// Nodes are.
 func TestDashboardReadsEventsOfTheOperator(t *testing.T) {
 	server := plugintest.NewServer(t, plugintest.AtRest())
 	namespaces := func(server *plugintest.Server) (found []string) {
