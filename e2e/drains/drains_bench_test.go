@@ -80,6 +80,7 @@ func BenchmarkDrains200(b *testing.B) {
 			return testcluster.CountOf(ofVerb, resources...) / count
 		}
 		b.ReportMetric(perDrain("create", "pods"), "evictions/drain")
+		b.ReportMetric(perDrain("create", "events"), "events/drain")
 		b.ReportMetric(perDrain("list", "pods"), "list-pods/drain")
 		b.ReportMetric(perDrain("patch", "nodes"), "patch-nodes/drain")
 		b.ReportMetric(perDrain("patch", "nstanceshardgroups", "nstancemachinepools"), "patch-pools/drain")
