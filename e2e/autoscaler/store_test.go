@@ -38,6 +38,7 @@ func TestNodesOfAStore(t *testing.T) {
 	group := createPool(t, name, 6)
 	untilRunning(t, name, 6)
 	store, clusters := startStore(t)
+	t.Cleanup(func() { deleteStore(t, store, clusters) })
 	_, err := clusters.Create(t.Context(), &marekvsv1alpha1.MarekvsCluster{
 		ObjectMeta: metav1.ObjectMeta{Name: "db"},
 		Spec: marekvsv1alpha1.MarekvsClusterSpec{
@@ -82,8 +83,7 @@ func refusedEviction(r controlplane.Request) bool {
 // startStore starts the store and its operator, until the end of the test.
 func startStore(t *testing.T) (*marekvsstore.Store, marekvsclient.MarekvsClusterInterface) {
 	t.Helper()
-	namespaces := env.Kube.CoreV1().Namespaces()
-	_, err := namespaces.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storeNamespace}}, metav1.CreateOptions{})
+	_, err := env.Kube.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: storeNamespace}}, metav1.CreateOptions{})
 	require.NoError(t, err)
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
@@ -102,20 +102,26 @@ func startStore(t *testing.T) (*marekvsstore.Store, marekvsclient.MarekvsCluster
 	})
 	require.NoError(t, err)
 	t.Cleanup(func() {
-		defer cancel()
-		_ = clusters.Delete(ctx, "db", metav1.DeleteOptions{})
-		testcluster.Eventually(t, timeout, "no Pod of the store is left", func(attempt context.Context) error {
-			pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(attempt, metav1.ListOptions{})
-			if err == nil && len(pods.Items) > 0 {
-				err = fmt.Errorf("%d Pods are left", len(pods.Items))
-			}
-			return err
-		})
 		assert.NoError(t, operator.Stop(ctx))
-		assert.NoError(t, namespaces.Delete(ctx, storeNamespace, metav1.DeleteOptions{}))
-		assert.NoError(t, store.DeleteVolumes(ctx))
+		cancel()
 	})
 	return store, clusters
+}
+
+// deleteStore deletes the cluster of the store with its Pods, and then everything else.
+func deleteStore(t *testing.T, store *marekvsstore.Store, clusters marekvsclient.MarekvsClusterInterface) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	_ = clusters.Delete(ctx, "db", metav1.DeleteOptions{})
+	testcluster.Eventually(t, timeout, "no Pod of the store is left", func(ctx context.Context) error {
+		pods, err := env.Kube.CoreV1().Pods(storeNamespace).List(ctx, metav1.ListOptions{})
+		if err == nil && len(pods.Items) > 0 {
+			err = fmt.Errorf("%d Pods are left", len(pods.Items))
+		}
+		return err
+	})
+	assert.NoError(t, env.Kube.CoreV1().Namespaces().Delete(ctx, storeNamespace, metav1.DeleteOptions{}))
+	assert.NoError(t, store.DeleteVolumes(ctx))
 }
 
 func untilStoreHealthy(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, nodes int32) {
