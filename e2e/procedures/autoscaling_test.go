@@ -136,6 +136,11 @@ func deployMoving(t *testing.T, count int32) {
 	env.CreateNamespace(t, moving)
 	t.Cleanup(func() {
 		assert.NoError(t, env.Kube.CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), moving, metav1.DeleteOptions{}))
+		// Its deletion includes collections that other tests count.
+		testcluster.Eventually(t, time.Minute, "the namespace is deleted", func(ctx context.Context) error {
+			_, err := env.Kube.CoreV1().Namespaces().Get(ctx, moving, metav1.GetOptions{})
+			return testcluster.NotFound("the namespace", err)
+		})
 	})
 	labels := map[string]string{"app": moving}
 	// The Pods of the first moment are on old Nodes: those of the pools are cordoned for it.

@@ -85,11 +85,11 @@ func TestReplaceCA(t *testing.T) {
 
 	authority := env.Installation.Authority().CertificatePEM()
 	assert.False(t, bytes.Equal(old, authority), "the CA is the same")
-	pool509 := x509.NewCertPool()
-	require.True(t, pool509.AppendCertsFromPEM(authority))
+	roots := x509.NewCertPool()
+	require.True(t, roots.AppendCertsFromPEM(authority))
 	certificate, err := currentCertificate(t.Context())
 	require.NoError(t, err)
-	_, err = certificate.Verify(x509.VerifyOptions{Roots: pool509, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
+	_, err = certificate.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	require.NoError(t, err, "the certificate of the operator")
 
 	env.UntilRunning(t, pool, replicas)
