@@ -36,7 +36,7 @@ func TestNoAlertFiresInQuietLife(t *testing.T) {
 func quietAtRest(t *testing.T, prometheus prometheusAPI) {
 	t.Helper()
 	testcluster.EventuallyEvery(t, time.Second, timeout, "every rule is evaluated and no alert is active", prometheus.quiet)
-	expectNone(t, prometheus, "ALERTS", 20*time.Second)
+	expectNone(t, prometheus, "ALERTS", time.Now(), 20*time.Second)
 }
 
 // quietWhileScaled scales a pool up and down for so long, every few minutes if there is time
@@ -44,30 +44,31 @@ func quietAtRest(t *testing.T, prometheus prometheusAPI) {
 func quietWhileScaled(t *testing.T, prometheus prometheusAPI, name string, replicas int32, period time.Duration) {
 	t.Helper()
 	const firing = `ALERTS{alertstate="firing"}`
-	for begin, more := time.Now(), false; time.Since(begin) < period; more = !more {
+	begin := time.Now()
+	for more := true; time.Since(begin) < period; more = !more {
 		size := replicas
-		if !more {
+		if more {
 			size += 2
 		}
 		env.Scale(t, name, size)
 		env.UntilRunning(t, name, size)
-		expectNone(t, prometheus, firing, min(3*time.Minute, period/4))
+		expectNone(t, prometheus, firing, begin, min(3*time.Minute, period/4))
 	}
 	env.Scale(t, name, replicas)
 	env.UntilRunning(t, name, replicas)
-	expectNone(t, prometheus, firing, 5*time.Second)
+	expectNone(t, prometheus, firing, begin, 5*time.Second)
 }
 
-// expectNone observes for so long that a query of ALERTS has no result.
-func expectNone(t *testing.T, prometheus prometheusAPI, selector string, period time.Duration) {
+// expectNone observes for so long that a query of ALERTS has had no result since a time.
+func expectNone(t *testing.T, prometheus prometheusAPI, selector string, since time.Time, period time.Duration) {
 	t.Helper()
 	begin := time.Now()
 	testcluster.EventuallyEvery(t, time.Second, period+time.Minute, "the time without alerts is over", func(ctx context.Context) error {
-		found, err := prometheus.alerts(ctx, fmt.Sprintf("count_over_time(%s[%ds])", selector, seconds(time.Since(begin))))
+		found, err := prometheus.alerts(ctx, fmt.Sprintf("count_over_time(%s[%ds])", selector, seconds(time.Since(since))))
 		if err != nil {
 			return err
 		}
-		require.Empty(t, found, "alerts in %s", time.Since(begin))
+		require.Empty(t, found, "alerts since %s", since)
 		if passed := time.Since(begin); passed < period {
 			return fmt.Errorf("%s of %s", passed, period)
 		}
