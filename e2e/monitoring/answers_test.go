@@ -38,8 +38,8 @@ const (
 	writer = "night-shift"
 )
 
-// expectations produce the situation of a question, by question, and expect that the command
-// or query answers it.
+// expectations produce the situation of a question, by question, and expect that the
+// command or query answers it.
 var expectations = map[string]func(t *testing.T, o *onCall, answer string){
 	"Which shard is not connected, and since when?":            namesLostShard,
 	"Why is a pool not at its size?":                           namesShortfall,
@@ -172,8 +172,8 @@ func namesBudget(t *testing.T, o *onCall, command string) {
 	assert.Contains(t, printed, "Pod observed/"+pods.Items[0].Name+": PodDisruptionBudget all allows 0 disruptions")
 }
 
-// hasStartupTimes expects the times of the instances of the observed pool: those of the slow
-// shard boot for longer than five seconds, which is a limit of the histogram.
+// hasStartupTimes expects the times of the instances of the observed pool: those of the
+// slow shard boot for longer than five seconds, which is a limit of the histogram.
 func hasStartupTimes(t *testing.T, o *onCall, query string) {
 	var times map[string]float64
 	testcluster.EventuallyEvery(t, time.Second, timeout, "the shards have times", func(ctx context.Context) error {

@@ -53,9 +53,9 @@ var drill = []struct {
 	{"the operator is killed", []fault{{operatorKilled, []string{"NstanceOperatorDown"}}}},
 }
 
-// The alerts that are shipped fire for the faults that they are for and for no other, and end
-// with them. A minute of their durations is a second here. Before and after the faults no
-// alert is active, and none fires while a pool is scaled.
+// The alerts that are shipped fire for the faults that they are for and for no other, and
+// end with them. A minute of their durations is a second here. Before and after the faults
+// no alert is active, and none fires while a pool is scaled.
 func TestAlertsInADrill(t *testing.T) {
 	prometheus := runPrometheus(t, shortRules(t))
 	const name, replicas = "drilled", 4

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package monitoring shows what those who are on call see: a Prometheus with the settings and
-// rules that are shipped reads the metrics of an operator and of two shard servers, and
+// Package monitoring shows what those who are on call see: a Prometheus with the settings
+// and rules that are shipped reads the metrics of an operator and of two shard servers, and
 // kubectl has the plugin.
 package monitoring
 

@@ -15,8 +15,9 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 )
 
-// No alert that is shipped fires in quiet life, in which a pool is scaled every few minutes.
-// It takes as long as NSTANCE_QUIET says ("make quiet-hour"), because nothing is shortened.
+// No alert that is shipped fires in quiet life, in which a pool is scaled every few
+// minutes. It takes as long as NSTANCE_QUIET names ("make quiet-hour"), because nothing is
+// shortened.
 func TestNoAlertFiresInQuietLife(t *testing.T) {
 	text := os.Getenv("NSTANCE_QUIET")
 	if text == "" {
@@ -39,8 +40,8 @@ func quietAtRest(t *testing.T, prometheus prometheusAPI) {
 	expectNone(t, prometheus, "ALERTS", time.Now(), 20*time.Second)
 }
 
-// quietWhileScaled scales a pool up and down for so long, every few minutes if there is time
-// for that, and expects that no alert fires.
+// quietWhileScaled scales a pool up and down for so long, every few minutes if there is
+// time for that, and expects that no alert fires.
 func quietWhileScaled(t *testing.T, prometheus prometheusAPI, name string, replicas int32, period time.Duration) {
 	t.Helper()
 	const firing = `ALERTS{alertstate="firing"}`

@@ -31,8 +31,8 @@ func newRecorder(ctx context.Context, clients *clients) (events.EventRecorder, e
 	return &eventRouter{EventRecorder: ours, workload: workload}, nil
 }
 
-// addToScheme adds the kinds that are not built in and get events. The objects of clients do
-// not name their kind.
+// addToScheme adds the kinds that are not built in and get events. The objects of clients
+// do not name their kind.
 func addToScheme(scheme *runtime.Scheme) error {
 	return errors.Join(v1beta1.AddToScheme(scheme), clusterv1.AddToScheme(scheme))
 }
