@@ -135,11 +135,10 @@ func deployMoving(t *testing.T, count int32) {
 	t.Helper()
 	env.CreateNamespace(t, moving)
 	t.Cleanup(func() {
-		assert.NoError(t, env.Kube.CoreV1().Namespaces().Delete(context.WithoutCancel(t.Context()), moving, metav1.DeleteOptions{}))
-		// Its deletion includes collections that other tests count.
-		testcluster.Eventually(t, time.Minute, "the namespace is deleted", func(ctx context.Context) error {
-			_, err := env.Kube.CoreV1().Namespaces().Get(ctx, moving, metav1.GetOptions{})
-			return testcluster.NotFound("the namespace", err)
+		background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
+		assert.NoError(t, env.Kube.AppsV1().Deployments(moving).Delete(context.WithoutCancel(t.Context()), moving, background))
+		testcluster.Eventually(t, time.Minute, "the Pods are deleted", func(ctx context.Context) error {
+			return runOn(ctx, 0, func(string) bool { return true })
 		})
 	})
 	labels := map[string]string{"app": moving}
