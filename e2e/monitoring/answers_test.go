@@ -10,8 +10,11 @@ import (
 	"encoding/pem"
 	"errors"
 	"fmt"
+	"maps"
 	"math"
 	"net"
+	"os"
+	"path/filepath"
 	"regexp"
 	"strconv"
 	"testing"
@@ -28,6 +31,7 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
+	"nstance.dev/operator/pkg/server/storage"
 )
 
 const (
@@ -49,6 +53,7 @@ var expectations = map[string]func(t *testing.T, o *onCall, answer string){
 	"How long do machines take to become Nodes, by shard?":     hasStartupTimes,
 	"When does the certificate of the operator end?":           hasEndOfOperatorCertificate,
 	"When do the certificates of the servers end?":             hasEndsOfServerCertificates,
+	"Since when is the configuration of a shard in force?":     hasTimesOfConfigurations,
 	"On which shards does another writer change groups?":       hasShardOfDrift,
 	"Which groups does another writer change again and again?": namesGroupOfDrift,
 }
@@ -207,6 +212,25 @@ func hasEndsOfServerCertificates(t *testing.T, o *onCall, query string) {
 		require.NoError(t, connection.Close())
 	}
 	assert.Equal(t, want, o.query(t.Context(), t, query))
+}
+
+// hasTimesOfConfigurations expects the times of the files. The slow shard gets a new one.
+func hasTimesOfConfigurations(t *testing.T, o *onCall, query string) {
+	setQuota(t, map[string]int{scarceType: 100})
+	t.Cleanup(func() { setQuota(t, nil) })
+	want := map[string]float64{}
+	for _, shard := range shards {
+		info, err := os.Stat(filepath.Join(env.Installation.Bucket(), filepath.FromSlash(storage.ConfigKey(shard.ID))))
+		require.NoError(t, err)
+		want[shard.ID] = float64(info.ModTime().Unix())
+	}
+	require.Greater(t, want[slowShard], want[steadyShard])
+	testcluster.EventuallyEvery(t, time.Second, timeout, "the times are those of the files", func(context.Context) error {
+		if times := o.query(t, query); !maps.Equal(times, want) {
+			return fmt.Errorf("%v, want %v", times, want)
+		}
+		return nil
+	})
 }
 
 func hasShardOfDrift(t *testing.T, o *onCall, query string) {

@@ -15,7 +15,7 @@ import (
 func (sh *shared) registerMetrics() {
 	sh.registry.MustRegister(version.NewCollector("nstance_server"), collectors.NewGoCollector(),
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), sh.newRejectedMetric(), sh.newLeaderMetric(),
-		sh.newCertificateMetric())
+		sh.newCertificateMetric(), sh.newConfigMetric())
 	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
 }
 
@@ -49,4 +49,13 @@ func (sh *shared) newCertificateMetric() prometheus.Collector {
 		}
 		return float64(expires.Unix())
 	})
+}
+
+// newConfigMetric returns a metric that is the time at which the configuration in force was
+// written.
+func (sh *shared) newConfigMetric() prometheus.Collector {
+	return prometheus.NewGaugeFunc(prometheus.GaugeOpts{
+		Name: "nstance_server_config_modified_timestamp_seconds",
+		Help: "When the configuration in force was written, in seconds since 1970.",
+	}, func() float64 { return float64(sh.inForce.Load().Source.LastModified.Unix()) })
 }

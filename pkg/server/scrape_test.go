@@ -7,6 +7,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"net/http"
+	"os"
 	"path/filepath"
 	"regexp"
 	"strings"
@@ -48,6 +49,10 @@ func TestServersExportDocumentedMetrics(t *testing.T) {
 	assert.InDelta(t, 1, families["nstance_server_leader"].GetMetric()[0].GetGauge().GetValue(), 0, "the only server leads")
 	assert.InDelta(t, servedCertificate(t, s).NotAfter.Unix(),
 		families["nstance_server_certificate_expiration_timestamp_seconds"].GetMetric()[0].GetGauge().GetValue(), 0, "the end of its certificate")
+	info, err := os.Stat(s.ConfigPath())
+	require.NoError(t, err)
+	assert.InDelta(t, info.ModTime().Unix(),
+		families["nstance_server_config_modified_timestamp_seconds"].GetMetric()[0].GetGauge().GetValue(), 0, "the time of its configuration")
 }
 
 // servedCertificate returns the certificate that clients of the server see.
