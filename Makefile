@@ -112,7 +112,7 @@ test-e2e: ## Run the tests against a real control plane.
 	@# Pods at once keep the whole machine busy. In the end, all clusters together must
 	@# have used every right of the operator.
 	rights=$$(mktemp -d) && trap 'rm -rf "$$rights"' EXIT && cd e2e && \
-		NSTANCE_E2E_RIGHTS=$$rights $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./faults ./autoscaler ./ondemand $(filter-out $(WITHOUT_HISTORY),$(CLUSTERS)) && \
+		NSTANCE_E2E_RIGHTS=$$rights $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./faults ./procedures ./autoscaler ./ondemand $(filter-out $(WITHOUT_HISTORY),$(CLUSTERS)) && \
 		$(COMPILE) go run ./cmd/rights "$$rights"
 	cd e2e && $(COMPILE) $(GOTEST) -timeout 40m -run '^TestManyPodsAtOnce$$' ./ondemand
 	@$(if $(WITHOUT_HISTORY),echo 'NOT TESTED: e2e/upgrade. This tree has no history.' >&2)
