@@ -32,8 +32,7 @@ func TestNoAlertFiresInQuietLife(t *testing.T) {
 	quietWhileScaled(t, prometheus, name, replicas, period)
 }
 
-// quietAtRest expects that no alert becomes pending in a time that is longer than most
-// durations of the shortened alerts.
+// quietAtRest expects that no alert becomes pending for ten minutes of the short rules.
 func quietAtRest(t *testing.T, prometheus prometheusAPI) {
 	t.Helper()
 	testcluster.EventuallyEvery(t, time.Second, timeout, "every rule is evaluated and no alert is active", prometheus.quiet)

@@ -7,6 +7,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -23,7 +24,7 @@ func shippedRules(t *testing.T) object {
 // duration matches the durations of alerts, and the ranges and offsets of expressions.
 var duration = regexp.MustCompile(`(\bfor: |\[|\boffset )(\d+)([mh])\b`)
 
-// shortRules returns the rules that are shipped, with a second for each minute of their
+// shortRules returns the rules that are shipped, with two seconds for each minute of their
 // durations and nothing else changed.
 func shortRules(t *testing.T) object {
 	t.Helper()
@@ -33,7 +34,10 @@ func shortRules(t *testing.T) object {
 		if strings.HasPrefix(found, "for: ") {
 			alerts++
 		}
-		return found[:len(found)-1] + map[string]string{"m": "s", "h": "m"}[found[len(found)-1:]]
+		parts := duration.FindStringSubmatch(found)
+		number, err := strconv.Atoi(parts[2])
+		require.NoError(t, err)
+		return parts[1] + strconv.Itoa(2*number) + map[string]string{"m": "s", "h": "m"}[parts[3]]
 	})
 	require.Equal(t, strings.Count(shipped, " for: "), alerts, "alerts with a shorter duration")
 	return parseRules(t, shortened)

@@ -24,8 +24,9 @@ import (
 // manifests is the folder of what is shipped for Prometheus.
 var manifests = filepath.Join("..", "..", "manifests", "monitoring")
 
-// interval is shorter than what is shipped, so that rates have samples soon.
-const interval = "1s"
+// interval is shorter than what is shipped, so that rates have samples soon. It limits the
+// time of a scrape, too, which is longer than usual on a machine that is busy.
+const interval = "2s"
 
 type object = map[string]any
 
