@@ -225,8 +225,8 @@ func hasTimesOfConfigurations(t *testing.T, o *onCall, query string) {
 		want[shard.ID] = float64(info.ModTime().Unix())
 	}
 	require.Greater(t, want[slowShard], want[steadyShard])
-	testcluster.EventuallyEvery(t, time.Second, timeout, "the times are those of the files", func(context.Context) error {
-		if times := o.query(t, query); !maps.Equal(times, want) {
+	testcluster.EventuallyEvery(t, time.Second, timeout, "the times are those of the files", func(ctx context.Context) error {
+		if times := o.query(ctx, t, query); !maps.Equal(times, want) {
 			return fmt.Errorf("%v, want %v", times, want)
 		}
 		return nil

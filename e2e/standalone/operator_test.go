@@ -17,6 +17,7 @@ import (
 	"google.golang.org/grpc/backoff"
 	"google.golang.org/grpc/credentials"
 	"google.golang.org/protobuf/types/known/emptypb"
+	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/wait"
 
 	"nstance.dev/operator/e2e/testcluster"
@@ -40,6 +41,9 @@ type operator struct {
 	// acceptsLosses has scale confirm that missing instances are lost, as an administrator
 	// does.
 	acceptsLosses bool
+	// running returns the ids of the instances that run for the provider, which scale waits
+	// for too; nil if the test does not look.
+	running func() []string
 }
 
 func newOperator(s *server) *operator {
@@ -122,6 +126,11 @@ func (o *operator) scale(size int) []string {
 		}
 		if int(group.Size) != size || len(ids) != size || int(group.ActualSize) != size {
 			return fmt.Errorf("the size is %d, there are %d instances, and %d run", group.Size, len(ids), group.ActualSize)
+		}
+		if o.running != nil {
+			if running := o.running(); !sets.New(ids...).Equal(sets.New(running...)) {
+				return fmt.Errorf("the instances are %q, and those that run %q", ids, running)
+			}
 		}
 		return nil
 	})
