@@ -5,6 +5,7 @@ package monitoring
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"os"
 	"os/exec"
@@ -12,11 +13,13 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/metricstest"
 )
 
@@ -88,6 +91,14 @@ func newOnCall(t *testing.T) *onCall {
 	o.kubeconfig, err = env.KubeconfigWithToken("on-call", env.CreateAccount(t, "on-call", "nstance-reader"))
 	require.NoError(t, err)
 
+	// A rate has no value for what happened before the first scrape.
+	testcluster.EventuallyEvery(t, time.Second, timeout, "the operator was scraped", func(ctx context.Context) error {
+		scraped := o.query(ctx, t, `sum by (shard) (nstance_operator_instance_startup_duration_seconds_count)`)
+		if len(scraped) != len(shards) {
+			return fmt.Errorf("of shards %v", scraped)
+		}
+		return nil
+	})
 	env.CreatePoolForTest(t, observedPool, observedReplicas)
 	env.UntilRunning(t, observedPool, observedReplicas)
 	t.Cleanup(func() {
