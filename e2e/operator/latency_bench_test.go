@@ -48,9 +48,13 @@ const (
 // the operator is stopped and the API server does not call its webhook. It does not
 // delete its pools.
 func BenchmarkLatency(b *testing.B) {
-	server := servertest.Start(silent{b}, servertest.Options{Cluster: installation.ClusterID, Shard: "bench", Authority: env.Installation.Authority()})
+	// Each shard has a server of its own, because the operator calls none of another shard.
+	servers := map[string]*servertest.Server{}
 	for _, name := range []string{"latency", "floor"} {
-		configureShard(b, name, server.Addr)
+		servers[name] = servertest.Start(silent{b}, servertest.Options{
+			Cluster: installation.ClusterID, Shard: name, Authority: env.Installation.Authority(),
+		})
+		configureShard(b, name, servers[name].Addr)
 		createOn(b, name, name)
 	}
 	// The operator does not write to a pool whose shard it does not know.
@@ -66,7 +70,7 @@ func BenchmarkLatency(b *testing.B) {
 		}
 		return nil
 	})
-	startFloor(b, server, "floor")
+	startFloor(b, servers["floor"], "floor")
 	excludeFromWebhook(b, "floor")
 
 	operator, floor := make([]time.Duration, 0, latencyRounds), make([]time.Duration, 0, latencyRounds)
@@ -74,12 +78,12 @@ func BenchmarkLatency(b *testing.B) {
 		for i := range int32(latencyRounds) {
 			size := 2 - i%2
 			untilIdle(b)
-			operator = append(operator, scaleAndWait(b, server, "latency", size))
+			operator = append(operator, scaleAndWait(b, servers["latency"], "latency", size))
 			testcluster.Eventually(b, time.Minute, "the operator has reported", func(ctx context.Context) error {
 				return reported(ctx, "latency", size)
 			})
 			untilIdle(b)
-			floor = append(floor, withoutOperator(b, func() time.Duration { return scaleAndWait(b, server, "floor", size) }))
+			floor = append(floor, withoutOperator(b, func() time.Duration { return scaleAndWait(b, servers["floor"], "floor", size) }))
 			testcluster.Eventually(b, time.Minute, "the operator has observed the floor's write", func(ctx context.Context) error {
 				group, err := env.ShardGroup(ctx, "floor", "floor")
 				if err == nil && group.Status.ObservedGeneration != group.Generation {
