@@ -24,10 +24,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-const (
-	keySecret  = "nstance-operator-key"
-	certSecret = "nstance-operator-cert"
-)
+const keySecret = "nstance-operator-key"
 
 // An operator that is killed at any step of its registration is continued by the next:
 // one nonce is used once, for the one key that was stored.
@@ -36,14 +33,14 @@ func TestRegistrationIsResumed(t *testing.T) {
 	untilIdentityReady(t)
 	require.NoError(t, o.Process.Stop(t.Context()))
 	deleteSecret(t, keySecret)
-	deleteSecret(t, certSecret)
+	deleteSecret(t, testcluster.CertificateSecret)
 	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
 	before := usedNonces(t)
 
 	o.killAt(t, keySecret)
-	o.killAt(t, certSecret)
+	o.killAt(t, testcluster.CertificateSecret)
 	key := secretData(t, keySecret)
-	o.killAt(t, certSecret)
+	o.killAt(t, testcluster.CertificateSecret)
 	testcluster.Start(t, o.Process)
 	untilIdentityReady(t)
 
@@ -123,7 +120,7 @@ func untilIdentityReady(t *testing.T) {
 		if err != nil {
 			return err
 		}
-		if _, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, certSecret, metav1.GetOptions{}); err != nil {
+		if _, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, testcluster.CertificateSecret, metav1.GetOptions{}); err != nil {
 			return err
 		}
 		if !meta.IsStatusConditionTrue(cluster.Status.Conditions, v1beta1.ConditionIdentityReady) {

@@ -6,7 +6,6 @@ package faults
 import (
 	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"testing"
@@ -14,7 +13,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/utils/ptr"
 
@@ -94,7 +92,7 @@ func untilShortLived(t *testing.T, ttl time.Duration) *x509.Certificate {
 	t.Helper()
 	var certificate *x509.Certificate
 	testcluster.Eventually(t, 2*time.Minute, "the operator has a certificate that lives for seconds", func(ctx context.Context) (err error) {
-		if certificate, err = currentCertificate(ctx); err != nil {
+		if certificate, err = env.OperatorCertificate(ctx); err != nil {
 			return err
 		}
 		if time.Until(certificate.NotAfter) <= ttl {
@@ -102,7 +100,7 @@ func untilShortLived(t *testing.T, ttl time.Duration) *x509.Certificate {
 		}
 		// It registers again with the same key and nonce. The server may not have read its
 		// configuration yet.
-		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, certSecret, metav1.DeleteOptions{})
+		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, testcluster.CertificateSecret, metav1.DeleteOptions{})
 		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
 	})
 	return certificate
@@ -112,11 +110,11 @@ func untilShortLived(t *testing.T, ttl time.Duration) *x509.Certificate {
 // ttl, and deletes any other.
 func registerAgain(ttl time.Duration) func(context.Context) error {
 	return func(ctx context.Context) error {
-		certificate, err := currentCertificate(ctx)
+		certificate, err := env.OperatorCertificate(ctx)
 		if err != nil || time.Until(certificate.NotAfter) > ttl {
 			return err
 		}
-		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, certSecret, metav1.DeleteOptions{})
+		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, testcluster.CertificateSecret, metav1.DeleteOptions{})
 		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
 	}
 }
@@ -126,23 +124,11 @@ func untilRenewed(t *testing.T, before *x509.Certificate) *x509.Certificate {
 	t.Helper()
 	var certificate *x509.Certificate
 	testcluster.Eventually(t, time.Minute, "the certificate is renewed", func(ctx context.Context) (err error) {
-		certificate, err = currentCertificate(ctx)
+		certificate, err = env.OperatorCertificate(ctx)
 		if err == nil && certificate.SerialNumber.Cmp(before.SerialNumber) == 0 {
 			err = fmt.Errorf("it is valid until %s", certificate.NotAfter)
 		}
 		return err
 	})
 	return certificate
-}
-
-func currentCertificate(ctx context.Context) (*x509.Certificate, error) {
-	secret, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, certSecret, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	block, _ := pem.Decode(secret.Data[corev1.TLSCertKey])
-	if block == nil {
-		return nil, errors.New("the Secret has no certificate")
-	}
-	return x509.ParseCertificate(block.Bytes)
 }

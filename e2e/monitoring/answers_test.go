@@ -6,8 +6,6 @@ package monitoring
 import (
 	"context"
 	"crypto/tls"
-	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"maps"
@@ -22,12 +20,10 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
-	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
@@ -193,11 +189,7 @@ func hasStartupTimes(t *testing.T, o *onCall, query string) {
 }
 
 func hasEndOfOperatorCertificate(t *testing.T, o *onCall, query string) {
-	secret, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(t.Context(), "nstance-operator-cert", metav1.GetOptions{})
-	require.NoError(t, err)
-	block, _ := pem.Decode(secret.Data[corev1.TLSCertKey])
-	require.NotNil(t, block)
-	certificate, err := x509.ParseCertificate(block.Bytes)
+	certificate, err := env.OperatorCertificate(t.Context())
 	require.NoError(t, err)
 	assert.Equal(t, map[string]float64{"": float64(certificate.NotAfter.Unix())}, o.query(t.Context(), t, query))
 }

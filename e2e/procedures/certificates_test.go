@@ -7,7 +7,6 @@ import (
 	"bytes"
 	"context"
 	"crypto/x509"
-	"encoding/pem"
 	"errors"
 	"fmt"
 	"os"
@@ -17,7 +16,6 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/installation"
@@ -25,8 +23,6 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server/storage"
 )
-
-const certSecret = "nstance-operator-cert"
 
 // An operator that was down for longer than its certificate is valid registers again. A size
 // that was changed meanwhile is sent then, and nothing is deleted.
@@ -87,7 +83,7 @@ func TestReplaceCA(t *testing.T) {
 	assert.False(t, bytes.Equal(old, authority), "the CA is the same")
 	roots := x509.NewCertPool()
 	require.True(t, roots.AppendCertsFromPEM(authority))
-	certificate, err := currentCertificate(t.Context())
+	certificate, err := env.OperatorCertificate(t.Context())
 	require.NoError(t, err)
 	_, err = certificate.Verify(x509.VerifyOptions{Roots: roots, KeyUsages: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth}})
 	require.NoError(t, err, "the certificate of the operator")
@@ -121,11 +117,11 @@ func shortCertificate(t *testing.T, ttl time.Duration) *x509.Certificate {
 	t.Cleanup(func() { setCertificateTTL(t, 0) })
 	var certificate *x509.Certificate
 	testcluster.Eventually(t, 2*time.Minute, "the certificate has the lifetime", func(ctx context.Context) (err error) {
-		if certificate, err = currentCertificate(ctx); err != nil || time.Until(certificate.NotAfter) <= ttl {
+		if certificate, err = env.OperatorCertificate(ctx); err != nil || time.Until(certificate.NotAfter) <= ttl {
 			return err
 		}
 		// The operator registers again. The server may not have read its configuration yet.
-		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, certSecret, metav1.DeleteOptions{})
+		err = env.Kube.CoreV1().Secrets(installation.Namespace).Delete(ctx, testcluster.CertificateSecret, metav1.DeleteOptions{})
 		return errors.Join(err, fmt.Errorf("it is valid until %s", certificate.NotAfter))
 	})
 	return certificate
@@ -138,18 +134,6 @@ func setCertificateTTL(t *testing.T, ttl time.Duration) {
 	for _, shard := range env.ShardIDs {
 		require.NoError(t, env.Installation.Reconfigure(shard, func(s *installation.Shard) { s.CertificateTTL = ttl }))
 	}
-}
-
-func currentCertificate(ctx context.Context) (*x509.Certificate, error) {
-	secret, err := env.Kube.CoreV1().Secrets(installation.Namespace).Get(ctx, certSecret, metav1.GetOptions{})
-	if err != nil {
-		return nil, err
-	}
-	block, _ := pem.Decode(secret.Data[corev1.TLSCertKey])
-	if block == nil {
-		return nil, errors.New("the Secret has no certificate")
-	}
-	return x509.ParseCertificate(block.Bytes)
 }
 
 // expectIdentity fails the test unless the condition IdentityReady has a status and a

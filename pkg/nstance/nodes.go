@@ -41,6 +41,16 @@ func (n *Nodes) WithProviderID(id string) []*corev1.Node {
 	return nodes
 }
 
+// ReadyCondition returns the condition Ready of a Node, the zero value if it has none.
+func ReadyCondition(node *corev1.Node) corev1.NodeCondition {
+	for _, condition := range node.Status.Conditions {
+		if condition.Type == corev1.NodeReady {
+			return condition
+		}
+	}
+	return corev1.NodeCondition{}
+}
+
 func indexByProviderID(obj any) ([]string, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok || providerid.Key(node.Spec.ProviderID) == "" {

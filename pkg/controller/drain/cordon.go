@@ -22,12 +22,7 @@ import (
 // unreachable reports whether the kubelet of a Node has not reported for so long
 // that it cannot confirm the deletion of Pods.
 func unreachable(node *corev1.Node) bool {
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			return condition.Status == corev1.ConditionUnknown
-		}
-	}
-	return false
+	return nstance.ReadyCondition(node).Status == corev1.ConditionUnknown
 }
 
 // applyCordon makes a Node unschedulable and annotates it with the drain, if the

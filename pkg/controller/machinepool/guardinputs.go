@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller"
 	"nstance.dev/operator/pkg/distribute"
+	"nstance.dev/operator/pkg/nstance"
 )
 
 // observeGuarded reads what the guards of a pool need. Pools without guards read nothing.
@@ -58,21 +59,11 @@ func (c *Controller) readySince(providerID string) (since time.Time, notReady st
 	default:
 		return time.Time{}, fmt.Sprintf("has %d Nodes with provider id %q", len(nodes), providerID)
 	}
-	ready := readyCondition(nodes[0])
+	ready := nstance.ReadyCondition(nodes[0])
 	if ready.Status != corev1.ConditionTrue {
 		return time.Time{}, fmt.Sprintf("has Node %q, which is not Ready", nodes[0].Name)
 	}
 	return ready.LastTransitionTime.Time, ""
-}
-
-// readyCondition returns the condition Ready of a Node, the zero value if it has none.
-func readyCondition(node *corev1.Node) corev1.NodeCondition {
-	for _, condition := range node.Status.Conditions {
-		if condition.Type == corev1.NodeReady {
-			return condition
-		}
-	}
-	return corev1.NodeCondition{}
 }
 
 // readinessChanged enqueues the pools with guards that have an instance with the Node's
@@ -81,7 +72,7 @@ func (c *Controller) readinessChanged(before, after *corev1.Node) {
 	if before == nil || after == nil || after.Spec.ProviderID == "" {
 		return
 	}
-	was, is := readyCondition(before), readyCondition(after)
+	was, is := nstance.ReadyCondition(before), nstance.ReadyCondition(after)
 	if was.Status == is.Status && was.LastTransitionTime.Equal(&is.LastTransitionTime) {
 		return
 	}

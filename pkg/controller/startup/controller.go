@@ -217,7 +217,5 @@ func (c *Controller) stopWaiting(i *instance) {
 }
 
 func isReady(node *corev1.Node) bool {
-	return slices.ContainsFunc(node.Status.Conditions, func(condition corev1.NodeCondition) bool {
-		return condition.Type == corev1.NodeReady && condition.Status == corev1.ConditionTrue
-	})
+	return nstance.ReadyCondition(node).Status == corev1.ConditionTrue
 }
