@@ -102,7 +102,7 @@ func TestEtcdRestore(t *testing.T) {
 	}
 	require.NoError(t, env.CreatePoolOn(t.Context(), created, 4, shardIDs...))
 	untilSizes(t, created, 2, 2)
-	require.NoError(t, env.MachinePools().Delete(t.Context(), deleted, metav1.DeleteOptions{}))
+	env.DeleteMachinePool(t, deleted)
 	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, deleted) })
 	before := servers.instances(t)
 	require.Len(t, before, 12+12+4+4)

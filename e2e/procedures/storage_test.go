@@ -222,7 +222,7 @@ func createPools(t *testing.T, replicas int32, names ...string) {
 // deletePool deletes a pool and waits until it is deleted.
 func deletePool(t *testing.T, name string) {
 	t.Helper()
-	require.NoError(t, env.MachinePools().Delete(t.Context(), name, metav1.DeleteOptions{}))
+	env.DeleteMachinePool(t, name)
 	testcluster.Eventually(t, time.Minute, "the pool is deleted", func(ctx context.Context) error { return env.PoolDeleted(ctx, name) })
 }
 

@@ -50,14 +50,25 @@ func (c *Cluster) DeletePools(t testing.TB, names ...string) {
 		Eventually(t, time.Minute, name+" has no instances", func(ctx context.Context) error {
 			return c.noInstances(ctx, name)
 		})
-		err := c.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
-		if err != nil && !apierrors.IsNotFound(err) {
-			t.Error(err)
-		}
+		c.DeleteMachinePool(t, name)
 	}
 	for _, name := range names {
 		Eventually(t, time.Minute, name+" is deleted", func(ctx context.Context) error { return c.PoolDeleted(ctx, name) })
 	}
+}
+
+// DeleteMachinePool deletes a MachinePool if it exists. It waits until the API server
+// accepts that: for about 30 seconds after its start, it has not discovered the parameters
+// of the policy for deletions, and rejects them all.
+func (c *Cluster) DeleteMachinePool(t testing.TB, name string) {
+	t.Helper()
+	Eventually(t, 2*time.Minute, "the deletion of "+name+" is accepted", func(ctx context.Context) error {
+		err := c.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+		if apierrors.IsNotFound(err) {
+			return nil
+		}
+		return err
+	})
 }
 
 // noInstances succeeds when no shard group of a pool wants or has instances.
