@@ -5,6 +5,7 @@ package server_test
 
 import (
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"slices"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 	"golang.org/x/sync/errgroup"
+	"k8s.io/klog/v2/textlogger"
 
 	"nstance.dev/operator/pkg/server/servertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
@@ -36,7 +38,9 @@ const (
 func BenchmarkUpsertGroup(b *testing.B) {
 	for _, callers := range []int{1, 8} {
 		b.Run(fmt.Sprintf("callers=%d", callers), func(b *testing.B) {
-			s := servertest.Start(silent{b}, servertest.Options{})
+			// It logs as much as a server does by default.
+			logger := textlogger.NewLogger(textlogger.NewConfig(textlogger.Output(io.Discard)))
+			s := servertest.Start(b, servertest.Options{Logger: &logger})
 			operator := s.Operator("default")
 			revision := 0
 			// The groups have no instances, which would be work besides.
@@ -90,11 +94,6 @@ func BenchmarkUpsertGroup(b *testing.B) {
 		})
 	}
 }
-
-// silent keeps the server's log out of the results: a benchmark shows all of it.
-type silent struct{ testing.TB }
-
-func (silent) Log(...any) {}
 
 // bareFile is a file that is replaced as every safe writer must, without a server.
 type bareFile struct {

@@ -85,7 +85,7 @@ func (s *OperatorService) UpsertGroup(ctx context.Context, request *nstancev1.Up
 	if changed {
 		s.Changed(key)
 	}
-	return s.Statuses.statusOf(group, managed(s.Instances.List(key))), nil
+	return s.Statuses.get(group), nil
 }
 
 // DeleteGroup removes what operators stored of a group. Deleting a group that does

@@ -64,7 +64,14 @@ type StatusCache struct {
 
 	mu sync.Mutex
 	// statuses are immutable. A new status replaces an old one.
-	statuses map[instance.GroupKey]*nstancev1.GroupStatus
+	statuses map[instance.GroupKey]cachedStatus
+}
+
+// cachedStatus is the status of a group.
+type cachedStatus struct {
+	// group is nil for one that was deleted or lost.
+	group  *groups.Group
+	status *nstancev1.GroupStatus
 }
 
 // NewStatusCache returns a StatusCache that is empty until groups are refreshed.
@@ -76,7 +83,7 @@ func NewStatusCache(groups Groups, instances Instances, nodes Nodes, shortfalls 
 		instances:  instances,
 		nodes:      nodes,
 		watchers:   newWatchers[string, nstancev1.GroupEvent](),
-		statuses:   map[instance.GroupKey]*nstancev1.GroupStatus{},
+		statuses:   map[instance.GroupKey]cachedStatus{},
 	}
 }
 
@@ -88,33 +95,49 @@ func (c *StatusCache) Refresh(keys ...instance.GroupKey) {
 	defer c.mu.Unlock()
 	for _, key := range keys {
 		before, after := c.statuses[key], c.status(key)
-		if proto.Equal(before, after) {
-			continue
-		}
-		if after != nil {
-			c.statuses[key] = after
-		} else {
+		// Comparing all fields of a group that was changed is not worth its time.
+		equal := before.status.GetEtag() == after.status.GetEtag() && proto.Equal(before.status, after.status)
+		switch {
+		case after.status == nil:
 			delete(c.statuses, key)
+		case equal:
+			c.statuses[key] = cachedStatus{after.group, before.status}
+		default:
+			c.statuses[key] = after
 		}
-		c.watchers.publish(key.Tenant, key.Group, newGroupEvent(key, after))
+		if !equal {
+			c.watchers.publish(key.Tenant, key.Group, newGroupEvent(key, after.status))
+		}
 	}
 }
 
-// status returns the status of a group, or nil if the group does not exist. A
+// status computes the status of a group, nil if the group does not exist. A
 // deleted or lost group exists until its last instance is deleted. mu must be locked.
-func (c *StatusCache) status(key instance.GroupKey) *nstancev1.GroupStatus {
+func (c *StatusCache) status(key instance.GroupKey) cachedStatus {
 	instances := managed(c.instances.List(key))
 	group, found := c.groups.Get(key)
 	switch {
 	case found:
-		return c.statusOf(group, instances)
+		return cachedStatus{group, c.statusOf(group, instances)}
 	case len(instances) == 0:
-		return nil
+		return cachedStatus{}
 	case c.groups.Deleted(key):
-		return newDeletingStatus(key, c.statuses[key], instances)
+		return cachedStatus{nil, newDeletingStatus(key, c.statuses[key].status, instances)}
 	default:
-		return newLostStatus(key, instances)
+		return cachedStatus{nil, newLostStatus(key, instances)}
 	}
+}
+
+// get returns the status of a group as it was stored by a request. That is the cached one
+// unless the group was changed again.
+func (c *StatusCache) get(group *groups.Group) *nstancev1.GroupStatus {
+	c.mu.Lock()
+	cached := c.statuses[group.Key]
+	c.mu.Unlock()
+	if cached.group == group {
+		return cached.status
+	}
+	return c.statusOf(group, managed(c.instances.List(group.Key)))
 }
 
 // statusOf returns the status of a group with these instances. Without
@@ -142,9 +165,9 @@ func (c *StatusCache) list(tenant string) []*nstancev1.GroupStatus {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []*nstancev1.GroupStatus
-	for key, status := range c.statuses {
+	for key, cached := range c.statuses {
 		if key.Tenant == tenant {
-			list = append(list, status)
+			list = append(list, cached.status)
 		}
 	}
 	slices.SortFunc(list, func(x, y *nstancev1.GroupStatus) int { return strings.Compare(x.Key, y.Key) })
@@ -160,7 +183,7 @@ func (c *StatusCache) watch(tenant string) *groupWatcher {
 	w := c.watchers.watch(&groupWatcher{tenant: tenant})
 	for _, key := range slices.SortedFunc(maps.Keys(c.statuses), instance.GroupKey.Compare) {
 		if key.Tenant == tenant {
-			w.add(key.Group, newGroupEvent(key, c.statuses[key]))
+			w.add(key.Group, newGroupEvent(key, c.statuses[key].status))
 		}
 	}
 	return w

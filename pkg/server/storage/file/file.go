@@ -98,8 +98,8 @@ func (s *Store) Create(ctx context.Context, key string, data []byte) (string, er
 // Replace implements storage.Store.
 func (s *Store) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
 	newETag, err := s.write(ctx, key, data, func(path string) error {
-		object, err := readObject(path)
-		if errors.Is(err, storage.ErrNotFound) || err == nil && object.ETag != etag {
+		present, err := readETag(path)
+		if errors.Is(err, storage.ErrNotFound) || err == nil && present != etag {
 			return storage.ErrConflict
 		}
 		return err
