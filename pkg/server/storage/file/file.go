@@ -126,7 +126,7 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 	if err != nil {
 		return "", err
 	}
-	err = s.locked(ctx, folder, func() error {
+	opened, err := s.locked(ctx, folder, func() error {
 		if err := allowed(path); err != nil {
 			return err
 		}
@@ -139,7 +139,7 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 	if err != nil {
 		return "", errors.Join(err, os.Remove(temporary))
 	}
-	return digest(data), syncFolder(folder)
+	return digest(data), opened.Sync()
 }
 
 // Delete implements storage.Store.
@@ -158,7 +158,7 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	folder := filepath.Dir(path)
 	// The lock keeps the deletion from happening between the check and the rename
 	// of a Replace, which would create the object again.
-	err := s.locked(ctx, folder, func() error {
+	opened, err := s.locked(ctx, folder, func() error {
 		if err := deadline.Check(ctx); err != nil {
 			return err
 		}
@@ -175,7 +175,7 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	}
 	// Also when there was no file: the process that deleted it may have crashed
 	// before syncing the folder.
-	return syncFolder(folder)
+	return opened.Sync()
 }
 
 // path returns the path of an object.

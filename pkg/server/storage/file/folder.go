@@ -52,22 +52,26 @@ type folderLock struct {
 	// file is the open lock file, nil before the first use. The slot guards it. flock
 	// locks the open file, so each Store opens its own.
 	file *os.File
+	// folder is the open folder, nil as file is. As long as its lock file is the current
+	// one, the folder is.
+	folder *os.File
 }
 
 // locked calls change with the folder locked against other goroutines and
-// processes. It returns the error of ctx if ctx is done before that.
-func (s *Store) locked(ctx context.Context, folder string, change func() error) error {
+// processes, and returns the open folder. It returns the error of ctx if ctx is done before
+// that.
+func (s *Store) locked(ctx context.Context, folder string, change func() error) (opened *os.File, err error) {
 	l := s.lockOf(folder)
 	select {
 	case l.slot <- struct{}{}:
 		defer func() { <-l.slot }()
 	case <-ctx.Done():
-		return ctx.Err()
+		return nil, ctx.Err()
 	}
 	if err := l.acquire(ctx); err != nil {
-		return err
+		return nil, err
 	}
-	return errors.Join(change(), flock(l.file, syscall.LOCK_UN))
+	return l.folder, errors.Join(change(), flock(l.file, syscall.LOCK_UN))
 }
 
 // lockOf returns the lock of a folder.
@@ -86,11 +90,9 @@ func (s *Store) lockOf(folder string) *folderLock {
 func (l *folderLock) acquire(ctx context.Context) error {
 	for {
 		if l.file == nil {
-			file, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE, 0o600)
-			if err != nil {
+			if err := l.open(); err != nil {
 				return err
 			}
-			l.file = file
 		}
 		if err := lock(ctx, l.file); err != nil {
 			return err
@@ -101,12 +103,26 @@ func (l *folderLock) acquire(ctx context.Context) error {
 		}
 		// Closing the file is not enough: a child process that is being started may
 		// have it open for a moment longer.
-		err = errors.Join(err, flock(l.file, syscall.LOCK_UN), l.file.Close())
-		l.file = nil
+		err = errors.Join(err, flock(l.file, syscall.LOCK_UN), l.file.Close(), l.folder.Close())
+		l.file, l.folder = nil, nil
 		if err != nil {
 			return err
 		}
 	}
+}
+
+// open opens the lock file and its folder. The caller has the slot.
+func (l *folderLock) open() error {
+	file, err := os.OpenFile(l.path, os.O_RDWR|os.O_CREATE, 0o600)
+	if err != nil {
+		return err
+	}
+	folder, err := os.Open(filepath.Dir(l.path))
+	if err != nil {
+		return errors.Join(err, file.Close())
+	}
+	l.file, l.folder = file, folder
+	return nil
 }
 
 // isCurrent reports whether the open lock file is still the one in the folder. Another
