@@ -42,7 +42,6 @@ func (c *Cluster) CreatePoolOn(ctx context.Context, name string, replicas int32,
 // DeletePools scales pools to zero before it deletes them, so that the next test finds
 // none of their Nodes.
 func (c *Cluster) DeletePools(t testing.TB, names ...string) {
-	ctx := context.WithoutCancel(t.Context())
 	for _, name := range names {
 		c.Scale(t, name, 0)
 	}
