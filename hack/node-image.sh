@@ -66,9 +66,13 @@ if [ -d cmd/nstance-agent ]; then
 fi
 
 mkdir -p "$root/images"
-for name in pause web; do
-	build e2e "./cmd/$name" "$cache/$name"
-	(cd hack/tools && CGO_ENABLED=0 go run ./image -binary "$cache/$name" -tag "localhost/$name:1" -output "$root/images/$name.tar")
+pod_image() { # NAME TAG
+	build e2e "./cmd/$1" "$cache/$1" "main.version=$2"
+	(cd hack/tools && CGO_ENABLED=0 go run ./image -binary "$cache/$1" -tag "localhost/$1:$2" -output "$root/images/$1-$2.tar")
+}
+rm -f "$root"/images/*
+for image in pause:1 web:1 store:1 store:2 store:broken; do
+	pod_image "${image%:*}" "${image#*:}"
 done
 report "images for Pods"
 

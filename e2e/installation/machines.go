@@ -36,6 +36,10 @@ type Machines struct {
 	// Kubeconfig is that with which kubelets join, and CA the certificate of the
 	// cluster's authority, PEM.
 	Kubeconfig, CA []byte
+	// DNS is the address of the cluster's DNS, "" for none.
+	DNS string
+	// Volumes are mounted in the containers, as the provider docker has them.
+	Volumes []string
 }
 
 // options are those of the provider docker.
@@ -54,12 +58,17 @@ func (m *Machines) template(labels map[string]string) object {
 	for _, name := range slices.Sorted(maps.Keys(labels)) {
 		fmt.Fprintf(&nodeLabels, ",%s=%s", name, labels[name])
 	}
-	script := strings.NewReplacer("KUBECONFIG", encode(m.Kubeconfig), "CLUSTER_CA", encode(m.CA),
-		",NODE_LABELS", nodeLabels.String()).Replace(userdata)
-	return object{
-		"args":     object{"privileges": cmp.Or(m.Privileges, "privileged")},
-		"userdata": script,
+	var dns string
+	if m.DNS != "" {
+		dns = " --cluster-dns=" + m.DNS
 	}
+	script := strings.NewReplacer("KUBECONFIG", encode(m.Kubeconfig), "CLUSTER_CA", encode(m.CA),
+		",NODE_LABELS", nodeLabels.String(), " CLUSTER_DNS", dns).Replace(userdata)
+	args := object{"privileges": cmp.Or(m.Privileges, "privileged")}
+	if len(m.Volumes) > 0 {
+		args["volumes"] = m.Volumes
+	}
+	return object{"args": args, "userdata": script}
 }
 
 // machineAddress is where instances reach a port of this machine.

@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"nstance.dev/operator/e2e/clusterdns"
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/e2e/installation"
@@ -46,6 +47,8 @@ var (
 	docker     *dockerhost.Host
 	containers *containerLog
 	podNetwork *podroutes.Network
+	// volumes is a folder of this machine that all nodes share.
+	volumes string
 	// running is locked until this program exits.
 	running *os.File
 )
@@ -65,19 +68,21 @@ func TestMain(m *testing.M) {
 		shards[i].Groups = staticGroups(shards[i].ID)
 	}
 	var background sync.WaitGroup
-	var routesErr error
+	var routesErr, dnsErr error
 	testcluster.Main(m, &env, testcluster.Options{
 		Without: []string{controlplane.KWOK}, Shards: shards, OperatorFlags: []string{},
-		Machines: docker, PodNetwork: podNetwork.String(),
+		Machines: docker, PodNetwork: podNetwork.String(), ClusterDNS: podNetwork.DNSAddress().String(),
+		MachineVolumes: []string{volumes + ":" + volumes},
 		Prepare: func(ctx context.Context) error {
 			containers = newContainerLog()
 			background.Go(func() { containers.run(ctx, docker) })
 			background.Go(func() { routesErr = podroutes.Run(ctx, env.Kube) })
+			background.Go(func() { dnsErr = clusterdns.Run(ctx, env.Kube, podNetwork.DNSAddress()) })
 			return nil
 		},
 		Closed: func() error {
 			background.Wait()
-			return errors.Join(routesErr, removeNodes(), podNetwork.Close(), docker.Close())
+			return errors.Join(routesErr, dnsErr, removeNodes(), os.RemoveAll(volumes), podNetwork.Close(), docker.Close())
 		},
 	})
 }
@@ -100,6 +105,12 @@ func open() error {
 	}
 	running = lock
 	if podNetwork, err = podroutes.Claim(root); err != nil {
+		return err
+	}
+	if err := podNetwork.AddDNSAddress(); err != nil {
+		return err
+	}
+	if volumes, err = os.MkdirTemp("", "nstance-volumes-"); err != nil {
 		return err
 	}
 	ctx := context.Background()

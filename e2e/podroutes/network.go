@@ -32,10 +32,35 @@ type Network struct {
 	cidr *net.IPNet
 	// lock is released by the kernel when the program exits.
 	lock *os.File
+	// removeAddress removes what AddDNSAddress has added; nil if it has not.
+	removeAddress func() error
 }
 
 // String returns the range, such as "10.244.0.0/16".
 func (n *Network) String() string { return n.cidr.String() }
+
+// AddDNSAddress gives this machine the address at which Pods reach the DNS of the cluster. It
+// is in the range of the last Node that the range has room for, which does not exist. Close
+// removes it.
+func (n *Network) AddDNSAddress() error {
+	loopback, err := netlink.LinkByName("lo")
+	if err != nil {
+		return fmt.Errorf("find the loopback interface: %w", err)
+	}
+	address := &netlink.Addr{IPNet: &net.IPNet{IP: n.DNSAddress(), Mask: net.CIDRMask(32, 32)}}
+	// A program that was killed has left it.
+	if err := netlink.AddrReplace(loopback, address); err != nil {
+		return fmt.Errorf("add the address %s: %w", address, err)
+	}
+	n.removeAddress = func() error { return netlink.AddrDel(loopback, address) }
+	return nil
+}
+
+// DNSAddress is where Pods reach the DNS of the cluster.
+func (n *Network) DNSAddress() net.IP {
+	first := n.cidr.IP.To4()
+	return net.IPv4(first[0], first[1], 255, 254)
+}
 
 // ClaimDefault claims 10.244.0.0/16.
 func ClaimDefault() (*Network, error) { return claim(devNetwork) }
@@ -103,5 +128,9 @@ func (n *Network) Close() error {
 	if n == nil {
 		return nil
 	}
-	return n.lock.Close()
+	var err error
+	if n.removeAddress != nil {
+		err = n.removeAddress()
+	}
+	return errors.Join(err, n.lock.Close())
 }

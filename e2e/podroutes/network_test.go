@@ -71,3 +71,28 @@ func routesTo(t *testing.T, destination *net.IPNet) int {
 	require.NoError(t, err)
 	return len(list)
 }
+
+// The address for the DNS of the cluster can be used until the range is released, also after a
+// program was killed that had it.
+func TestDNSAddress(t *testing.T) {
+	t.Setenv("TMPDIR", t.TempDir())
+	n, err := Claim("seed")
+	require.NoError(t, err)
+	err = n.AddDNSAddress()
+	if errors.Is(err, unix.EPERM) {
+		t.Skip("this user may not administer the network")
+	}
+	require.NoError(t, err)
+	require.NoError(t, n.lock.Close()) // as when the program is killed
+	again, err := Claim("seed")
+	require.NoError(t, err)
+	require.Equal(t, n.String(), again.String())
+	require.NoError(t, again.AddDNSAddress())
+	connection, err := net.ListenUDP("udp", &net.UDPAddr{IP: again.DNSAddress()})
+	require.NoError(t, err)
+	require.NoError(t, connection.Close())
+
+	require.NoError(t, again.Close())
+	_, err = net.ListenUDP("udp", &net.UDPAddr{IP: again.DNSAddress()})
+	require.ErrorIs(t, err, unix.EADDRNOTAVAIL)
+}

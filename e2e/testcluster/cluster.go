@@ -45,8 +45,11 @@ type Options struct {
 	Prepare func(context.Context) error
 	// Machines makes each instance a container that runs a kubelet, of this Docker.
 	Machines *dockerhost.Host
-	// PodNetwork is the range of the addresses of Pods on such nodes.
-	PodNetwork string
+	// PodNetwork is the range of the addresses of Pods on such nodes, and ClusterDNS the address
+	// of the DNS that they use, "" for none.
+	PodNetwork, ClusterDNS string
+	// MachineVolumes are mounted in the containers, as the provider docker has them.
+	MachineVolumes []string
 	// Closed is called in the end, when nothing runs any more. Optional.
 	Closed func() error
 	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
@@ -159,6 +162,9 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	machines, err := o.Machines.Installation(cp, image)
 	if err != nil {
 		return 1, err
+	}
+	if machines != nil {
+		machines.DNS, machines.Volumes = o.ClusterDNS, o.MachineVolumes
 	}
 	cluster.Installation, err = installation.Install(ctx, cp, installation.Options{
 		Manifests: filepath.Join(root, "manifests"),

@@ -13,8 +13,10 @@ import (
 	"strings"
 
 	"github.com/moby/moby/api/types/container"
+	"golang.org/x/sync/errgroup"
 	"k8s.io/client-go/kubernetes"
 
+	"nstance.dev/operator/e2e/clusterdns"
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/e2e/installation"
@@ -46,6 +48,9 @@ func (d devcluster) openMachines(ctx context.Context) (*machines, error) {
 	network, err := podroutes.ClaimDefault()
 	if err != nil {
 		return nil, err
+	}
+	if err := network.AddDNSAddress(); err != nil {
+		return nil, errors.Join(err, network.Close())
 	}
 	host, err := d.openDocker(ctx)
 	if err != nil {
@@ -107,11 +112,17 @@ func (m *machines) installation(cp *controlplane.ControlPlane) (*installation.Ma
 	if m == nil {
 		return nil, nil
 	}
-	return m.docker.Installation(cp, m.image)
+	machines, err := m.docker.Installation(cp, m.image)
+	if err != nil {
+		return nil, err
+	}
+	machines.DNS = m.network.DNSAddress().String()
+	return machines, nil
 }
 
-// route makes Pods reachable until ctx is done. The returned function waits until the routes are removed.
-func (m *machines) route(ctx context.Context, cp *controlplane.ControlPlane) (wait func() error, err error) {
+// connect makes Pods reachable and serves them the names of Services, until ctx is done. The
+// returned function waits until the routes are removed.
+func (m *machines) connect(ctx context.Context, cp *controlplane.ControlPlane) (wait func() error, err error) {
 	if m == nil {
 		return func() error { return nil }, nil
 	}
@@ -120,11 +131,12 @@ func (m *machines) route(ctx context.Context, cp *controlplane.ControlPlane) (wa
 		return nil, err
 	}
 	ctx, cancel := context.WithCancel(ctx)
-	stopped := make(chan error, 1)
-	go func() { stopped <- podroutes.Run(ctx, client) }()
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() error { return podroutes.Run(ctx, client) })
+	group.Go(func() error { return clusterdns.Run(ctx, client, m.network.DNSAddress()) })
 	return func() error {
 		cancel()
-		return <-stopped
+		return group.Wait()
 	}, nil
 }
 

@@ -113,7 +113,7 @@ func link(program, path string) error {
 // runNstance starts Nstance and its sample and returns when ctx is done, or when a
 // required step fails.
 func (d devcluster) runNstance(ctx context.Context, cp *controlplane.ControlPlane, p programs, nodes *machines, begin time.Time) (err error) {
-	stopRoutes, err := nodes.route(ctx, cp)
+	stopRoutes, err := nodes.connect(ctx, cp)
 	if err != nil {
 		return err
 	}

@@ -1,0 +1,152 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package main
+
+import (
+	"bufio"
+	"encoding/json"
+	"errors"
+	"io/fs"
+	"log"
+	"os"
+	"path/filepath"
+	"sync"
+)
+
+// entry is a key with its value. Of two entries of a key, the one with the higher version
+// counts.
+type entry struct {
+	Key, Value string
+	Version    int64
+}
+
+// volume has the entries of a node: a file with an entry on each line, of which the last of a
+// key counts.
+type volume struct {
+	dir string
+
+	mu      sync.Mutex
+	file    *os.File
+	entries map[string]entry
+}
+
+// volumeSize is what a volume reports as its size, in bytes. That of its file system is the
+// machine's.
+const volumeSize = 1 << 30
+
+func openVolume(dir string) (*volume, error) {
+	v := &volume{dir: dir, entries: map[string]entry{}}
+	if err := v.read(); err != nil {
+		return nil, err
+	}
+	return v, v.rewrite()
+}
+
+func (v *volume) path() string { return filepath.Join(v.dir, "entries") }
+
+func (v *volume) read() error {
+	file, err := os.Open(v.path())
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	defer file.Close()
+	lines := bufio.NewScanner(file)
+	for lines.Scan() {
+		var e entry
+		if err := json.Unmarshal(lines.Bytes(), &e); err != nil {
+			log.Printf("the last line was not written completely: %v", err)
+			break
+		}
+		v.entries[e.Key] = e
+	}
+	return lines.Err()
+}
+
+// rewrite replaces the file by one with the present entries.
+func (v *volume) rewrite() error {
+	next, err := os.Create(v.path() + ".new")
+	if err != nil {
+		return err
+	}
+	encoder := json.NewEncoder(next)
+	for _, e := range v.entries {
+		if err := encoder.Encode(e); err != nil {
+			return errors.Join(err, next.Close())
+		}
+	}
+	if err := next.Sync(); err != nil {
+		return errors.Join(err, next.Close())
+	}
+	if err := os.Rename(next.Name(), v.path()); err != nil {
+		return errors.Join(err, next.Close())
+	}
+	if v.file != nil {
+		_ = v.file.Close()
+	}
+	v.file = next
+	return nil
+}
+
+// put stores the entries that are newer than what the volume has, and returns when they are on
+// the disk.
+func (v *volume) put(entries ...entry) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	encoder, written := json.NewEncoder(v.file), false
+	for _, e := range entries {
+		if e.Version <= v.entries[e.Key].Version {
+			continue
+		}
+		if err := encoder.Encode(e); err != nil {
+			return err
+		}
+		v.entries[e.Key], written = e, true
+	}
+	if !written {
+		return nil
+	}
+	return v.file.Sync()
+}
+
+// size returns how many bytes are used.
+func (v *volume) size() (int64, error) {
+	info, err := os.Stat(v.path())
+	if err != nil {
+		return 0, err
+	}
+	return info.Size(), nil
+}
+
+func (v *volume) get(key string) (entry, bool) {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	e, found := v.entries[key]
+	return e, found
+}
+
+// byPartition returns the entries of each partition that has any.
+func (v *volume) byPartition() map[int][]entry {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	parts := map[int][]entry{}
+	for _, e := range v.entries {
+		parts[partitionOf(e.Key)] = append(parts[partitionOf(e.Key)], e)
+	}
+	return parts
+}
+
+// drop removes entries, unless they have changed.
+func (v *volume) drop(entries []entry) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	for _, e := range entries {
+		if v.entries[e.Key] == e {
+			delete(v.entries, e.Key)
+		}
+	}
+	return v.rewrite()
+}

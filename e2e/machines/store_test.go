@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package machines
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"path/filepath"
+	"strconv"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/api/resource"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/e2e/marekvsoperator"
+	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	marekvsv1alpha1 "nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
+	"nstance.dev/operator/pkg/generated/clientset/versioned"
+	marekvsclient "nstance.dev/operator/pkg/generated/clientset/versioned/typed/marekvs/v1alpha1"
+)
+
+const (
+	// storeName is the name of the pool and of the namespace of the store's Pods, and
+	// storeCluster that of its cluster.
+	storeName, storeCluster = "store", "db"
+	// storeMetricsPort is that of the store.
+	storeMetricsPort = 9121
+	// storeTimeout limits one change of the store's cluster.
+	storeTimeout = 4 * time.Minute
+)
+
+// A store runs on real Nodes: its probes, its preStop hook and its volumes are those that
+// the marekvs operator has written. While it shrinks, gets a new image and one that does not
+// start, and while two of its Nodes are drained, no key is lost that was acknowledged.
+func TestStoreOnMachines(t *testing.T) {
+	t.Parallel()
+	env.CreatePoolForTest(t, storeName, 4)
+	env.CreateNamespace(t, storeName)
+	clusters := startStoreOperator(t)
+	createStoreVolumes(t, 4)
+	pods := followStorePods(t)
+	t.Cleanup(func() { deleteStore(t, clusters) })
+	_, err := clusters.Create(t.Context(), &marekvsv1alpha1.MarekvsCluster{
+		ObjectMeta: metav1.ObjectMeta{Name: storeCluster},
+		Spec: marekvsv1alpha1.MarekvsClusterSpec{
+			Image: "localhost/store:1", Nodes: 4, ReplicationFactor: 2,
+			Storage:      marekvsv1alpha1.Storage{Size: ptr.To(resource.MustParse("1Gi"))},
+			Resources:    marekvsv1alpha1.Resources{CPU: ptr.To(resource.MustParse("20m")), Memory: ptr.To(resource.MustParse("64Mi"))},
+			NodeSelector: map[string]string{v1beta1.LabelGroup: storeName},
+		},
+	}, metav1.CreateOptions{})
+	require.NoError(t, err)
+	untilStoreHealthy(t, clusters, 4)
+	client := newStoreClient(t)
+	client.untilWritten(t, 200)
+
+	env.Kubectl(t, "--namespace", storeName, "scale", "mkv/"+storeCluster, "--replicas=3")
+	untilStoreHealthy(t, clusters, 3)
+	pods.expectEnded(t, storeCluster+"-3")
+	client.untilWritten(t, 100)
+
+	setImage(t, clusters, "localhost/store:2")
+	untilStoreHealthy(t, clusters, 3)
+	assert.Equal(t, map[string]int{"localhost/store:2": 3}, pods.images())
+	pods.expectEnded(t, storeCluster+"-0", storeCluster+"-1", storeCluster+"-2")
+	client.untilWritten(t, 100)
+
+	setImage(t, clusters, "localhost/store:broken")
+	untilRolloutHalted(t, clusters)
+	assert.Equal(t, map[string]int{"localhost/store:2": 2, "localhost/store:broken": 1}, pods.images())
+	client.untilWritten(t, 100)
+	setImage(t, clusters, "localhost/store:2")
+	untilStoreHealthy(t, clusters, 3)
+	assert.Equal(t, map[string]int{"localhost/store:2": 3}, pods.images())
+	pods.expectEnded(t, storeCluster+"-2")
+	assert.Equal(t, 2, pods.fewestReady(), "Pods that were ready all the time")
+
+	// Of three Pods on four Nodes, at least one is on these two.
+	env.Scale(t, storeName, 2)
+	containers.untilRemoved(t, storeName, 2)
+	untilStoreHealthy(t, clusters, 3)
+	assert.GreaterOrEqual(t, pods.fewestReady(), 2, "Pods that were ready all the time")
+	containers.expectDrained(t, storeName, 2)
+	client.untilWritten(t, 100)
+	client.expectNoLoss(t)
+}
+
+// startStoreOperator installs the marekvs operator and runs it until the end of the test.
+func startStoreOperator(t *testing.T) marekvsclient.MarekvsClusterInterface {
+	t.Helper()
+	root, err := controlplane.FindRoot(".")
+	require.NoError(t, err)
+	program, err := controlplane.Builder{Root: root, Progress: t.Output()}.Marekvs(t.Context())
+	require.NoError(t, err)
+	require.NoError(t, marekvsoperator.Install(t.Context(), env.ControlPlane, root))
+	ctx := context.WithoutCancel(t.Context())
+	operator, err := marekvsoperator.Start(ctx, env.ControlPlane, marekvsoperator.Options{
+		Name: "marekvs-operator", Program: program, Dir: t.TempDir(), MetricsPort: storeMetricsPort,
+	})
+	require.NoError(t, err)
+	t.Cleanup(func() { assert.NoError(t, operator.Stop(ctx)) })
+	client, err := versioned.NewForConfig(env.AdminConfig())
+	require.NoError(t, err)
+	return client.MarekvsV1alpha1().MarekvsClusters(storeName)
+}
+
+// createStoreVolumes creates volumes for the claims of the store: folders of this machine, which
+// all Nodes share.
+func createStoreVolumes(t *testing.T, count int) {
+	t.Helper()
+	client := env.Kube.CoreV1().PersistentVolumes()
+	for n := range count {
+		name := storeName + "-" + strconv.Itoa(n)
+		path := filepath.Join(volumes, name)
+		require.NoError(t, os.Mkdir(path, 0o700))
+		_, err := client.Create(t.Context(), &corev1.PersistentVolume{
+			ObjectMeta: metav1.ObjectMeta{Name: name},
+			Spec: corev1.PersistentVolumeSpec{
+				AccessModes:                   []corev1.PersistentVolumeAccessMode{corev1.ReadWriteOnce},
+				Capacity:                      corev1.ResourceList{corev1.ResourceStorage: resource.MustParse("1Gi")},
+				PersistentVolumeReclaimPolicy: corev1.PersistentVolumeReclaimRetain,
+				PersistentVolumeSource:        corev1.PersistentVolumeSource{Local: &corev1.LocalVolumeSource{Path: path}},
+				NodeAffinity: &corev1.VolumeNodeAffinity{Required: &corev1.NodeSelector{NodeSelectorTerms: []corev1.NodeSelectorTerm{{
+					MatchExpressions: []corev1.NodeSelectorRequirement{{Key: v1beta1.LabelGroup, Operator: corev1.NodeSelectorOpIn, Values: []string{storeName}}},
+				}}}},
+			},
+		}, metav1.CreateOptions{})
+		require.NoError(t, err)
+		t.Cleanup(func() {
+			assert.NoError(t, client.Delete(context.WithoutCancel(t.Context()), name, metav1.DeleteOptions{}))
+		})
+	}
+}
+
+// deleteStore deletes the cluster of the store, and returns when its Pods are deleted.
+func deleteStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface) {
+	t.Helper()
+	ctx := context.WithoutCancel(t.Context())
+	assert.NoError(t, clusters.Delete(ctx, storeCluster, metav1.DeleteOptions{}))
+	testcluster.Eventually(t, storeTimeout, "no Pod of the store is left", func(ctx context.Context) error {
+		list, err := env.Kube.CoreV1().Pods(storeName).List(ctx, metav1.ListOptions{})
+		if err == nil && len(list.Items) > 0 {
+			err = fmt.Errorf("%d Pods are left", len(list.Items))
+		}
+		return err
+	})
+	claims := env.Kube.CoreV1().PersistentVolumeClaims(storeName)
+	assert.NoError(t, claims.DeleteCollection(ctx, metav1.DeleteOptions{}, metav1.ListOptions{}))
+}
+
+func setImage(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, image string) {
+	t.Helper()
+	patch := fmt.Appendf(nil, `{"spec":{"image":%q}}`, image)
+	_, err := clusters.Patch(t.Context(), storeCluster, types.MergePatchType, patch, metav1.PatchOptions{})
+	require.NoError(t, err)
+}
+
+// untilStoreHealthy waits until the cluster has so many nodes, which all run its template.
+func untilStoreHealthy(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, nodes int32) {
+	t.Helper()
+	untilStore(t, clusters, fmt.Sprintf("the store is healthy with %d nodes", nodes), func(status *marekvsv1alpha1.MarekvsClusterStatus) bool {
+		return status.Phase == marekvsv1alpha1.PhaseHealthy && status.Replicas == nodes &&
+			meta.IsStatusConditionTrue(status.Conditions, marekvsv1alpha1.ConditionRolledOut)
+	})
+}
+
+func untilRolloutHalted(t *testing.T, clusters marekvsclient.MarekvsClusterInterface) {
+	t.Helper()
+	untilStore(t, clusters, "the update is halted", func(status *marekvsv1alpha1.MarekvsClusterStatus) bool {
+		condition := meta.FindStatusCondition(status.Conditions, marekvsv1alpha1.ConditionRolledOut)
+		return condition != nil && condition.Status == metav1.ConditionFalse && condition.Reason == marekvsv1alpha1.ReasonRolloutHalted
+	})
+}
+
+// untilStore waits until the status of the present generation is as wanted.
+func untilStore(t *testing.T, clusters marekvsclient.MarekvsClusterInterface, what string, reached func(*marekvsv1alpha1.MarekvsClusterStatus) bool) {
+	t.Helper()
+	testcluster.Eventually(t, storeTimeout, what, func(ctx context.Context) error {
+		cluster, err := clusters.Get(ctx, storeCluster, metav1.GetOptions{})
+		if err != nil {
+			return err
+		}
+		if status := &cluster.Status; status.ObservedGeneration != cluster.Generation || !reached(status) {
+			return fmt.Errorf("the phase is %s with %d nodes: %s; %+v", status.Phase, status.Replicas, status.Message, status.Conditions)
+		}
+		return nil
+	})
+}
