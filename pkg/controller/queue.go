@@ -14,16 +14,28 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
+	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
 )
 
 // A failed sync is retried after a delay that doubles between these two. The
-// longest keeps objects of a shard that came back from waiting for minutes.
+// longest keeps objects of a shard that came back from waiting for minutes. Each delay is
+// up to retryJitter longer, so that keys that failed together are not retried together.
 const (
-	firstRetry = 50 * time.Millisecond
-	lastRetry  = 20 * time.Second
+	firstRetry  = 50 * time.Millisecond
+	lastRetry   = 20 * time.Second
+	retryJitter = 0.2
 )
+
+// jittered is a limiter whose delays differ from key to key.
+type jittered[Key comparable] struct {
+	workqueue.TypedRateLimiter[Key]
+}
+
+func (l jittered[Key]) When(key Key) time.Duration {
+	return wait.Jitter(l.TypedRateLimiter.When(key), retryJitter)
+}
 
 // BatchPeriod is the delay between a change that is not urgent, such as one more running
 // instance, and its sync. Changes of many instances within it cost one sync, and so one
@@ -122,7 +134,7 @@ func (q *Queue[Key]) part(key Key) part[Key] {
 	defer q.mu.Unlock()
 	p, ok := q.parts[name]
 	if !ok {
-		limiter := workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)
+		limiter := jittered[Key]{workqueue.NewTypedItemExponentialFailureRateLimiter[Key](firstRetry, lastRetry)}
 		p = workqueue.NewTypedRateLimitingQueueWithConfig(limiter,
 			workqueue.TypedRateLimitingQueueConfig[Key]{Name: q.name})
 		q.parts[name] = p
