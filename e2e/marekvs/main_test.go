@@ -24,10 +24,11 @@ import (
 
 // env is the cluster that all tests of this package share.
 var env struct {
-	config  *rest.Config
-	kube    kubernetes.Interface
-	marekvs versioned.Interface
-	store   *marekvsstore.Store
+	controlPlane *controlplane.ControlPlane
+	config       *rest.Config
+	kube         kubernetes.Interface
+	marekvs      versioned.Interface
+	store        *marekvsstore.Store
 	// operators are two replicas, of which one leads.
 	operators []*controlplane.Component
 }
@@ -74,7 +75,7 @@ func run(ctx context.Context, m *testing.M) (code int, err error) {
 	}
 	defer func() { _ = cp.Stop(context.WithoutCancel(ctx)) }()
 
-	env.config = cp.AdminConfig()
+	env.controlPlane, env.config = cp, cp.AdminConfig()
 	env.config.QPS = -1
 	if env.kube, err = kubernetes.NewForConfig(env.config); err != nil {
 		return 1, err

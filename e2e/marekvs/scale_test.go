@@ -5,6 +5,7 @@ package marekvs
 
 import (
 	"context"
+	"strings"
 	"testing"
 	"time"
 
@@ -125,6 +126,27 @@ func TestRollout(t *testing.T) {
 		return healthy(3)(c) && meta.IsStatusConditionTrue(c.Status.Conditions, v1alpha1.ConditionRolledOut)
 	})
 	assert.Equal(t, map[string]string{"rollout-0": "marekvs:2", "rollout-1": "marekvs:2", "rollout-2": "marekvs:2"}, images())
+}
+
+// Two clusters whose Services have one name do not take it from each other: the first keeps
+// its Service, and the second one says so.
+func TestTwoClustersWithOneServiceName(t *testing.T) {
+	spec := v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2}
+	create(t, "twin", spec)
+	until(t, "twin", "3 nodes", healthy(3))
+	services := env.kube.CoreV1().Services(namespace)
+	before, err := services.Get(t.Context(), "twin-headless", metav1.GetOptions{})
+	require.NoError(t, err)
+	create(t, "twin-headless", spec)
+	until(t, "twin-headless", "a conflict", func(c *v1alpha1.MarekvsCluster) bool {
+		owned := meta.FindStatusCondition(c.Status.Conditions, v1alpha1.ConditionOwned)
+		return owned != nil && owned.Status == metav1.ConditionFalse && owned.Reason == v1alpha1.ReasonNameConflict &&
+			strings.Contains(owned.Message, "twin-headless")
+	})
+	until(t, "twin", "3 nodes", healthy(3))
+	after, err := services.Get(t.Context(), "twin-headless", metav1.GetOptions{})
+	require.NoError(t, err)
+	assert.Equal(t, before.ResourceVersion, after.ResourceVersion)
 }
 
 // A Service of the same name is not taken over. An unchanged cluster is not written.

@@ -59,6 +59,8 @@ type Options struct {
 	Program, Dir string
 	// MetricsPort is the port at which Pods of the store serve their metrics.
 	MetricsPort int
+	// Flags are more flags, which override those of Start.
+	Flags []string
 }
 
 // Start runs an operator, and returns when it is ready. It ends with the control plane.
@@ -74,12 +76,12 @@ func Start(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*cont
 	address := fmt.Sprintf("127.0.0.1:%d", port)
 	return cp.Run(ctx, controlplane.Spec{
 		Name: o.Name,
-		Argv: []string{
+		Argv: append([]string{
 			o.Program, "--kubeconfig", kubeconfig, "--namespace", Namespace, "--http-address", address,
 			"--metrics-port", strconv.Itoa(o.MetricsPort),
 			"--sync-period", "500ms", "--rate-window", "1s", "--settle-time", "2s",
 			"--leader-elect-lease-duration", LeaseDuration.String(), "--leader-elect-renew-deadline", "4s", "--leader-elect-retry-period", "500ms",
-		},
+		}, o.Flags...),
 		Ports: []int{port},
 		Ready: controlplane.Probe{URL: "http://" + address + "/readyz"},
 	})
