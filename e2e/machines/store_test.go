@@ -48,51 +48,51 @@ func TestStoreOnMachines(t *testing.T) {
 	env.CreatePoolForTest(t, storeName, 4)
 	env.CreateNamespace(t, storeName)
 	clusters := startStoreOperator(t)
-	createStoreVolumes(t, 4)
+	createStoreVolumes(t, 5)
 	pods := followStorePods(t)
 	t.Cleanup(func() { deleteStore(t, clusters) })
 	_, err := clusters.Create(t.Context(), &marekvsv1alpha1.MarekvsCluster{
 		ObjectMeta: metav1.ObjectMeta{Name: storeCluster},
 		Spec: marekvsv1alpha1.MarekvsClusterSpec{
-			Image: "localhost/store:1", Nodes: 4, ReplicationFactor: 2,
+			Image: "localhost/store:1", Nodes: 5, ReplicationFactor: 2,
 			Storage:      marekvsv1alpha1.Storage{Size: ptr.To(resource.MustParse("1Gi"))},
 			Resources:    marekvsv1alpha1.Resources{CPU: ptr.To(resource.MustParse("20m")), Memory: ptr.To(resource.MustParse("64Mi"))},
-			NodeSelector: map[string]string{v1beta1.LabelGroup: storeName},
+			NodeSelector: map[string]string{v1beta1.LabelGroup: storeName}, HostnameSpreadWhenUnsatisfiable: string(corev1.DoNotSchedule),
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	untilStoreHealthy(t, clusters, 4)
+	untilStoreHealthy(t, clusters, 5)
 	client := newStoreClient(t)
 	client.untilWritten(t, 200)
 
-	env.Kubectl(t, "--namespace", storeName, "scale", "mkv/"+storeCluster, "--replicas=3")
-	untilStoreHealthy(t, clusters, 3)
-	pods.expectEnded(t, storeCluster+"-3")
+	env.Kubectl(t, "--namespace", storeName, "scale", "mkv/"+storeCluster, "--replicas=4")
+	untilStoreHealthy(t, clusters, 4)
+	pods.expectEnded(t, storeCluster+"-4")
 	client.untilWritten(t, 100)
 
 	setImage(t, clusters, "localhost/store:2")
-	untilStoreHealthy(t, clusters, 3)
-	assert.Equal(t, map[string]int{"localhost/store:2": 3}, pods.images())
-	pods.expectEnded(t, storeCluster+"-0", storeCluster+"-1", storeCluster+"-2")
+	untilStoreHealthy(t, clusters, 4)
+	assert.Equal(t, map[string]int{"localhost/store:2": 4}, pods.images())
+	pods.expectEnded(t, storeCluster+"-0", storeCluster+"-1", storeCluster+"-2", storeCluster+"-3")
 	client.untilWritten(t, 100)
 
 	setImage(t, clusters, "localhost/store:broken")
 	untilRolloutHalted(t, clusters)
-	assert.Equal(t, map[string]int{"localhost/store:2": 2, "localhost/store:broken": 1}, pods.images())
+	assert.Equal(t, map[string]int{"localhost/store:2": 3, "localhost/store:broken": 1}, pods.images())
 	client.untilWritten(t, 100)
 	setImage(t, clusters, "localhost/store:2")
-	untilStoreHealthy(t, clusters, 3)
-	assert.Equal(t, map[string]int{"localhost/store:2": 3}, pods.images())
-	pods.expectEnded(t, storeCluster+"-2")
-	assert.Equal(t, 2, pods.fewestReady(), "Pods that were ready all the time")
+	untilStoreHealthy(t, clusters, 4)
+	assert.Equal(t, map[string]int{"localhost/store:2": 4}, pods.images())
+	pods.expectEnded(t, storeCluster+"-3")
 
-	// Of three Pods on four Nodes, at least one is on these two.
+	// Each of the four Nodes has one Pod, and two are deleted at the same time.
 	env.Scale(t, storeName, 2)
 	containers.untilRemoved(t, storeName, 2)
-	untilStoreHealthy(t, clusters, 3)
-	assert.GreaterOrEqual(t, pods.fewestReady(), 2, "Pods that were ready all the time")
+	untilStoreHealthy(t, clusters, 4)
 	containers.expectDrained(t, storeName, 2)
 	client.untilWritten(t, 100)
+	assert.Equal(t, 1, pods.mostEnding(), "Pods that ended at the same time")
+	assert.Equal(t, 3, pods.fewestReady(), "Pods that were ready all the time")
 	client.expectNoLoss(t)
 }
 

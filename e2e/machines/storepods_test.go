@@ -4,12 +4,11 @@
 package machines
 
 import (
+	"context"
 	"fmt"
 	"sync"
 	"testing"
 	"time"
-
-	"context"
 
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
@@ -29,10 +28,10 @@ type storePods struct {
 	// terminated that have served, by name of the Pod.
 	present map[string]*corev1.Pod
 	ended   map[string][]corev1.ContainerStateTerminated
-	// complete is set when enough Pods were ready once, and fewest is the least number that
-	// were since.
-	complete bool
-	fewest   int
+	// complete is set when five Pods were ready once, and fewest is the least number that
+	// were since. most is how many Pods were being deleted at the same time.
+	complete     bool
+	fewest, most int
 }
 
 // followStorePods records the Pods of the store until the end of the test.
@@ -76,30 +75,41 @@ func (p *storePods) remove(pod *corev1.Pod) {
 
 // count counts the Pods that are ready. p.mu must be locked.
 func (p *storePods) count() {
-	ready := 0
+	ready, ending := 0, 0
 	for _, pod := range p.present {
-		if isReady(pod) {
+		switch {
+		case pod.DeletionTimestamp != nil:
+			ending++
+		case isReady(pod):
 			ready++
 		}
 	}
+	p.most = max(p.most, ending)
 	if !p.complete {
-		p.complete, p.fewest = ready == 3, ready
+		p.complete, p.fewest = ready == 5, ready
 		return
 	}
 	p.fewest = min(p.fewest, ready)
 }
 
-// isReady reports whether a Pod is ready and not being deleted.
+// isReady reports whether a Pod is ready.
 func isReady(pod *corev1.Pod) bool {
 	for _, condition := range pod.Status.Conditions {
 		if condition.Type == corev1.PodReady {
-			return condition.Status == corev1.ConditionTrue && pod.DeletionTimestamp == nil
+			return condition.Status == corev1.ConditionTrue
 		}
 	}
 	return false
 }
 
-// fewestReady returns the least number of Pods that were ready at any time since three were.
+// mostEnding returns how many Pods were being deleted at the same time.
+func (p *storePods) mostEnding() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.most
+}
+
+// fewestReady returns the least number of Pods that were ready at any time since five were.
 func (p *storePods) fewestReady() int {
 	p.mu.Lock()
 	defer p.mu.Unlock()
