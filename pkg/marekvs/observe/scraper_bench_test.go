@@ -38,7 +38,7 @@ func exposition() string {
 func BenchmarkScrapeCycle(b *testing.B) {
 	const clusters, nodes, workers = 100, 8, 16
 	// The operator scrapes each cluster in 10 s, and has a limit of memory of 128 MiB.
-	const targetSeconds, targetMiB = 5.0, 64.0
+	const targetSeconds, targetMiB = 2.0, 64.0
 	body := exposition()
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, _ *http.Request) { _, _ = fmt.Fprint(w, body) }))
 	defer server.Close()
