@@ -29,6 +29,8 @@ type Config struct {
 	Certificates map[string]CertificateTemplate
 	// Defaults apply to all templates.
 	Defaults Defaults
+	// LoadBalancers by key.
+	LoadBalancers map[string]provider.LoadBalancer
 	// Templates by name.
 	Templates map[string]Template
 	// Groups are the static groups by tenant and group id.
@@ -72,6 +74,8 @@ type Shard struct {
 	// one is that of Bind; a host that is empty or a wildcard is the machine's
 	// address.
 	Advertise Addresses
+	// LeaderNetwork is the address that the leader has, nil if there is none.
+	LeaderNetwork *provider.Network
 	// SubnetPools maps a pool id to the provider's subnets, in the order in
 	// which they are tried.
 	SubnetPools map[string][]string
@@ -195,6 +199,9 @@ type Template struct {
 	Vars     map[string]string
 	Args     map[string]any
 	Files    map[string]File
+	// LoadBalancers are the keys of those that the instances of a group without its own
+	// list are registered with.
+	LoadBalancers []string
 }
 
 // MaxSize is the largest size of a group: Cluster API's list of the instances of a pool has
@@ -217,4 +224,7 @@ type Group struct {
 	// DrainTimeout is nil when missing, which means the shard's default. Zero
 	// means that instances are deleted without a drain.
 	DrainTimeout *time.Duration
+	// LoadBalancers are the keys of those that the instances are registered with, nil when
+	// missing, which means the template's.
+	LoadBalancers []string
 }

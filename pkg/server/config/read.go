@@ -58,6 +58,7 @@ func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
 	config.Certificates = readCertificateTemplates(certificates)
 	certificates.Finish()
 	config.Defaults = readDefaults(root.Object("defaults"))
+	config.LoadBalancers = readLoadBalancers(root.Object("load_balancers"), config.Shard.Infra)
 	root.Object("templates").Each(func(name string, o *jsonc.Object) {
 		config.Templates[name] = readTemplate(o)
 	})

@@ -16,6 +16,7 @@ func readShard(o *jsonc.Object, providers provider.Registry) Shard {
 		Election:            readElection(o.Object("leader_election")),
 		Bind:                readAddresses(o.Object("bind")),
 		Advertise:           readAddresses(o.Object("advertise")),
+		LeaderNetwork:       readLeaderNetwork(o),
 		SubnetPools:         map[string][]string{},
 		DynamicSubnetPools:  o.Strings("dynamic_subnet_pools"),
 		Expiry:              readExpiry(o.Object("expiry")),

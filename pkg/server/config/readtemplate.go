@@ -34,6 +34,8 @@ func readTemplate(o *jsonc.Object) Template {
 		Vars:         o.StringMap("vars"),
 		Args:         o.AnyMap("args"),
 		Files:        readFiles(o.Object("files")),
+
+		LoadBalancers: readLoadBalancerKeys(o),
 	}
 	if size := o.Int32("size"); size != nil {
 		template.Size = *size
@@ -52,6 +54,8 @@ func readGroup(o *jsonc.Object) Group {
 		Vars:         o.StringMap("vars"),
 		Args:         o.AnyMap("args"),
 		DrainTimeout: o.OptionalDuration("drain_timeout"),
+
+		LoadBalancers: readLoadBalancerKeys(o),
 	}
 }
 

@@ -37,6 +37,14 @@ func (c *Config) CheckInstanceType(path *field.Path, name, arch string) *field.E
 	return field.Invalid(path, name, fmt.Sprintf("no instance type of architecture %q, known are %s", arch, validation.Keys(types.OfArch(arch))))
 }
 
+// CheckLoadBalancer returns an error for path unless key is that of a load balancer.
+func (c *Config) CheckLoadBalancer(path *field.Path, key string) *field.Error {
+	if _, found := c.LoadBalancers[key]; !found {
+		return field.Invalid(path, key, "unknown load balancer, known are "+validation.Keys(c.LoadBalancers))
+	}
+	return nil
+}
+
 // CheckSubnetPool returns an error for path unless pool is a subnet pool.
 func (s *Shard) CheckSubnetPool(path *field.Path, pool string) *field.Error {
 	if _, found := s.SubnetPools[pool]; !found {

@@ -46,6 +46,7 @@ func (c *Config) immutableFields() []provider.ImmutableField {
 	}
 	fields = append(fields, c.ClusterElection.immutableFields(cluster.Child("leader_election"))...)
 	fields = append(fields, c.Shard.Election.immutableFields(shard.Child("leader_election"))...)
+	fields = append(fields, immutableNetworkFields(shard.Child("leader_network"), c.Shard.LeaderNetwork)...)
 	fields = append(fields, c.Shard.Bind.immutableFields(shard.Child("bind"))...)
 	return append(fields, c.Shard.Advertise.immutableFields(shard.Child("advertise"))...)
 }

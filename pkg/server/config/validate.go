@@ -25,6 +25,7 @@ func (c *Config) validate(providers provider.Registry) field.ErrorList {
 	errs = append(errs, c.Shard.validate(field.NewPath("shard"), providers)...)
 	errs = append(errs, c.validateCertificates(field.NewPath("certificates"))...)
 	errs = append(errs, c.validateDefaults(field.NewPath("defaults"))...)
+	errs = append(errs, c.validateLoadBalancers(field.NewPath("load_balancers"))...)
 	for _, name := range slices.Sorted(maps.Keys(c.Templates)) {
 		errs = append(errs, c.validateTemplate(field.NewPath("templates").Child(name), name)...)
 	}
@@ -111,6 +112,7 @@ func (c *Config) validateTemplate(path *field.Path, name string) field.ErrorList
 			errs = append(errs, err)
 		}
 	}
+	errs = append(errs, c.validateLoadBalancerKeys(path.Child("load_balancers"), template.LoadBalancers)...)
 	errs = append(errs, template.Userdata.validate(path.Child("userdata"))...)
 	errs = append(errs, c.validateArgs(path.Child("args"), template.Args)...)
 	return append(errs, c.validateFiles(path.Child("files"), template.Files)...)
@@ -132,6 +134,7 @@ func (c *Config) validateGroup(path *field.Path, group Group) field.ErrorList {
 		}
 	}
 	errs = append(errs, c.validateArgs(path.Child("args"), group.Args)...)
+	errs = append(errs, c.validateLoadBalancerKeys(path.Child("load_balancers"), group.LoadBalancers)...)
 	if err := c.CheckTemplate(path.Child("template"), group.Template); err != nil {
 		return append(errs, err)
 	}

@@ -26,6 +26,7 @@ func (s *Shard) validate(path *field.Path, providers provider.Registry) field.Er
 	errs = append(errs, s.Election.validate(path.Child("leader_election"))...)
 	errs = append(errs, s.validateBind(path)...)
 	errs = append(errs, s.validateAdvertise(path)...)
+	errs = append(errs, s.validateLeaderNetwork(path)...)
 	errs = append(errs, s.validateSubnetPools(path.Child("subnet_pools"))...)
 	for i, pool := range s.DynamicSubnetPools {
 		if err := s.CheckSubnetPool(path.Child("dynamic_subnet_pools").Index(i), pool); err != nil {
