@@ -10,12 +10,18 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 )
 
-// withHost returns addresses with another host. Empty ones stay empty.
-func withHost(addresses config.Addresses, host string) config.Addresses {
+// withHost returns addresses with another host. Empty ones stay empty. With a leader network
+// those at which others reach the leader keep their host: they must accept connections to an
+// address that the machine has at times.
+func withHost(addresses config.Addresses, host string, leaderNetwork bool) config.Addresses {
 	if host == "" {
 		return addresses
 	}
-	for _, address := range []*string{&addresses.HealthAddr, &addresses.ElectionAddr, &addresses.RegistrationAddr, &addresses.OperatorAddr, &addresses.AgentAddr} {
+	replaced := []*string{&addresses.HealthAddr, &addresses.ElectionAddr}
+	if !leaderNetwork {
+		replaced = append(replaced, &addresses.RegistrationAddr, &addresses.OperatorAddr, &addresses.AgentAddr)
+	}
+	for _, address := range replaced {
 		// The configuration has been validated.
 		if _, port, err := net.SplitHostPort(*address); err == nil {
 			*address = net.JoinHostPort(host, port)

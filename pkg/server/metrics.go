@@ -8,6 +8,7 @@ import (
 	"github.com/prometheus/client_golang/prometheus/collectors"
 	"github.com/prometheus/client_golang/prometheus/collectors/version"
 
+	"nstance.dev/operator/pkg/server/loadbalancers"
 	"nstance.dev/operator/pkg/server/reconciler"
 )
 
@@ -17,6 +18,7 @@ func (sh *shared) registerMetrics() {
 		collectors.NewProcessCollector(collectors.ProcessCollectorOpts{}), sh.newRejectedMetric(), sh.newLeaderMetric(),
 		sh.newCertificateMetric(), sh.newConfigMetric())
 	sh.reconcilerMetrics = reconciler.NewMetrics(sh.registry)
+	sh.balancerMetrics = loadbalancers.NewMetrics(sh.registry)
 }
 
 // newLeaderMetric returns a metric that is 1 while this server leads the shard.

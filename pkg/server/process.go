@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/server/groups"
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/leader"
+	"nstance.dev/operator/pkg/server/loadbalancers"
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/provider"
@@ -40,6 +41,8 @@ type process struct {
 	// bind are the addresses to listen at.
 	bind   config.Addresses
 	health *health
+	// network is that of the leader, nil if there is none.
+	network *leaderNetwork
 	// clusterElector elects the leader of the cluster.
 	clusterElector *leader.Elector
 	registrar      *registration.Registrar
@@ -88,6 +91,7 @@ type shared struct {
 	// registry has all metrics, reconcilerMetrics those that outlive a term.
 	registry          *prometheus.Registry
 	reconcilerMetrics *reconciler.Metrics
+	balancerMetrics   *loadbalancers.Metrics
 	// serving is true while operators are served.
 	serving atomic.Bool
 	// blocked is why this server leads and does not serve, nil if nothing is known.
@@ -103,7 +107,7 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 	if err != nil {
 		return nil, err
 	}
-	bind := withHost(c.Shard.Bind, s.Host)
+	bind := withHost(c.Shard.Bind, s.Host, c.Shard.LeaderNetwork != nil)
 	sh := &shared{
 		shard:           s.Shard,
 		cacheDir:        s.CacheDir,
@@ -142,6 +146,9 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		sh.agentGate.Blocked = p.blocked
 	}
 	sh.registerMetrics()
+	if p.network, err = p.newLeaderNetwork(c); err != nil {
+		return nil, err
+	}
 	p.health = newHealth(sh.registry, p.ready, p.notServing, sh.configRejected)
 	return p, nil
 }
@@ -231,11 +238,24 @@ const missingInterval = 10 * time.Second
 // restarts this one.
 const termAttempts = 3
 
-// lead runs terms until ctx, which is the leadership's, is done. A term that stops
+// lead leads until ctx, which is the leadership's, is done. The machine has the address of
+// the leader before a term begins, and as long as one may serve.
+func (p *process) lead(ctx context.Context) error {
+	if p.network == nil {
+		return p.runTerms(ctx)
+	}
+	err := p.network.lead(ctx, p.runTerms)
+	if err != nil && ctx.Err() == nil {
+		p.shared.failed.Store(&err)
+	}
+	return err
+}
+
+// runTerms runs terms until ctx, which is the leadership's, is done. A term that stops
 // early, such as after a write by another writer, is followed by the next. While the
 // groups are missing from the storage, the server leads without serving: no other server
 // could do more.
-func (p *process) lead(ctx context.Context) error {
+func (p *process) runTerms(ctx context.Context) error {
 	first := wait.Backoff{Duration: time.Second, Factor: 2, Steps: termAttempts}
 	for backoff := first; ; {
 		served, err := p.runTerm(ctx)

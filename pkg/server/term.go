@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/server/grpcapi"
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
+	"nstance.dev/operator/pkg/server/loadbalancers"
 	"nstance.dev/operator/pkg/server/losses"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provision"
@@ -54,6 +55,8 @@ type term struct {
 	events     *grpcapi.InstanceEvents
 	reconciler *reconciler.Reconciler
 	hashes     *groupHashes
+	// targets registers instances with load balancers. It is nil if the provider has none.
+	targets *loadbalancers.Syncer
 	// health has what the agents report, and files sends them files. files is nil if the
 	// server serves no agents.
 	health *agenthealth.Tracker
@@ -151,7 +154,10 @@ func (t *term) start(ctx context.Context) (err error) {
 		AuthorityPEM: t.shared.keys.Authority.CertificatePEM(),
 		Nonces:       nonce.NewSigner(t.shared.keys.Nonce),
 	})
-	t.reconciler = reconciler.New(reconciler.Options{
+	if err := t.openTargets(); err != nil {
+		return err
+	}
+	reconcilerOptions := reconciler.Options{
 		Groups:      t.groups,
 		Instances:   t.instances,
 		Provider:    t.provider,
@@ -163,7 +169,11 @@ func (t *term) start(ctx context.Context) (err error) {
 		Metrics:     t.shared.reconcilerMetrics,
 		Losses:      losses.Accepted{Storage: t.storage, Shard: t.shared.shard},
 		Shortfalls:  shortfalls,
-	})
+	}
+	if t.targets != nil {
+		reconcilerOptions.Targets = t.targets
+	}
+	t.reconciler = reconciler.New(reconcilerOptions)
 	t.hashes = newGroupHashes(t.groups, t.cache)
 	if err := t.reconciler.Adopt(ctx); err != nil {
 		return err
@@ -230,6 +240,7 @@ func (t *term) serve(ctx context.Context) error {
 	// The gate is closed before the reconciler is waited for, which may take long.
 	var running sync.WaitGroup
 	defer running.Wait()
+	defer t.serveTargets(ctx, &running)()
 	capacity, _ := t.provider.(provider.CapacityChecker)
 	closeGate := t.shared.gate.Open(&grpcapi.OperatorService{
 		Store:          t.groups,
@@ -285,6 +296,9 @@ func (t *term) changed(keys ...instance.GroupKey) {
 		return
 	}
 	t.statuses.Refresh(keys...)
+	if t.targets != nil {
+		t.targets.Enqueue()
+	}
 	if t.files != nil {
 		t.files.GroupsChanged(keys...)
 	}

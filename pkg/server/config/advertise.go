@@ -8,9 +8,14 @@ import "net"
 // Advertised returns the addresses at which others reach the server: those of
 // Advertise, or else those that the listeners are bound to, whose ports are never
 // 0. A host that is empty or a wildcard is replaced by machine, the address of the
-// machine's primary interface.
+// machine's primary interface, or by that of the leader network where operators, agents
+// and those that register reach the leader.
 func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
-	reachable := func(advertise, bound string) string {
+	leader := machine
+	if s.LeaderNetwork != nil {
+		leader = s.LeaderNetwork.IP.String()
+	}
+	reachable := func(advertise, bound, machine string) string {
 		address := bound
 		if advertise != "" {
 			address = advertise
@@ -23,13 +28,13 @@ func (s *Shard) Advertised(bound Addresses, machine string) Addresses {
 	}
 	agents := ""
 	if bound.AgentAddr != "" {
-		agents = reachable(s.Advertise.AgentAddr, bound.AgentAddr)
+		agents = reachable(s.Advertise.AgentAddr, bound.AgentAddr, leader)
 	}
 	return Addresses{
-		HealthAddr:       reachable(s.Advertise.HealthAddr, bound.HealthAddr),
-		ElectionAddr:     reachable(s.Advertise.ElectionAddr, bound.ElectionAddr),
-		RegistrationAddr: reachable(s.Advertise.RegistrationAddr, bound.RegistrationAddr),
-		OperatorAddr:     reachable(s.Advertise.OperatorAddr, bound.OperatorAddr),
+		HealthAddr:       reachable(s.Advertise.HealthAddr, bound.HealthAddr, machine),
+		ElectionAddr:     reachable(s.Advertise.ElectionAddr, bound.ElectionAddr, machine),
+		RegistrationAddr: reachable(s.Advertise.RegistrationAddr, bound.RegistrationAddr, leader),
+		OperatorAddr:     reachable(s.Advertise.OperatorAddr, bound.OperatorAddr, leader),
 		AgentAddr:        agents,
 	}
 }

@@ -18,7 +18,7 @@ func TestInvalid(t *testing.T) {
 		{"missing cluster id", `"id": "prod",`, ``, `cluster.id: Invalid value: "": must not be empty`},
 		{"cluster id like an instance id", `"id": "prod"`, `"id": "knc06bgm7733st2576nx5jht4ecjw"`, `cluster.id: Invalid value: "knc06bgm7733st2576nx5jht4ecjw": must not have the form of an instance id`},
 		{"unknown key", `"id": "prod"`, `"id": "prod", "name": {"x": /* why */ 1}`, `cluster.name: Invalid value: {"x":1}: unknown key, allowed are id, leader_election, secrets`},
-		{"unknown key at the top", `"cluster":`, `"clusters": [], "cluster":`, `clusters: Invalid value: []: unknown key, allowed are certificates, cluster, defaults, groups, shard, templates`},
+		{"unknown key at the top", `"cluster":`, `"clusters": [], "cluster":`, `clusters: Invalid value: []: unknown key, allowed are certificates, cluster, defaults, groups, load_balancers, shard, templates`},
 		{"unknown key in a list", `{"env": "NSTANCE_OLDER_KEY"}`, `{"env": "NSTANCE_OLDER_KEY", "x": 1}`, `cluster.secrets.old_encryption_keys[1].x: Invalid value: unknown key, allowed are env, file`},
 		{"key of another kind of election", `"interval": "2s"`, `"interval": "2s", "infrequent": "30s"`, `shard.leader_election.infrequent: Invalid value: "30s": unknown key, allowed are enabled, interval, timeout`},
 		{"key given twice", `"id": "prod"`, `"id": "prod", "id": "prod"`, `cluster.id: Duplicate value: "id"`},

@@ -36,6 +36,16 @@ func WithLease(ctx context.Context, end func() time.Time) context.Context {
 	return context.WithValue(ctx, leaseKey{}, end)
 }
 
+// Lease returns the end of the lease of ctx, which may become later, and false if it has
+// none.
+func Lease(ctx context.Context) (time.Time, bool) {
+	end, ok := ctx.Value(leaseKey{}).(func() time.Time)
+	if !ok {
+		return time.Time{}, false
+	}
+	return end(), true
+}
+
 // HTTPClient sends HTTP requests and returns their responses, but sends no request
 // whose context is done. Between the call of a client and this last moment, the
 // client signs, waits before a retry, and the process may be paused. It implements

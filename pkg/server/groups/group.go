@@ -46,6 +46,8 @@ type Group struct {
 	// DrainTimeout is how long instances may take to drain. Zero means that
 	// they are terminated at once.
 	DrainTimeout time.Duration
+	// LoadBalancers are the keys of those that the instances are registered with.
+	LoadBalancers []string
 	// RuntimeConfigHash is a digest of the settings that agents can receive
 	// while an instance runs: Vars and Files.
 	RuntimeConfigHash string

@@ -111,6 +111,7 @@ type etagContent struct {
 	Userdata          config.Userdata
 	Files             map[string]config.File
 	DrainTimeout      time.Duration
+	LoadBalancers     []string `json:",omitempty"`
 	RuntimeConfigHash string
 	InfraConfigHash   string
 	ETag              string
@@ -140,6 +141,7 @@ func (g *Group) etag() (string, error) {
 		Userdata:          g.Userdata,
 		Files:             g.Files,
 		DrainTimeout:      g.DrainTimeout,
+		LoadBalancers:     g.LoadBalancers,
 		RuntimeConfigHash: g.RuntimeConfigHash,
 		InfraConfigHash:   g.InfraConfigHash,
 		ETag:              g.ETag,

@@ -6,6 +6,7 @@ package groups
 import (
 	"cmp"
 	"maps"
+	"slices"
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
@@ -36,6 +37,7 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 			settings = settings.restricted(configured)
 		} else {
 			own.Args = override.Args
+			own.LoadBalancers = known(c, override.LoadBalancers)
 			if override.DrainTimeout != nil {
 				own.DrainTimeout = &override.DrainTimeout.Duration
 			}
@@ -56,7 +58,20 @@ func merge(c *config.Config, key instance.GroupKey, override *stored) (*Group, e
 	if own.DrainTimeout != nil {
 		group.DrainTimeout = *own.DrainTimeout
 	}
+	if group.LoadBalancers = own.LoadBalancers; group.LoadBalancers == nil {
+		group.LoadBalancers = template.LoadBalancers
+	}
 	return group, group.setHashes()
+}
+
+// known returns the load balancers of a formerly static group that the configuration still
+// has. Operators cannot change them, so that one that was removed must not make the
+// configuration invalid.
+func known(c *config.Config, keys []string) []string {
+	return slices.DeleteFunc(slices.Clone(keys), func(key string) bool {
+		_, found := c.LoadBalancers[key]
+		return !found
+	})
 }
 
 // mergeMaps returns a map with the entries of all layers, of which later ones

@@ -26,10 +26,12 @@ type stored struct {
 	// Declared are the settings of the last declarative change, nil when there was
 	// none. The next one removes what it leaves out of them.
 	Declared *Settings `json:"declared,omitempty"`
-	// Args and DrainTimeout are the settings of a formerly static group that
-	// the configuration has dropped. Operators cannot set them.
-	Args         map[string]any   `json:"args,omitempty"`
-	DrainTimeout *metav1.Duration `json:"drain_timeout,omitempty"`
+	// Args, DrainTimeout and LoadBalancers are the settings of a formerly static group
+	// that the configuration has dropped. Operators cannot set them. An empty list of load
+	// balancers differs from none, which means the template's.
+	Args          map[string]any   `json:"args,omitempty"`
+	DrainTimeout  *metav1.Duration `json:"drain_timeout,omitempty"`
+	LoadBalancers []string         `json:"load_balancers,omitzero"`
 	// WhenDropped, of a static group, is what replaces this value when the
 	// configuration drops the group.
 	WhenDropped *stored `json:"when_dropped,omitempty"`
@@ -97,7 +99,7 @@ func (s *stored) with(change Change, static bool) *stored {
 // asDynamic returns what must be stored for group, which is static in c, to
 // keep its settings without the configuration.
 //
-// Args and the drain timeout are stored only as far as the group itself sets
+// Args, the drain timeout and load balancers are stored only as far as the group itself sets
 // them. Operators cannot change them, so the rest must continue to follow the
 // template and the shard, or it could never change.
 func asDynamic(c *config.Config, group *Group) *stored {
@@ -109,6 +111,8 @@ func asDynamic(c *config.Config, group *Group) *stored {
 		Declared:    group.Declared,
 		Revision:    group.Revision,
 		Args:        config.MergeArgs(configured.Args),
+
+		LoadBalancers: configured.LoadBalancers,
 	}
 	if configured.DrainTimeout != nil {
 		dynamic.DrainTimeout = &metav1.Duration{Duration: *configured.DrainTimeout}

@@ -70,6 +70,9 @@ func replaceTemplate(c *config.Config, group *groups.Group, name string) {
 	if slices.Equal(group.SubnetPools, []string{before.SubnetPool}) && after.SubnetPool != "" {
 		group.SubnetPools = []string{after.SubnetPool}
 	}
+	if slices.Equal(group.LoadBalancers, before.LoadBalancers) {
+		group.LoadBalancers = after.LoadBalancers
+	}
 	ownVars := maps.Clone(group.Vars)
 	inherited := overlay(c.Defaults.Vars, before.Vars)
 	maps.DeleteFunc(ownVars, func(name, value string) bool {

@@ -45,6 +45,9 @@ func (p *planner) nextDeadline() time.Time {
 			at(i.Agent.Since.Add(p.registrationTimeout))
 		}
 	}
+	for _, until := range p.deregisterUntil {
+		at(until)
+	}
 	at(p.createAfter)
 	return next
 }

@@ -37,6 +37,8 @@ type Metrics struct {
 	drainsStarted  *prometheus.CounterVec
 	drainsFinished *prometheus.CounterVec
 	panics         prometheus.Counter
+	// terminatedTargets counts terminations that did not wait any longer.
+	terminatedTargets prometheus.Counter
 }
 
 // NewMetrics registers the metrics of all reconcilers of the process.
@@ -76,8 +78,12 @@ func NewMetrics(registry prometheus.Registerer) *Metrics {
 			Name: "nstance_server_reconcile_panics_total",
 			Help: "Reconciliations that panicked; they are repeated.",
 		}),
+		terminatedTargets: prometheus.NewCounter(prometheus.CounterOpts{
+			Name: "nstance_server_terminated_targets_total",
+			Help: "Terminations of instances that were or may have been targets of a load balancer, because the deadline of their drain had passed.",
+		}),
 	}
-	registry.MustRegister(m.durations, m.calls, m.callDurations, m.created, m.deleted, m.drainsStarted, m.drainsFinished, m.panics)
+	registry.MustRegister(m.durations, m.calls, m.callDurations, m.created, m.deleted, m.drainsStarted, m.drainsFinished, m.panics, m.terminatedTargets)
 	return m
 }
 

@@ -58,6 +58,9 @@ type state struct {
 	// instances are all instances with a record, including on-demand ones, in
 	// any order.
 	instances []instance.Instance
+	// deregisterUntil contains, by instance id, until when the termination of an instance
+	// waits because it is a target of a load balancer.
+	deregisterUntil map[string]time.Time
 	// providerIDs contains, by instance id, the provider ids that no record has
 	// yet.
 	providerIDs map[string]string
@@ -224,13 +227,15 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 	}
 	switch {
 	case i.DeleteReason != "":
-		if i.State != instance.Terminating {
+		if i.State != instance.Terminating && !p.awaitsDeregistration(i) {
 			p.do(action{verb: terminateAgain, id: i.ID, reason: i.DeleteReason})
 		}
 		return true
 	case i.Drain != nil:
-		// An acknowledgement always counts (docs/server.md#drains).
-		if i.Drain.Acknowledged || i.Down() || !p.now.Before(i.Drain.DeleteAt) {
+		// An acknowledgement always counts (docs/server.md#drains), once the instance gets
+		// no requests of a load balancer any more.
+		acknowledged := i.Drain.Acknowledged && !p.awaitsDeregistration(i)
+		if acknowledged || i.Down() || !p.now.Before(i.Drain.DeleteAt) {
 			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}

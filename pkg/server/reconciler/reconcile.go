@@ -63,6 +63,7 @@ func (r *Reconciler) reconcile(ctx context.Context, key instance.GroupKey) (outc
 	current := &reconciliation{Reconciler: r, key: key, config: r.Groups.Config()}
 	now := time.Now()
 	observed := current.observe()
+	observed.deregisterUntil = current.deregistrations(observed.instances, observed.drainTimeout, now)
 	if wait := r.confirmations.waitFor(current.group, observed.instances, now); wait > 0 {
 		observed.waiting = true
 		current.outcome.within(wait)
@@ -198,6 +199,9 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 			r.neverRegistered(ctx, &before)
 		}
 	}
+	if r.Targets != nil && before.Known && !before.Down() && before.State != instance.Terminating && r.Targets.Waits(&before) {
+		r.Metrics.terminatedTargets.Inc()
+	}
 	// A deletion that a client requested is decided when the request is stored.
 	if r.logged.add(a.id) && (a.verb == terminate || a.reason == instance.ReasonRequested) {
 		r.log(ctx, audit.TerminateInstance, &before, a, "terminated")
@@ -232,6 +236,7 @@ func (r *reconciliation) removeRecord(ctx context.Context, a action) error {
 		return err
 	}
 	r.attempts.remove(a.id)
+	r.requests.remove(a.id)
 	r.logged.remove(a.id)
 	klog.FromContext(ctx).V(2).Info("Deleted instance", "instance", a.id, "reason", i.DeleteReason,
 		audit.KeyRequestID, r.causeOf(&i, i.DeleteReason).ID)

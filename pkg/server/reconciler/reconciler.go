@@ -102,8 +102,8 @@ type Events interface {
 	Deleted(instance.Instance)
 }
 
-// Options configure a Reconciler. All fields but Changed, Losses and
-// Shortfalls are required.
+// Options configure a Reconciler. All fields but Changed, Losses, Shortfalls
+// and Targets are required.
 type Options struct {
 	Groups    Groups
 	Instances Instances
@@ -123,6 +123,8 @@ type Options struct {
 	Losses AcceptedLosses
 	// Shortfalls receives which groups lack capacity. It is optional.
 	Shortfalls *Shortfalls
+	// Targets has the instances that are targets of load balancers. It is optional.
+	Targets Targets
 }
 
 // Reconciler reconciles groups when they are enqueued or when an action falls
@@ -138,6 +140,7 @@ type Reconciler struct {
 	confirmations confirmations
 	losses        losses
 	terminations  terminations
+	requests      requests
 	logged        logged
 	// onDemandBackoff delays on-demand instances that are like one that has failed.
 	onDemandBackoff onDemandBackoff

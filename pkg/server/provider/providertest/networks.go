@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providertest
+
+import (
+	"context"
+	"errors"
+	"net/netip"
+	"sync"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/deadline"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// NetworkCloud is a cloud in memory with one address, which is attached to one machine at a time,
+// as a network interface is.
+type NetworkCloud struct {
+	// Interval is what AssignInterval returns.
+	Interval time.Duration
+	// Changing is called before each call that changes something has its effect, unless it
+	// is nil: the process may be paused there.
+	Changing func()
+
+	mu sync.Mutex
+	// machine has the address, "" for none, and attachment identifies that it has.
+	machine    string
+	attachment int
+	// attached is false while the attachment is in progress. pending is how many reads it
+	// takes, and delay what the next one takes.
+	attached       bool
+	pending, delay int
+	changes, lost  int
+	owners         []string
+}
+
+// NewNetworkCloud returns an address that no machine has.
+func NewNetworkCloud() *NetworkCloud { return &NetworkCloud{Interval: 30 * time.Second} }
+
+// Machine returns what a server on a machine uses.
+func (n *NetworkCloud) Machine(name string) provider.LeaderNetwork { return &machineNetwork{n, name} }
+
+// DelayAttach makes the next attachment take a number of reads.
+func (n *NetworkCloud) DelayAttach(reads int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.delay = reads
+}
+
+// LoseResponses makes the next calls that change something fail after their effect.
+func (n *NetworkCloud) LoseResponses(times int) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	n.lost = times
+}
+
+// Changes returns how many calls have changed something since the last time.
+func (n *NetworkCloud) Changes() int {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	changes := n.changes
+	n.changes = 0
+	return changes
+}
+
+// Owner returns the machine that certainly has the address, "" for none.
+func (n *NetworkCloud) Owner() string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if !n.attached {
+		return ""
+	}
+	return n.machine
+}
+
+// Owners returns all machines that have had the address, in order.
+func (n *NetworkCloud) Owners() []string {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return append([]string(nil), n.owners...)
+}
+
+// read returns the state, and lets an attachment proceed.
+func (n *NetworkCloud) read() (machine string, attachment int, attached bool) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.machine != "" && !n.attached {
+		if n.pending--; n.pending <= 0 {
+			n.attached = true
+			n.owners = append(n.owners, n.machine)
+		}
+	}
+	return n.machine, n.attachment, n.attached
+}
+
+var errAttachment = errors.New("the attachment has changed")
+
+// change attaches the address to a machine, or detaches it if that is "", if its attachment
+// is the one that was read.
+func (n *NetworkCloud) change(ctx context.Context, machine string, attachment int) error {
+	if err := deadline.Check(ctx); err != nil {
+		return err
+	}
+	if n.Changing != nil {
+		n.Changing()
+	}
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.attachment != attachment || machine != "" && n.machine != "" {
+		return errAttachment
+	}
+	n.machine, n.attached, n.pending, n.delay = machine, false, n.delay, 0
+	n.attachment++
+	n.changes++
+	if n.lost > 0 {
+		n.lost--
+		return ErrUnavailable
+	}
+	return nil
+}
+
+// machineNetwork is a NetworkCloud as a server on a machine uses it.
+type machineNetwork struct {
+	*NetworkCloud
+	name string
+}
+
+// Assign attaches the address to the machine.
+func (m *machineNetwork) Assign(ctx context.Context, _ provider.Network) error {
+	for {
+		if err := ctx.Err(); err != nil {
+			return err
+		}
+		machine, attachment, attached := m.read()
+		switch {
+		case machine == m.name && attached:
+			return nil
+		case machine == m.name:
+			select {
+			case <-ctx.Done():
+			case <-time.After(100 * time.Millisecond):
+			}
+			continue
+		case machine != "":
+			if err := m.change(ctx, "", attachment); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := m.change(ctx, m.name, attachment); err != nil {
+			return err
+		}
+	}
+}
+
+// Release detaches the address from the machine.
+func (m *machineNetwork) Release(ctx context.Context, _ provider.Network) error {
+	machine, attachment, _ := m.read()
+	if machine != m.name {
+		return nil
+	}
+	return m.change(ctx, "", attachment)
+}
+
+// AssignInterval returns the interval.
+func (m *machineNetwork) AssignInterval() time.Duration { return m.Interval }
+
+// NetworkOptions make the options of another provider those of one with a NetworkCloud.
+type NetworkOptions struct {
+	provider.Options
+	*NetworkCloud
+	// Name is that of this machine.
+	Name string
+}
+
+// ValidateLeaderNetwork requires an interface id.
+func (o NetworkOptions) ValidateLeaderNetwork(path *field.Path, network provider.Network) field.ErrorList {
+	return validation.Required(path.Child("interface_id"), network.InterfaceID)
+}
+
+// NewLeaderNetwork returns the network of the machine.
+func (o NetworkOptions) NewLeaderNetwork(provider.Shard) (provider.LeaderNetwork, error) {
+	return o.Machine(o.Name), nil
+}
+
+// memoryNetwork is a LeaderNetworkBackend in memory.
+type memoryNetwork struct{ *NetworkCloud }
+
+// NewMemoryNetwork returns a backend in memory.
+func NewMemoryNetwork() LeaderNetworkBackend { return memoryNetwork{NewNetworkCloud()} }
+
+func (b memoryNetwork) Network() provider.Network {
+	return provider.Network{IP: netip.MustParseAddr("192.0.2.10"), InterfaceID: "eni-1"}
+}
+
+func (b memoryNetwork) Pause(do func()) {
+	b.Changing = func() {
+		b.Changing = nil
+		do()
+	}
+}
