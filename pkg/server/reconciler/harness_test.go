@@ -77,6 +77,8 @@ type server struct {
 	cloud   *cloud
 	// withAgents is true if instances run agents.
 	withAgents bool
+	// targets knows the targets of load balancers; nil if there are none.
+	targets Targets
 	// log collects what the next term logs; nil for the log of the process.
 	log *audittest.Log
 	// beforeCall is called before every call to storage or cloud.
@@ -162,6 +164,7 @@ func (s *server) lead() {
 		},
 		Metrics:    NewMetrics(s.metrics),
 		Shortfalls: &Shortfalls{},
+		Targets:    s.targets,
 	})
 	reconciler := s.reconciler
 	s.running.Go(func() { _ = s.cloud.Run(ctx, reconciler.Enqueue, s.reportFailure) })

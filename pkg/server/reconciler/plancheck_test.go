@@ -156,6 +156,8 @@ func (c *planChecker) checkDeletion(a action, i *instance.Instance) error {
 		return fmt.Errorf("it has to drain")
 	case a.verb == terminate && runs && i.Drain != nil && !i.Drain.Acknowledged && c.now.Before(i.Drain.DeleteAt):
 		return fmt.Errorf("its drain is not over")
+	case a.verb == terminate && runs && c.now.Before(c.deregisterUntil[a.id]):
+		return fmt.Errorf("it is a target of a load balancer")
 	}
 	continuing := c.continues(i)
 	c.leaving[a.id] = true

@@ -32,11 +32,14 @@ type world struct {
 	// agents have what is known of the agents of instances that run, by instance id. It
 	// is nil if instances run none.
 	agents map[string]instance.Agent
+	// balancers decides which instances that drain are targets of load balancers.
+	balancers *rand.Rand
 }
 
 func newWorld(seed uint64) *world {
 	w := &world{
 		random:     rand.New(rand.NewPCG(seed, 0)),
+		balancers:  rand.New(rand.NewPCG(seed, 1)),
 		now:        planTime,
 		records:    map[string]*instance.Instance{},
 		tombstones: map[string]instance.Instance{},
@@ -49,7 +52,7 @@ func newWorld(seed uint64) *world {
 // observe returns the input of a plan, in random order.
 func (w *world) observe() state {
 	s := w.state
-	s.instances, s.providerIDs = nil, map[string]string{}
+	s.instances, s.providerIDs, s.deregisterUntil = nil, map[string]string{}, map[string]time.Time{}
 	for id := range s.removeFirst {
 		i, found := w.tombstones[id]
 		s.replaced = s.replaced || found && !i.OnDemand && isReplaced(&i)
@@ -68,6 +71,9 @@ func (w *world) observe() state {
 			s.providerIDs[id] = "vm-" + id
 		}
 		w.applyAgent(&i)
+		if i.Drain != nil && !i.Down() && w.balancers.IntN(2) == 0 {
+			s.deregisterUntil[id] = i.Drain.DeleteAt
+		}
 		s.instances = append(s.instances, i)
 	}
 	w.random.Shuffle(len(s.instances), func(a, b int) {
