@@ -63,6 +63,10 @@ func (r *reconciliation) deregistrations(instances []instance.Instance, drainTim
 		switch {
 		case i.Drain != nil && (i.DeleteReason == "" || i.DeleteReason == instance.ReasonRequested):
 			end = i.Drain.DeleteAt
+			if end.Equal(i.Drain.StartedAt) {
+				// It was lost, and acknowledged before it was decided on again.
+				end = end.Add(drainTimeout)
+			}
 		case i.DeleteReason == instance.ReasonRequested:
 			end = r.requests.first(i.ID, now).Add(drainTimeout)
 		default:

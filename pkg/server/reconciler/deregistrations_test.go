@@ -64,6 +64,29 @@ func TestTerminationWaitsForLoadBalancers(t *testing.T) {
 	})
 }
 
+// An operator may acknowledge a drain that another leader has begun, before this one has
+// decided on it again.
+func TestLostDrainWaitsForLoadBalancers(t *testing.T) {
+	for name, removed := range map[string]bool{"deregistered": true, "still a target": false} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				s, targets := startWithTargets(t)
+				id := s.run(workersKey, 1)[0]
+				s.acknowledge(workersKey, id)
+				s.pass(5*time.Minute - time.Second)
+				assert.NotContains(t, describeCalls(s.cloud.takeCalls()), "delete default/workers")
+				if removed {
+					targets.remove(id)
+					s.reconcile(workersKey)
+				} else {
+					s.pass(time.Second)
+				}
+				assert.Contains(t, describeCalls(s.cloud.takeCalls()), "delete default/workers")
+			})
+		})
+	}
+}
+
 func TestTerminationWaitsUntilTheDeadline(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := startWithTargets(t)

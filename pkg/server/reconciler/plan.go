@@ -234,8 +234,8 @@ func (p *planner) continueDeletion(i *instance.Instance) (terminated bool) {
 	case i.Drain != nil:
 		// An acknowledgement always counts (docs/server.md#drains), once the instance gets
 		// no requests of a load balancer any more.
-		acknowledged := i.Drain.Acknowledged && !p.awaitsDeregistration(i)
-		if acknowledged || i.Down() || !p.now.Before(i.Drain.DeleteAt) {
+		over := i.Drain.Acknowledged || !p.now.Before(i.Drain.DeleteAt)
+		if over && !p.awaitsDeregistration(i) || i.Down() {
 			p.do(action{verb: terminate, id: i.ID, reason: i.Drain.Reason})
 			return true
 		}

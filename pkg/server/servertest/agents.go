@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -33,13 +34,16 @@ type machines struct {
 // providers returns the registry of the server. With Agents its provider says that
 // instances run one, and records their userdata.
 func (s *Server) providers() provider.Registry {
-	registry := kwoktest.Providers(s.Kubernetes)
-	if !s.options.Agents {
-		return registry
-	}
-	read := registry[kwoktest.Name]
+	read := kwoktest.Providers(s.Kubernetes)[kwoktest.Name]
 	return provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
-		return &agentOptions{read(o), s.machines}
+		options := read(o)
+		if s.options.Agents {
+			options = &agentOptions{options, s.machines}
+		}
+		if s.options.Balancers != nil {
+			options = BalancerOptions{providertest.BalancerOptions{Options: options}, s.options.Balancers}
+		}
+		return options
 	}}
 }
 

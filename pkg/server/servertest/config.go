@@ -92,6 +92,9 @@ func (o Options) more() string {
 	if o.Advertise != "" {
 		keys += fmt.Sprintf(`"advertise": %s,`, o.Advertise)
 	}
+	if o.LeaderNetwork != "" {
+		keys += fmt.Sprintf(`"leader_network": %s,`, o.LeaderNetwork)
+	}
 	if o.HealthCheckInterval != "" {
 		keys += fmt.Sprintf(`"health_check_interval": %q,`, o.HealthCheckInterval)
 	}
@@ -130,6 +133,7 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		"defaults": %s,
 		"templates": %s,
 		"groups": %s,
+		"load_balancers": %s,
 		"certificates": {"operator": {"ttl": %q}, "agent": {"ttl": %q}, %s},
 	}`, o.cluster(), encryptionKeyPath, o.shard(), kwoktest.Name, o.shard(), o.BootDelay, cmp.Or(o.InstanceTypes, `{}`), cmp.Or(o.Quota, `{}`),
 		o.bind(), cmp.Or(o.DrainTimeout, "0s"),
@@ -137,5 +141,5 @@ func (o Options) configuration(encryptionKeyPath string) string {
 		cmp.Or(o.DynamicSubnetPools, `[]`),
 		o.more(), cmp.Or(o.Defaults, o.defaults()),
 		cmp.Or(o.Templates, `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default"}}`),
-		cmp.Or(o.Groups, `{}`), cmp.Or(o.CertificateTTL, "24h"), cmp.Or(o.AgentCertificateTTL, "24h"), o.Certificates)
+		cmp.Or(o.Groups, `{}`), cmp.Or(o.LoadBalancers, `{}`), cmp.Or(o.CertificateTTL, "24h"), cmp.Or(o.AgentCertificateTTL, "24h"), o.Certificates)
 }

@@ -28,6 +28,7 @@ import (
 	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -89,6 +90,12 @@ type Options struct {
 	// running when its agent has registered with what Nonce returns, and reports. Default:
 	// instances run none, and the server serves no agents.
 	Agents bool
+	// Balancers are the load balancers of the provider, and LoadBalancers is the value of
+	// this key of the configuration. Default: none.
+	Balancers     *providertest.Balancers
+	LoadBalancers string
+	// LeaderNetwork is the value of this key of the configuration. Default: nothing.
+	LeaderNetwork string
 	// HealthCheckInterval is how often an agent reports, RegistrationTimeout how long an
 	// instance without a registration is kept, and AgentCertificateTTL how long the
 	// certificates of agents are valid, in the configuration's syntax. Default: those of

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/metricstest"
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+// balanced are the options of a server whose template worker has a load balancer.
+func balanced(balancers *providertest.Balancers) servertest.Options {
+	return servertest.Options{
+		InMemory:      true,
+		DrainTimeout:  "2m",
+		Balancers:     balancers,
+		LoadBalancers: `{"web": {"endpoint": "web"}}`,
+		Templates:     `{"worker": {"kind": "knd", "arch": "amd64", "instance_type": "m7i.large", "subnet_pool": "default", "load_balancers": ["web"]}}`,
+	}
+}
+
+// TestAnInstanceIsATargetFromItsFirstReport follows an instance from its creation to its
+// termination.
+func TestAnInstanceIsATargetFromItsFirstReport(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		balancers := providertest.NewBalancers("web")
+		balancers.Delay = 30 * time.Second
+		o := balanced(balancers)
+		o.Agents = true
+		o.Groups = `{"default": {"main": {"template": "worker", "size": 1}}}`
+		s := servertest.Start(t, o)
+		f := &fleet{t: t, s: s, cut: map[string]bool{}, clients: map[string]nstancev1.AgentServiceClient{}, stops: map[string]context.CancelFunc{}}
+		t.Cleanup(func() {
+			for _, stop := range f.stops {
+				stop()
+			}
+		})
+		id := untilInstances(t, s, 1)[0]
+		f.cut[id] = true
+		f.pass(2 * time.Minute)
+		assert.Empty(t, balancers.States("web"), "targets before the first report")
+		delete(f.cut, id)
+		f.pass(2 * time.Second)
+		assert.Equal(t, map[string]provider.TargetState{id: provider.Registered}, balancers.States("web"))
+
+		operator := s.Operator("default")
+		upsert(t, operator, "main", &nstancev1.GroupConfig{Template: "worker", Size: 0})
+		time.Sleep(2 * time.Second)
+		assert.Equal(t, map[string]provider.TargetState{id: provider.Draining}, balancers.States("web"))
+		_, err := operator.AcknowledgeDrained(t.Context(), &nstancev1.AcknowledgeDrainedRequest{InstanceId: id})
+		require.NoError(t, err)
+		time.Sleep(20 * time.Second)
+		assert.Equal(t, 1, nodes(t, s), "instances before the deregistration delay is over")
+		time.Sleep(20 * time.Second)
+		assert.Zero(t, nodes(t, s), "instances after it")
+		s.Stop()
+	})
+}
+
+// terminationChecker is a provider that checks what its instances are when they are
+// terminated.
+type terminationChecker struct {
+	servertest.BalancerOptions
+	world *balancedWorld
+}
+
+type checkingProvider struct {
+	provider.Provider
+	provider.LoadBalancers
+	world *balancedWorld
+}
+
+func (o terminationChecker) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	p, err := o.BalancerOptions.NewProvider(shard, callContext)
+	checked := checkingProvider{p, p.(provider.LoadBalancers), o.world}
+	o.world.setProvider(p)
+	return checked, err
+}
+
+func (p checkingProvider) Delete(ctx context.Context, id string) error {
+	p.world.checkTermination(id)
+	return p.Provider.Delete(ctx, id)
+}
+
+// balancedWorld outlives the servers of a walk.
+type balancedWorld struct {
+	t         *testing.T
+	balancers *providertest.Balancers
+	random    *rand.Rand
+
+	mu       sync.Mutex
+	provider provider.Provider
+	// deregistering is when the deregistration of an instance was first requested.
+	deregistering map[string]time.Time
+	failing       int
+	registered    int
+	terminated    map[string]bool
+}
+
+func (w *balancedWorld) setProvider(p provider.Provider) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.provider = p
+}
+
+// called checks each call for the targets, and makes some fail.
+func (w *balancedWorld) called(operation, _ string, ids []string) error {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, id := range ids {
+		switch _, known := w.deregistering[id]; {
+		case operation == "register":
+			w.registered++
+			if vm, found := w.provider.Get(id); !found || vm.ProviderID == "" {
+				w.t.Errorf("instance %s is registered before it runs", id)
+			}
+		case !known:
+			w.deregistering[id] = time.Now()
+		}
+	}
+	if w.random.IntN(100) < w.failing {
+		return providertest.ErrUnavailable
+	}
+	return nil
+}
+
+// checkTermination requires that an instance is no target, or that the drain timeout has
+// passed since its deregistration began.
+func (w *balancedWorld) checkTermination(id string) {
+	states := w.balancers.States("web")
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.terminated[id] = true
+	if _, isTarget := states[id]; !isTarget {
+		return
+	}
+	began, known := w.deregistering[id]
+	if drained := time.Since(began); !known || drained < 2*time.Minute-2*time.Second {
+		w.t.Errorf("instance %s is terminated while it is a target, %v after its deregistration has begun: %t", id, drained, known)
+	}
+}
+
+// TestTargetsOfServersThatAreKilled scales a group at random while its server is killed and
+// calls for load balancers fail. No instance is registered before it runs, and none is
+// terminated while it is a target, unless the deadline of its drain has passed.
+func TestTargetsOfServersThatAreKilled(t *testing.T) {
+	for seed := range uint64(4) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) { walkBalanced(t, seed) })
+		})
+	}
+}
+
+func walkBalanced(t *testing.T, seed uint64) {
+	balancers := providertest.NewBalancers("web")
+	balancers.Delay = 30 * time.Second
+	w := &balancedWorld{
+		t: t, balancers: balancers, random: rand.New(rand.NewPCG(seed, 3)),
+		deregistering: map[string]time.Time{}, terminated: map[string]bool{},
+	}
+	balancers.Called = w.called
+	kubernetes := kwoktest.NewClientset()
+	o := balanced(balancers)
+	o.Kubernetes, o.BootDelay, o.Balancers = kubernetes, 10*time.Second, nil
+	o.Providers = provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
+		options := kwoktest.Providers(kubernetes)[kwoktest.Name](o)
+		return terminationChecker{servertest.BalancerOptions{BalancerOptions: providertest.BalancerOptions{Options: options}, Balancers: balancers}, w}
+	}}
+	s := servertest.Start(t, o)
+	random := rand.New(rand.NewPCG(seed, 4))
+	for range 40 {
+		size := random.Int32N(6)
+		upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
+		time.Sleep(time.Duration(random.IntN(40)) * time.Second)
+		if random.IntN(2) == 0 {
+			// The operator drains all Nodes at once.
+			w.acknowledgeAll(s)
+		}
+		w.mu.Lock()
+		w.failing = []int{0, 0, 30, 100}[random.IntN(4)]
+		w.mu.Unlock()
+		balancers.LoseResponses(random.IntN(2))
+		time.Sleep(time.Duration(random.IntN(100)) * time.Second)
+		if random.IntN(4) == 0 {
+			s.Kill()
+			o.DataDir, o.Authority = s.DataDir, s.Authority
+			s = servertest.Start(t, o)
+		}
+	}
+	w.mu.Lock()
+	w.failing = 0
+	w.mu.Unlock()
+	upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
+	time.Sleep(time.Hour)
+	want := map[string]provider.TargetState{}
+	for _, id := range instanceIDs(list(t, s.Operator("default"))[0]) {
+		want[id] = provider.Registered
+	}
+	assert.Len(t, want, 3)
+	assert.Equal(t, want, balancers.States("web"))
+	assert.Greater(t, w.registered, 10)
+	assert.Greater(t, len(w.terminated), 10)
+	s.Stop()
+}
+
+// acknowledgeAll acknowledges the drains of all instances that drain.
+func (w *balancedWorld) acknowledgeAll(s *servertest.Server) {
+	w.t.Helper()
+	operator := s.Operator("default")
+	ctx, cancel := context.WithCancel(w.t.Context())
+	defer cancel()
+	w.mu.Lock()
+	var ids []string
+	for id := range w.deregistering {
+		ids = append(ids, id)
+	}
+	w.mu.Unlock()
+	slices.Sort(ids)
+	for _, id := range ids {
+		// One that was terminated is not found.
+		_, _ = operator.AcknowledgeDrained(ctx, &nstancev1.AcknowledgeDrainedRequest{InstanceId: id})
+	}
+}
+
+func TestServersExportTheMetricsOfLoadBalancers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := servertest.Start(t, balanced(providertest.NewBalancers("web")))
+		upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 2})
+		time.Sleep(time.Minute)
+		_, text := s.Get("/metrics")
+		assert.Contains(t, text, `nstance_server_load_balancer_targets{load_balancer="web",state="registered"} 2`)
+		documented := metricstest.Documented(t, "../../docs/server.md")
+		for line := range strings.Lines(text) {
+			if name, _, _ := strings.Cut(line, "{"); strings.HasPrefix(name, "nstance_server_load_balancer") {
+				assert.Contains(t, documented, name)
+			}
+		}
+		s.Stop()
+	})
+}
