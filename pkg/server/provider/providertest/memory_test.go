@@ -4,9 +4,13 @@
 package providertest_test
 
 import (
+	"net/http"
+	"net/http/httptest"
 	"testing"
 	"testing/synctest"
+	"time"
 
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -20,5 +24,27 @@ func TestLeaderNetworkInMemory(t *testing.T) {
 	providertest.TestLeaderNetwork(t, providertest.LeaderNetworkConfig{
 		Run:        synctest.Test,
 		NewBackend: func(*testing.T) providertest.LeaderNetworkBackend { return providertest.NewMemoryNetwork() },
+	})
+}
+
+// remoteMachines are a backend whose servers are in other processes.
+type remoteMachines struct {
+	providertest.LeaderNetworkBackend
+	url string
+}
+
+func (r remoteMachines) Machine(name string) provider.LeaderNetwork {
+	return providertest.RemoteMachine(r.url, name, time.Second)
+}
+
+func TestLeaderNetworkOverHTTP(t *testing.T) {
+	providertest.TestLeaderNetwork(t, providertest.LeaderNetworkConfig{
+		Run: func(t *testing.T, test func(*testing.T)) { test(t) },
+		NewBackend: func(t *testing.T) providertest.LeaderNetworkBackend {
+			memory := providertest.NewMemoryNetwork()
+			api := httptest.NewServer(memory.(http.Handler))
+			t.Cleanup(api.Close)
+			return remoteMachines{memory, api.URL}
+		},
 	})
 }

@@ -42,7 +42,9 @@ type NetworkCloud struct {
 func NewNetworkCloud() *NetworkCloud { return &NetworkCloud{Interval: 30 * time.Second} }
 
 // Machine returns what a server on a machine uses.
-func (n *NetworkCloud) Machine(name string) provider.LeaderNetwork { return &machineNetwork{n, name} }
+func (n *NetworkCloud) Machine(name string) provider.LeaderNetwork {
+	return &machineNetwork{n, name, n.Interval}
+}
 
 // DelayAttach makes the next attachment take a number of reads.
 func (n *NetworkCloud) DelayAttach(reads int) {
@@ -84,8 +86,17 @@ func (n *NetworkCloud) Owners() []string {
 	return append([]string(nil), n.owners...)
 }
 
+// attachmentState is what a cloud shows of the address.
+type attachmentState struct {
+	// Machine has it, "" for none, and ID identifies that it has.
+	Machine string
+	ID      int
+	// Attached is false while the attachment is in progress.
+	Attached bool
+}
+
 // read returns the state, and lets an attachment proceed.
-func (n *NetworkCloud) read() (machine string, attachment int, attached bool) {
+func (n *NetworkCloud) read(context.Context) (attachmentState, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	if n.machine != "" && !n.attached {
@@ -94,7 +105,7 @@ func (n *NetworkCloud) read() (machine string, attachment int, attached bool) {
 			n.owners = append(n.owners, n.machine)
 		}
 	}
-	return n.machine, n.attachment, n.attached
+	return attachmentState{n.machine, n.attachment, n.attached}, nil
 }
 
 var errAttachment = errors.New("the attachment has changed")
@@ -105,8 +116,8 @@ func (n *NetworkCloud) change(ctx context.Context, machine string, attachment in
 	if err := deadline.Check(ctx); err != nil {
 		return err
 	}
-	if n.Changing != nil {
-		n.Changing()
+	if changing := n.Changing; changing != nil {
+		changing()
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -123,10 +134,17 @@ func (n *NetworkCloud) change(ctx context.Context, machine string, attachment in
 	return nil
 }
 
+// attachments are the calls to a cloud.
+type attachments interface {
+	read(ctx context.Context) (attachmentState, error)
+	change(ctx context.Context, machine string, attachment int) error
+}
+
 // machineNetwork is a NetworkCloud as a server on a machine uses it.
 type machineNetwork struct {
-	*NetworkCloud
-	name string
+	attachments
+	name     string
+	interval time.Duration
 }
 
 // Assign attaches the address to the machine.
@@ -135,23 +153,23 @@ func (m *machineNetwork) Assign(ctx context.Context, _ provider.Network) error {
 		if err := ctx.Err(); err != nil {
 			return err
 		}
-		machine, attachment, attached := m.read()
+		state, err := m.read(ctx)
 		switch {
-		case machine == m.name && attached:
+		case err != nil:
+			return err
+		case state.Machine == m.name && state.Attached:
 			return nil
-		case machine == m.name:
+		case state.Machine == m.name:
 			select {
 			case <-ctx.Done():
 			case <-time.After(100 * time.Millisecond):
 			}
-			continue
-		case machine != "":
-			if err := m.change(ctx, "", attachment); err != nil {
-				return err
-			}
-			continue
+		case state.Machine != "":
+			err = m.change(ctx, "", state.ID)
+		default:
+			err = m.change(ctx, m.name, state.ID)
 		}
-		if err := m.change(ctx, m.name, attachment); err != nil {
+		if err != nil {
 			return err
 		}
 	}
@@ -159,15 +177,15 @@ func (m *machineNetwork) Assign(ctx context.Context, _ provider.Network) error {
 
 // Release detaches the address from the machine.
 func (m *machineNetwork) Release(ctx context.Context, _ provider.Network) error {
-	machine, attachment, _ := m.read()
-	if machine != m.name {
-		return nil
+	state, err := m.read(ctx)
+	if err != nil || state.Machine != m.name {
+		return err
 	}
-	return m.change(ctx, "", attachment)
+	return m.change(ctx, "", state.ID)
 }
 
 // AssignInterval returns the interval.
-func (m *machineNetwork) AssignInterval() time.Duration { return m.Interval }
+func (m *machineNetwork) AssignInterval() time.Duration { return m.interval }
 
 // NetworkOptions make the options of another provider those of one with a NetworkCloud.
 type NetworkOptions struct {
