@@ -2,7 +2,7 @@
 // Copyright The Nstance Authors.
 
 // Command nstance-admin is for administrators of shard servers: it creates the
-// nonces that operators register with, and lists and scales groups.
+// nonces that operators register with, lists and scales groups, and checks providers.
 package main
 
 import (
@@ -24,6 +24,6 @@ func main() {
 	stop()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "nstance-admin:", err)
-		os.Exit(1)
+		os.Exit(admin.ExitCode(err))
 	}
 }

@@ -11,6 +11,9 @@ import (
 
 	"github.com/prometheus/common/version"
 	"github.com/spf13/cobra"
+
+	"nstance.dev/operator/pkg/admin/providercheck"
+	"nstance.dev/operator/pkg/server/provider/registry"
 )
 
 // NewCommand returns the command. Flags whose description names an environment
@@ -36,6 +39,9 @@ func NewCommand() *cobra.Command {
 			newOperatorListCommand(),
 			newOperatorRevokeCommand(),
 		),
+		newFamily("provider", "Check the provider of a shard",
+			providercheck.NewCommand(registry.Providers),
+		),
 		newFamily("secret", "Store the secrets that files of instances have",
 			newSecretDeleteCommand(),
 			newSecretListCommand(),
@@ -54,6 +60,17 @@ func NewCommand() *cobra.Command {
 	root.SilenceUsage = true
 	root.SilenceErrors = true
 	return root
+}
+
+// ExitCode returns the exit code of the program for the error of a command.
+func ExitCode(err error) int {
+	if err == nil {
+		return 0
+	}
+	if _, ok := errors.AsType[*providercheck.UsageError](err); ok {
+		return 2
+	}
+	return 1
 }
 
 // newFamily returns a command that has only subcommands.

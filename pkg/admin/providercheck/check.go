@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providercheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// The steps, in this order. stepRemoveFormer is left out if there is nothing to remove,
+// stepFind if the provider cannot do it, and stepCleanUp if nothing is left.
+const (
+	stepList         = "list the instances"
+	stepRemoveFormer = "remove what an earlier check has left"
+	stepRoom         = "read the room of the subnet"
+	stepCreate       = "create an instance"
+	stepRun          = "wait until it runs"
+	stepListAgain    = "list it as another process does"
+	stepFind         = "find it by its id"
+	stepTerminate    = "terminate it"
+	stepConfirm      = "confirm as another process that it does not exist"
+	stepCleanUp      = "remove what the check has created"
+)
+
+// check is one run of the command.
+type check struct {
+	*target
+	stepTimeout, cleanupTimeout time.Duration
+	output                      io.Writer
+
+	// session is the provider that runs, nil if none does.
+	session *session
+	// existing are the instances that may exist and belong to a check, by id.
+	existing map[string]instance.VM
+}
+
+// run makes all steps and removes what they have created.
+func (c *check) run(ctx context.Context) error {
+	c.existing = map[string]instance.VM{}
+	c.print("Checking provider %s as shard %s of cluster %s: template %s, instance type %s, subnet %s.\n",
+		c.config.Shard.Infra.Provider, c.shard.ID, c.shard.ClusterID, c.group.Template, c.group.InstanceType, c.subnet)
+	err := c.steps(ctx)
+	if len(c.existing) > 0 {
+		err = errors.Join(err, c.cleanUp(ctx))
+	}
+	if c.session != nil {
+		c.session.stop()
+	}
+	if err != nil {
+		return fmt.Errorf("the check of provider %s has failed: %w", c.config.Shard.Infra.Provider, err)
+	}
+	c.print("All steps succeeded. Nothing is left.\n")
+	return nil
+}
+
+// steps makes the steps until one fails.
+func (c *check) steps(ctx context.Context) error {
+	var former []string
+	err := c.step(ctx, stepList, func(ctx context.Context) (result string, err error) {
+		former, err = c.list(ctx)
+		return fmt.Sprintf("%d of an earlier check", len(former)), err
+	})
+	if err != nil {
+		return err
+	}
+	if len(former) > 0 {
+		if err := c.step(ctx, stepRemoveFormer, func(ctx context.Context) (string, error) {
+			return strings.Join(former, ", "), c.remove(ctx, former)
+		}); err != nil {
+			return err
+		}
+	}
+	var spec provider.Spec
+	for _, step := range []struct {
+		name string
+		do   func(context.Context) (string, error)
+	}{
+		{stepRoom, c.room},
+		{stepCreate, func(ctx context.Context) (result string, err error) {
+			if spec, err = c.spec(ctx); err != nil {
+				return "", err
+			}
+			return c.create(ctx, spec)
+		}},
+		{stepRun, func(ctx context.Context) (string, error) { return c.awaitRunning(ctx, spec.ID) }},
+		{stepListAgain, func(ctx context.Context) (string, error) { return c.listAgain(ctx, spec.ID) }},
+		{stepFind, func(ctx context.Context) (string, error) { return c.find(ctx, spec.ID) }},
+		{stepTerminate, func(ctx context.Context) (string, error) {
+			return "", c.session.remove(ctx, []string{spec.ID})
+		}},
+		{stepConfirm, func(ctx context.Context) (string, error) { return "", c.confirm(ctx) }},
+	} {
+		if _, can := c.session.Provider.(provider.Finder); step.name == stepFind && !can {
+			continue
+		}
+		if err := c.step(ctx, step.name, step.do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// step makes one step and prints its result and how long it took.
+func (c *check) step(ctx context.Context, name string, do func(context.Context) (result string, err error)) error {
+	c.print("%s ... ", name)
+	began := time.Now()
+	err := context.Cause(ctx)
+	var result string
+	if err == nil {
+		limited, cancel := context.WithTimeoutCause(ctx, c.stepTimeout, fmt.Errorf("it took longer than %s", c.stepTimeout))
+		defer cancel()
+		result, err = do(limited)
+	}
+	took := time.Since(began).Round(10 * time.Millisecond)
+	switch {
+	case err != nil:
+		c.print("FAILED after %s: %v\n", took, err)
+		return fmt.Errorf("%s: %w", name, err)
+	case result == "":
+		c.print("ok, %s\n", took)
+	default:
+		c.print("ok, %s: %s\n", took, result)
+	}
+	return nil
+}
+
+func (c *check) print(format string, args ...any) {
+	// The check goes on if nobody reads, so that it removes what it has created.
+	_, _ = fmt.Fprintf(c.output, format, args...)
+}
+
+// restart replaces the session, as a server does that restarts.
+func (c *check) restart(ctx context.Context) error {
+	if c.session != nil {
+		c.session.stop()
+		c.session = nil
+	}
+	s, err := c.start(ctx)
+	if err != nil {
+		return err
+	}
+	c.session = s
+	if expecter, ok := s.Provider.(provider.Expecter); ok && len(c.existing) > 0 {
+		expecter.Expect(slices.Collect(maps.Values(c.existing)))
+	}
+	return nil
+}
+
+// list returns the instances that an earlier check has left. An instance of another group
+// is an error, and nothing is removed then.
+func (c *check) list(ctx context.Context) (ids []string, err error) {
+	if err := c.restart(ctx); err != nil {
+		return nil, err
+	}
+	list, err := c.session.instances()
+	for _, vm := range list {
+		c.existing[vm.ID] = vm
+		ids = append(ids, vm.ID)
+	}
+	return ids, err
+}
+
+// remove removes instances and notes that they do not exist.
+func (c *check) remove(ctx context.Context, ids []string) error {
+	if err := c.session.remove(ctx, ids); err != nil {
+		return err
+	}
+	for _, id := range ids {
+		delete(c.existing, id)
+	}
+	return nil
+}
+
+func (c *check) room(ctx context.Context) (string, error) {
+	room, err := c.session.Capacity(ctx, c.subnet)
+	if err != nil {
+		return "", err
+	}
+	if room == 0 {
+		return "", fmt.Errorf("subnet %s has no room", c.subnet)
+	}
+	return fmt.Sprintf("%d", room), nil
+}
+
+// create requests an instance and waits until its provider shows it.
+func (c *check) create(ctx context.Context, spec provider.Spec) (string, error) {
+	c.existing[spec.ID] = instance.VM{ID: spec.ID, Group: checkGroup}
+	if err := c.session.Create(ctx, spec); err != nil {
+		return "", err
+	}
+	failed := 0
+	err := c.session.await(ctx, spec.ID, func() (bool, error) {
+		vm, known := c.session.Get(spec.ID)
+		failures, last := c.session.failuresOf(spec.ID)
+		switch {
+		case known && vm.ProviderID != "":
+			c.existing[spec.ID] = vm
+			return true, nil
+		case known:
+			return false, instanceFailed(vm)
+		case failures > failed:
+			return false, last
+		}
+		// The launch is in progress and needs a new request.
+		failed = failures
+		return false, c.session.Create(ctx, spec)
+	})
+	return fmt.Sprintf("%s, %s", spec.ID, c.existing[spec.ID].ProviderID), err
+}
+
+// instanceFailed returns why an instance will not run.
+func instanceFailed(vm instance.VM) error {
+	switch vm.State {
+	case instance.Failed, instance.Stopped, instance.Terminating:
+		return fmt.Errorf("it will not run: %s", vm.Reason)
+	}
+	return nil
+}
+
+func (c *check) awaitRunning(ctx context.Context, id string) (string, error) {
+	var addresses []string
+	err := c.session.await(ctx, id, func() (bool, error) {
+		vm, known := c.session.Get(id)
+		if !known {
+			_, last := c.session.failuresOf(id)
+			return false, errors.Join(errors.New("the instance does not exist any more"), last)
+		}
+		addresses = nil
+		for _, address := range vm.Addresses {
+			addresses = append(addresses, address.String())
+		}
+		return vm.State == instance.Running, instanceFailed(vm)
+	})
+	return strings.Join(addresses, ", "), err
+}
+
+// listAgain expects that a provider that knows nothing finds the instance.
+func (c *check) listAgain(ctx context.Context, id string) (string, error) {
+	if err := c.restart(ctx); err != nil {
+		return "", err
+	}
+	before := c.existing[id]
+	err := c.session.await(ctx, id, func() (bool, error) {
+		vm, known := c.session.Get(id)
+		switch {
+		case !known:
+			return false, errors.New("it is not listed")
+		case !vm.Expected && vm.ProviderID != before.ProviderID:
+			return false, fmt.Errorf("its provider id is %q, it was %q", vm.ProviderID, before.ProviderID)
+		}
+		return !vm.Expected, nil
+	})
+	if err != nil {
+		return "", err
+	}
+	list, err := c.session.instances()
+	if err == nil && (len(list) != 1 || list[0].ID != id) {
+		return "", fmt.Errorf("%d instances are listed, want one", len(list))
+	}
+	return "", err
+}
+
+func (c *check) find(ctx context.Context, id string) (string, error) {
+	vm, found, err := c.session.Provider.(provider.Finder).Find(ctx, id)
+	switch {
+	case err != nil:
+		return "", err
+	case !found:
+		return "", errors.New("it is not found")
+	case vm.ProviderID != c.existing[id].ProviderID || vm.Group != checkGroup:
+		return "", fmt.Errorf("another instance is found, %s of group %s", vm.ProviderID, vm.Group)
+	}
+	return vm.ProviderID, nil
+}
+
+// confirm expects that a provider that knows nothing finds no instance of a check, and
+// notes that none exists.
+func (c *check) confirm(ctx context.Context) error {
+	terminated := c.existing
+	c.existing = nil
+	err := c.restart(ctx)
+	c.existing = terminated
+	if err != nil {
+		return err
+	}
+	list, err := c.session.instances()
+	for _, vm := range list {
+		c.existing[vm.ID] = vm
+		err = errors.Join(err, fmt.Errorf("instance %s is listed, %s", vm.ID, vm.ProviderID))
+	}
+	if finder, can := c.session.Provider.(provider.Finder); can && err == nil {
+		for _, id := range slices.Sorted(maps.Keys(c.existing)) {
+			vm, found, findErr := finder.Find(ctx, id)
+			if found {
+				findErr = fmt.Errorf("instance %s is found, %s", id, vm.ProviderID)
+			}
+			err = errors.Join(err, findErr)
+		}
+	}
+	if err == nil {
+		clear(c.existing)
+	}
+	return err
+}

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package providercheck implements nstance-admin provider check: it creates one instance
+// with the provider of a configuration and removes it (docs/providers.md#check-a-provider).
+package providercheck
+
+import (
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// Defaults of the timeouts. Proxmox VE may copy a large disk, and clouds may take minutes
+// to show that a machine was deleted.
+const (
+	defaultStepTimeout    = 10 * time.Minute
+	defaultCleanupTimeout = 10 * time.Minute
+)
+
+// UsageError is an error in the flags or the configuration. Nothing was called.
+type UsageError struct{ err error }
+
+func (e *UsageError) Error() string { return e.err.Error() }
+
+// Unwrap returns the error itself.
+func (e *UsageError) Unwrap() error { return e.err }
+
+// options are the flags.
+type options struct {
+	config, template, instanceType, subnet string
+	stepTimeout, cleanupTimeout            time.Duration
+}
+
+// NewCommand returns the command check, for configurations that name one of providers.
+func NewCommand(providers provider.Registry) *cobra.Command {
+	var o options
+	command := &cobra.Command{
+		Use:   "check --config FILE",
+		Short: "Create one instance with the provider of a configuration, and remove it",
+		Long: "Create one instance of the smallest type with the provider of a shard's configuration, find it, and " +
+			"remove it. Run it where the server of the shard runs, with the same environment: it uses your account and costs " +
+			"what one machine costs for some minutes.\n\n" +
+			"The instance belongs to a cluster of the check alone, so the check never changes an instance of a shard. It " +
+			"runs no agent and joins nothing. Whatever happens, the check removes what it has created; after kill -9, the " +
+			"next check of the same shard does. Run one check of a shard at a time.\n\n" +
+			"The exit code is 0 if all steps succeeded, 1 if one failed, and 2 if the flags or the configuration are wrong.",
+		Args: func(command *cobra.Command, args []string) error {
+			if err := cobra.NoArgs(command, args); err != nil {
+				return &UsageError{err}
+			}
+			return nil
+		},
+		RunE: func(command *cobra.Command, _ []string) error {
+			check, err := o.check(providers)
+			if err != nil {
+				return &UsageError{err}
+			}
+			check.output = command.OutOrStdout()
+			return check.run(command.Context())
+		},
+	}
+	command.SetFlagErrorFunc(func(_ *cobra.Command, err error) error { return &UsageError{err} })
+	flags := command.Flags()
+	flags.StringVar(&o.config, "config", "", "path of the configuration of a shard (required)")
+	flags.StringVar(&o.template, "template", "", "template of the instance (default: the only one)")
+	flags.StringVar(&o.instanceType, "instance-type", "", "type of the instance (default: the smallest one of the template's architecture)")
+	flags.StringVar(&o.subnet, "subnet", "", "subnet of the instance (default: the first one of the template's pool)")
+	flags.DurationVar(&o.stepTimeout, "timeout", defaultStepTimeout, "longest time for one step")
+	flags.DurationVar(&o.cleanupTimeout, "cleanup-timeout", defaultCleanupTimeout, "longest time for the removal after a failed step or an interruption")
+	return command
+}
+
+// check returns the check that the flags describe, or an error with all mistakes.
+func (o *options) check(providers provider.Registry) (*check, error) {
+	var mistakes []error
+	if o.stepTimeout <= 0 {
+		mistakes = append(mistakes, fmt.Errorf("--timeout: %s must be greater than zero", o.stepTimeout))
+	}
+	if o.cleanupTimeout <= 0 {
+		mistakes = append(mistakes, fmt.Errorf("--cleanup-timeout: %s must be greater than zero", o.cleanupTimeout))
+	}
+	if o.config == "" {
+		mistakes = append(mistakes, errors.New("--config: must be the path of the configuration of a shard"))
+	}
+	if len(mistakes) > 0 {
+		return nil, errors.Join(mistakes...)
+	}
+	source, err := config.ReadFile(o.config)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	parsed, err := source.Parse(providers)
+	if err != nil {
+		return nil, fmt.Errorf("--config: %w", err)
+	}
+	target, err := o.target(parsed)
+	if err != nil {
+		return nil, err
+	}
+	return &check{target: target, stepTimeout: o.stepTimeout, cleanupTimeout: o.cleanupTimeout}, nil
+}

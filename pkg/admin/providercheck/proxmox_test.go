@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providercheck_test
+
+import (
+	"bufio"
+	"context"
+	"fmt"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/admin"
+	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
+)
+
+// commandEnv makes the test binary the program nstance-admin.
+const commandEnv = "NSTANCE_TEST_ADMIN"
+
+func TestMain(m *testing.M) {
+	if os.Getenv(commandEnv) == "" {
+		os.Exit(m.Run())
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	err := admin.NewCommand().ExecuteContext(ctx)
+	stop()
+	if err != nil {
+		fmt.Fprintln(os.Stderr, err)
+	}
+	os.Exit(admin.ExitCode(err))
+}
+
+const proxmoxConfig = `{
+	"cluster": {"id": "prod", "secrets": {"encryption_key": {"env": "NSTANCE_ENCRYPTION_KEY"}}},
+	"shard": {
+		"id": "a",
+		"infra": {"provider": "proxmox", "region": "region", "zone": "zone", "options": {
+			"endpoints": [%q], "fingerprints": [%q], "token": {"env": "NSTANCE_TEST_PROXMOX_TOKEN"},
+			"nodes": ["pve1"], "template": "debian", "iso_storage": "local", "agent": false,
+			"subnets": {"subnet": {"bridge": "vmbr0", "storage": "ceph"}},
+			"instance_types": {"small": {"cpu": "1", "memory": "1Gi", "arch": "amd64"}},
+		}},
+		"bind": {"health_addr": ":1", "election_addr": ":2", "registration_addr": ":3", "operator_addr": ":4"},
+		"subnet_pools": {"default": ["subnet"]},
+	},
+	"templates": {"worker": {"kind": "knd", "arch": "amd64", "instance_type": "small", "subnet_pool": "default"}},
+}`
+
+// TestProxmox runs the program three times: it is killed while it clones, it gets SIGTERM
+// while the machine starts, and it runs to its end.
+func TestProxmox(t *testing.T) {
+	s := pvetest.New("pve1")
+	s.CloneTime, s.TaskTime, s.ReportInterval, s.SyncDelay = time.Second, 100*time.Millisecond, 200*time.Millisecond, 100*time.Millisecond
+	s.AddTemplate(9000, "pve1", "debian", "ceph", 4)
+	s.AddVM(10000, "pve1", "of-a-user", 0)
+	s.Start(t)
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, proxmoxConfig, s.URL, s.Fingerprint), 0o600))
+
+	output, code := runProgram(t, path, "create an instance", func(process *os.Process) {
+		assert.Eventually(t, func() bool { return len(s.Made()) == 1 }, time.Minute, time.Millisecond)
+		require.NoError(t, process.Kill())
+	})
+	assert.Equal(t, -1, code, output)
+	require.Len(t, s.VMs(s.Made()[0].Name), 1, "virtual machines that the killed check has left")
+
+	output, code = runProgram(t, path, "wait until it runs", func(process *os.Process) {
+		require.NoError(t, process.Signal(syscall.SIGTERM))
+	})
+	assert.Equal(t, 1, code, output)
+	assert.Contains(t, output, "remove what an earlier check has left ... ok")
+	assert.Contains(t, output, s.Made()[0].Name)
+	assert.Contains(t, output, "remove what the check has created ... ok")
+	expectNoMachine(t, s, 2)
+
+	output, code = runProgram(t, path, "", nil)
+	assert.Equal(t, 0, code, output)
+	for _, step := range append(append([]string{}, steps[:1]...), steps[2:]...) {
+		assert.Contains(t, output, step+" ... ok")
+	}
+	expectNoMachine(t, s, 3)
+}
+
+// expectNoMachine expects that of so many machines of checks none is left, nor one of their
+// disks.
+func expectNoMachine(t *testing.T, s *pvetest.Server, made int) {
+	t.Helper()
+	require.Len(t, s.Made(), made, "virtual machines that were ever cloned")
+	for _, one := range s.Made() {
+		assert.Empty(t, s.VMs(one.Name), "virtual machines of instance %s", one.Name)
+	}
+	assert.Empty(t, s.ISOs())
+	assert.Len(t, s.VMs("of-a-user"), 1)
+}
+
+// runProgram runs the check as a program and calls do when a step begins. It returns the
+// standard output and the exit code, which is -1 after a signal.
+func runProgram(t *testing.T, config, step string, do func(*os.Process)) (output string, code int) {
+	t.Helper()
+	program := exec.CommandContext(t.Context(), os.Args[0], "provider", "check", "--config", config)
+	program.Env = append(os.Environ(), commandEnv+"=1", "NSTANCE_TEST_PROXMOX_TOKEN="+pvetest.Token)
+	log, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
+	require.NoError(t, err)
+	defer func() { _ = log.Close() }()
+	program.Stderr = log
+	stdout, err := program.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, program.Start())
+	var printed strings.Builder
+	for reader, done := bufio.NewReader(stdout), step == ""; ; {
+		char, err := reader.ReadByte()
+		if err != nil {
+			break
+		}
+		printed.WriteByte(char)
+		if !done && strings.HasSuffix(printed.String(), step+" ... ") {
+			done = true
+			do(program.Process)
+		}
+	}
+	_ = program.Wait()
+	logged, err := os.ReadFile(log.Name())
+	require.NoError(t, err)
+	return printed.String() + string(logged), program.ProcessState.ExitCode()
+}

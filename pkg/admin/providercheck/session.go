@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providercheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// session is a provider that runs, as in one process of a server. It knows nothing of
+// earlier sessions.
+type session struct {
+	provider.Provider
+	// changes has an element after a change or a failure.
+	changes chan struct{}
+	cancel  context.CancelFunc
+	// ended is closed when the provider has stopped with err.
+	ended chan struct{}
+	err   error
+
+	// mu guards the failures, by instance id.
+	mu       sync.Mutex
+	failures map[string][]error
+}
+
+// start runs a provider and returns when it has listed its instances. The provider does not
+// stop when ctx is done: it is needed to remove what exists.
+func (t *target) start(ctx context.Context) (*session, error) {
+	running, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	p, err := t.config.Shard.Infra.Options.NewProvider(t.shard, context.WithCancel)
+	if err != nil {
+		cancel()
+		return nil, err
+	}
+	s := &session{Provider: p, changes: make(chan struct{}, 1), cancel: cancel, ended: make(chan struct{}), failures: map[string][]error{}}
+	go func() {
+		defer close(s.ended)
+		s.err = p.Run(running, func(instance.GroupKey) { s.signal() }, s.failed)
+	}()
+	select {
+	case <-p.Synced():
+		return s, nil
+	case <-s.ended:
+		return nil, s.stopped()
+	case <-ctx.Done():
+		s.stop()
+		return nil, errors.Join(errors.New("the instances could not be listed, the log says why"), context.Cause(ctx))
+	}
+}
+
+func (s *session) stop() {
+	s.cancel()
+	<-s.ended
+}
+
+// stopped returns why the provider has stopped on its own.
+func (s *session) stopped() error {
+	if s.err == nil {
+		return errors.New("the provider has stopped")
+	}
+	return fmt.Errorf("the provider has stopped: %w", s.err)
+}
+
+func (s *session) signal() {
+	select {
+	case s.changes <- struct{}{}:
+	default:
+	}
+}
+
+// failed is the provider.FailureFunc of the session.
+func (s *session) failed(_ instance.GroupKey, id string, err error) {
+	s.mu.Lock()
+	s.failures[id] = append(s.failures[id], err)
+	s.mu.Unlock()
+	s.signal()
+}
+
+// failuresOf returns how many requests for an instance have failed, and the last error.
+func (s *session) failuresOf(id string) (count int, last error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	errs := s.failures[id]
+	if len(errs) == 0 {
+		return 0, nil
+	}
+	return len(errs), errs[len(errs)-1]
+}
+
+// await waits until done returns true or an error. It calls done again after each change.
+// When ctx is done, the error has the last failure of the instance too.
+func (s *session) await(ctx context.Context, id string, done func() (bool, error)) error {
+	for {
+		if finished, err := done(); finished || err != nil {
+			return err
+		}
+		select {
+		case <-s.changes:
+		case <-s.ended:
+			return s.stopped()
+		case <-ctx.Done():
+			_, last := s.failuresOf(id)
+			return errors.Join(context.Cause(ctx), last)
+		}
+	}
+}
+
+// instances returns the instances of checks, in the order of their ids. The error names the
+// groups of others: then the provider does not list by cluster and shard, and nothing must
+// be changed.
+func (s *session) instances() ([]instance.VM, error) {
+	for _, group := range s.Groups() {
+		if group != checkGroup {
+			return nil, fmt.Errorf("the provider lists instances of group %s, which no check has created: it does not distinguish "+
+				"clusters and shards, so a check is not possible", group)
+		}
+	}
+	list := s.List(checkGroup)
+	slices.SortFunc(list, func(a, b instance.VM) int { return strings.Compare(a.ID, b.ID) })
+	return list, nil
+}
+
+// remove deletes instances and waits until the provider does not know them any more.
+func (s *session) remove(ctx context.Context, ids []string) error {
+	for _, id := range ids {
+		if err := s.Delete(ctx, id); err != nil {
+			return err
+		}
+	}
+	for _, id := range ids {
+		err := s.await(ctx, id, func() (bool, error) {
+			_, known := s.Get(id)
+			return !known, nil
+		})
+		if err != nil {
+			return fmt.Errorf("instance %s is not deleted: %w", id, err)
+		}
+	}
+	return nil
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providercheck
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/groups"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provision"
+	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/server/registration/nonce"
+)
+
+// checkPrefix is the prefix of the cluster of a check. No configuration can have such a
+// cluster, because no identifier contains the separator: a provider that lists the instances
+// of one cluster and shard never lists those of a server and of a check together.
+const checkPrefix = "check" + identifier.Separator
+
+// checkGroup is the group of the instances of all checks. No operator and no configuration
+// can have it.
+var checkGroup = instance.GroupKey{Tenant: checkPrefix + "tenant", Group: checkPrefix + "group"}
+
+// userdata starts nothing. cloud-init and the images of nodes run it as a script. The
+// package provision requires the id and the nonce, which is none.
+const userdata = "#!/bin/sh\n# Created by nstance-admin provider check: {{.Instance.ID}}, {{.Nonce}}.\n"
+
+// target is what a check creates.
+type target struct {
+	config *config.Config
+	group  *groups.Group
+	subnet string
+	// shard is that of the check.
+	shard provider.Shard
+}
+
+// target returns what the flags select of a configuration.
+func (o *options) target(c *config.Config) (*target, error) {
+	name, template, err := selectTemplate(c, o.template)
+	if err != nil {
+		return nil, err
+	}
+	instanceType, typeErr := selectType(c, template.Arch, o.instanceType)
+	subnet, subnetErr := selectSubnet(c, template, o.subnet)
+	if err := errors.Join(typeErr, subnetErr); err != nil {
+		return nil, err
+	}
+	return &target{
+		config: c,
+		group: &groups.Group{
+			Key:      checkGroup,
+			Settings: groups.Settings{Template: name, InstanceType: instanceType.Name, Vars: merge(c.Defaults.Vars, template.Vars)},
+			Kind:     template.Kind,
+			Arch:     template.Arch,
+			Args:     config.MergeArgs(c.Defaults.Args, template.Args),
+			Type:     instanceType,
+			Userdata: config.Userdata{Inline: userdata},
+		},
+		subnet: subnet,
+		shard:  provider.Shard{ClusterID: checkPrefix + c.ClusterID, ID: c.Shard.ID, Region: c.Shard.Infra.Region, Zone: c.Shard.Infra.Zone},
+	}, nil
+}
+
+func selectTemplate(c *config.Config, name string) (string, config.Template, error) {
+	if name == "" {
+		if len(c.Templates) != 1 {
+			return "", config.Template{}, fmt.Errorf("--template: must be one of %s", validation.Keys(c.Templates))
+		}
+		name = slices.Collect(maps.Keys(c.Templates))[0]
+	}
+	template, found := c.Templates[name]
+	if !found {
+		return "", config.Template{}, fmt.Errorf("--template: %q is unknown, known are %s", name, validation.Keys(c.Templates))
+	}
+	return name, template, nil
+}
+
+// selectType returns the type of a name, or the one with the least processors and, of
+// those, the least memory.
+func selectType(c *config.Config, arch, name string) (provider.InstanceType, error) {
+	types := c.Shard.Infra.InstanceTypes.OfArch(arch)
+	if name != "" {
+		if err := c.CheckInstanceType(field.NewPath("--instance-type"), name, arch); err != nil {
+			return provider.InstanceType{}, err
+		}
+		return types[name], nil
+	}
+	// A quota of zero forbids a type.
+	maps.DeleteFunc(types, func(_ string, t provider.InstanceType) bool { return t.Quota != nil && *t.Quota == 0 })
+	if len(types) == 0 {
+		return provider.InstanceType{}, fmt.Errorf("--instance-type: the provider has no type of architecture %s with a quota", arch)
+	}
+	return slices.MinFunc(slices.Collect(maps.Values(types)), func(a, b provider.InstanceType) int {
+		return cmp.Or(a.CPU.Cmp(b.CPU), a.Memory.Cmp(b.Memory), strings.Compare(a.Name, b.Name))
+	}), nil
+}
+
+func selectSubnet(c *config.Config, template config.Template, name string) (string, error) {
+	if name == "" {
+		if template.SubnetPool == "" {
+			return "", errors.New("--subnet: must be given, because the template has no subnet pool")
+		}
+		return c.Shard.SubnetPools[template.SubnetPool][0], nil
+	}
+	for _, subnets := range c.Shard.SubnetPools {
+		if slices.Contains(subnets, name) {
+			return name, nil
+		}
+	}
+	return "", fmt.Errorf("--subnet: %q is in no subnet pool", name)
+}
+
+func merge(layers ...map[string]string) map[string]string {
+	merged := map[string]string{}
+	for _, layer := range layers {
+		maps.Copy(merged, layer)
+	}
+	return merged
+}
+
+// spec returns a request for a new instance, with arguments as a server renders them.
+func (t *target) spec(ctx context.Context) (provider.Spec, error) {
+	id, err := puidv7.New(t.group.Kind)
+	if err != nil {
+		return provider.Spec{}, err
+	}
+	record := &instance.Record{ID: id.String(), Tenant: checkGroup.Tenant, Group: checkGroup.Group, CreatedAt: time.Now().UTC()}
+	return provision.New(provision.Options{
+		Config:    func() *config.Config { return t.config },
+		Addresses: t.config.Shard.Advertised(t.config.Shard.Bind, "localhost"),
+		Nonces:    noNonces{},
+	}).Spec(ctx, t.group, record, t.subnet)
+}
+
+// noNonces signs nothing: no agent of a check registers.
+type noNonces struct{}
+
+// Agent returns a text that is no nonce.
+func (noNonces) Agent(nonce.Agent) (string, error) { return "without a nonce", nil }
