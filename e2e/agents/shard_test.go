@@ -48,7 +48,7 @@ type shard struct {
 	dir string
 	settings
 	cloud   *agentcloud.Cloud
-	secrets *secrets.Store
+	secrets secrets.Store
 	// servers are by the id of the server.
 	servers map[string]server
 	// registrations is how all machines register. subnets is how the agents of a subnet reach

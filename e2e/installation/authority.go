@@ -46,7 +46,7 @@ func (n *Installation) ReadAuthority(ctx context.Context) error {
 // CreateKeys creates an encryption key, the storage in the folder bucket, and the keys of
 // the cluster in it, as the first server would: a client can be given a certificate before a
 // server runs. It also returns the secrets in the storage.
-func CreateKeys(ctx context.Context, encryptionKeyFile, bucket string) (*pki.Authority, *secrets.Store, error) {
+func CreateKeys(ctx context.Context, encryptionKeyFile, bucket string) (*pki.Authority, secrets.Store, error) {
 	key := make([]byte, 32)
 	if _, err := rand.Read(key); err != nil {
 		return nil, nil, err

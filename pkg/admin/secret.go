@@ -11,7 +11,6 @@ import (
 
 	"github.com/spf13/cobra"
 
-	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -85,7 +84,7 @@ func readSecret(stdin io.Reader, path string) ([]byte, error) {
 }
 
 func newSecretListCommand() *cobra.Command {
-	var options storageOptions
+	var options secretOptions
 	command := &cobra.Command{
 		Use:   "list --storage-bucket BUCKET",
 		Short: "List the names of the secrets",
@@ -95,11 +94,11 @@ func newSecretListCommand() *cobra.Command {
 			if options.validate(&wrong); len(wrong) > 0 {
 				return wrong.join()
 			}
-			store, err := options.open(command.Context())
+			store, err := options.openWithoutKeys(command.Context())
 			if err != nil {
 				return err
 			}
-			names, err := secrets.List(command.Context(), store)
+			names, err := store.List(command.Context())
 			if err != nil {
 				return err
 			}
@@ -119,7 +118,7 @@ func newSecretListCommand() *cobra.Command {
 }
 
 func newSecretDeleteCommand() *cobra.Command {
-	var options storageOptions
+	var options secretOptions
 	command := &cobra.Command{
 		Use:   "delete NAME --storage-bucket BUCKET",
 		Short: "Delete a secret",
@@ -133,11 +132,11 @@ func newSecretDeleteCommand() *cobra.Command {
 			if err := errors.Join(checkSecretName(name), wrong.join()); err != nil {
 				return err
 			}
-			store, err := options.open(command.Context())
+			store, err := options.openWithoutKeys(command.Context())
 			if err != nil {
 				return err
 			}
-			if err := secrets.Delete(command.Context(), store, name); err != nil {
+			if err := store.Delete(command.Context(), name); err != nil {
 				return err
 			}
 			_, err = fmt.Fprintf(command.OutOrStdout(), "Secret %s is deleted.\n", name)

@@ -4,7 +4,6 @@
 package admin
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -12,19 +11,10 @@ import (
 	"github.com/spf13/pflag"
 
 	"nstance.dev/operator/pkg/identifier"
-	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/pki/clusterkeys"
 	"nstance.dev/operator/pkg/server/registration"
-	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/backend"
-)
-
-const (
-	keyProviderEnv  = "env"
-	keyProviderFile = "file"
-	// defaultKey is the environment variable of the encryption key.
-	defaultKey = "NSTANCE_ENCRYPTION_KEY"
 )
 
 // storageOptions are the options that select the storage of a cluster and a tenant.
@@ -64,72 +54,6 @@ func (o *storageOptions) open(ctx context.Context) (storage.Store, error) {
 		return nil, fmt.Errorf("--storage-bucket: %w", errors.Unwrap(err))
 	}
 	return store, nil
-}
-
-// keyOptions are the options that select the storage and the key of its secrets.
-type keyOptions struct {
-	storageOptions
-	keyProvider, key string
-	oldKeys          []string
-}
-
-func (o *keyOptions) addFlags(flags *pflag.FlagSet) {
-	o.storageOptions.addFlags(flags)
-	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets are encrypted with: env or file")
-	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+") or path of the file that holds the key")
-	flags.StringArrayVar(&o.oldKeys, "old-key", nil, "like --key, a key that secrets were encrypted with before; may be repeated")
-}
-
-func (o *keyOptions) validate(wrong *mistakes) {
-	o.storageOptions.validate(wrong)
-	switch o.keyProvider {
-	case keyProviderEnv:
-	case keyProviderFile:
-		if o.key == "" {
-			wrong.addf("key", "must be the path of the file with the key when --key-provider is %q", keyProviderFile)
-		}
-	default:
-		wrong.addf("key-provider", "%q is unknown, known are %q and %q", o.keyProvider, keyProviderEnv, keyProviderFile)
-	}
-}
-
-// source locates the key of that name.
-func (o *keyOptions) source(name string) config.KeySource {
-	if o.keyProvider == keyProviderFile {
-		return config.KeySource{File: name}
-	}
-	return config.KeySource{Env: name}
-}
-
-// openSecrets opens the secrets of the storage, and reads the keys of the cluster, which
-// shows that the key is the one of the cluster.
-func (o *keyOptions) openSecrets(ctx context.Context) (*secrets.Store, *clusterkeys.Keys, error) {
-	key, err := secrets.ReadKey(o.source(cmp.Or(o.key, defaultKey)))
-	if err != nil {
-		return nil, nil, fmt.Errorf("--key: %w", err)
-	}
-	old := make([][]byte, len(o.oldKeys))
-	for i, name := range o.oldKeys {
-		if old[i], err = secrets.ReadKey(o.source(name)); err != nil {
-			return nil, nil, fmt.Errorf("--old-key: %w", err)
-		}
-	}
-	store, err := o.open(ctx)
-	if err != nil {
-		return nil, nil, err
-	}
-	encrypted, err := secrets.New(store, key, old...)
-	if err != nil {
-		return nil, nil, fmt.Errorf("--key: %w", err)
-	}
-	loaded, err := clusterkeys.Load(ctx, store, encrypted)
-	if errors.Is(err, storage.ErrNotFound) {
-		return nil, nil, fmt.Errorf("--storage-bucket: %q has no keys of a cluster, the first server that starts makes them: %w", o.bucket, err)
-	}
-	if err != nil {
-		return nil, nil, fmt.Errorf("read the keys of the cluster: %w", err)
-	}
-	return encrypted, loaded, nil
 }
 
 // clusterOptions are the options that select a cluster and its keys.

@@ -25,7 +25,7 @@ const keysRetryDelay = time.Second
 // leader afterwards, because registrations require it.
 func (p *process) leadCluster(ctx context.Context) error {
 	store := p.clusterElector.Fence(p.storage)
-	secrets, err := openSecrets(p.shared.config.Secrets, store)
+	secrets, err := p.openSecrets(ctx, store, p.clusterElector.Context)
 	if err != nil {
 		return err
 	}

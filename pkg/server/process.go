@@ -28,6 +28,7 @@ import (
 	"nstance.dev/operator/pkg/server/reconciler"
 	"nstance.dev/operator/pkg/server/registration"
 	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/secrets/backend"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -37,7 +38,7 @@ type process struct {
 	// storage is that of the server with a timeout for each call. Its writes are
 	// not fenced: a term has a storage of its own.
 	storage storage.Store
-	secrets *secrets.Store
+	secrets secrets.Store
 	// bind are the addresses to listen at.
 	bind   config.Addresses
 	health *health
@@ -127,7 +128,8 @@ func (s *Server) newProcess(ctx context.Context) (*process, error) {
 		bind:    bind,
 		shared:  sh,
 	}
-	if p.secrets, err = openSecrets(c.Secrets, p.storage); err != nil {
+	// Only the leader of the cluster writes, with others.
+	if p.secrets, err = p.openSecrets(ctx, p.storage, context.WithCancel); err != nil {
 		return nil, err
 	}
 	sh.readSecret = p.secrets.Get
@@ -213,20 +215,29 @@ func (p *process) leaderMessage() string {
 	return fmt.Sprintf("shard %s has no leader yet", p.server.Shard)
 }
 
-// openSecrets returns the secrets in the storage. The configuration names the
-// keys that encrypt them.
-func openSecrets(c config.Secrets, store storage.Store) (*secrets.Store, error) {
-	key, err := secrets.ReadKey(c.EncryptionKey)
+// openSecrets returns the secrets of the configuration that the server started with. Those in
+// a service have a timeout for each call, and write allows the calls that write; store
+// does the same for those in the storage.
+func (p *process) openSecrets(ctx context.Context, store storage.Store, write secrets.ContextFunc) (secrets.Store, error) {
+	c := p.shared.config.Secrets
+	timeout := func(ctx context.Context) (context.Context, context.CancelFunc) {
+		return context.WithTimeout(ctx, p.shared.inForce.Load().Shard.RequestTimeout)
+	}
+	// It reads the encryption keys.
+	opening, cancel := context.WithTimeout(ctx, startTimeout)
+	defer cancel()
+	opened, err := backend.Open(opening, c, store)
 	if err != nil {
-		return nil, fmt.Errorf("read the encryption key (cluster.secrets.encryption_key): %w", err)
+		return nil, err
 	}
-	old := make([][]byte, len(c.OldEncryptionKeys))
-	for i, source := range c.OldEncryptionKeys {
-		if old[i], err = secrets.ReadKey(source); err != nil {
-			return nil, fmt.Errorf("read an old encryption key (cluster.secrets.old_encryption_keys[%d]): %w", i, err)
-		}
+	if c.Provider != config.SecretsInStorage {
+		opened = secrets.WithContexts(opened, timeout, func(ctx context.Context) (context.Context, context.CancelFunc) {
+			allowed, cancel := write(ctx)
+			limited, cancelTimeout := timeout(allowed)
+			return limited, func() { cancelTimeout(); cancel() }
+		})
 	}
-	return secrets.New(store, key, old...)
+	return secrets.WithCache(opened, c.CacheTTL), nil
 }
 
 // missingInterval is how often to look for an object whose loss prevents a term. Only

@@ -283,16 +283,29 @@ func (c *check) find(ctx context.Context, id string) (string, error) {
 	return vm.ProviderID, nil
 }
 
-// confirm expects that a provider that knows nothing finds no instance of a check, and
-// notes that none exists.
+// confirm waits until a provider that knows nothing finds no instance of a check, and notes
+// that none exists.
 func (c *check) confirm(ctx context.Context) error {
-	terminated := c.existing
-	c.existing = nil
-	err := c.restart(ctx)
-	c.existing = terminated
-	if err != nil {
+	if err := c.restartWithoutKnowledge(ctx); err != nil {
 		return err
 	}
+	err := c.session.await(ctx, "", func() (bool, error) {
+		list, err := c.session.instances()
+		return len(list) == 0, err
+	})
+	return errors.Join(err, c.noteMissing(ctx))
+}
+
+// restartWithoutKnowledge is restart, and the provider is not given what exists.
+func (c *check) restartWithoutKnowledge(ctx context.Context) error {
+	known := c.existing
+	c.existing = nil
+	defer func() { c.existing = known }()
+	return c.restart(ctx)
+}
+
+// noteMissing notes that no instance exists, or returns an error that names those that do.
+func (c *check) noteMissing(ctx context.Context) error {
 	list, err := c.session.instances()
 	for _, vm := range list {
 		c.existing[vm.ID] = vm

@@ -55,7 +55,7 @@ func TestFailingSteps(t *testing.T) {
 		want string
 	}{
 		{step: steps[0], prior: func(w *world) { w.faults.Fail(machinestest.List, always) }, want: "could not be listed"},
-		{step: steps[1], prior: func(w *world) { w.leave() }, during: func(w *world) { w.faults.Fail(machinestest.Terminate, 20) }, want: "not available"},
+		{step: steps[1], prior: func(w *world) { w.leave() }, during: func(w *world) { w.faults.Fail(machinestest.Terminate, 40) }, want: "not available"},
 		{step: steps[2], prior: func(w *world) { w.cloud.Room["subnet"] = 0 }, want: "subnet subnet has no room"},
 		{step: steps[3], prior: func(w *world) { w.cloud.SetFull("less", true) }, want: "insufficient capacity for less"},
 		{step: steps[3], prior: func(w *world) { w.faults.Fail(machinestest.Launch, always) }, want: "not available"},
@@ -148,9 +148,9 @@ func TestInterruption(t *testing.T) {
 // TestKilled stops the process in each step. The next check removes what it has left.
 func TestKilled(t *testing.T) {
 	kill := map[string]func(*world){
-		"at its begin":  func(w *world) { w.dead.Store(true) },
-		"a moment later": func(w *world) { time.AfterFunc(3*time.Second, func() { w.dead.Store(true) }) },
-		"in its launch": func(w *world) { w.dieInLaunch = true },
+		"at its begin":   func(w *world) { w.dead.Store(true) },
+		"a moment later": func(w *world) { w.timer = time.AfterFunc(3*time.Second, func() { w.dead.Store(true) }) },
+		"in its launch":  func(w *world) { w.dieInLaunch = true },
 	}
 	for _, step := range steps {
 		for name, kill := range kill {
@@ -161,6 +161,9 @@ func TestKilled(t *testing.T) {
 					code := w.check(t.Context())
 					if dead := w.dead.Load(); dead && code != 1 && step != steps[len(steps)-1] {
 						t.Errorf("the exit code is %d", code)
+					}
+					if w.timer != nil {
+						w.timer.Stop() // the check was faster
 					}
 					w.dead.Store(false)
 					w.dieInLaunch = false

@@ -58,5 +58,9 @@ func (c *check) removeAll(ctx context.Context) error {
 	if err := c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))); err != nil {
 		return err
 	}
-	return c.confirm(ctx)
+	if err := c.restartWithoutKnowledge(ctx); err != nil {
+		return err
+	}
+	// What is listed now is removed by the next attempt.
+	return c.noteMissing(ctx)
 }

@@ -69,10 +69,10 @@ var serverShard = provider.Shard{ClusterID: "prod", ID: "a", Region: "region", Z
 // fakeOptions are those of the provider "fake", the machines of a cloud in memory.
 type fakeOptions struct{ *world }
 
-func (fakeOptions) Validate(*field.Path, sets.Set[string]) field.ErrorList           { return nil }
-func (fakeOptions) ValidateArgs(*field.Path, map[string]any) field.ErrorList         { return nil }
-func (fakeOptions) ImmutableFields(*field.Path) []provider.ImmutableField            { return nil }
-func (o fakeOptions) Catalogue() provider.Catalogue                                  { return o.types }
+func (fakeOptions) Validate(*field.Path, sets.Set[string]) field.ErrorList   { return nil }
+func (fakeOptions) ValidateArgs(*field.Path, map[string]any) field.ErrorList { return nil }
+func (fakeOptions) ImmutableFields(*field.Path) []provider.ImmutableField    { return nil }
+func (o fakeOptions) Catalogue() provider.Catalogue                          { return o.types }
 func (o fakeOptions) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
 	if o.ignoreShard {
 		shard = serverShard
@@ -138,6 +138,8 @@ type world struct {
 	// dead is true once the process is killed, and dieInLaunch if the next launch does it.
 	dead        atomic.Bool
 	dieInLaunch bool
+	// timer kills the process.
+	timer *time.Timer
 	// requests are those of all checks.
 	requests []machines.Request
 	// at has what happens when a step begins.

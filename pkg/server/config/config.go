@@ -48,21 +48,6 @@ type Election struct {
 	Timeout time.Duration
 }
 
-// Secrets locates the keys that encrypt the secrets in the storage.
-type Secrets struct {
-	EncryptionKey KeySource
-	// OldEncryptionKeys decrypt only.
-	OldEncryptionKeys []KeySource
-}
-
-// KeySource locates a key. Exactly one field is set.
-type KeySource struct {
-	// Env is the name of an environment variable.
-	Env string
-	// File is the absolute path of a file.
-	File string
-}
-
 // Shard configures this shard.
 type Shard struct {
 	ID       string

@@ -49,6 +49,7 @@ func TestParseReadsEveryKey(t *testing.T) {
 		ClusterID:       "prod",
 		ClusterElection: Election{Enabled: false, Interval: time.Second, Timeout: 4 * time.Second},
 		Secrets: Secrets{
+			Provider:          SecretsInStorage,
 			EncryptionKey:     KeySource{Env: "NSTANCE_KEY"},
 			OldEncryptionKeys: []KeySource{{File: "/etc/nstance/old.key"}, {Env: "NSTANCE_OLDER_KEY"}},
 		},

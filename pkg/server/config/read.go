@@ -35,9 +35,6 @@ const (
 	longestTTL = 10 * 365 * 24 * time.Hour
 )
 
-// secretsProvider is the only one: secrets are in the storage, encrypted.
-const secretsProvider = "object-storage"
-
 // readConfig reads all keys. It reports members of the wrong name or type;
 // validate checks the values.
 func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
@@ -48,7 +45,7 @@ func readConfig(root *jsonc.Object, providers provider.Registry) *Config {
 	cluster := root.Object("cluster")
 	config.ClusterID = cluster.String("id")
 	config.ClusterElection = readElection(cluster.Object("leader_election"))
-	config.Secrets = readSecrets(cluster)
+	config.Secrets = readSecrets(cluster, config.ClusterID)
 	cluster.Finish()
 
 	config.Shard = readShard(root.Object("shard"), providers)
@@ -82,28 +79,6 @@ func readElection(o *jsonc.Object) Election {
 		Interval: o.Duration("interval", defaultElectionInterval),
 		Timeout:  o.Duration("timeout", defaultElectionTimeout),
 	}
-}
-
-// readSecrets shows no value in an error: a user may have written the key itself
-// instead of its location, and errors are logged.
-func readSecrets(cluster *jsonc.Object) Secrets {
-	o := cluster.ConfidentialObject("secrets")
-	defer o.Finish()
-	if o.Has("provider") && o.String("provider") != secretsProvider {
-		o.Report(field.NotSupported(o.Child("provider"), field.OmitValueType{}, []string{secretsProvider}))
-	}
-	secrets := Secrets{EncryptionKey: readKeySource(o.Object("encryption_key"))}
-	for _, key := range o.Objects("old_encryption_keys") {
-		secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, readKeySource(key))
-	}
-	return secrets
-}
-
-func readKeySource(o *jsonc.Object) KeySource {
-	defer o.Finish()
-	source := KeySource{Env: o.String("env"), File: o.String("file")}
-	o.ExactlyOneOf("env", "file")
-	return source
 }
 
 // readTTL returns how long the certificates of a role are valid: 24 hours when the key is missing

@@ -34,6 +34,10 @@ func (c *Config) immutableFields() []provider.ImmutableField {
 	secrets, infra := cluster.Child("secrets"), shard.Child("infra")
 	fields := []provider.ImmutableField{
 		{Path: cluster.Child("id"), Value: c.ClusterID},
+		{Path: secrets.Child("provider"), Value: c.Secrets.Provider},
+		{Path: secrets.Child("prefix"), Value: c.Secrets.Prefix},
+		{Path: secrets.Child("project"), Value: c.Secrets.Project},
+		{Path: secrets.Child("cache_ttl"), Value: c.Secrets.CacheTTL.String()},
 		{Path: secrets.Child("encryption_key"), Value: c.Secrets.EncryptionKey.String()},
 		{Path: secrets.Child("old_encryption_keys"), Value: fmt.Sprint(c.Secrets.OldEncryptionKeys)},
 		{Path: shard.Child("id"), Value: c.Shard.ID},
@@ -65,12 +69,4 @@ func (a Addresses) immutableFields(path *field.Path) []provider.ImmutableField {
 		fields = append(fields, provider.ImmutableField{Path: l.path, Value: l.address})
 	}
 	return fields
-}
-
-// String returns the location of the key.
-func (k KeySource) String() string {
-	if k.File != "" {
-		return "file " + k.File
-	}
-	return "env " + k.Env
 }

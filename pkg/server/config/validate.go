@@ -6,7 +6,6 @@ package config
 import (
 	"fmt"
 	"maps"
-	"path/filepath"
 	"slices"
 
 	utilvalidation "k8s.io/apimachinery/pkg/util/validation"
@@ -48,13 +47,7 @@ func (c *Config) validateCluster(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("id"), c.ClusterID, "must not have the form of an instance id"))
 	}
 	errs = append(errs, c.ClusterElection.validate(path.Child("leader_election"))...)
-
-	secrets := path.Child("secrets")
-	errs = append(errs, c.Secrets.EncryptionKey.validate(secrets.Child("encryption_key"))...)
-	for i, key := range c.Secrets.OldEncryptionKeys {
-		errs = append(errs, key.validate(secrets.Child("old_encryption_keys").Index(i))...)
-	}
-	return errs
+	return append(errs, c.Secrets.validate(path.Child("secrets"))...)
 }
 
 // validate requires a timeout of three intervals, so that a leader that misses one
@@ -66,14 +59,6 @@ func (e Election) validate(path *field.Path) field.ErrorList {
 		errs = append(errs, field.Invalid(path.Child("interval"), e.Interval.String(), fmt.Sprintf("must be at most a third of timeout %s", e.Timeout)))
 	}
 	return errs
-}
-
-func (k KeySource) validate(path *field.Path) field.ErrorList {
-	if k.File != "" && !filepath.IsAbs(k.File) {
-		// The value may be the key itself.
-		return field.ErrorList{field.Invalid(path.Child("file"), field.OmitValueType{}, validation.NotAbsolute)}
-	}
-	return nil
 }
 
 // validateTenant requires that {cluster}--{tenant}, the name of a Cluster of

@@ -16,9 +16,9 @@ import (
 // encodedKeySize is the size of a key in base64.
 var encodedKeySize = base64.StdEncoding.EncodedLen(keySize)
 
-// ReadKey returns the key at source: 32 raw bytes or their standard base64, which
-// has 44 characters. A line break at the end of a file is removed if the size is
-// right without it. The error never contains a part of the value.
+// ReadKey returns the key at source, an environment variable or a file: 32 raw bytes or
+// their standard base64, which has 44 characters. The error never contains a part of the
+// value. Package backend reads keys from services too.
 func ReadKey(source config.KeySource) ([]byte, error) {
 	switch {
 	case source.Env != "":
@@ -36,7 +36,7 @@ func ReadKey(source config.KeySource) ([]byte, error) {
 		if err != nil {
 			return nil, fmt.Errorf("read the key for secrets: %w", err)
 		}
-		key, err := decodeKey(trimLineBreak(value))
+		key, err := ParseKey(value)
 		if err != nil {
 			return nil, fmt.Errorf("read the key for secrets from %s: %w", source.File, err)
 		}
@@ -45,6 +45,11 @@ func ReadKey(source config.KeySource) ([]byte, error) {
 		return nil, errors.New("read the key for secrets: neither an environment variable nor a file is named")
 	}
 }
+
+// ParseKey returns the key that the content of a file or of a secret is. A line break at
+// its end is removed if the size is right without it. The error never contains a part of
+// the value.
+func ParseKey(value []byte) ([]byte, error) { return decodeKey(trimLineBreak(value)) }
 
 // trimLineBreak removes the line break at the end of a value. It does not change a
 // value with the right size, since the last of 32 random bytes may look like a line

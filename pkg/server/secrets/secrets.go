@@ -1,135 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package secrets stores the secrets of a cluster in its object storage, encrypted
-// with keys that are not in the storage (docs/server.md#keys).
+// Package secrets stores the secrets of a cluster: its keys, and what files of instances
+// are made of (docs/server.md#keys).
 package secrets
 
-import (
-	"context"
-	"crypto/aes"
-	"crypto/cipher"
-	"errors"
-	"fmt"
-	"strings"
+import "context"
 
-	"nstance.dev/operator/pkg/server/storage"
-)
-
-// keySize is the size of an encryption key, in bytes. AES-GCM with keys of another
-// size is another cipher, which other servers of the cluster could not read.
-const keySize = 32
-
-// Store reads and writes secrets. It is safe for concurrent use.
-type Store struct {
-	store storage.Store
-	// ciphers are those of the current key and of the old keys, in this order.
-	ciphers []cipher.AEAD
-}
-
-// New returns the secrets in a storage. They are encrypted with key, and decrypted
-// with key or one of oldKeys. Each key must have exactly 32 bytes.
-func New(store storage.Store, key []byte, oldKeys ...[]byte) (*Store, error) {
-	current, err := newCipher(key)
-	if err != nil {
-		return nil, fmt.Errorf("the key for secrets: %w", err)
-	}
-	s := &Store{store: store, ciphers: []cipher.AEAD{current}}
-	for i, key := range oldKeys {
-		old, err := newCipher(key)
-		if err != nil {
-			return nil, fmt.Errorf("the old key %d for secrets: %w", i, err)
-		}
-		s.ciphers = append(s.ciphers, old)
-	}
-	return s, nil
-}
-
-// newCipher returns AES-256-GCM. The sealed data consists of 12 random bytes, the
-// ciphertext and its tag (docs/server.md#keys).
-func newCipher(key []byte) (cipher.AEAD, error) {
-	if err := checkSize(key); err != nil {
-		return nil, err
-	}
-	block, err := aes.NewCipher(key)
-	if err != nil {
-		return nil, err
-	}
-	return cipher.NewGCMWithRandomNonce(block)
-}
-
-// Get returns a secret. The error wraps storage.ErrNotFound if there is none.
-func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
-	data, err := s.get(ctx, storage.SecretPrefix+name)
-	if err != nil {
-		return nil, fmt.Errorf("read secret %s: %w", name, err)
-	}
-	return data, nil
-}
-
-func (s *Store) get(ctx context.Context, key string) ([]byte, error) {
-	object, err := s.store.Get(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	for _, c := range s.ciphers {
-		// The format has no associated data, so the name is not authenticated: a
-		// writer of the storage could swap two secrets.
-		if data, err := c.Open(nil, nil, object.Data, nil); err == nil {
-			return data, nil
-		}
-	}
-	// AES-GCM does not distinguish the two causes.
-	return nil, fmt.Errorf("the object %s is damaged, or encrypted with none of the %d keys configured", key, len(s.ciphers))
-}
-
-// Create stores a secret that must not exist. The error wraps storage.ErrConflict
-// if it exists.
-func (s *Store) Create(ctx context.Context, name string, data []byte) error {
-	if _, err := s.store.Create(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil)); err != nil {
-		return fmt.Errorf("store secret %s: %w", name, err)
-	}
-	return nil
-}
-
-// Set stores a secret, and replaces one that exists. The error wraps storage.ErrConflict if
-// another process has changed it in the meantime.
-func (s *Store) Set(ctx context.Context, name string, data []byte) error {
-	object, err := s.store.Get(ctx, storage.SecretPrefix+name)
-	if errors.Is(err, storage.ErrNotFound) {
-		return s.Create(ctx, name, data)
-	}
-	if err == nil {
-		_, err = s.store.Replace(ctx, storage.SecretPrefix+name, s.ciphers[0].Seal(nil, nil, data, nil), object.ETag)
-	}
-	if err != nil {
-		return fmt.Errorf("store secret %s: %w", name, err)
-	}
-	return nil
-}
-
-// List returns the names of all secrets in a storage, sorted.
-func List(ctx context.Context, store storage.Store) ([]string, error) {
-	objects, err := store.List(ctx, storage.SecretPrefix)
-	if err != nil {
-		return nil, fmt.Errorf("list the secrets: %w", err)
-	}
-	names := make([]string, 0, len(objects))
-	for _, object := range objects {
-		names = append(names, strings.TrimPrefix(object.Key, storage.SecretPrefix))
-	}
-	return names, nil
-}
-
-// Delete deletes a secret of a storage. The error wraps storage.ErrNotFound if there is
-// none.
-func Delete(ctx context.Context, store storage.Store, name string) error {
-	_, err := store.Get(ctx, storage.SecretPrefix+name)
-	if err == nil {
-		err = store.Delete(ctx, storage.SecretPrefix+name)
-	}
-	if err != nil {
-		return fmt.Errorf("delete secret %s: %w", name, err)
-	}
-	return nil
+// Store stores secrets by name. It is safe for concurrent use by several goroutines and
+// several processes. Its errors have the name of the secret and no part of its value.
+type Store interface {
+	// Get returns a secret. The error wraps storage.ErrNotFound only if the store has
+	// responded that there is none: a caller creates new keys then.
+	Get(ctx context.Context, name string) ([]byte, error)
+	// Create stores a secret of the servers, for which storage.IsReservedSecret is true. It
+	// must not exist: of several calls at a time one succeeds, and Get returns its value
+	// from the first time on. The error wraps storage.ErrConflict if the secret exists.
+	// After another error it may exist or not.
+	Create(ctx context.Context, name string, data []byte) error
+	// Set stores another secret, and replaces one that exists.
+	Set(ctx context.Context, name string, data []byte) error
+	// Delete deletes a secret. The error wraps storage.ErrNotFound if there is none.
+	Delete(ctx context.Context, name string) error
+	// List returns the names of all secrets, sorted.
+	List(ctx context.Context) ([]string, error)
 }

@@ -135,7 +135,7 @@ type Server struct {
 	// Storage is that of the server.
 	Storage storage.Store
 	// Secrets are those in the storage.
-	Secrets *secrets.Store
+	Secrets secrets.Store
 
 	t          testing.TB
 	options    Options

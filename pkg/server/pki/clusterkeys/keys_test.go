@@ -30,7 +30,7 @@ func open(t *testing.T, folder string) storage.Store {
 	return store
 }
 
-func encrypted(t *testing.T, store storage.Store) *secrets.Store {
+func encrypted(t *testing.T, store storage.Store) *secrets.Encrypted {
 	t.Helper()
 	s, err := secrets.New(store, bytes.Repeat([]byte{7}, 32))
 	require.NoError(t, err)

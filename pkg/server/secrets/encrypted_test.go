@@ -30,7 +30,7 @@ func newStorage(t *testing.T) storage.Store {
 	return s
 }
 
-func newStore(t *testing.T, objects storage.Store, key []byte, oldKeys ...[]byte) *Store {
+func newStore(t *testing.T, objects storage.Store, key []byte, oldKeys ...[]byte) *Encrypted {
 	t.Helper()
 	s, err := New(objects, key, oldKeys...)
 	require.NoError(t, err)

@@ -1,0 +1,207 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package config
+
+import (
+	"cmp"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"time"
+
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
+)
+
+// Where secrets are stored.
+const (
+	// SecretsInStorage are encrypted objects in the storage.
+	SecretsInStorage = "object-storage"
+	// SecretsInSecretsManager and SecretsInParameterStore are services of AWS.
+	SecretsInSecretsManager = "aws-secrets-manager"
+	SecretsInParameterStore = "aws-parameter-store"
+	// SecretsInGoogle is Google Secret Manager.
+	SecretsInGoogle = "google-secret-manager"
+)
+
+// SecretsProviders are all values of cluster.secrets.provider.
+var SecretsProviders = []string{SecretsInStorage, SecretsInSecretsManager, SecretsInParameterStore, SecretsInGoogle}
+
+// defaultSecretsCacheTTL is that of the services: reading the files of many instances must
+// not exceed their limits of requests.
+const defaultSecretsCacheTTL = time.Minute
+
+// Secrets locates the secrets of the cluster.
+type Secrets struct {
+	// Provider is one of SecretsProviders.
+	Provider string
+	// Prefix begins the names of secrets in a service. It is empty in the storage.
+	Prefix string
+	// Project is the project of Google Secret Manager.
+	Project string
+	// CacheTTL is how long a secret that was read is not read again. Zero means that nothing
+	// is cached.
+	CacheTTL time.Duration
+	// EncryptionKey encrypts the secrets in the storage. It is not set for services.
+	EncryptionKey KeySource
+	// OldEncryptionKeys decrypt only.
+	OldEncryptionKeys []KeySource
+}
+
+// KeySource locates a key. Exactly one field is set.
+type KeySource struct {
+	// Env is the name of an environment variable.
+	Env string
+	// File is the absolute path of a file.
+	File string
+	// SecretsManager is the name or ARN of a secret of AWS Secrets Manager.
+	SecretsManager string
+	// ParameterStore is the name or ARN of a parameter of AWS Parameter Store.
+	ParameterStore string
+	// GoogleSecret is a secret of Google Secret Manager, projects/PROJECT/secrets/NAME, with
+	// or without /versions/VERSION.
+	GoogleSecret string
+}
+
+// keySources are the names of the fields above in the configuration.
+var keySources = []string{"env", "file", "aws_secrets_manager", "aws_parameter_store", "google_secret_manager"}
+
+// String returns the location of the key.
+func (k KeySource) String() string {
+	switch {
+	case k.File != "":
+		return "file " + k.File
+	case k.SecretsManager != "":
+		return "aws_secrets_manager " + k.SecretsManager
+	case k.ParameterStore != "":
+		return "aws_parameter_store " + k.ParameterStore
+	case k.GoogleSecret != "":
+		return "google_secret_manager " + k.GoogleSecret
+	}
+	return "env " + k.Env
+}
+
+// DefaultSecretsPrefix returns the prefix of a cluster's secrets in a service. Two clusters
+// of one account must not have the same secrets, nor one a name that is the other's.
+func DefaultSecretsPrefix(provider, cluster string) string {
+	switch provider {
+	case SecretsInSecretsManager:
+		return "nstance/" + cluster + "/"
+	case SecretsInParameterStore:
+		return "/nstance/" + cluster + "/"
+	case SecretsInGoogle:
+		// No cluster and no name that is encoded has two underscores.
+		return "nstance-" + cluster + "__"
+	}
+	return ""
+}
+
+// readSecrets shows no value in an error: a user may have written the key itself
+// instead of its location, and errors are logged.
+func readSecrets(cluster *jsonc.Object, clusterID string) Secrets {
+	o := cluster.ConfidentialObject("secrets")
+	defer o.Finish()
+	secrets := Secrets{
+		Provider: cmp.Or(o.String("provider"), SecretsInStorage),
+		Prefix:   o.String("prefix"),
+		Project:  o.String("project"),
+	}
+	if o.Has("provider") && !slices.Contains(SecretsProviders, o.String("provider")) {
+		o.Report(field.NotSupported(o.Child("provider"), field.OmitValueType{}, SecretsProviders))
+		secrets.Provider = SecretsInStorage
+	}
+	ttl := time.Duration(0)
+	if secrets.Provider == SecretsInStorage {
+		secrets.EncryptionKey = readKeySource(o.Object("encryption_key"))
+		for _, key := range o.Objects("old_encryption_keys") {
+			secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, readKeySource(key))
+		}
+	} else {
+		ttl = defaultSecretsCacheTTL
+		for _, name := range []string{"encryption_key", "old_encryption_keys"} {
+			if o.Has(name) {
+				o.Report(field.Forbidden(o.Child(name), "is for provider "+SecretsInStorage+" only: the service encrypts"))
+			}
+		}
+		if !o.Has("prefix") {
+			secrets.Prefix = DefaultSecretsPrefix(secrets.Provider, clusterID)
+		}
+	}
+	secrets.CacheTTL = o.Duration("cache_ttl", ttl)
+	return secrets
+}
+
+func readKeySource(o *jsonc.Object) KeySource {
+	defer o.Finish()
+	source := KeySource{
+		Env: o.String("env"), File: o.String("file"),
+		SecretsManager: o.String("aws_secrets_manager"), ParameterStore: o.String("aws_parameter_store"),
+		GoogleSecret: o.String("google_secret_manager"),
+	}
+	o.ExactlyOneOf(keySources...)
+	return source
+}
+
+// prefixes are the valid prefixes by provider, and what an error says about others.
+var prefixes = map[string]struct {
+	pattern *regexp.Regexp
+	rule    string
+}{
+	SecretsInStorage:        {regexp.MustCompile(`^$`), "is for other providers only: the storage has a prefix of its own"},
+	SecretsInSecretsManager: {regexp.MustCompile(`^[A-Za-z0-9/_+=.@-]{1,128}$`), "must consist of letters, digits and /_+=.@-"},
+	SecretsInParameterStore: {regexp.MustCompile(`^/([A-Za-z0-9_.-]{1,64}/){1,8}$`), "must begin and end with a slash, between letters, digits and _.-"},
+	SecretsInGoogle:         {regexp.MustCompile(`^[A-Za-z0-9_-]{1,128}$`), "must consist of letters, digits, underscores and hyphens"},
+}
+
+// ValidateSecretsPrefix returns the rule that a prefix breaks, "" for none.
+func ValidateSecretsPrefix(provider, prefix string) string {
+	if p := prefixes[provider]; p.pattern != nil && !p.pattern.MatchString(prefix) {
+		return p.rule
+	}
+	return ""
+}
+
+var (
+	projectPattern = regexp.MustCompile(`^[a-z0-9]([a-z0-9.:-]*[a-z0-9])?$`)
+	// googleSecretPattern is the name of a secret of Google Secret Manager, with or without a
+	// version.
+	googleSecretPattern = regexp.MustCompile(`^projects/[a-z0-9.:-]+/secrets/[A-Za-z0-9_-]+(/versions/([0-9]+|latest))?$`)
+)
+
+// ValidateSecretsProject reports whether a project of Google is valid.
+func ValidateSecretsProject(project string) bool { return projectPattern.MatchString(project) }
+
+// validate shows no value, which may be a key.
+func (s Secrets) validate(path *field.Path) field.ErrorList {
+	var errs field.ErrorList
+	hidden := field.OmitValueType{}
+	if rule := ValidateSecretsPrefix(s.Provider, s.Prefix); rule != "" {
+		errs = append(errs, field.Invalid(path.Child("prefix"), hidden, rule))
+	}
+	switch isGoogle := s.Provider == SecretsInGoogle; {
+	case isGoogle && !ValidateSecretsProject(s.Project):
+		errs = append(errs, field.Invalid(path.Child("project"), hidden, "must be the id of a project"))
+	case !isGoogle && s.Project != "":
+		errs = append(errs, field.Forbidden(path.Child("project"), "is for provider "+SecretsInGoogle+" only"))
+	}
+	errs = append(errs, s.EncryptionKey.validate(path.Child("encryption_key"))...)
+	for i, key := range s.OldEncryptionKeys {
+		errs = append(errs, key.validate(path.Child("old_encryption_keys").Index(i))...)
+	}
+	return errs
+}
+
+func (k KeySource) validate(path *field.Path) field.ErrorList {
+	// The value may be the key itself.
+	hidden := field.OmitValueType{}
+	switch {
+	case k.File != "" && !filepath.IsAbs(k.File):
+		return field.ErrorList{field.Invalid(path.Child("file"), hidden, validation.NotAbsolute)}
+	case k.GoogleSecret != "" && !googleSecretPattern.MatchString(k.GoogleSecret):
+		return field.ErrorList{field.Invalid(path.Child("google_secret_manager"), hidden, "must be projects/PROJECT/secrets/NAME")}
+	}
+	return nil
+}

@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package config
+
+import (
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+// withSecrets parses the example with other secrets.
+func withSecrets(secrets string) (*Config, error) {
+	begin := strings.Index(example, `"secrets": {`)
+	end := begin + strings.Index(example[begin:], "},\n\t}")
+	return Parse([]byte(example[:begin]+`"secrets": {`+secrets+example[end:]), providers)
+}
+
+func TestSecrets(t *testing.T) {
+	key := KeySource{Env: "K"}
+	for _, tc := range []struct {
+		secrets string
+		want    Secrets
+	}{
+		{`"encryption_key": {"env": "K"}`, Secrets{Provider: SecretsInStorage, EncryptionKey: key}},
+		{`"encryption_key": {"env": "K"}, "cache_ttl": "5s"`, Secrets{Provider: SecretsInStorage, EncryptionKey: key, CacheTTL: 5 * time.Second}},
+		{`"encryption_key": {"aws_secrets_manager": "arn:aws:x"}`, Secrets{Provider: SecretsInStorage, EncryptionKey: KeySource{SecretsManager: "arn:aws:x"}}},
+		{`"encryption_key": {"aws_parameter_store": "/x"}`, Secrets{Provider: SecretsInStorage, EncryptionKey: KeySource{ParameterStore: "/x"}}},
+		{
+			`"encryption_key": {"google_secret_manager": "projects/p/secrets/s/versions/3"}`,
+			Secrets{Provider: SecretsInStorage, EncryptionKey: KeySource{GoogleSecret: "projects/p/secrets/s/versions/3"}},
+		},
+		{`"provider": "aws-secrets-manager"`, Secrets{Provider: SecretsInSecretsManager, Prefix: "nstance/prod/", CacheTTL: time.Minute}},
+		{`"provider": "aws-secrets-manager", "prefix": "a", "cache_ttl": "0s"`, Secrets{Provider: SecretsInSecretsManager, Prefix: "a"}},
+		{`"provider": "aws-parameter-store"`, Secrets{Provider: SecretsInParameterStore, Prefix: "/nstance/prod/", CacheTTL: time.Minute}},
+		{
+			`"provider": "google-secret-manager", "project": "my-project"`,
+			Secrets{Provider: SecretsInGoogle, Prefix: "nstance-prod__", Project: "my-project", CacheTTL: time.Minute},
+		},
+	} {
+		c, err := withSecrets(tc.secrets)
+		if assert.NoError(t, err, tc.secrets) {
+			assert.Equal(t, tc.want, c.Secrets, tc.secrets)
+		}
+	}
+}
+
+func TestInvalidSecrets(t *testing.T) {
+	for secrets, want := range map[string]string{
+		`"provider": "aws-secrets-manager", "encryption_key": {"env": "K"}`:                `cluster.secrets.encryption_key: Forbidden: is for provider object-storage only: the service encrypts`,
+		`"provider": "aws-parameter-store", "old_encryption_keys": []`:                     `cluster.secrets.old_encryption_keys: Forbidden: is for provider object-storage only: the service encrypts`,
+		`"provider": "aws-secrets-manager", "prefix": ""`:                                  `cluster.secrets.prefix: Invalid value: must consist of letters, digits and /_+=.@-`,
+		`"provider": "aws-secrets-manager", "prefix": "a b"`:                               `cluster.secrets.prefix: Invalid value: must consist of letters, digits and /_+=.@-`,
+		`"provider": "aws-parameter-store", "prefix": "/a"`:                                `cluster.secrets.prefix: Invalid value: must begin and end with a slash, between letters, digits and _.-`,
+		`"provider": "google-secret-manager", "project": "p", "prefix": "a/"`:              `cluster.secrets.prefix: Invalid value: must consist of letters, digits, underscores and hyphens`,
+		`"provider": "google-secret-manager"`:                                              `cluster.secrets.project: Invalid value: must be the id of a project`,
+		`"provider": "aws-secrets-manager", "project": "p"`:                                `cluster.secrets.project: Forbidden: is for provider google-secret-manager only`,
+		`"encryption_key": {"env": "K"}, "prefix": "a"`:                                    `cluster.secrets.prefix: Invalid value: is for other providers only: the storage has a prefix of its own`,
+		`"encryption_key": {"google_secret_manager": "s"}`:                                 `cluster.secrets.encryption_key.google_secret_manager: Invalid value: must be projects/PROJECT/secrets/NAME`,
+		`"encryption_key": {"env": "K"}, "cache_ttl": "-1s"`:                               `cluster.secrets.cache_ttl: Invalid value: must be a duration that is not negative`,
+		`"encryption_key": {"aws_parameter_store": "/a", "aws_secrets_manager": "hunter"}`: `cluster.secrets.encryption_key: Invalid value: ["aws_secrets_manager","aws_parameter_store"]: must have exactly one of env, file, aws_secrets_manager`,
+	} {
+		_, err := withSecrets(secrets)
+		require.Error(t, err, secrets)
+		if !strings.HasPrefix(err.Error(), want) || strings.Contains(err.Error(), "\n") {
+			t.Errorf("%s\ngot  %v\nwant %s", secrets, err, want)
+		}
+	}
+}

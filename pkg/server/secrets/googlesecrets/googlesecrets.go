@@ -1,0 +1,275 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package googlesecrets stores secrets in Google Secret Manager (docs/server.md#keys).
+package googlesecrets
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"net/http"
+	"net/url"
+	"path"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+const (
+	statusNotFound = "NOT_FOUND"
+	statusExists   = "ALREADY_EXISTS"
+	// maxValue is the limit of the service, in bytes.
+	maxValue = 65536
+	// pageSize is how many secrets one response lists.
+	pageSize = 250
+	// latest is the newest version of a secret, and first the one of a secret that is
+	// created once.
+	latest = "latest"
+	first  = "1"
+)
+
+// Options are what a Store needs.
+type Options struct {
+	// Project has the secrets.
+	Project string
+	// Prefix begins the names of the secrets.
+	Prefix string
+	// Client authorizes the requests. Default: NewHTTPClient.
+	Client *http.Client
+	// Endpoint is the address of the service. Default: DefaultEndpoint.
+	Endpoint string
+	// RetryDelay is the delay before the second attempt of a request. Default: 250 ms.
+	RetryDelay time.Duration
+}
+
+// Store is a secrets.Store in Google Secret Manager.
+//
+// The service has no call that creates a secret together with its first version. A secret of
+// the servers is therefore its version 1, whatever versions there are: the service gives
+// that number once. Of other secrets the newest version counts.
+type Store struct {
+	client          client
+	project, prefix string
+}
+
+var _ secrets.Store = (*Store)(nil)
+
+// New returns the secrets of a project whose names begin with a prefix. It sends no request.
+func New(o Options) *Store {
+	if o.Client == nil {
+		o.Client = NewHTTPClient()
+	}
+	o.Endpoint = cmp.Or(o.Endpoint, DefaultEndpoint)
+	return &Store{
+		client:  client{endpoint: o.Endpoint, http: o.Client, delay: cmp.Or(o.RetryDelay, firstDelay)},
+		project: o.Project, prefix: o.Prefix,
+	}
+}
+
+type (
+	payload struct {
+		Data []byte `json:"data"`
+		// Checksum is CRC32C, a number in a string.
+		Checksum string `json:"dataCrc32c,omitempty"`
+	}
+	version struct {
+		Name string `json:"name"`
+	}
+	replication struct {
+		Automatic struct{} `json:"automatic"`
+	}
+	secret struct {
+		Name        string       `json:"name,omitempty"`
+		Replication *replication `json:"replication,omitempty"`
+	}
+)
+
+func checksum(data []byte) string {
+	return strconv.FormatUint(uint64(crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))), 10)
+}
+
+// resource returns the name of a secret in the service.
+func (s *Store) resource(name string) string {
+	return "projects/" + s.project + "/secrets/" + s.prefix + encode(name)
+}
+
+// versionOf returns the version of a secret that counts.
+func versionOf(name string) string {
+	if storage.IsReservedSecret(name) {
+		return first
+	}
+	return latest
+}
+
+// Get implements secrets.Store.
+func (s *Store) Get(ctx context.Context, name string) ([]byte, error) {
+	data, err := s.client.access(ctx, s.resource(name)+"/versions/"+versionOf(name))
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", s.resource(name), err)
+	}
+	return data, nil
+}
+
+// access returns the value of a version.
+func (c *client) access(ctx context.Context, name string) ([]byte, error) {
+	var response struct {
+		Payload *payload `json:"payload"`
+	}
+	err := c.call(ctx, http.MethodGet, name+":access", nil, nil, &response)
+	switch {
+	case is(err, http.StatusNotFound, statusNotFound):
+		return nil, storage.ErrNotFound
+	case err != nil:
+		return nil, err
+	case response.Payload == nil:
+		return nil, errors.New("the response has no value")
+	case response.Payload.Checksum != "" && response.Payload.Checksum != checksum(response.Payload.Data):
+		return nil, errors.New("the value in the response is damaged")
+	}
+	return response.Payload.Data, nil
+}
+
+// Create implements secrets.Store.
+func (s *Store) Create(ctx context.Context, name string, data []byte) error {
+	if err := s.createFirst(ctx, name, data); err != nil {
+		return fmt.Errorf("store %s: %w", s.resource(name), err)
+	}
+	return nil
+}
+
+// createFirst adds a version, and removes it if it is not the first one.
+func (s *Store) createFirst(ctx context.Context, name string, data []byte) error {
+	if !storage.IsReservedSecret(name) {
+		return errors.New("only the secrets of the servers are created once")
+	}
+	if err := s.check(name, data); err != nil {
+		return err
+	}
+	if err := s.ensureSecret(ctx, name); err != nil {
+		return err
+	}
+	_, err := s.client.access(ctx, s.resource(name)+"/versions/"+first)
+	switch {
+	case err == nil:
+		return storage.ErrConflict
+	case !errors.Is(err, storage.ErrNotFound):
+		return err
+	}
+	added, err := s.addVersion(ctx, name, data)
+	if err != nil || path.Base(added) == first {
+		return err
+	}
+	// Another server was faster, or the response to the first request was lost. The version
+	// is never read.
+	destroyErr := s.client.call(ctx, http.MethodPost, s.resource(name)+"/versions/"+path.Base(added)+":destroy", nil, struct{}{}, &version{})
+	if destroyErr != nil {
+		return fmt.Errorf("%w, and version %s, which is not used, could not be destroyed: %w", storage.ErrConflict, path.Base(added), destroyErr)
+	}
+	return storage.ErrConflict
+}
+
+// Set implements secrets.Store. Former versions stay.
+func (s *Store) Set(ctx context.Context, name string, data []byte) error {
+	err := s.check(name, data)
+	if err == nil && storage.IsReservedSecret(name) {
+		err = errors.New("a secret of the servers cannot be replaced")
+	}
+	if err == nil {
+		err = s.ensureSecret(ctx, name)
+	}
+	if err == nil {
+		_, err = s.addVersion(ctx, name, data)
+	}
+	if err != nil {
+		return fmt.Errorf("store %s: %w", s.resource(name), err)
+	}
+	return nil
+}
+
+// ensureSecret creates a secret without a version unless it exists.
+func (s *Store) ensureSecret(ctx context.Context, name string) error {
+	query := url.Values{"secretId": {path.Base(s.resource(name))}}
+	err := s.client.call(ctx, http.MethodPost, "projects/"+s.project+"/secrets", query, secret{Replication: &replication{}}, &secret{})
+	if is(err, http.StatusConflict, statusExists) {
+		return nil
+	}
+	return err
+}
+
+// addVersion returns the name of the version.
+func (s *Store) addVersion(ctx context.Context, name string, data []byte) (string, error) {
+	var added version
+	body := map[string]payload{"payload": {Data: data, Checksum: checksum(data)}}
+	err := s.client.call(ctx, http.MethodPost, s.resource(name)+":addVersion", nil, body, &added)
+	return added.Name, err
+}
+
+// check returns why the service cannot store a secret.
+func (s *Store) check(name string, data []byte) error {
+	switch id := s.prefix + encode(name); {
+	case name == "" || len(id) > maxID:
+		return fmt.Errorf("the name has %d characters with the prefix, must have at most %d", len(id), maxID)
+	case len(data) == 0 || len(data) > maxValue:
+		return fmt.Errorf("the value has %d bytes, must have 1 to %d", len(data), maxValue)
+	}
+	return nil
+}
+
+// Delete implements secrets.Store.
+func (s *Store) Delete(ctx context.Context, name string) error {
+	err := s.client.call(ctx, http.MethodDelete, s.resource(name), nil, nil, &struct{}{})
+	if is(err, http.StatusNotFound, statusNotFound) {
+		err = storage.ErrNotFound
+	}
+	if err != nil {
+		return fmt.Errorf("delete %s: %w", s.resource(name), err)
+	}
+	return nil
+}
+
+// List implements secrets.Store.
+func (s *Store) List(ctx context.Context) ([]string, error) {
+	query := url.Values{"filter": {"name:" + s.prefix}, "pageSize": {strconv.Itoa(pageSize)}}
+	var found []string
+	for {
+		var page struct {
+			Secrets       []secret `json:"secrets"`
+			NextPageToken string   `json:"nextPageToken"`
+		}
+		if err := s.client.call(ctx, http.MethodGet, "projects/"+s.project+"/secrets", query, nil, &page); err != nil {
+			return nil, fmt.Errorf("list the secrets %s* of project %s: %w", s.prefix, s.project, err)
+		}
+		for _, one := range page.Secrets {
+			// The filter finds the prefix anywhere in a name.
+			id, ours := strings.CutPrefix(path.Base(one.Name), s.prefix)
+			if name, valid := decode(id); ours && valid && name != "" {
+				found = append(found, name)
+			}
+		}
+		if page.NextPageToken == "" {
+			slices.Sort(found)
+			return found, nil
+		}
+		query.Set("pageToken", page.NextPageToken)
+	}
+}
+
+// Access returns a version of a secret by its name, the newest one if the name has none.
+func Access(ctx context.Context, o Options, name string) ([]byte, error) {
+	resource := name
+	if !strings.Contains(name, "/versions/") {
+		resource += "/versions/" + latest
+	}
+	data, err := New(o).client.access(ctx, resource)
+	if err != nil {
+		return nil, fmt.Errorf("read %s: %w", name, err)
+	}
+	return data, nil
+}

@@ -1,0 +1,75 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package googlesecrets_test
+
+import (
+	"fmt"
+	"hash/crc32"
+	"net/http"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/oauth2"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/secrets/googlesecrets"
+	"nstance.dev/operator/pkg/server/secrets/secretstest"
+	"nstance.dev/operator/pkg/server/storage"
+)
+
+func options(url, cluster string) googlesecrets.Options {
+	token := oauth2.StaticTokenSource(&oauth2.Token{AccessToken: secretstest.GoogleToken})
+	return googlesecrets.Options{
+		Project:    secretstest.GoogleProject,
+		Prefix:     config.DefaultSecretsPrefix(config.SecretsInGoogle, cluster),
+		Client:     &http.Client{Transport: &oauth2.Transport{Source: token}},
+		Endpoint:   url,
+		RetryDelay: time.Microsecond,
+	}
+}
+
+func TestConformance(t *testing.T) {
+	secretstest.Test(t, func(t *testing.T) secretstest.Backend {
+		url, faults := secretstest.StartGoogle(t)
+		return secretstest.Backend{
+			Open:   func(cluster string) secrets.Store { return googlesecrets.New(options(url, cluster)) },
+			Faults: faults, MaxValue: 65536,
+		}
+	})
+}
+
+// TestSecretsOfTheServersAreTheirFirstVersion: a later version, of whatever writer, changes
+// nothing.
+func TestSecretsOfTheServersAreTheirFirstVersion(t *testing.T) {
+	url, _ := secretstest.StartGoogle(t)
+	o := options(url, "a")
+	s := googlesecrets.New(o)
+	require.NoError(t, s.Create(t.Context(), storage.AuthoritySecret, []byte("first")))
+	require.ErrorContains(t, s.Set(t.Context(), storage.AuthoritySecret, []byte("second")), "cannot be replaced")
+	require.ErrorContains(t, s.Create(t.Context(), "name", []byte("x")), "only the secrets of the servers")
+
+	const resource = "projects/" + secretstest.GoogleProject + "/secrets/nstance-a__ca_2Ekey"
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/v1/"+resource+":addVersion",
+		strings.NewReader(fmt.Sprintf(`{"payload": {"data": "c2Vjb25k", "dataCrc32c": "%d"}}`, crc32.Checksum([]byte("second"), crc32.MakeTable(crc32.Castagnoli)))))
+	require.NoError(t, err)
+	request.Header.Set("Content-Type", "application/json")
+	response, err := o.Client.Do(request)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusOK, response.StatusCode)
+
+	got, err := s.Get(t.Context(), storage.AuthoritySecret)
+	require.NoError(t, err)
+	assert.Equal(t, "first", string(got))
+	got, err = googlesecrets.Access(t.Context(), o, resource)
+	require.NoError(t, err)
+	assert.Equal(t, "second", string(got))
+	got, err = googlesecrets.Access(t.Context(), o, resource+"/versions/1")
+	require.NoError(t, err)
+	assert.Equal(t, "first", string(got))
+}

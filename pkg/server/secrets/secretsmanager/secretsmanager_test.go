@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package secretsmanager_test
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/secrets/secretsmanager"
+	"nstance.dev/operator/pkg/server/secrets/secretstest"
+)
+
+func opener(url string) func(string) secrets.Store {
+	return func(cluster string) secrets.Store {
+		prefix := config.DefaultSecretsPrefix(config.SecretsInSecretsManager, cluster)
+		return secretsmanager.New(secretstest.AWSConfig(url), prefix)
+	}
+}
+
+func TestConformance(t *testing.T) {
+	secretstest.Test(t, func(t *testing.T) secretstest.Backend {
+		url, faults := secretstest.StartSecretsManager(t)
+		return secretstest.Backend{Open: opener(url), Faults: faults, MaxValue: 65536}
+	})
+}
+
+// TestMoto is the suite with a server of other authors.
+func TestMoto(t *testing.T) {
+	url := secretstest.StartMoto(t)
+	secretstest.Test(t, func(t *testing.T) secretstest.Backend {
+		secretstest.ResetMoto(t, url)
+		return secretstest.Backend{Open: opener(url), MaxValue: 65536}
+	})
+}
+
+func TestNamesThatAreRefused(t *testing.T) {
+	url, faults := secretstest.StartSecretsManager(t)
+	s := opener(url)("a")
+	faults.Set(secretstest.Lost, 0, 0)
+	for _, name := range []string{"", "a b", "ü", "a:b"} {
+		require.ErrorContains(t, s.Set(t.Context(), name, []byte("x")), "the name must have")
+	}
+	require.Zero(t, faults.Count())
+}

@@ -1,0 +1,321 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package secretstest tests the stores of secrets, and has servers that respond as the
+// services do that store them. They were written from the documentation, and refuse what
+// it does not have.
+package secretstest
+
+import (
+	"bytes"
+	"context"
+	"encoding/base64"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+// Backend is a store that a test has to itself.
+type Backend struct {
+	// Open returns the secrets of a cluster as another process opens them.
+	Open func(cluster string) secrets.Store
+	// Faults are those of the requests, nil if there can be none.
+	Faults *Faults
+	// Text is true if values must be UTF-8.
+	Text bool
+	// MaxValue is the size of the largest value, in bytes, zero for no limit.
+	MaxValue int
+}
+
+// Test tests a store. newBackend returns an empty one for each test.
+func Test(t *testing.T, newBackend func(*testing.T) Backend) {
+	for _, tc := range []struct {
+		name   string
+		faults bool
+		test   func(*testing.T, Backend)
+	}{
+		{"secrets are stored, replaced, listed and deleted", false, testLifecycle},
+		{"clusters have secrets of their own", false, testClusters},
+		{"a list has all pages", false, testPages},
+		{"values that are not text", false, testBinary},
+		{"values that are too large", false, testSize},
+		{"of several creations at a time one succeeds", false, testRace},
+		{"nothing is sent when the context is done", true, testDone},
+		{"an error is not a missing secret", true, testErrors},
+		{"requests are repeated", true, testRepeated},
+		{"errors have no value", true, testConfidential},
+		{"the keys of a cluster are created once", true, testKeys},
+	} {
+		t.Run(tc.name, func(t *testing.T) {
+			backend := newBackend(t)
+			if tc.faults && backend.Faults == nil {
+				t.Skip("the service has no faults")
+			}
+			tc.test(t, backend)
+		})
+	}
+}
+
+// names are those of secrets that files of instances are made of.
+var names = []string{"another.env", "plain", "tokens/database.json", "tokens/x/y-z_1.pem"}
+
+func testLifecycle(t *testing.T, b Backend) {
+	s := b.Open("a")
+	list := func() []string {
+		t.Helper()
+		list, err := s.List(t.Context())
+		require.NoError(t, err)
+		return list
+	}
+	assert.Empty(t, list())
+	for _, name := range append([]string{storage.AuthoritySecret}, names...) {
+		_, err := s.Get(t.Context(), name)
+		require.ErrorIs(t, err, storage.ErrNotFound)
+		require.ErrorContains(t, err, "read ")
+		require.ErrorIs(t, s.Delete(t.Context(), name), storage.ErrNotFound)
+	}
+	for _, value := range []string{"first", "second"} {
+		for _, name := range names {
+			require.NoError(t, s.Set(t.Context(), name, []byte(value+name)))
+			got, err := b.Open("a").Get(t.Context(), name)
+			require.NoError(t, err)
+			assert.Equal(t, value+name, string(got))
+		}
+	}
+	assert.Equal(t, names, list())
+	require.NoError(t, s.Delete(t.Context(), names[2]))
+	_, err := s.Get(t.Context(), names[2])
+	require.ErrorIs(t, err, storage.ErrNotFound)
+	assert.Equal(t, slices.Delete(slices.Clone(names), 2, 3), list())
+	require.NoError(t, s.Set(t.Context(), names[2], []byte("again")))
+
+	require.NoError(t, s.Create(t.Context(), storage.AuthoritySecret, []byte("first")))
+	require.ErrorIs(t, s.Create(t.Context(), storage.AuthoritySecret, []byte("second")), storage.ErrConflict)
+	got, err := s.Get(t.Context(), storage.AuthoritySecret)
+	require.NoError(t, err)
+	assert.Equal(t, "first", string(got))
+	assert.Contains(t, list(), storage.AuthoritySecret)
+}
+
+func testClusters(t *testing.T, b Backend) {
+	for _, cluster := range []string{"a", "a-b"} {
+		require.NoError(t, b.Open(cluster).Set(t.Context(), "name", []byte(cluster)))
+	}
+	// Its name begins with the end of the other cluster's prefix.
+	require.NoError(t, b.Open("a").Set(t.Context(), "b-name", []byte("own")))
+	for cluster, want := range map[string][]string{"a": {"b-name", "name"}, "a-b": {"name"}} {
+		got, err := b.Open(cluster).Get(t.Context(), "name")
+		require.NoError(t, err)
+		assert.Equal(t, cluster, string(got))
+		list, err := b.Open(cluster).List(t.Context())
+		require.NoError(t, err)
+		assert.Equal(t, want, list)
+	}
+}
+
+func testPages(t *testing.T, b Backend) {
+	s := b.Open("a")
+	var want []string
+	for n := range 25 {
+		want = append(want, fmt.Sprintf("secret-%02d", n))
+		require.NoError(t, s.Set(t.Context(), want[n], []byte("x")))
+	}
+	list, err := s.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, want, list)
+}
+
+func testBinary(t *testing.T, b Backend) {
+	value := make([]byte, 256)
+	for n := range value {
+		value[n] = byte(n)
+	}
+	s := b.Open("a")
+	err := s.Set(t.Context(), "binary", value)
+	if b.Text {
+		require.ErrorContains(t, err, "not UTF-8")
+		return
+	}
+	require.NoError(t, err)
+	got, err := s.Get(t.Context(), "binary")
+	require.NoError(t, err)
+	assert.Equal(t, value, got)
+}
+
+func testSize(t *testing.T, b Backend) {
+	if b.MaxValue == 0 {
+		t.Skip("the store has no limit")
+	}
+	s := b.Open("a")
+	largest := bytes.Repeat([]byte("x"), b.MaxValue)
+	require.NoError(t, s.Set(t.Context(), "largest", largest))
+	got, err := s.Get(t.Context(), "largest")
+	require.NoError(t, err)
+	assert.Len(t, got, b.MaxValue)
+	for _, value := range [][]byte{nil, append(largest, 'x')} {
+		require.ErrorContains(t, s.Set(t.Context(), "other", value), fmt.Sprintf("%d bytes", len(value)))
+		require.ErrorContains(t, s.Create(t.Context(), storage.NonceSecret, value), fmt.Sprintf("%d bytes", len(value)))
+	}
+}
+
+// testRace expects that every server reads the value of the one that has succeeded, at once.
+func testRace(t *testing.T, b Backend) {
+	for round := range 20 {
+		cluster := fmt.Sprintf("c%d", round)
+		var servers sync.WaitGroup
+		var mu sync.Mutex
+		values, succeeded := map[string]bool{}, 0
+		for n := range 6 {
+			servers.Go(func() {
+				s := b.Open(cluster)
+				err := s.Create(t.Context(), storage.AuthoritySecret, fmt.Appendf(nil, "of server %d", n))
+				got, getErr := s.Get(t.Context(), storage.AuthoritySecret)
+				mu.Lock()
+				defer mu.Unlock()
+				assert.NoError(t, getErr)
+				values[string(got)] = true
+				if err == nil {
+					succeeded++
+				} else {
+					assert.ErrorIs(t, err, storage.ErrConflict)
+				}
+			})
+		}
+		servers.Wait()
+		if len(values) != 1 || succeeded != 1 {
+			t.Fatalf("%d creations succeeded, and the values that were read are %v", succeeded, values)
+		}
+	}
+}
+
+func testDone(t *testing.T, b Backend) {
+	s := b.Open("a")
+	b.Faults.Set(Lost, 0, 0)
+	ctx, cancel := context.WithCancel(t.Context())
+	cancel()
+	_, err := s.Get(ctx, "name")
+	require.Error(t, err)
+	require.Error(t, s.Create(ctx, storage.AuthoritySecret, []byte("x")))
+	require.Error(t, s.Set(ctx, "name", []byte("x")))
+	require.Error(t, s.Delete(ctx, "name"))
+	_, err = s.List(ctx)
+	require.Error(t, err)
+	assert.Zero(t, b.Faults.Count(), "requests")
+}
+
+// always is more requests than any call makes.
+const always = 1 << 30
+
+// testErrors: a server that takes an error for a missing secret creates a second authority.
+func testErrors(t *testing.T, b Backend) {
+	s := b.Open("a")
+	require.NoError(t, s.Create(t.Context(), storage.AuthoritySecret, []byte("x")))
+	require.NoError(t, s.Set(t.Context(), "name", []byte("x")))
+	for kind, fault := range kinds {
+		b.Faults.Set(fault, 0, always)
+		for _, name := range []string{storage.AuthoritySecret, "name", "missing"} {
+			_, err := s.Get(t.Context(), name)
+			if err == nil || errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrConflict) {
+				t.Errorf("%s: got %v", kind, err)
+			}
+		}
+		_, err := s.List(t.Context())
+		assert.Error(t, err, kind)
+		err = s.Delete(t.Context(), "missing")
+		if err == nil || errors.Is(err, storage.ErrNotFound) {
+			t.Errorf("%s: Delete returns %v", kind, err)
+		}
+	}
+}
+
+// testRepeated expects that two faults that pass are no failure.
+func testRepeated(t *testing.T, b Backend) {
+	s := b.Open("a")
+	for _, fault := range []Kind{Lost, Unavailable, Throttled} {
+		b.Faults.Set(fault, 0, 2)
+		require.NoError(t, s.Set(t.Context(), "name", []byte("x")))
+		b.Faults.Set(fault, 0, 2)
+		_, err := s.Get(t.Context(), "name")
+		require.NoError(t, err)
+		b.Faults.Set(fault, 0, 2)
+		_, err = s.List(t.Context())
+		require.NoError(t, err)
+	}
+}
+
+func testConfidential(t *testing.T, b Backend) {
+	const value = "hunter2-hunter2-hunter2"
+	s := b.Open("a")
+	require.NoError(t, s.Set(t.Context(), "stored", []byte(value)))
+	for kind, fault := range kinds {
+		for from := range 3 {
+			for operation, call := range map[string]func() error{
+				"get":    func() error { _, err := s.Get(t.Context(), "stored"); return err },
+				"set":    func() error { return s.Set(t.Context(), "stored", []byte(value)) },
+				"create": func() error { return s.Create(t.Context(), storage.NonceSecret, []byte(value)) },
+			} {
+				b.Faults.Set(fault, from, always)
+				err := call()
+				if err == nil {
+					continue
+				}
+				for _, secret := range []string{value, "hunter2", base64.StdEncoding.EncodeToString([]byte(value))[:20]} {
+					if strings.Contains(err.Error(), secret) {
+						t.Errorf("%s, %s from request %d: the error has the value: %v", operation, kind, from, err)
+					}
+				}
+			}
+		}
+	}
+}
+
+// testKeys has each request of a server fail that creates the keys of a cluster. The next
+// server finishes, and nothing that was read changes.
+func testKeys(t *testing.T, b Backend) {
+	for kind, fault := range kinds {
+		for from := 0; ; from++ {
+			cluster := fmt.Sprintf("%s-%d", strings.ReplaceAll(kind, " ", "-"), from)
+			objects, err := file.Open(t.TempDir())
+			require.NoError(t, err)
+			b.Faults.Set(fault, from, always)
+			_, _ = clusterkeys.Ensure(t.Context(), objects, b.Open(cluster), cluster)
+			requests := b.Faults.Count()
+			b.Faults.Set(fault, 0, 0)
+			before, err := clusterkeys.Load(t.Context(), objects, b.Open(cluster))
+			if err != nil && !errors.Is(err, storage.ErrNotFound) {
+				t.Fatalf("%s: Load returns %v", cluster, err)
+			}
+			after, err := clusterkeys.Ensure(t.Context(), objects, b.Open(cluster), cluster)
+			if err != nil {
+				t.Fatalf("%s: the next Ensure returns %v", cluster, err)
+			}
+			if before != nil && !(before.Nonce.Equal(after.Nonce) && bytes.Equal(before.Authority.CertificatePEM(), after.Authority.CertificatePEM())) {
+				t.Errorf("%s: the keys have changed", cluster)
+			}
+
+			// Afterwards no fault of a read makes others.
+			b.Faults.Set(fault, from, always)
+			_, _ = clusterkeys.Ensure(t.Context(), objects, b.Open(cluster), cluster)
+			b.Faults.Set(fault, 0, 0)
+			again, err := clusterkeys.Load(t.Context(), objects, b.Open(cluster))
+			require.NoError(t, err)
+			if !again.Nonce.Equal(after.Nonce) || !bytes.Equal(again.Authority.CertificatePEM(), after.Authority.CertificatePEM()) {
+				t.Errorf("%s: other keys were created", cluster)
+			}
+			if requests <= from {
+				break // all requests had their fault
+			}
+		}
+	}
+}

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package secretstest
+
+import (
+	"bytes"
+	"fmt"
+	"io"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+)
+
+// Kind is a fault of a service or of the network.
+type Kind int
+
+// The faults of a request.
+const (
+	// Lost means that the request has its effect and the response is lost.
+	Lost Kind = iota
+	// Unavailable is an internal error of the service, and Throttled a rejection for too many
+	// requests.
+	Unavailable
+	Throttled
+	// ErrorPage is a page of something between, with the status 404.
+	ErrorPage
+	// Denied is a missing permission.
+	Denied
+	// Quoting is a rejection whose message quotes the request.
+	Quoting
+	// Garbled is a response that is cut off.
+	Garbled
+)
+
+// kinds are all faults.
+var kinds = map[string]Kind{
+	"lost": Lost, "unavailable": Unavailable, "throttled": Throttled, "error page": ErrorPage,
+	"denied": Denied, "quoting": Quoting, "garbled": Garbled,
+}
+
+// Faults are those of the requests of a service.
+type Faults struct {
+	mu       sync.Mutex
+	requests int
+	from, to int
+	kind     Kind
+}
+
+// Set makes the requests from a number on, which is 0 for the next one, have a fault, count
+// of them.
+func (f *Faults) Set(kind Kind, from, count int) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.kind, f.requests, f.from, f.to = kind, 0, from, from+count
+}
+
+// Count returns how many requests there were since Set.
+func (f *Faults) Count() int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.requests
+}
+
+// next returns the fault of a request.
+func (f *Faults) next() (Kind, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.requests++
+	return f.kind, f.from < f.requests && f.requests <= f.to
+}
+
+// service responds as one service does.
+type service interface {
+	// serve handles a request. The mutex of the service is locked.
+	serve(request *http.Request, body []byte) response
+	// fail returns the response of the service for an error.
+	fail(kind Kind, body []byte) response
+}
+
+// response is that of a service.
+type response struct {
+	code        int
+	contentType string
+	header      http.Header
+	body        []byte
+}
+
+// start starts a service with faults. It stops with the test.
+func start(t testing.TB, s service) (url string, faults *Faults) {
+	t.Helper()
+	faults = &Faults{}
+	var mu sync.Mutex
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
+		body, err := io.ReadAll(request.Body)
+		if err != nil {
+			return
+		}
+		kind, faulty := faults.next()
+		var got response
+		switch {
+		case !faulty || kind == Lost || kind == Garbled:
+			mu.Lock()
+			got = s.serve(request, body)
+			mu.Unlock()
+		case kind == ErrorPage:
+			got = response{code: http.StatusNotFound, contentType: "text/html", body: []byte("<html>Not Found</html>")}
+		default:
+			got = s.fail(kind, body)
+		}
+		if faulty && kind == Lost {
+			panic(http.ErrAbortHandler)
+		}
+		if faulty && kind == Garbled {
+			got.body = slices.Concat(bytes.TrimSuffix(got.body, []byte("}")), []byte(`,"`))
+		}
+		for name, values := range got.header {
+			w.Header()[name] = values
+		}
+		w.Header().Set("Content-Type", got.contentType)
+		w.WriteHeader(got.code)
+		_, _ = w.Write(got.body)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL, faults
+}
+
+// quote is the message of a rejection that has the request in it.
+func quote(body []byte) string { return fmt.Sprintf("the value %s is not accepted", body) }

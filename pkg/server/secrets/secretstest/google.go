@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package secretstest
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"hash/crc32"
+	"maps"
+	"net/http"
+	"path"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+)
+
+// GoogleProject is the project that the server has.
+const GoogleProject = "test-project"
+
+// GoogleToken is the access token that the server accepts.
+const GoogleToken = "ya29.test"
+
+// googleSecrets responds as Google Secret Manager does.
+type googleSecrets struct {
+	t       testing.TB
+	secrets map[string]*[]googleVersion
+}
+
+type googleVersion struct {
+	data      []byte
+	destroyed bool
+}
+
+// StartGoogle starts a server that responds as version 1 of the REST API of Google Secret
+// Manager does, for the methods that the product needs. It stops with the test.
+func StartGoogle(t testing.TB) (url string, faults *Faults) {
+	t.Helper()
+	return start(t, &googleSecrets{t: t, secrets: map[string]*[]googleVersion{}})
+}
+
+// googleError is an error of an API of Google.
+type googleError struct {
+	code            int
+	status, message string
+}
+
+func (e *googleError) Error() string { return e.status + ": " + e.message }
+
+var (
+	errGoogleNotFound = &googleError{http.StatusNotFound, "NOT_FOUND", "Secret or version not found."}
+	errGoogleInvalid  = &googleError{http.StatusBadRequest, "INVALID_ARGUMENT", "The request is not valid."}
+)
+
+var (
+	googleIDs      = regexp.MustCompile(`^[A-Za-z0-9_-]{1,255}$`)
+	googleSecret   = regexp.MustCompile(`^/v1/projects/` + GoogleProject + `/secrets(?:/([A-Za-z0-9_-]+)(?:/versions/([0-9]+|latest))?)?(?::(access|addVersion|destroy))?$`)
+	googleMaxBytes = 65536
+)
+
+func (s *googleSecrets) serve(request *http.Request, body []byte) response {
+	result, err := s.call(request, body)
+	return respondGoogle(result, err)
+}
+
+func (s *googleSecrets) call(request *http.Request, body []byte) (any, error) {
+	if request.Header.Get("Authorization") != "Bearer "+GoogleToken {
+		return nil, &googleError{http.StatusUnauthorized, "UNAUTHENTICATED", "Request is missing required authentication credential."}
+	}
+	parts := googleSecret.FindStringSubmatch(request.URL.Path)
+	if parts == nil || len(body) > 0 && request.Header.Get("Content-Type") != "application/json" {
+		return nil, errGoogleInvalid
+	}
+	id, number := parts[1], parts[2]
+	switch request.Method + " " + strings.Join([]string{mark(id), mark(number), parts[3]}, ",") {
+	case "GET x,x,access":
+		return s.access(id, number)
+	case "POST ,,":
+		return s.create(request.URL.Query().Get("secretId"), body)
+	case "POST x,,addVersion":
+		return s.addVersion(id, body)
+	case "POST x,x,destroy":
+		return s.destroy(id, number)
+	case "DELETE x,,":
+		if s.secrets[id] == nil {
+			return nil, errGoogleNotFound
+		}
+		delete(s.secrets, id)
+		return struct{}{}, nil
+	case "GET ,,":
+		return s.list(request)
+	}
+	return nil, errGoogleInvalid
+}
+
+func mark(part string) string {
+	if part == "" {
+		return ""
+	}
+	return "x"
+}
+
+func (s *googleSecrets) create(id string, body []byte) (any, error) {
+	var request struct {
+		Replication struct {
+			Automatic *struct{} `json:"automatic"`
+		} `json:"replication"`
+	}
+	if decodeGoogle(body, &request) != nil || request.Replication.Automatic == nil || !googleIDs.MatchString(id) {
+		return nil, errGoogleInvalid
+	}
+	if s.secrets[id] != nil {
+		return nil, &googleError{http.StatusConflict, "ALREADY_EXISTS", "Secret already exists."}
+	}
+	s.secrets[id] = &[]googleVersion{}
+	return map[string]any{"name": "projects/1/secrets/" + id}, nil
+}
+
+func (s *googleSecrets) addVersion(id string, body []byte) (any, error) {
+	var request struct {
+		Payload struct {
+			Data       []byte `json:"data"`
+			DataCrc32c string `json:"dataCrc32c"`
+		} `json:"payload"`
+	}
+	if decodeGoogle(body, &request) != nil || len(request.Payload.Data) > googleMaxBytes || request.Payload.DataCrc32c != castagnoli(request.Payload.Data) {
+		return nil, errGoogleInvalid
+	}
+	versions := s.secrets[id]
+	if versions == nil {
+		return nil, errGoogleNotFound
+	}
+	*versions = append(*versions, googleVersion{data: request.Payload.Data})
+	return map[string]any{"name": fmt.Sprintf("projects/1/secrets/%s/versions/%d", id, len(*versions)), "state": "ENABLED"}, nil
+}
+
+func castagnoli(data []byte) string {
+	return strconv.FormatInt(int64(crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))), 10)
+}
+
+func (s *googleSecrets) version(id, number string) (*googleVersion, error) {
+	versions := s.secrets[id]
+	if versions == nil {
+		return nil, errGoogleNotFound
+	}
+	at := len(*versions)
+	if number != "latest" {
+		at, _ = strconv.Atoi(number)
+	}
+	if at < 1 || at > len(*versions) {
+		return nil, errGoogleNotFound
+	}
+	return &(*versions)[at-1], nil
+}
+
+func (s *googleSecrets) access(id, number string) (any, error) {
+	v, err := s.version(id, number)
+	if err != nil {
+		return nil, err
+	}
+	if v.destroyed {
+		return nil, &googleError{http.StatusBadRequest, "FAILED_PRECONDITION", "Secret version is in DESTROYED state."}
+	}
+	return map[string]any{"name": "projects/1/secrets/" + id, "payload": map[string]any{"data": v.data, "dataCrc32c": castagnoli(v.data)}}, nil
+}
+
+func (s *googleSecrets) destroy(id, number string) (any, error) {
+	v, err := s.version(id, number)
+	if err != nil {
+		return nil, err
+	}
+	v.data, v.destroyed = nil, true
+	return map[string]any{"state": "DESTROYED"}, nil
+}
+
+// list filters by a text anywhere in the name, in pages of 10.
+func (s *googleSecrets) list(request *http.Request) (any, error) {
+	query := request.URL.Query()
+	text, isName := strings.CutPrefix(query.Get("filter"), "name:")
+	if !isName {
+		return nil, errGoogleInvalid
+	}
+	list := []map[string]any{}
+	for _, id := range slices.Sorted(maps.Keys(s.secrets)) {
+		if strings.Contains(id, text) {
+			list = append(list, map[string]any{"name": path.Join("projects/1/secrets", id)})
+		}
+	}
+	begin, end, next := page(s.t, query.Get("pageToken"), len(list), 10)
+	response := map[string]any{"secrets": list[begin:end], "totalSize": len(list)}
+	if next != "" {
+		response["nextPageToken"] = next
+	}
+	return response, nil
+}
+
+func decodeGoogle(body []byte, request any) error {
+	decoder := json.NewDecoder(bytes.NewReader(body))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(request)
+}
+
+func (s *googleSecrets) fail(kind Kind, body []byte) response {
+	switch kind {
+	case Throttled:
+		return respondGoogle(nil, &googleError{http.StatusTooManyRequests, "RESOURCE_EXHAUSTED", "Quota exceeded."})
+	case Denied:
+		return respondGoogle(nil, &googleError{http.StatusForbidden, "PERMISSION_DENIED", "Permission denied."})
+	case Quoting:
+		return respondGoogle(nil, &googleError{http.StatusBadRequest, "INVALID_ARGUMENT", quote(body)})
+	}
+	return respondGoogle(nil, &googleError{http.StatusServiceUnavailable, "UNAVAILABLE", "The service is currently unavailable."})
+}
+
+func respondGoogle(result any, err error) response {
+	got := response{code: http.StatusOK, contentType: "application/json; charset=UTF-8"}
+	if err != nil {
+		failed := err.(*googleError)
+		got.code = failed.code
+		result = map[string]any{"error": map[string]any{"code": failed.code, "status": failed.status, "message": failed.message}}
+	}
+	got.body, _ = json.Marshal(result)
+	return got
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package secretstest
+
+import (
+	"context"
+	"net"
+	"net/http"
+	"os/exec"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+	"k8s.io/apimachinery/pkg/util/wait"
+)
+
+// motoStartTimeout is the time for moto to listen after it was started.
+const motoStartTimeout = time.Minute
+
+// StartMoto runs moto, a server that mocks services of AWS, until the end of the test. It
+// skips the test where the program moto_server does not run.
+func StartMoto(t testing.TB) (url string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), "moto_server", "--help").CombinedOutput(); err != nil {
+		t.Skipf("NOT TESTED with moto: moto_server does not run here (%v) %s", err, out)
+	}
+	listener, err := net.Listen("tcp", "127.0.0.1:0")
+	require.NoError(t, err)
+	_, port, err := net.SplitHostPort(listener.Addr().String())
+	require.NoError(t, err)
+	require.NoError(t, listener.Close())
+	ctx, cancel := context.WithCancel(context.Background())
+	program := exec.CommandContext(ctx, "moto_server", "--host", "127.0.0.1", "--port", port)
+	require.NoError(t, program.Start())
+	t.Cleanup(func() {
+		cancel()
+		_ = program.Wait()
+	})
+	url = "http://127.0.0.1:" + port
+	err = wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, motoStartTimeout, true, func(ctx context.Context) (bool, error) {
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/moto-api/", nil)
+		if err != nil {
+			return false, err
+		}
+		response, err := http.DefaultClient.Do(request)
+		if err != nil {
+			return false, nil
+		}
+		return true, response.Body.Close()
+	})
+	require.NoError(t, err, "waiting for moto")
+	return url
+}
+
+// ResetMoto removes everything that moto has.
+func ResetMoto(t testing.TB, url string) {
+	t.Helper()
+	request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, url+"/moto-api/reset", nil)
+	require.NoError(t, err)
+	response, err := http.DefaultClient.Do(request)
+	require.NoError(t, err)
+	require.NoError(t, response.Body.Close())
+	require.Equal(t, http.StatusOK, response.StatusCode)
+}
