@@ -34,6 +34,7 @@ func TestInstallation(t *testing.T) {
 	require.NoError(t, err)
 	operator, server, err := builder.Product(t.Context())
 	require.NoError(t, err)
+	testSize(t, server)
 	cp, n := install(t, binaries, Options{
 		Manifests: filepath.Join(root, "manifests"),
 		Operator:  operator,
@@ -50,6 +51,19 @@ func TestInstallation(t *testing.T) {
 	t.Run("clusterctl creates and shows a pool", func(t *testing.T) { testPool(t, cp, clusterctl) })
 	t.Run("a second operator", func(t *testing.T) { testSecond(t, cp, n) })
 	t.Run("an uninstallation leaves the instances", func(t *testing.T) { testUninstall(t, cp, n, binaries, clusterctl) })
+}
+
+// maxServer is the size that the server must not exceed, stripped, in bytes. The linker keeps
+// all methods of a client of a cloud that is stored in an interface: one such client may add
+// 30 MiB.
+const maxServer = 60 << 20
+
+func testSize(t *testing.T, server string) {
+	t.Helper()
+	info, err := os.Stat(server)
+	require.NoError(t, err)
+	t.Logf("nstance-server has %.1f MiB", float64(info.Size())/(1<<20))
+	assert.LessOrEqual(t, info.Size(), int64(maxServer), "size of nstance-server, in bytes")
 }
 
 func install(t *testing.T, binaries controlplane.Binaries, o Options) (*controlplane.ControlPlane, *Installation) {

@@ -60,7 +60,7 @@ func TestInvalidSecrets(t *testing.T) {
 		`"provider": "aws-secrets-manager", "project": "p"`:                                `cluster.secrets.project: Forbidden: is for provider google-secret-manager only`,
 		`"encryption_key": {"env": "K"}, "prefix": "a"`:                                    `cluster.secrets.prefix: Invalid value: is for other providers only: the storage has a prefix of its own`,
 		`"encryption_key": {"google_secret_manager": "s"}`:                                 `cluster.secrets.encryption_key.google_secret_manager: Invalid value: must be projects/PROJECT/secrets/NAME`,
-		`"encryption_key": {"env": "K"}, "cache_ttl": "-1s"`:                               `cluster.secrets.cache_ttl: Invalid value: must be a duration that is not negative`,
+		`"encryption_key": {"env": "K"}, "cache_ttl": "-1s"`:                               `cluster.secrets.cache_ttl: Invalid value: "-1s": must be a duration that is not negative, such as`,
 		`"encryption_key": {"aws_parameter_store": "/a", "aws_secrets_manager": "hunter"}`: `cluster.secrets.encryption_key: Invalid value: ["aws_secrets_manager","aws_parameter_store"]: must have exactly one of env, file, aws_secrets_manager`,
 	} {
 		_, err := withSecrets(secrets)

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package admin_test
+
+import (
+	"encoding/base64"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/pki/clusterkeys"
+	"nstance.dev/operator/pkg/server/secrets"
+	"nstance.dev/operator/pkg/server/secrets/parameterstore"
+	"nstance.dev/operator/pkg/server/secrets/secretstest"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/file"
+)
+
+// setAWS sets the environment of clients of a service.
+func setAWS(t *testing.T, endpoint, url string) {
+	t.Helper()
+	for name, value := range map[string]string{
+		endpoint: url, "AWS_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "AKIATEST", "AWS_SECRET_ACCESS_KEY": "secret",
+	} {
+		t.Setenv(name, value)
+	}
+}
+
+// TestSecretsInAService: the commands use the prefix of the cluster, whose id the certificate
+// in the storage has.
+func TestSecretsInAService(t *testing.T) {
+	url, _ := secretstest.StartParameterStore(t)
+	setAWS(t, "AWS_ENDPOINT_URL_SSM", url)
+	bucket := t.TempDir()
+	objects, err := file.Open(bucket)
+	require.NoError(t, err)
+	flags := []string{"--storage", "file", "--storage-bucket", bucket, "--secrets-provider", "aws-parameter-store"}
+	_, err = run(t, append([]string{"secret", "list"}, flags...)...)
+	wantError(t, err, "--secrets-prefix: must be given", "ca.crt")
+
+	store := parameterstore.New(secretstest.AWSConfig(url), "/nstance/prod/")
+	keys, err := clusterkeys.Ensure(t.Context(), objects, store, "prod")
+	require.NoError(t, err)
+	assert.Equal(t, string(keys.Authority.CertificatePEM()), mustRun(t, append([]string{"cluster", "ca"}, flags...)...))
+
+	path := filepath.Join(t.TempDir(), "value")
+	require.NoError(t, os.WriteFile(path, []byte("hunter2"), 0o600))
+	mustRun(t, append([]string{"secret", "set", "tokens/a.env", "--from-file", path}, flags...)...)
+	got, err := store.Get(t.Context(), "tokens/a.env")
+	require.NoError(t, err)
+	assert.Equal(t, "hunter2", string(got))
+	assert.Equal(t, "tokens/a.env\n", mustRun(t, append([]string{"secret", "list"}, flags...)...))
+	mustRun(t, append([]string{"secret", "delete", "tokens/a.env"}, flags...)...)
+	_, err = run(t, append([]string{"secret", "delete", "tokens/a.env"}, flags...)...)
+	require.ErrorIs(t, err, storage.ErrNotFound)
+	list, err := store.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []string{storage.AuthoritySecret, storage.NonceSecret}, list)
+}
+
+// TestKeyInAService: the key of the secrets in the storage is in Parameter Store.
+func TestKeyInAService(t *testing.T) {
+	url, _ := secretstest.StartParameterStore(t)
+	setAWS(t, "AWS_ENDPOINT_URL_SSM", url)
+	key := []byte("0123456789abcdef0123456789abcdef")
+	services := parameterstore.New(secretstest.AWSConfig(url), "/keys/")
+	require.NoError(t, services.Set(t.Context(), "good", []byte(base64.StdEncoding.EncodeToString(key)+"\n")))
+	require.NoError(t, services.Set(t.Context(), "short", []byte("hunter2")))
+	bucket := t.TempDir()
+	objects, err := file.Open(bucket)
+	require.NoError(t, err)
+	encrypted, err := secrets.New(objects, key)
+	require.NoError(t, err)
+	_, err = clusterkeys.Ensure(t.Context(), objects, encrypted, "prod")
+	require.NoError(t, err)
+	nonce := func(name string) error {
+		_, err := run(t, "cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--key-provider", "aws-parameter-store", "--key", name)
+		return err
+	}
+	require.NoError(t, nonce("/keys/good"))
+	wantError(t, nonce("/keys/missing"), "--key:", "/keys/missing", "not found")
+	err = nonce("/keys/short")
+	wantError(t, err, "--key:", "/keys/short", "7 bytes")
+	assert.NotContains(t, err.Error(), "hunter2")
+}
