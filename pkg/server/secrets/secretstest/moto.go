@@ -7,6 +7,7 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"os"
 	"os/exec"
 	"testing"
 	"time"
@@ -18,11 +19,17 @@ import (
 // motoStartTimeout is the time for moto to listen after it was started.
 const motoStartTimeout = time.Minute
 
+// motoEnv requires moto: without it the tests fail instead of being skipped.
+const motoEnv = "NSTANCE_TEST_MOTO"
+
 // StartMoto runs moto, a server that mocks services of AWS, until the end of the test. It
 // skips the test where the program moto_server does not run.
 func StartMoto(t testing.TB) (url string) {
 	t.Helper()
 	if out, err := exec.CommandContext(t.Context(), "moto_server", "--help").CombinedOutput(); err != nil {
+		if os.Getenv(motoEnv) != "" {
+			t.Fatalf("moto_server does not run: %v %s", err, out)
+		}
 		t.Skipf("NOT TESTED with moto: moto_server does not run here (%v) %s", err, out)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
