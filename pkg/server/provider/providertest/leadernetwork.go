@@ -110,7 +110,7 @@ func (s networkSuite) testInProgress() {
 }
 
 func (s networkSuite) testStuck() {
-	const reads = 1000
+	const reads = 15
 	s.DelayAttach(reads)
 	ctx, cancel := context.WithTimeout(s.t.Context(), time.Second)
 	defer cancel()
