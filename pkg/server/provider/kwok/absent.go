@@ -80,7 +80,7 @@ func (p *Provider) confirm(ctx context.Context, id string, changed func(instance
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	node, err := p.config.Client.CoreV1().Nodes().Get(ctx, id, metav1.GetOptions{})
+	node, err := p.config.Client.Get(ctx, id, metav1.GetOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return false, fmt.Errorf("look for Node %s: %w", id, err)
 	}

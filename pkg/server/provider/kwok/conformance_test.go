@@ -81,7 +81,7 @@ func (b *backend) create(action clienttesting.Action) (handled bool, _ runtime.O
 }
 
 func (b *backend) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) provider.Provider {
-	p, err := kwok.New(kwok.Config{Shard: shard, Options: options(), Client: b.client, CallContext: callContext})
+	p, err := kwok.New(kwok.Config{Shard: shard, Options: options(), Client: kwoktest.Nodes(b.client), CallContext: callContext})
 	require.NoError(b.t, err)
 	return p
 }

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/kwok"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -44,7 +45,7 @@ func start(t *testing.T, client *fake.Clientset, shard string) *providertest.Har
 		p, err := kwok.New(kwok.Config{
 			Shard:       provider.Shard{ClusterID: "test", ID: shard, Region: "us-west-2", Zone: "zone-of-" + shard},
 			Options:     options(),
-			Client:      client,
+			Client:      kwoktest.Nodes(client),
 			CallContext: callContext,
 		})
 		require.NoError(t, err)

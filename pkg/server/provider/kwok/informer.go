@@ -4,13 +4,14 @@
 package kwok
 
 import (
+	"context"
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
-	coreinformers "k8s.io/client-go/informers/core/v1"
-	"k8s.io/client-go/kubernetes"
+	"k8s.io/apimachinery/pkg/runtime"
+	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/pkg/server/instance"
@@ -28,9 +29,19 @@ const (
 )
 
 // newNodeInformer follows the Nodes of one shard only.
-func newNodeInformer(client kubernetes.Interface, shard provider.Shard) (cache.SharedIndexInformer, error) {
+func newNodeInformer(client NodeClient, shard provider.Shard) (cache.SharedIndexInformer, error) {
 	ours := labels.Set{LabelManaged: managed, LabelClusterID: shard.ClusterID, LabelShard: shard.ID}.String()
-	informer := coreinformers.NewFilteredNodeInformer(client, 0,
+	lists := &cache.ListWatch{
+		ListWithContextFunc: func(ctx context.Context, options metav1.ListOptions) (runtime.Object, error) {
+			options.LabelSelector = ours
+			return client.List(ctx, options)
+		},
+		WatchFuncWithContext: func(ctx context.Context, options metav1.ListOptions) (watch.Interface, error) {
+			options.LabelSelector = ours
+			return client.Watch(ctx, options)
+		},
+	}
+	informer := cache.NewSharedIndexInformer(cache.ToListWatcherWithWatchListSemantics(lists, client), &corev1.Node{}, 0,
 		cache.Indexers{
 			byGroup: func(obj any) ([]string, error) {
 				return []string{groupOf(obj.(*corev1.Node)).String()}, nil
@@ -41,8 +52,7 @@ func newNodeInformer(client kubernetes.Interface, shard provider.Shard) (cache.S
 			bySubnet: func(obj any) ([]string, error) {
 				return []string{obj.(*corev1.Node).Labels[LabelSubnet]}, nil
 			},
-		},
-		func(options *metav1.ListOptions) { options.LabelSelector = ours })
+		})
 	if err := informer.SetTransform(strip); err != nil {
 		return nil, fmt.Errorf("prepare to follow the Nodes of shard %s: %w", shard.ID, err)
 	}

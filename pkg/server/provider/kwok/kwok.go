@@ -17,7 +17,6 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"k8s.io/klog/v2"
@@ -46,7 +45,7 @@ type Config struct {
 	Shard   provider.Shard
 	Options *Options
 	// Client is for the cluster that the Nodes are in.
-	Client kubernetes.Interface
+	Client NodeClient
 	// CallContext returns the context of each call that changes something, so that
 	// a server that no longer leads makes none: workers make calls later than they
 	// are requested. Default: the context of Run.
@@ -324,7 +323,7 @@ func (p *Provider) carryOut(ctx context.Context, id string, request request, cha
 	}
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
-	nodes := p.config.Client.CoreV1().Nodes()
+	nodes := p.config.Client
 
 	if !request.delete {
 		// An attempt whose response was lost may have created the Node.

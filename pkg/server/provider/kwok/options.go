@@ -11,7 +11,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
-	"k8s.io/client-go/kubernetes"
 
 	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/config/validation"
@@ -35,7 +34,7 @@ type Options struct {
 	// not in it has no limit.
 	SubnetCapacity map[string]int32
 	// Client replaces the one that Kubeconfig gives, in tests.
-	Client kubernetes.Interface
+	Client NodeClient
 }
 
 var _ provider.Options = (*Options)(nil)

@@ -22,7 +22,7 @@ var errForeignNode = errors.New("there is a Node of this name that belongs to an
 // find returns the Node of an instance from the API server. The error is errForeignNode if
 // there is another Node of that name.
 func (p *Provider) find(ctx context.Context, spec provider.Spec) (*corev1.Node, error) {
-	node, err := p.config.Client.CoreV1().Nodes().Get(ctx, spec.ID, metav1.GetOptions{})
+	node, err := p.config.Client.Get(ctx, spec.ID, metav1.GetOptions{})
 	if err != nil {
 		return nil, err
 	}

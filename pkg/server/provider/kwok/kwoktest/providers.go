@@ -19,7 +19,16 @@ const Name = kwok.Name
 func Providers(client kubernetes.Interface) provider.Registry {
 	return provider.Registry{Name: func(o *jsonc.Object) provider.Options {
 		options := kwok.ReadOptions(o)
-		options.(*kwok.Options).Client = client
+		options.(*kwok.Options).Client = Nodes(client)
 		return options
 	}}
 }
+
+// Nodes returns the calls for the Nodes of a clientset in memory.
+func Nodes(client kubernetes.Interface) kwok.NodeClient { return nodes{client.CoreV1().Nodes()} }
+
+type nodes struct{ kwok.NodeClient }
+
+// IsWatchListSemanticsUnSupported makes informers list: the watches of a clientset in memory
+// do not begin with a list.
+func (nodes) IsWatchListSemanticsUnSupported() bool { return true }
