@@ -144,6 +144,10 @@ test-standalone:
 test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -parallel 8 -timeout 30m -v ./machines
 
+.PHONY: test-moto
+test-moto: ## Run the tests of secrets that need moto, the program moto_server.
+	NSTANCE_TEST_MOTO=1 $(COMPILE) $(GOTEST) -run '^TestMoto$$' -v ./pkg/server/secrets/...
+
 .PHONY: test-monitoring
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.
 	cd e2e && NSTANCE_TEST_MONITORING=1 $(COMPILE) $(GOTEST) -timeout 30m -v ./monitoring
