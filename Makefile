@@ -185,6 +185,7 @@ verify-modules: ## Check that go.mod files list what is used, in the same versio
 	cd e2e && go mod tidy -diff
 	cd e2e/cmd/kube && go mod tidy -diff
 	cd hack/versitygw && go mod tidy -diff
+	cd hack/discovery && go mod tidy -diff
 	hack/verify-versions.sh
 
 .PHONY: verify-imports

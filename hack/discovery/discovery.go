@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package discovery makes the module require the one with Google's discovery documents.
+package discovery
+
+import _ "google.golang.org/api/googleapi" // any package of the module

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package discoverytest
+
+import (
+	"net/http"
+	"net/url"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+)
+
+func TestCheck(t *testing.T) {
+	d := Load(t, Compute)
+	insert, variables, err := d.Find(http.MethodPost, "/compute/v1/projects/p/zones/z-a/instances")
+	require.NoError(t, err)
+	assert.Equal(t, "compute.instances.insert", insert.ID)
+	assert.Equal(t, map[string]string{"project": "p", "zone": "z-a"}, variables)
+
+	for path, want := range map[string]string{
+		"/compute/v1/projects/p/zones/Z/instances":      "does not match",
+		"/compute/v1/projects/p/zones/z/instances/a/b/": "no method is",
+		"/projects/p/zones/z/instances":                 "is not below",
+	} {
+		_, _, err := d.Find(http.MethodPost, path)
+		assert.ErrorContains(t, err, want)
+	}
+	require.NoError(t, insert.CheckQuery(url.Values{"requestId": {"x"}, "fields": {"name"}}))
+	assert.ErrorContains(t, insert.CheckQuery(url.Values{"request_id": {"x"}}), "has no parameter request_id")
+	assert.ErrorContains(t, insert.CheckQuery(url.Values{"requestId": {"x", "y"}}), "has 2 values")
+	assert.ErrorContains(t, insert.CheckQuery(url.Values{"zone": {"x"}}), "has no parameter zone")
+
+	for body, want := range map[string]string{
+		`{"name":"a"}`:                   "",
+		`{}`:                             ".name: is required",
+		`{"name":"A"}`:                   "does not match",
+		`{"name":1}`:                     "is no string",
+		`{"name":"a","x":1}`:             ".x: is not known",
+		`{"name":"a","status":"TESTED"}`: ".status: is output only",
+		`{"name":"a","disks":[{"initializeParams":{"diskSizeGb":20}}]}`: "is no string",
+		`{"name":"a","scheduling":{"provisioningModel":"CHEAP"}}`:       "is none of",
+		`{"name":"a","tags":{"items":["-"]}}`:                           "does not match",
+		`{"name":"a","labels":{"a":1}}`:                                 "is no string",
+		`{"name":"a","canIpForward":"true"}`:                            "is no boolean",
+	} {
+		err := insert.CheckRequest([]byte(body))
+		if want == "" {
+			assert.NoError(t, err)
+		} else {
+			assert.ErrorContains(t, err, want, body)
+		}
+	}
+	get, _, err := d.Find(http.MethodGet, "/compute/v1/projects/p/zones/z/instances/a")
+	require.NoError(t, err)
+	require.NoError(t, get.CheckResponse([]byte(`{"status":"RUNNING","id":"1"}`)))
+	assert.ErrorContains(t, get.CheckResponse([]byte(`{"status":"UP"}`)), "is none of")
+	assert.ErrorContains(t, get.CheckResponse([]byte(`{"id":"x"}`)), "is no uint64")
+
+	list, _, err := d.Find(http.MethodGet, "/compute/v1/projects/p/zones/z/instances")
+	require.NoError(t, err)
+	assert.ErrorContains(t, list.CheckQuery(url.Values{"maxResults": {"-1"}}), "is no uint32")
+}

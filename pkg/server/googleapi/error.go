@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package googleapi
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"net/http"
+	"slices"
+	"strings"
+)
+
+// Error is a response that is no success.
+type Error struct {
+	// Status is that of HTTP.
+	Status int
+	// Reasons are the codes of the API. They are empty if something before the API has
+	// responded, such as a proxy.
+	Reasons []string
+	// Message is for people.
+	Message string
+}
+
+// Error returns the status, the reasons and the message.
+func (e *Error) Error() string {
+	text := fmt.Sprintf("HTTP %d", e.Status)
+	if len(e.Reasons) > 0 {
+		text += " " + strings.Join(e.Reasons, ", ")
+	}
+	return text + ": " + e.Message
+}
+
+// Has reports whether the API has responded with one of the reasons.
+func (e *Error) Has(reasons ...string) bool {
+	return slices.ContainsFunc(e.Reasons, func(reason string) bool { return slices.Contains(reasons, reason) })
+}
+
+// AsError returns the error with which the API has responded, and whether there is one.
+func AsError(err error) (*Error, bool) { return errors.AsType[*Error](err) }
+
+// IsNotFound reports whether the API has responded that what was named does not exist. A
+// status alone may be that of a proxy.
+func IsNotFound(err error) bool {
+	e, ok := AsError(err)
+	return ok && e.Status == http.StatusNotFound && e.Has("notFound")
+}
+
+// IsThrottled reports whether the API has responded that there were too many calls.
+func IsThrottled(err error) bool {
+	e, ok := AsError(err)
+	return ok && (e.Status == http.StatusTooManyRequests ||
+		e.Status == http.StatusForbidden && e.Has("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"))
+}
+
+// parseError returns the error in a response.
+func parseError(status int, data []byte) *Error {
+	var body struct {
+		Error struct {
+			Message string `json:"message"`
+			Errors  []struct {
+				Reason  string `json:"reason"`
+				Message string `json:"message"`
+			} `json:"errors"`
+			Details []struct {
+				Reason string `json:"reason"`
+			} `json:"details"`
+		} `json:"error"`
+	}
+	e := &Error{Status: status, Message: http.StatusText(status)}
+	if err := json.Unmarshal(data, &body); err != nil {
+		return e // not from the API
+	}
+	if body.Error.Message != "" {
+		e.Message = body.Error.Message
+	}
+	for _, one := range body.Error.Errors {
+		if one.Reason != "" {
+			e.Reasons = append(e.Reasons, one.Reason)
+		}
+	}
+	for _, one := range body.Error.Details {
+		if one.Reason != "" {
+			e.Reasons = append(e.Reasons, one.Reason)
+		}
+	}
+	return e
+}
