@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"net/url"
+	"strings"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+)
+
+// vm is a virtual machine, as far as the provider sends and reads it.
+type vm struct {
+	ID                string             `json:"id,omitempty"`
+	Name              string             `json:"name"`
+	Description       string             `json:"description,omitempty"`
+	MachineType       string             `json:"machineType,omitempty"`
+	Status            string             `json:"status,omitempty"`
+	StatusMessage     string             `json:"statusMessage,omitempty"`
+	Labels            map[string]string  `json:"labels,omitempty"`
+	Metadata          *metadata          `json:"metadata,omitempty"`
+	Tags              *networkTags       `json:"tags,omitempty"`
+	Disks             []disk             `json:"disks,omitempty"`
+	NetworkInterfaces []networkInterface `json:"networkInterfaces,omitempty"`
+	ServiceAccounts   []serviceAccount   `json:"serviceAccounts,omitempty"`
+	Scheduling        *scheduling        `json:"scheduling,omitempty"`
+}
+
+type metadata struct {
+	Items []metadataItem `json:"items"`
+}
+
+type metadataItem struct {
+	Key   string `json:"key"`
+	Value string `json:"value"`
+}
+
+type networkTags struct {
+	Items []string `json:"items"`
+}
+
+type disk struct {
+	Boot             bool        `json:"boot,omitempty"`
+	AutoDelete       bool        `json:"autoDelete,omitempty"`
+	InitializeParams *diskParams `json:"initializeParams,omitempty"`
+}
+
+type diskParams struct {
+	SourceImage string            `json:"sourceImage,omitempty"`
+	DiskType    string            `json:"diskType,omitempty"`
+	DiskSizeGB  int64             `json:"diskSizeGb,omitempty,string"`
+	Labels      map[string]string `json:"labels,omitempty"`
+}
+
+type networkInterface struct {
+	Subnetwork    string         `json:"subnetwork,omitempty"`
+	NetworkIP     string         `json:"networkIP,omitempty"`
+	IPv6Address   string         `json:"ipv6Address,omitempty"`
+	AccessConfigs []accessConfig `json:"accessConfigs,omitempty"`
+}
+
+type accessConfig struct {
+	Name  string `json:"name,omitempty"`
+	Type  string `json:"type,omitempty"`
+	NATIP string `json:"natIP,omitempty"`
+}
+
+type serviceAccount struct {
+	Email  string   `json:"email"`
+	Scopes []string `json:"scopes"`
+}
+
+type scheduling struct {
+	ProvisioningModel         string `json:"provisioningModel,omitempty"`
+	InstanceTerminationAction string `json:"instanceTerminationAction,omitempty"`
+	OnHostMaintenance         string `json:"onHostMaintenance,omitempty"`
+	AutomaticRestart          *bool  `json:"automaticRestart,omitempty"`
+}
+
+// addresses returns those of the machine, private ones first.
+func (v vm) addresses() []netip.Addr {
+	var private, public []netip.Addr
+	add := func(list []netip.Addr, text string) []netip.Addr {
+		if address, err := netip.ParseAddr(text); err == nil {
+			return append(list, address)
+		}
+		return list
+	}
+	for _, one := range v.NetworkInterfaces {
+		private = add(add(private, one.NetworkIP), one.IPv6Address)
+		for _, config := range one.AccessConfigs {
+			public = add(public, config.NATIP)
+		}
+	}
+	return append(private, public...)
+}
+
+// operation is the work of a call that changes something.
+type operation struct {
+	Name             string          `json:"name"`
+	Status           string          `json:"status"`
+	OperationType    string          `json:"operationType"`
+	TargetID         string          `json:"targetId"`
+	HTTPErrorStatus  int             `json:"httpErrorStatusCode"`
+	HTTPErrorMessage string          `json:"httpErrorMessage"`
+	Error            *operationError `json:"error"`
+}
+
+// operationError is why an operation has failed.
+type operationError struct {
+	Errors []struct {
+		Code    string `json:"code"`
+		Message string `json:"message"`
+	} `json:"errors"`
+}
+
+// warning is what is wrong with a list.
+type warning struct {
+	Code    string `json:"code"`
+	Message string `json:"message"`
+}
+
+// vmFields are those of a virtual machine that are read: without the metadata, which has the
+// userdata.
+const vmFields = "id,name,description,machineType,status,statusMessage,labels,scheduling,networkInterfaces"
+
+// zonePath returns the path of a resource in the zone of the shard.
+func (a *API) zonePath(parts ...string) []string {
+	return append([]string{"projects", a.options.Project, "zones", a.shard.Zone}, parts...)
+}
+
+// insert requests a virtual machine. The same request id gives the same operation.
+func (a *API) insert(ctx context.Context, body vm, requestID, template string) (op operation, err error) {
+	query := url.Values{"requestId": {requestID}}
+	if template != "" {
+		query.Set("sourceInstanceTemplate", template)
+	}
+	return op, a.client.DoJSON(ctx, googleapi.Call{
+		Name: "compute.instances.insert", Method: http.MethodPost, Path: a.zonePath("instances"), Query: query, Body: body,
+	}, &op)
+}
+
+// get reads a virtual machine.
+func (a *API) get(ctx context.Context, name string) (one vm, err error) {
+	err = a.client.DoJSON(ctx, googleapi.Call{
+		Name: "compute.instances.get", Method: http.MethodGet, Path: a.zonePath("instances", name), Query: url.Values{"fields": {vmFields}},
+	}, &one)
+	if err == nil && one.Name != name {
+		err = fmt.Errorf("compute.instances.get: the response is of %q instead of %q", one.Name, name)
+	}
+	return one, err
+}
+
+// isNotFound reports whether the API has responded that a virtual machine does not exist. The
+// project, the zone, or a path that a proxy does not know may be missing too.
+func isNotFound(err error, name string) bool {
+	response, ok := googleapi.AsError(err)
+	return ok && googleapi.IsNotFound(err) && strings.Contains(response.Message, "/instances/"+name)
+}
+
+// maxPages is how many pages a list may have: one that does not end is an error.
+const maxPages = 1000
+
+// errIncomplete means that a list does not have everything.
+var errIncomplete = errors.New("the list is incomplete")
+
+// checkPage returns an error if a page of a list is not complete.
+func checkPage(kind, want string, w *warning) error {
+	switch {
+	case kind != want:
+		return fmt.Errorf("%w: the response is of kind %q instead of %q", errIncomplete, kind, want)
+	case w != nil && w.Code != "" && w.Code != "NO_RESULTS_ON_PAGE":
+		return fmt.Errorf("%w: %s: %s", errIncomplete, w.Code, w.Message)
+	}
+	return nil
+}
+
+// list reads all virtual machines of the shard.
+func (a *API) list(ctx context.Context) (all []vm, err error) {
+	return listPages(ctx, a, googleapi.Call{
+		Name: "compute.instances.list", Path: a.zonePath("instances"), Query: url.Values{"filter": {a.filter()}},
+	}, "compute#instanceList", vmFields, all)
+}
+
+// operations reads the operations of the zone that a filter selects.
+func (a *API) operations(ctx context.Context, filter string) (all []operation, err error) {
+	return listPages(ctx, a, googleapi.Call{
+		Name: "compute.zoneOperations.list", Path: a.zonePath("operations"), Query: url.Values{"filter": {filter}},
+	}, "compute#operationList", "name,operationType,targetId", all)
+}
+
+// listPages reads all pages of a list.
+func listPages[T any](ctx context.Context, a *API, call googleapi.Call, kind, fields string, all []T) ([]T, error) {
+	call.Method = http.MethodGet
+	call.Query.Set("maxResults", "500")
+	call.Query.Set("fields", "kind,nextPageToken,warning(code,message),items("+fields+")")
+	for range maxPages {
+		var page struct {
+			Kind          string   `json:"kind"`
+			Items         []T      `json:"items"`
+			NextPageToken string   `json:"nextPageToken"`
+			Warning       *warning `json:"warning"`
+		}
+		if err := a.client.DoJSON(ctx, call, &page); err != nil {
+			return nil, err
+		}
+		if err := checkPage(page.Kind, kind, page.Warning); err != nil {
+			return nil, fmt.Errorf("%s: %w", call.Name, err)
+		}
+		all = append(all, page.Items...)
+		if page.NextPageToken == "" {
+			return all, nil
+		}
+		call.Query.Set("pageToken", page.NextPageToken)
+	}
+	return nil, fmt.Errorf("%s: %w: it has more than %d pages", call.Name, errIncomplete, maxPages)
+}
+
+// delete requests the deletion of a virtual machine.
+func (a *API) delete(ctx context.Context, name, requestID string) (op operation, err error) {
+	return op, a.client.DoJSON(ctx, googleapi.Call{
+		Name: "compute.instances.delete", Method: http.MethodDelete, Path: a.zonePath("instances", name),
+		Query: url.Values{"requestId": {requestID}},
+	}, &op)
+}
+
+// operation reads an operation.
+func (a *API) operation(ctx context.Context, name string) (op operation, err error) {
+	return op, a.client.DoJSON(ctx, googleapi.Call{
+		Name: "compute.zoneOperations.get", Method: http.MethodGet, Path: a.zonePath("operations", name),
+	}, &op)
+}
+
+// subnetwork is a subnetwork.
+type subnetwork struct {
+	Name        string `json:"name"`
+	Range       string `json:"ipCidrRange"`
+	Utilization *struct {
+		IPv4 []struct {
+			Range string `json:"rangeName"`
+			Free  *int64 `json:"totalFreeIp,string"`
+		} `json:"ipv4Utilizations"`
+	} `json:"utilizationDetails"`
+}
+
+// subnetwork reads a subnetwork, with how many of its addresses are used.
+func (a *API) subnetwork(ctx context.Context, subnet Subnet) (one subnetwork, err error) {
+	err = a.client.DoJSON(ctx, googleapi.Call{
+		Name: "compute.subnetworks.get", Method: http.MethodGet,
+		Path:  []string{"projects", a.subnetworkProject(subnet), "regions", a.shard.Region, "subnetworks", subnet.Subnetwork},
+		Query: url.Values{"views": {"WITH_UTILIZATION"}, "fields": {"name,ipCidrRange,utilizationDetails"}},
+	}, &one)
+	if err == nil && one.Name != subnet.Subnetwork {
+		err = fmt.Errorf("compute.subnetworks.get: the response is of %q instead of %q", one.Name, subnet.Subnetwork)
+	}
+	return one, err
+}

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package gcetest
+
+import (
+	"net/url"
+	"regexp"
+	"strconv"
+	"strings"
+
+	"github.com/google/uuid"
+)
+
+// Rules of Compute Engine that the discovery document does not have.
+var (
+	labelKey   = regexp.MustCompile(`^[a-z][a-z0-9_-]{0,62}$`)
+	labelValue = regexp.MustCompile(`^[a-z0-9_-]{0,63}$`)
+)
+
+const (
+	maxLabels        = 64
+	maxDescription   = 2048
+	maxMetadataValue = 256 << 10
+)
+
+func checkLabels(field string, labels map[string]string) error {
+	if len(labels) > maxLabels {
+		return invalid("Invalid value for field '%s': %d labels, at most 64 are allowed", field, len(labels))
+	}
+	for key, value := range labels {
+		if !labelKey.MatchString(key) || !labelValue.MatchString(value) {
+			return invalid("Invalid value for field '%s': label %q: %q is not allowed", field, key, value)
+		}
+	}
+	return nil
+}
+
+// checkRequestID refuses what is no UUID.
+func checkRequestID(text string) error {
+	if text == "" {
+		return nil
+	}
+	id, err := uuid.Parse(text)
+	if err != nil || len(text) != 36 || id == uuid.Nil {
+		return invalid("Invalid value for field 'requestId': '%s'. Must be a UUID that is not zero.", text)
+	}
+	return nil
+}
+
+// checkBody refuses a machine that breaks a rule.
+func (s *Server) checkBody(r *request, body *resource) error {
+	zone := r.variables["zone"]
+	if err := checkLabels("resource.labels", body.Labels); err != nil {
+		return err
+	}
+	if len(body.Description) > maxDescription {
+		return invalid("Invalid value for field 'resource.description': it has %d characters", len(body.Description))
+	}
+	kind, found := strings.CutPrefix(body.MachineType, "zones/"+zone+"/machineTypes/")
+	if !found || !s.types[kind] {
+		return invalid("Invalid value for field 'resource.machineType': '%s'. The referenced resource does not exist.", body.MachineType)
+	}
+	keys := map[string]bool{}
+	if body.Metadata != nil {
+		for _, one := range body.Metadata.Items {
+			if keys[one.Key] || len(one.Value) > maxMetadataValue {
+				return invalid("Invalid value for field 'resource.metadata': key %s", one.Key)
+			}
+			keys[one.Key] = true
+		}
+	}
+	if len(body.NetworkInterfaces) != 1 || s.subnetOf(body.NetworkInterfaces[0].Subnetwork) == nil {
+		return invalid("Invalid value for field 'resource.networkInterfaces[0].subnetwork': The referenced subnetwork resource cannot be found.")
+	}
+	if err := checkScheduling(body.Scheduling); err != nil {
+		return err
+	}
+	return s.checkDisks(r, body)
+}
+
+func checkScheduling(scheduling *scheduling) error {
+	if scheduling == nil || scheduling.ProvisioningModel != "SPOT" {
+		return nil
+	}
+	if scheduling.OnHostMaintenance != "TERMINATE" || scheduling.AutomaticRestart == nil || *scheduling.AutomaticRestart {
+		return invalid("Invalid value for field 'resource.scheduling': a spot machine must terminate on maintenance and not restart")
+	}
+	return nil
+}
+
+func (s *Server) checkDisks(r *request, body *resource) error {
+	template := r.query("sourceInstanceTemplate")
+	if template != "" && template != Template {
+		return notFound("projects/" + Project + "/" + template)
+	}
+	if template != "" && len(body.Disks) == 0 {
+		body.Disks = []*disk{{Boot: true, AutoDelete: true, InitializeParams: &diskParams{SourceImage: Image}}}
+	}
+	if len(body.Disks) == 0 || !body.Disks[0].Boot {
+		return invalid("Invalid value for field 'resource.disks': the first disk must be a boot disk")
+	}
+	for _, one := range body.Disks {
+		if one.InitializeParams == nil || one.InitializeParams.SourceImage != Image {
+			return notFound("an image of the request")
+		}
+		if err := checkLabels("resource.disks.initializeParams.labels", one.InitializeParams.Labels); err != nil {
+			return err
+		}
+		if kind := one.InitializeParams.DiskType; kind != "" && !strings.HasPrefix(kind, "zones/"+r.variables["zone"]+"/diskTypes/pd-") {
+			return invalid("Invalid value for field 'resource.disks.initializeParams.diskType': '%s'", kind)
+		}
+	}
+	return nil
+}
+
+// condition is one of a filter.
+type condition struct{ field, value string }
+
+var conditions = regexp.MustCompile(`^([A-Za-z]+(?:\.[a-z0-9_-]+)?) = "([^"]*)"$`)
+
+// parseFilter reads conditions that are connected by AND, each in parentheses unless there is
+// only one.
+func parseFilter(text string) ([]condition, error) {
+	if text == "" {
+		return nil, nil
+	}
+	parts := strings.Split(text, " AND ")
+	var all []condition
+	for _, part := range parts {
+		inner := part
+		if strings.HasPrefix(part, "(") && strings.HasSuffix(part, ")") {
+			inner = part[1 : len(part)-1]
+		} else if len(parts) > 1 {
+			return nil, invalid("Invalid value for field 'filter': '%s'. Invalid list filter expression.", text)
+		}
+		match := conditions.FindStringSubmatch(inner)
+		if match == nil {
+			return nil, invalid("Invalid value for field 'filter': '%s'. Invalid list filter expression.", text)
+		}
+		all = append(all, condition{match[1], match[2]})
+	}
+	return all, nil
+}
+
+// page returns the part of a sorted list that a call requests, and the token of the next one.
+func (s *Server) page(query url.Values, length int) (first, end int, next string, err error) {
+	size := s.PageSize
+	if text := query.Get("maxResults"); text != "" {
+		most, err := strconv.Atoi(text)
+		if err != nil || most > 500 {
+			return 0, 0, "", invalid("Invalid value for field 'maxResults': '%s'", text)
+		}
+		size = min(size, most)
+	}
+	if token := query.Get("pageToken"); token != "" {
+		if first, err = strconv.Atoi(strings.TrimPrefix(token, "page-")); err != nil || first > length {
+			return 0, 0, "", invalid("Invalid value for field 'pageToken': '%s'", token)
+		}
+	}
+	if end = min(length, first+size); end < length {
+		next = "page-" + strconv.Itoa(end)
+	}
+	return first, end, next, nil
+}

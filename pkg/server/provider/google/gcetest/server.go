@@ -1,0 +1,303 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package gcetest has a server that responds as the API of Compute Engine does, for the calls
+// that the provider makes. It refuses requests that Google's discovery document does not
+// allow, and its own responses are checked with the same document. Rules that the document
+// does not have are from Google's documentation. It was never compared with the service.
+package gcetest
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"maps"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/oauth2"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/googleapi/discoverytest"
+)
+
+// Token is the token that the server accepts, beside those that it issues.
+const Token = "test-token"
+
+// Project, Region and Image are what the server has. All zones exist.
+const (
+	Project = "test-project"
+	Region  = "region"
+	Image   = "projects/test-project/global/images/family/node"
+	// Template is an instance template, with a disk that is deleted with its machine.
+	Template = "global/instanceTemplates/node"
+)
+
+// Server is a project. Its exported fields are set before the first request.
+type Server struct {
+	// OperationTime is how long operations take, BootTime the time until a machine runs
+	// after its operation has finished, and DeleteTime that of deletions.
+	OperationTime, BootTime, DeleteTime time.Duration
+	// VisibilityDelay is how long a machine is missing from responses after its creation.
+	VisibilityDelay time.Duration
+	// PageSize limits pages of lists, if it is less than what a call requests.
+	PageSize int
+	// Lenient is true if a request id that was used for a request with other content gives the
+	// operation of that one, and not an error.
+	Lenient bool
+	// NoUtilization is true if subnetworks do not show how many addresses are used.
+	NoUtilization bool
+	// URL is the address of the server.
+	URL string
+
+	t        testing.TB
+	document *discoverytest.Document
+	listener *pipeListener
+
+	// mu guards the fields below.
+	mu         sync.Mutex
+	subnets    map[string]*subnet
+	types      map[string]bool
+	vms        map[string]*machine
+	operations []*operation
+	requests   map[string]*pastRequest
+	exhausted  map[string]bool
+	rejecting  map[string]string
+	quota      int
+	nextID     uint64
+	faults     []*Fault
+	calls      map[string]int
+	ever       map[string]int
+	made, ran  []string
+	deleted    []string
+	disks      map[string]bool
+	mistakes   []string
+	tolerant   bool
+}
+
+// New returns a project with the subnetworks "subnet" (10.0.0.0/16), "two", which has room for
+// two machines, and "full", which reports room and has none.
+func New() *Server {
+	return &Server{
+		OperationTime: 2 * time.Second, BootTime: 5 * time.Second, DeleteTime: 20 * time.Second, PageSize: 500,
+		subnets: map[string]*subnet{
+			"subnet": {cidr: "10.0.0.0/16", size: 1 << 16},
+			"two":    {cidr: "10.1.0.0/29", size: 8, others: 2},
+			"full":   {cidr: "10.2.0.0/24", size: 1 << 8, exhausted: true},
+		},
+		types: map[string]bool{"e2-small": true, "e2-standard-4": true},
+		vms:   map[string]*machine{}, requests: map[string]*pastRequest{}, exhausted: map[string]bool{}, rejecting: map[string]string{},
+		quota: 1 << 30, nextID: 1000, calls: map[string]int{}, ever: map[string]int{}, disks: map[string]bool{},
+	}
+}
+
+// Start starts the server on a port of this machine. It stops with the test.
+func (s *Server) Start(t testing.TB) {
+	t.Helper()
+	s.start(t, nil)
+}
+
+// StartInMemory starts the server on connections in memory, which those of Transport are: in a
+// bubble of synctest, time passes while they wait.
+func (s *Server) StartInMemory(t testing.TB) {
+	t.Helper()
+	s.listener = newPipeListener()
+	s.start(t, s.listener)
+}
+
+func (s *Server) start(t testing.TB, listener net.Listener) {
+	s.t, s.document = t, discoverytest.Load(t, discoverytest.Compute)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
+	server.Config.ErrorLog = quietLog()
+	if listener != nil {
+		server.Listener.Close()
+		server.Listener = listener
+	}
+	server.Start()
+	s.URL = server.URL
+	t.Cleanup(func() {
+		s.SetFaults()
+		server.CloseClientConnections()
+		server.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.mistakes) > 0 && !s.tolerant {
+			t.Errorf("%d requests or responses were not as documented, the first: %s", len(s.mistakes), s.mistakes[0])
+		}
+	})
+}
+
+// Endpoint returns the address of the API.
+func (s *Server) Endpoint() string { return s.URL + "/compute/v1" }
+
+// Transport returns connections to a server that StartInMemory has started, with a token.
+func (s *Server) Transport() http.RoundTripper {
+	return googleapi.WithToken(&http.Transport{DialContext: s.dial}, oauth2.StaticTokenSource(&oauth2.Token{AccessToken: Token}))
+}
+
+// TolerateMistakes makes requests that are not as documented no failure of the test.
+func (s *Server) TolerateMistakes() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.tolerant = true
+}
+
+// failure is a response that is no success.
+type failure struct {
+	status          int
+	reason, message string
+}
+
+// Error returns the message.
+func (f *failure) Error() string { return f.message }
+
+func invalid(format string, values ...any) error {
+	return &failure{http.StatusBadRequest, "invalid", fmt.Sprintf(format, values...)}
+}
+
+func notFound(resource string) error {
+	return &failure{http.StatusNotFound, "notFound", fmt.Sprintf("The resource '%s' was not found", resource)}
+}
+
+// request is a call that is as documented.
+type request struct {
+	*http.Request
+	method    *discoverytest.Method
+	variables map[string]string
+	body      []byte
+}
+
+func (r *request) query(name string) string { return r.URL.Query().Get(name) }
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if r.URL.Path == tokenPath {
+		serveToken(w, r)
+		return
+	}
+	if r.Header.Get("Authorization") != "Bearer "+Token {
+		s.respond(w, nil, nil, &failure{http.StatusUnauthorized, "authError", "Invalid Credentials"})
+		return
+	}
+	parsed, err := s.parse(r)
+	if err != nil {
+		s.mistake(err)
+		s.respond(w, nil, nil, invalid("%v", err))
+		return
+	}
+	fault := s.fault(parsed.method.ID)
+	if fault != nil && fault.Before {
+		fault.apply(s, w, parsed)
+		return
+	}
+	data, err := s.handle(parsed)
+	if fault != nil {
+		fault.apply(s, w, parsed)
+		return
+	}
+	s.respond(w, parsed, data, err)
+}
+
+func (s *Server) mistake(err error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.mistakes = append(s.mistakes, err.Error())
+}
+
+// parse checks a call with the discovery document.
+func (s *Server) parse(r *http.Request) (*request, error) {
+	method, variables, err := s.document.Find(r.Method, r.URL.EscapedPath())
+	if err != nil {
+		return nil, err
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	parsed := &request{Request: r, method: method, variables: variables, body: body}
+	return parsed, errors.Join(method.CheckQuery(r.URL.Query()), method.CheckBody(r, body))
+}
+
+// handle makes a call.
+func (s *Server) handle(r *request) (any, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	s.calls[r.method.ID]++
+	s.ever[r.method.ID]++
+	if r.variables["project"] != Project {
+		return nil, notFound("projects/" + r.variables["project"])
+	}
+	handle := map[string]func(*Server, *request) (any, error){
+		"compute.instances.insert":    (*Server).insert,
+		"compute.instances.get":       (*Server).get,
+		"compute.instances.list":      (*Server).list,
+		"compute.instances.delete":    (*Server).delete,
+		"compute.zoneOperations.get":  (*Server).getOperation,
+		"compute.zoneOperations.list": (*Server).listOperations,
+		"compute.subnetworks.get":     (*Server).getSubnetwork,
+	}[r.method.ID]
+	if handle == nil {
+		return nil, &failure{http.StatusNotImplemented, "notImplemented", r.method.ID + " is not implemented"}
+	}
+	data, err := handle(s, r)
+	if err != nil {
+		return nil, err
+	}
+	// Later calls change what it refers to.
+	encoded, err := json.Marshal(data)
+	return json.RawMessage(encoded), err
+}
+
+// respond writes the response of a call.
+func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error) {
+	status := http.StatusOK
+	if err != nil {
+		f, ok := errors.AsType[*failure](err)
+		if !ok {
+			f = &failure{http.StatusInternalServerError, "backendError", err.Error()}
+		}
+		status = f.status
+		object := map[string]any{"code": f.status, "message": f.message}
+		if f.reason != "" {
+			object["errors"] = []any{map[string]any{"message": f.message, "domain": "global", "reason": f.reason}}
+		}
+		data = map[string]any{"error": object}
+	}
+	body, encodeErr := json.Marshal(data)
+	if encodeErr != nil {
+		s.mistake(encodeErr)
+	}
+	if err == nil && r != nil {
+		if r.query("fields") != "" {
+			body = s.mask(r.query("fields"), body)
+		}
+		if err := r.method.CheckResponse(body); err != nil {
+			s.mistake(fmt.Errorf("response: %w", err))
+		}
+	}
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(body) // the client may have closed the connection
+}
+
+// Calls returns how many calls there were since the last time, by method.
+func (s *Server) Calls() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	s.calls = map[string]int{}
+	return calls
+}
+
+// Methods returns the methods that were ever called, sorted.
+func (s *Server) Methods() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.ever))
+}

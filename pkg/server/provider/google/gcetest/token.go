@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package gcetest
+
+import (
+	"crypto/rand"
+	"crypto/rsa"
+	"crypto/x509"
+	"encoding/json"
+	"encoding/pem"
+	"net/http"
+	"os"
+	"path/filepath"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// tokenPath is where service accounts get tokens.
+const tokenPath = "/token"
+
+// serveToken responds to a service account that presents an assertion.
+func serveToken(w http.ResponseWriter, r *http.Request) {
+	if r.FormValue("grant_type") != "urn:ietf:params:oauth:grant-type:jwt-bearer" || r.FormValue("assertion") == "" {
+		http.Error(w, "no assertion", http.StatusBadRequest)
+		return
+	}
+	w.Header().Set("Content-Type", "application/json")
+	_ = json.NewEncoder(w).Encode(map[string]any{"access_token": Token, "token_type": "Bearer", "expires_in": 3600})
+}
+
+// Credentials writes the key of a service account, for application default credentials, and
+// returns its path.
+func (s *Server) Credentials(t testing.TB) string {
+	t.Helper()
+	key, err := rsa.GenerateKey(rand.Reader, 2048)
+	require.NoError(t, err)
+	data, err := json.Marshal(map[string]string{
+		"type": "service_account", "project_id": Project, "private_key_id": "1", "client_id": "1",
+		"client_email": "nstance@" + Project + ".iam.gserviceaccount.com", "token_uri": s.URL + tokenPath,
+		"private_key": string(pem.EncodeToMemory(&pem.Block{Type: "RSA PRIVATE KEY", Bytes: x509.MarshalPKCS1PrivateKey(key)})),
+	})
+	require.NoError(t, err)
+	path := filepath.Join(t.TempDir(), "credentials.json")
+	require.NoError(t, os.WriteFile(path, data, 0o600))
+	return path
+}

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package google is a provider of virtual machines of Google Compute Engine
+// (docs/google.md). Package machines decides what to do with them.
+package google
+
+import (
+	"fmt"
+	"net/http"
+	"time"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// parallel is how many calls are made at a time for one termination.
+const parallel = 8
+
+// visibilityDelay is how long a machine may be missing from responses after its launch.
+const visibilityDelay = time.Minute
+
+// API are the calls for the virtual machines of one shard. It implements machines.API and
+// keeps nothing: Compute Engine remembers requests and their operations.
+type API struct {
+	client  *googleapi.Client
+	options *Options
+	shard   provider.Shard
+	limits  machines.Limits
+	// patience is how long one call waits for an operation.
+	patience time.Duration
+	// step is called before each step of a launch or a termination. Tests stop the process
+	// there.
+	step func(string)
+}
+
+var _ machines.API = (*API)(nil)
+
+// NewAPI returns the calls for the virtual machines of a shard, with application default
+// credentials. It sends nothing.
+func NewAPI(o *Options, shard provider.Shard) (*API, error) {
+	return newAPI(o, shard, googleapi.NewTransport(scope))
+}
+
+// newAPI returns calls through a transport that adds credentials.
+func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API, error) {
+	if err := validateShard(shard); err != nil {
+		return nil, fmt.Errorf("provider %s: %w", Name, err)
+	}
+	return &API{
+		client:  googleapi.New(o.endpoint(), transport),
+		options: o,
+		shard:   shard,
+		limits: machines.Limits{
+			Reads:           machines.Budget{PerSecond: 10, Burst: 20},
+			Writes:          machines.Budget{PerSecond: 5, Burst: 20},
+			Launches:        10,
+			Batch:           50,
+			VisibilityDelay: visibilityDelay,
+			PollInterval:    3 * time.Second,
+			IdleInterval:    30 * time.Second,
+		},
+		patience: defaultPatience,
+		step:     func(string) {},
+	}, nil
+}
+
+// Limits returns how the API may be called.
+func (a *API) Limits() machines.Limits { return a.limits }

@@ -1,0 +1,187 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// labelPrefix begins all labels of the server.
+const labelPrefix = "nstance-"
+
+// Labels of a machine (docs/google.md#labels). The first three are what lists select
+// machines by.
+const (
+	labelManaged    = labelPrefix + "managed"
+	labelClusterID  = labelPrefix + "cluster-id"
+	labelShard      = labelPrefix + "shard"
+	labelInstanceID = labelPrefix + "instance-id"
+	labelTenant     = labelPrefix + "tenant"
+	labelGroup      = labelPrefix + "group"
+	labelKind       = labelPrefix + "kind"
+	labelTemplate   = labelPrefix + "template"
+	labelCreatedAt  = labelPrefix + "created-at"
+)
+
+// managed is the value of labelManaged.
+const managed = "true"
+
+// identity is what the description of a machine says about its instance. It is set by the
+// call that creates the machine, and Compute Engine does not let labels have all of it.
+type identity struct {
+	InstanceID      string `json:"instance_id"`
+	ClusterID       string `json:"cluster_id"`
+	Shard           string `json:"shard"`
+	Tenant          string `json:"tenant"`
+	Group           string `json:"group"`
+	OnDemand        bool   `json:"on_demand,omitempty"`
+	IdempotencyKey  string `json:"idempotency_key,omitempty"`
+	InfraConfigHash string `json:"infra_config_hash,omitempty"`
+}
+
+// descriptionTitle begins a description, for people.
+const descriptionTitle = "Managed by nstance, do not change: "
+
+// maxDescription is the longest description, in characters.
+const maxDescription = 2048
+
+func newIdentity(shard provider.Shard, spec provider.Spec) identity {
+	return identity{
+		InstanceID: spec.ID, ClusterID: shard.ClusterID, Shard: shard.ID,
+		Tenant: spec.Group.Tenant, Group: spec.Group.Group,
+		OnDemand: spec.Origin.OnDemand, IdempotencyKey: spec.Origin.IdempotencyKey, InfraConfigHash: spec.Origin.InfraConfigHash,
+	}
+}
+
+// description returns the text for the description.
+func (i identity) description() (string, error) {
+	data, err := json.Marshal(i)
+	if err == nil && len(descriptionTitle)+len(data) > maxDescription {
+		err = fmt.Errorf("the idempotency key has %d bytes, and is too long for the description of a machine", len(i.IdempotencyKey))
+	}
+	return descriptionTitle + string(data), err
+}
+
+// parseDescription returns false if a description has no identity.
+func parseDescription(text string) (i identity, found bool) {
+	text, found = strings.CutPrefix(text, descriptionTitle)
+	if !found {
+		return identity{}, false
+	}
+	err := json.Unmarshal([]byte(text), &i)
+	return i, err == nil && i.InstanceID != ""
+}
+
+// isOurs reports whether a virtual machine is the one of an instance of the shard. A copy
+// that a user has made has the same labels and description, and another name.
+func (a *API) isOurs(vm vm, i identity) bool {
+	return i.InstanceID == vm.Name && i.ClusterID == a.shard.ClusterID && i.Shard == a.shard.ID
+}
+
+// errNoIdentity is of a machine that the labels say is ours.
+var errNoIdentity = errors.New("its labels are those of this shard, but its description does not say of which group its instance is")
+
+// identify returns the identity of a virtual machine, false if it is no instance of the
+// shard.
+func (a *API) identify(vm vm) (i identity, ours bool, err error) {
+	i, found := parseDescription(vm.Description)
+	if found {
+		return i, a.isOurs(vm, i), nil
+	}
+	_, err = puidv7.Parse(vm.Name)
+	if err != nil || vm.Labels[labelInstanceID] != vm.Name || !a.hasLabels(vm) {
+		return identity{}, false, nil
+	}
+	return identity{}, false, fmt.Errorf("virtual machine %s: %w", vm.Name, errNoIdentity)
+}
+
+// hasLabels reports whether a virtual machine has the labels of the shard.
+func (a *API) hasLabels(vm vm) bool {
+	return vm.Labels[labelManaged] == managed && vm.Labels[labelClusterID] == a.shard.ClusterID && vm.Labels[labelShard] == a.shard.ID
+}
+
+// filter selects the machines of the shard in a list.
+func (a *API) filter() string {
+	return fmt.Sprintf("(labels.%s = %q) AND (labels.%s = %q) AND (labels.%s = %q)",
+		labelManaged, managed, labelClusterID, a.shard.ClusterID, labelShard, a.shard.ID)
+}
+
+// labels returns those of the machine of a spec.
+func (a *API) labels(spec provider.Spec, others map[string]string) map[string]string {
+	all := map[string]string{}
+	for key, value := range others {
+		all[key] = value
+	}
+	for key, value := range map[string]string{
+		labelManaged: managed, labelClusterID: a.shard.ClusterID, labelShard: a.shard.ID, labelInstanceID: spec.ID,
+		labelTenant: spec.Group.Tenant, labelGroup: spec.Group.Group, labelKind: spec.Kind, labelTemplate: spec.Template,
+		labelCreatedAt: spec.CreatedAt.UTC().Format(createdAtFormat),
+	} {
+		// Those that are for people only may have characters that labels do not allow.
+		if value != "" && labelValues.MatchString(value) {
+			all[key] = value
+		}
+	}
+	return all
+}
+
+// createdAtFormat is that of RFC 3339 with the characters that labels allow.
+const createdAtFormat = "2006-01-02t15-04-05z"
+
+// machine returns the machine of a virtual machine.
+func (a *API) machine(vm vm, i identity) machines.Machine {
+	m := machines.Machine{
+		ID:         i.InstanceID,
+		ProviderID: fmt.Sprintf("gce://%s/%s/%s", a.options.Project, a.shard.Zone, vm.Name),
+		Group:      instance.GroupKey{Tenant: i.Tenant, Group: i.Group},
+		Origin:     instance.Origin{OnDemand: i.OnDemand, IdempotencyKey: i.IdempotencyKey, InfraConfigHash: i.InfraConfigHash},
+		Type:       vm.MachineType[strings.LastIndex(vm.MachineType, "/")+1:],
+		Addresses:  vm.addresses(),
+	}
+	m.State, m.Reason = vm.state()
+	return m
+}
+
+// validateShard returns an error if the names of the shard cannot be in an address or a label.
+func validateShard(shard provider.Shard) error {
+	for name, value := range map[string]string{"region": shard.Region, "zone": shard.Zone} {
+		if !names.MatchString(value) {
+			return fmt.Errorf("%s %q: %s", name, value, nameRule)
+		}
+	}
+	for name, value := range map[string]string{"cluster": shard.ClusterID, "shard": shard.ID} {
+		if err := identifier.Validate(value); err != nil {
+			return fmt.Errorf("id of the %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
+// validateSpec returns an error if the names of a request cannot be in an address or a label.
+func validateSpec(spec provider.Spec) error {
+	_, err := puidv7.Parse(spec.ID)
+	errs := []error{err}
+	for name, value := range map[string]string{"tenant": spec.Group.Tenant, "group": spec.Group.Group} {
+		if err := identifier.Validate(value); err != nil {
+			errs = append(errs, fmt.Errorf("id of the %s: %w", name, err))
+		}
+	}
+	if !names.MatchString(spec.Type.Name) {
+		errs = append(errs, fmt.Errorf("machine type %q: %s", spec.Type.Name, nameRule))
+	}
+	if spec.CreatedAt.Before(time.Unix(0, 0)) {
+		errs = append(errs, errors.New("the time of the request is not set"))
+	}
+	return errors.Join(errs...)
+}

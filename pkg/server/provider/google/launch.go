@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// plan is what a launch makes.
+type plan struct {
+	spec provider.Spec
+	args arguments
+}
+
+// Launch requests the virtual machine of a request and waits for the operation. The request
+// id makes a repetition find the same operation, and the name, which is the instance id,
+// makes any other request fail.
+func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	args, err := a.options.arguments(r.Args)
+	if err == nil {
+		err = validateSpec(r.Spec)
+	}
+	if err != nil {
+		return machines.Machine{}, rejectGroup(r.Spec, err)
+	}
+	p := plan{spec: r.Spec, args: args}
+	body, err := a.body(r.Spec, args)
+	if err != nil {
+		return machines.Machine{}, rejectGroup(r.Spec, err)
+	}
+	requestID, err := requestIDOf(r)
+	if err != nil {
+		return machines.Machine{}, rejectGroup(r.Spec, err)
+	}
+	until := time.Now().Add(a.patience)
+	a.step("request the machine")
+	op, err := a.insert(ctx, body, requestID, args.instanceTemplate)
+	if err != nil {
+		return a.afterInsert(ctx, p, err)
+	}
+	a.step("wait for the operation")
+	if err := a.await(ctx, op, until); err != nil {
+		return a.afterOperation(ctx, p, err)
+	}
+	return a.launched(ctx, r.ID)
+}
+
+// requestIDOf returns the UUID of a request: the one in the instance id, and for each further
+// token another one that follows from it.
+func requestIDOf(r machines.Request) (string, error) {
+	id, err := puidv7.Parse(r.ID)
+	if err != nil {
+		return "", err
+	}
+	if r.Token == r.ID {
+		return id.UUID.String(), nil
+	}
+	return uuid.NewSHA1(id.UUID, []byte(r.Token)).String(), nil
+}
+
+// launched returns the machine of an operation that has finished. If it does not exist, it is
+// not visible yet, or another client has deleted it: the same request would never create
+// it again.
+func (a *API) launched(ctx context.Context, id string) (machines.Machine, error) {
+	a.step("read the machine")
+	m, found, err := a.Find(ctx, id)
+	switch {
+	case err != nil:
+		return machines.Machine{}, accepted(err)
+	case !found:
+		return machines.Machine{}, fmt.Errorf("virtual machine %s was created and is not found: %w", id, machines.ErrTokenUsed)
+	}
+	a.step("return the machine")
+	return m, nil
+}
+
+// accepted returns the error of a call that follows one that may have changed something: a
+// throttled one would count as a launch that has changed nothing.
+func accepted(err error) error {
+	if errors.Is(err, machines.ErrThrottled) || googleapi.IsThrottled(err) {
+		return fmt.Errorf("%w: %v", machines.ErrInProgress, err) //nolint:errorlint // must not be ErrThrottled
+	}
+	return err
+}
+
+// afterInsert returns what an error of the request means.
+func (a *API) afterInsert(ctx context.Context, p plan, err error) (machines.Machine, error) {
+	response, ok := googleapi.AsError(err)
+	switch {
+	case ok && response.Has("alreadyExists"):
+		return a.adopt(ctx, p, err)
+	case ok && response.Status == http.StatusBadRequest && mentionsRequestID(response.Message):
+		return machines.Machine{}, fmt.Errorf("%w: %w", machines.ErrTokenUsed, err)
+	}
+	return machines.Machine{}, p.rejectResponse(err)
+}
+
+// mentionsRequestID reports whether a message is about the request id, which is in order: it
+// was used for a request with other content, such as other userdata.
+func mentionsRequestID(message string) bool {
+	message = strings.ToLower(message)
+	return strings.Contains(message, "requestid") || strings.Contains(message, "request id")
+}
+
+// adopt returns the machine that has the name of the instance, if it is the one of the
+// instance: an earlier request has created it.
+func (a *API) adopt(ctx context.Context, p plan, cause error) (machines.Machine, error) {
+	one, err := a.get(ctx, p.spec.ID)
+	switch {
+	case isNotFound(err, p.spec.ID):
+		return machines.Machine{}, fmt.Errorf("%w: %w", machines.ErrTokenUsed, cause)
+	case err != nil:
+		return machines.Machine{}, accepted(err)
+	}
+	identity, ours, err := a.identify(one)
+	switch {
+	case err != nil:
+		return machines.Machine{}, err
+	case !ours:
+		return machines.Machine{}, rejectGroup(p.spec, fmt.Errorf("the name is that of a virtual machine that is no instance of this shard: %w", cause))
+	}
+	return a.machine(one, identity), nil
+}
+
+// afterOperation returns what an error of the operation means. One that is not known may have
+// left a machine.
+func (a *API) afterOperation(ctx context.Context, p plan, err error) (machines.Machine, error) {
+	failed, ok := errors.AsType[*operationFailure](err)
+	if !ok {
+		return machines.Machine{}, accepted(err)
+	}
+	if failed.has("RESOURCE_ALREADY_EXISTS") {
+		return a.adopt(ctx, p, err)
+	}
+	if rejection := p.rejectCodes(failed); rejection != nil {
+		return machines.Machine{}, rejection
+	}
+	m, found, findErr := a.Find(ctx, p.spec.ID)
+	switch {
+	case findErr != nil:
+		return machines.Machine{}, errors.Join(err, accepted(findErr))
+	case found:
+		return m, nil
+	}
+	return machines.Machine{}, &machines.Rejection{Scope: p.narrow(), RetryAfter: retryAfter, Err: err}
+}

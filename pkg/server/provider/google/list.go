@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"math"
+	"net/netip"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// List returns all machines of the shard. A list that cannot be complete is an error.
+func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
+	list, err := a.list(ctx)
+	if err != nil {
+		return nil, throttled(err)
+	}
+	preempted, err := a.preempted(ctx, list)
+	if err != nil {
+		return nil, throttled(err)
+	}
+	var all []machines.Machine
+	for _, one := range list {
+		identity, ours, err := a.identify(one)
+		if err != nil {
+			return nil, err
+		}
+		if ours {
+			all = append(all, preempted.explain(a.machine(one, identity), one))
+		}
+	}
+	return all, nil
+}
+
+// Find reads the machine of one instance by its name, which is the instance id. Its labels
+// do not count: a user may have changed them.
+func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+	if _, err := puidv7.Parse(id); err != nil {
+		return machines.Machine{}, false, err
+	}
+	one, err := a.get(ctx, id)
+	if isNotFound(err, id) {
+		return machines.Machine{}, false, nil
+	}
+	if err != nil {
+		return machines.Machine{}, false, throttled(err)
+	}
+	identity, ours, err := a.identify(one)
+	if err != nil || !ours {
+		return machines.Machine{}, false, err
+	}
+	preempted, err := a.preempted(ctx, []vm{one})
+	if err != nil {
+		return machines.Machine{}, false, throttled(err)
+	}
+	return preempted.explain(a.machine(one, identity), one), true, nil
+}
+
+// throttled returns an error that wraps machines.ErrThrottled if there were too many calls.
+func throttled(err error) error {
+	if googleapi.IsThrottled(err) {
+		return fmt.Errorf("%w: %w", machines.ErrThrottled, err)
+	}
+	return err
+}
+
+// subnetworkProject returns the project of a subnetwork.
+func (a *API) subnetworkProject(subnet Subnet) string {
+	return cmp.Or(subnet.Project, a.options.Project)
+}
+
+// reserved is how many addresses of a range no machine can have.
+const reserved = 4
+
+// Room returns how many more machines a subnet has room for: the free addresses of its
+// subnetwork.
+func (a *API) Room(ctx context.Context, subnet string) (int, error) {
+	configured, known := a.options.Subnets[subnet]
+	if !known {
+		return 0, fmt.Errorf("subnet %q is not configured", subnet)
+	}
+	one, err := a.subnetwork(ctx, configured)
+	if err != nil {
+		return 0, throttled(err)
+	}
+	if one.Utilization != nil {
+		for _, part := range one.Utilization.IPv4 {
+			if part.Range == "" && part.Free != nil { // others are secondary ranges
+				return int(min(max(*part.Free, 0), math.MaxInt32)), nil
+			}
+		}
+	}
+	// Compute Engine does not report how many are used.
+	prefix, err := netip.ParsePrefix(one.Range)
+	if err != nil || !prefix.Addr().Is4() {
+		return 0, errors.Join(fmt.Errorf("subnetwork %s has no range of IPv4 addresses", configured.Subnetwork), err)
+	}
+	return max(0, 1<<(32-prefix.Bits())-reserved), nil
+}

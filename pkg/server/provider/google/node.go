@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// expectedNode returns the Nodes of the machines of a shard. The kernel of a guest needs a
+// part of the memory, at most an eighth.
+func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
+	return func(spec provider.Spec) *corev1.Node {
+		return machines.LinuxNode(shard, spec.Type, spec.Type.CPU,
+			*resource.NewQuantity(spec.Type.Memory.Value()/8*7, resource.BinarySI))
+	}
+}

@@ -1,0 +1,180 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"net/url"
+	"regexp"
+	"slices"
+	"strings"
+
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Name is the name of the provider in the configuration.
+const Name = "google"
+
+const (
+	// defaultEndpoint is the address of Compute Engine.
+	defaultEndpoint = "https://compute.googleapis.com/compute/v1"
+	// scope is what tokens are requested for. The roles of the service account limit it.
+	scope = "https://www.googleapis.com/auth/compute"
+)
+
+// Options are the options of the provider in the configuration.
+type Options struct {
+	// Project is the id of the project.
+	Project string
+	// Endpoint is the address of the API, empty for that of Compute Engine.
+	Endpoint string
+	// Machine are the arguments of all machines, unless templates and groups have others.
+	Machine map[string]any
+	// Agent is true if each machine runs an agent, for which the server waits.
+	Agent bool
+	// Subnets are the subnetworks of the machines, by subnet.
+	Subnets map[string]Subnet
+	// InstanceTypes are machine types, with their quotas.
+	InstanceTypes provider.Catalogue
+}
+
+// Subnet is where machines of a subnet are connected.
+type Subnet struct {
+	// Subnetwork is the name of a subnetwork in the region of the shard.
+	Subnetwork string
+	// Project is the project of the subnetwork if that is another one, for a shared VPC.
+	Project string
+}
+
+var (
+	_ provider.Options      = (*Options)(nil)
+	_ provider.AgentOptions = (*Options)(nil)
+)
+
+// ReadOptions reads the options of the provider.
+func ReadOptions(o *jsonc.Object) provider.Options {
+	defer o.Finish()
+	options := &Options{
+		Project:       o.String("project"),
+		Endpoint:      o.String("endpoint"),
+		Machine:       o.AnyMap("machine"),
+		Agent:         o.Bool("agent", true),
+		Subnets:       map[string]Subnet{},
+		InstanceTypes: provider.Catalogue{},
+	}
+	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
+		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project")}
+	})
+	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
+	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
+	return options
+}
+
+var (
+	// projects are ids of projects. Those of old ones have a domain.
+	projects = regexp.MustCompile(`^([a-z][a-z0-9.-]*[a-z0-9]:)?[a-z][a-z0-9-]{4,28}[a-z0-9]$`)
+	// names are names of resources.
+	names = regexp.MustCompile(`^[a-z]([-a-z0-9]{0,61}[a-z0-9])?$`)
+)
+
+const (
+	nameRule    = "must be a name of at most 63 lower case letters, digits and hyphens that begins with a letter"
+	projectRule = "must be the id of a project, which is not its number"
+)
+
+// validateName reports a value that is empty or does not match a pattern.
+func validateName(path *field.Path, value string, pattern *regexp.Regexp, rule string) field.ErrorList {
+	errs := validation.Required(path, value)
+	if len(errs) == 0 && !pattern.MatchString(value) {
+		errs = field.ErrorList{field.Invalid(path, value, rule)}
+	}
+	return errs
+}
+
+// Validate returns every rule that the options break.
+func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.ErrorList {
+	errs := validateName(path.Child("project"), o.Project, projects, projectRule)
+	if o.Endpoint != "" {
+		address, err := url.Parse(o.Endpoint)
+		if err != nil || address.Scheme != "https" && address.Scheme != "http" || address.Host == "" || address.User != nil || address.RawQuery != "" {
+			errs = append(errs, field.Invalid(path.Child("endpoint"), o.Endpoint, "must be an address such as "+defaultEndpoint))
+		}
+	}
+	errs = append(errs, o.ValidateArgs(path.Child("machine"), o.Machine)...)
+	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
+	return append(errs, o.validateTypes(path.Child("instance_types"))...)
+}
+
+func (o *Options) validateSubnets(path *field.Path, known sets.Set[string]) field.ErrorList {
+	var errs field.ErrorList
+	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
+		path, subnet := path.Child(name), o.Subnets[name]
+		if !known.Has(name) {
+			errs = append(errs, field.Invalid(path, name, "unknown subnet, known are "+validation.Keys(known)))
+		}
+		errs = append(errs, validateName(path.Child("subnetwork"), subnet.Subnetwork, names, nameRule)...)
+		if subnet.Project != "" {
+			errs = append(errs, validateName(path.Child("project"), subnet.Project, projects, projectRule)...)
+		}
+	}
+	for _, name := range sets.List(known) {
+		if _, configured := o.Subnets[name]; !configured {
+			errs = append(errs, field.Required(path.Child(name), "must name the subnetwork of this subnet"))
+		}
+	}
+	return errs
+}
+
+func (o *Options) validateTypes(path *field.Path) field.ErrorList {
+	errs := o.InstanceTypes.Validate(path)
+	if len(o.InstanceTypes) == 0 {
+		errs = append(errs, field.Required(path, "must have at least one machine type"))
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
+		errs = append(errs, validateName(path.Child(name), name, names, nameRule)...)
+	}
+	return errs
+}
+
+// endpoint returns the address of the API.
+func (o *Options) endpoint() string { return cmp.Or(o.Endpoint, defaultEndpoint) }
+
+// Catalogue returns the instance types.
+func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
+
+// RunsAgent reports whether each machine runs an agent.
+func (o *Options) RunsAgent() bool { return o.Agent }
+
+// ImmutableFields returns the options that need a restart to change. Instance types and
+// quotas come with each Spec.
+func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
+	var subnets []string
+	for _, name := range slices.Sorted(maps.Keys(o.Subnets)) {
+		subnets = append(subnets, fmt.Sprintf("%s: subnetwork %q, project %q", name, o.Subnets[name].Subnetwork, o.Subnets[name].Project))
+	}
+	return []provider.ImmutableField{
+		{Path: path.Child("project"), Value: o.Project},
+		{Path: path.Child("endpoint"), Value: o.Endpoint},
+		// The maps in it are printed in the order of their keys.
+		{Path: path.Child("machine"), Value: fmt.Sprint(o.Machine)},
+		{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
+	}
+}
+
+// NewProvider returns the provider for a shard.
+func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	api, err := NewAPI(o, shard)
+	if err != nil {
+		return nil, err
+	}
+	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
+}

@@ -1,0 +1,65 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"context"
+	"sync"
+
+	"github.com/google/uuid"
+	"golang.org/x/sync/errgroup"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// Terminate requests the deletion of virtual machines, with the disks that belong to them. It
+// does not wait: lists show when they are deleted, and a deletion that has failed is
+// requested again.
+func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
+	var mu sync.Mutex
+	errs := map[string]error{}
+	group := new(errgroup.Group)
+	group.SetLimit(parallel)
+	for _, m := range list {
+		group.Go(func() error {
+			if err := a.terminate(ctx, m.ID); err != nil {
+				mu.Lock()
+				defer mu.Unlock()
+				errs[m.ID] = err
+			}
+			return nil
+		})
+	}
+	_ = group.Wait() // the errors are in the map
+	return errs
+}
+
+func (a *API) terminate(ctx context.Context, id string) error {
+	if _, err := puidv7.Parse(id); err != nil {
+		return err
+	}
+	// Another id for each call: the same one would find the operation of a deletion that has
+	// failed. It is the same for the attempts that the HTTP client makes.
+	requestID, err := uuid.NewRandom()
+	if err != nil {
+		return err
+	}
+	a.step("delete the machine")
+	op, err := a.delete(ctx, id, requestID.String())
+	switch response, ok := googleapi.AsError(err); {
+	case isNotFound(err, id):
+		return nil
+	case ok && response.Has("resourceNotReady"):
+		return nil // it is being stopped or deleted, and listed until it is deleted
+	case err != nil:
+		return throttled(err)
+	}
+	a.step("return")
+	if op.Status == statusDone {
+		return op.failure()
+	}
+	return nil
+}
