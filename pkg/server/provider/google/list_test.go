@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"net/http"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/google/gcetest"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// TestStates of all statuses.
+func TestStates(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		r := request(t)
+		w.launch(r)
+		time.Sleep(w.BootTime)
+		for status, want := range map[string]instance.State{
+			"PROVISIONING": instance.Pending, "STAGING": instance.Pending, "PENDING": instance.Pending,
+			"RUNNING": instance.Running, "REPAIRING": instance.Impaired,
+			"STOPPING": instance.Stopped, "PENDING_STOP": instance.Stopped, "STOPPED": instance.Stopped, "TERMINATED": instance.Stopped,
+			"SUSPENDING": instance.Stopped, "SUSPENDED": instance.Stopped, "DEPROVISIONING": instance.Terminating,
+		} {
+			if status == "STAGING" {
+				continue // it would run
+			}
+			w.SetStatus(r.ID, status)
+			m := w.list()[r.ID]
+			assert.Equal(t, want, m.State, status)
+			assert.Equal(t, want == instance.Impaired || want == instance.Stopped, m.Reason != "", "a reason for %s", status)
+		}
+		state, reason := vm{Status: "MOVING"}.state()
+		assert.Equal(t, instance.Impaired, state)
+		assert.Contains(t, reason, "MOVING")
+	})
+}
+
+// TestPreempted: a spot machine that was preempted is told apart from one that a user has
+// stopped. Both exist, with their disks, until they are deleted.
+func TestPreempted(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		spec := newSpec(t)
+		spec.Args = map[string]any{argProvisioning: spot}
+		preempted, stopped, running := h.MustRun(spec), h.MustRun(spec), h.MustRun(spec)
+		assert.Zero(t, w.Calls()["compute.zoneOperations.list"])
+		w.Preempt(preempted)
+		w.SetStatus(stopped, "TERMINATED")
+		h.Await(workers, map[string]instance.State{preempted: instance.Stopped, stopped: instance.Stopped, running: instance.Running})
+		vm, _ := h.Get(preempted)
+		assert.Equal(t, "the spot machine was preempted", vm.Reason)
+		vm, _ = h.Get(stopped)
+		assert.Equal(t, "the virtual machine was stopped", vm.Reason)
+		assert.Len(t, w.Disks(), 3)
+
+		h.MustDelete(preempted)
+		h.MustDelete(stopped)
+		h.Await(workers, map[string]instance.State{preempted: providertest.Deleted, stopped: providertest.Deleted})
+		assert.Equal(t, []string{running}, w.All())
+		assert.Len(t, w.Disks(), 1)
+		assert.Empty(t, h.Failures, "failures")
+	})
+}
+
+// TestPages: a list has all of them, or is an error.
+func TestPages(t *testing.T) {
+	s := gcetest.New()
+	s.PageSize = 2
+	inBubble(t, s, func(t *testing.T, w *world) {
+		for range 5 {
+			w.launch(request(t))
+		}
+		assert.Len(t, w.list(), 5)
+		assert.Equal(t, 3, w.Calls()["compute.instances.list"])
+
+		w.SetFaults(
+			&gcetest.Fault{Method: "instances.list", Times: 1, Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList", "nextPageToken": "page-2"}},
+			&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusServiceUnavailable, Reason: "backendError"})
+		_, err := w.api.List(t.Context())
+		require.ErrorContains(t, err, "backendError")
+	})
+}
+
+// TestIncompleteLists are errors.
+func TestIncompleteLists(t *testing.T) {
+	for name, body := range map[string]any{
+		"nothing":         map[string]any{},
+		"another kind":    map[string]any{"kind": "compute#operationList"},
+		"no list":         []any{},
+		"partial success": map[string]any{"kind": "compute#instanceList", "warning": map[string]any{"code": "PARTIAL_SUCCESS"}},
+		"unreachable":     map[string]any{"kind": "compute#instanceList", "warning": map[string]any{"code": "UNREACHABLE"}},
+		"without an end":  map[string]any{"kind": "compute#instanceList", "nextPageToken": "again"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+				w.SetFaults(&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusOK, Body: body})
+				_, err := w.api.List(t.Context())
+				assert.Error(t, err)
+			})
+		})
+	}
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		w.SetFaults(&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{
+			"kind": "compute#instanceList", "warning": map[string]any{"code": "NO_RESULTS_ON_PAGE"},
+		}})
+		assert.Empty(t, w.list())
+	})
+}
+
+// TestFindIsCertain: only the response that the machine does not exist says so.
+func TestFindIsCertain(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		id := request(t).ID
+		_, found, err := w.api.Find(t.Context(), id)
+		require.NoError(t, err)
+		assert.False(t, found)
+		for name, fault := range map[string]*gcetest.Fault{
+			"404 of a proxy":  {Status: 404},
+			"another message": {Status: 404, Reason: "notFound", Message: "The resource 'projects/test-project/zones/zone-a' was not found"},
+			"403":             {Status: 403, Reason: "forbidden"},
+			"401":             {Status: 401, Reason: "authError"},
+			"500":             {Status: 500, Reason: "backendError"},
+			"an empty object": {Status: 200, Body: map[string]any{}},
+			"another machine": {Status: 200, Body: map[string]any{"name": "other"}},
+			"no response":     {},
+		} {
+			fault.Before = true
+			w.SetFaults(fault)
+			_, _, err := w.api.Find(t.Context(), id)
+			assert.Error(t, err, name)
+		}
+	})
+}
+
+// TestLabelsThatAUserChanges: the machine is known as before, because its name finds it. A copy
+// of it is no instance.
+func TestLabelsThatAUserChanges(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		id, other := h.MustRun(newSpec(t)), h.MustRun(newSpec(t))
+		time.Sleep(time.Minute)
+		h.DrainChanges()
+		w.SetLabels(id, map[string]string{"nstance-managed": "false"})
+		w.Copy(other, "my-copy")
+		made, _ := w.Machine(other)
+		made.Labels["nstance-group"] = "another"
+		w.SetLabels(other, made.Labels)
+		time.Sleep(10 * time.Minute)
+		assert.Empty(t, h.Changes, "changes")
+		assert.Equal(t, map[string]instance.State{id: instance.Running, other: instance.Running}, h.States(workers))
+		h.MustDelete(id)
+		h.MustDelete(other)
+		h.Await(workers, map[string]instance.State{id: providertest.Deleted, other: providertest.Deleted})
+		assert.Equal(t, []string{"my-copy"}, w.All())
+	})
+}
+
+// TestADescriptionThatAUserChanges makes the list an error: the machine must not count as one
+// that does not exist.
+func TestADescriptionThatAUserChanges(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		r := request(t)
+		w.launch(r)
+		w.SetDescription(r.ID, "mine")
+		_, err := w.api.List(t.Context())
+		require.ErrorContains(t, err, r.ID)
+		_, _, err = w.api.Find(t.Context(), r.ID)
+		require.Error(t, err)
+	})
+}
+
+// TestRoom is what the subnetwork reports, or its size.
+func TestRoom(t *testing.T) {
+	for _, without := range []bool{false, true} {
+		s := gcetest.New()
+		s.NoUtilization = without
+		inBubble(t, s, func(t *testing.T, w *world) {
+			w.launch(func() machines.Request { r := request(t); r.Subnet = "two"; return r }())
+			room, err := w.api.Room(t.Context(), "two")
+			require.NoError(t, err)
+			assert.Equal(t, map[bool]int{false: 1, true: 4}[without], room)
+			for _, subnet := range []string{"missing", "other"} {
+				_, err = w.api.Room(t.Context(), subnet)
+				require.Error(t, err)
+			}
+		})
+	}
+}
+
+// TestTerminate: a machine that is being deleted, or does not exist, is no error.
+func TestTerminate(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		r := request(t)
+		m := w.launch(r)
+		missing := machines.Machine{ID: request(t).ID}
+		for range 2 {
+			assert.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}))
+		}
+		time.Sleep(w.DeleteTime)
+		assert.Empty(t, w.All())
+		assert.Empty(t, w.Disks())
+		w.SetFaults(&gcetest.Fault{Method: "instances.delete", Before: true, Status: 404})
+		assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}), 2, "errors")
+	})
+}
+
+// TestOtherShards have machines of their own, in the same zone.
+func TestOtherShards(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		r := request(t)
+		w.launch(r)
+		other, err := newAPI(w.options, provider.Shard{ClusterID: "test", ID: "b", Region: gcetest.Region, Zone: testShard.Zone}, w.Transport())
+		require.NoError(t, err)
+		list, err := other.List(t.Context())
+		require.NoError(t, err)
+		assert.Empty(t, list)
+		_, found, err := other.Find(t.Context(), r.ID)
+		require.NoError(t, err)
+		assert.False(t, found)
+	})
+}

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"fmt"
+	"maps"
+	"net/http"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider/google/gcetest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
+// its state, none is deleted, and afterwards one that has really vanished is missing.
+func TestAnOutage(t *testing.T) {
+	for name, fault := range map[string]*gcetest.Fault{
+		"no response":      {Before: true, Hang: true},
+		"lost connections": {Before: true},
+		"HTTP 500":         {Before: true, Status: 500, Reason: "backendError", Message: "Internal error"},
+		"HTTP 503":         {Before: true, Status: 503},
+		"HTTP 401":         {Before: true, Status: 401, Reason: "authError", Message: "Invalid Credentials"},
+		"HTTP 403":         {Before: true, Status: 403, Reason: "forbidden", Message: "Required 'compute.instances.list' permission"},
+		"HTTP 429":         {Before: true, Status: 429, Reason: "rateLimitExceeded"},
+		"HTTP 404":         {Before: true, Status: 404, Message: "not found"},
+		"no project":       {Before: true, Status: 404, Reason: "notFound", Message: "The resource 'projects/test-project' was not found"},
+		"empty responses":  {Before: true, Status: http.StatusOK, Body: map[string]any{}},
+		"empty lists":      {Before: true, Method: "instances.list", Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+				h := w.startProvider()
+				want := map[string]instance.State{}
+				for range 5 {
+					want[h.MustRun(newSpec(t))] = instance.Running
+				}
+				time.Sleep(time.Minute)
+				h.DrainChanges()
+				w.Calls()
+
+				w.SetFaults(fault)
+				for range 60 {
+					assert.Equal(t, want, h.States(workers))
+					time.Sleep(10 * time.Second)
+				}
+				assert.Empty(t, h.Changes, "changes")
+				vanished := slices.Sorted(maps.Keys(want))[0]
+				w.Remove(vanished)
+				w.SetFaults()
+				h.Await(workers, map[string]instance.State{vanished: providertest.Deleted})
+				delete(want, vanished)
+				assert.Equal(t, want, h.States(workers))
+				for call := range w.Calls() {
+					assert.False(t, strings.HasSuffix(call, "insert") || strings.HasSuffix(call, "delete"), call)
+				}
+				h.MustRun(newSpec(t))
+				assert.Len(t, w.Made(), 6)
+			})
+		})
+	}
+}
+
+// TestAnOutageWhileInstancesAreCreatedAndDeleted delays them.
+func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
+	for n, pause := range []time.Duration{0, time.Second, 2 * time.Second, 3 * time.Second, 9 * time.Second, 25 * time.Second} {
+		t.Run(pause.String(), func(t *testing.T) {
+			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+				h := w.startProvider()
+				deleted := h.MustRun(newSpec(t))
+				created := h.MustCreate(newSpec(t))
+				h.MustDelete(deleted)
+				time.Sleep(pause)
+				w.SetFaults(&gcetest.Fault{Before: n%2 == 0, Status: 503 * (n % 3 % 2), Reason: "backendError"})
+				time.Sleep(10 * time.Minute)
+				w.SetFaults()
+				for { // the launch needs a request with another nonce
+					if _, known := h.Get(created); !known {
+						spec := newSpec(t)
+						spec.ID, spec.Userdata = created, []byte(fmt.Sprint("nonce ", time.Now()))
+						h.MustCreate(spec)
+					}
+					states := h.States(workers)
+					if _, known := states[deleted]; !known && states[created] == instance.Running {
+						break
+					}
+					time.Sleep(time.Second)
+				}
+				time.Sleep(10 * time.Minute)
+				assert.Equal(t, []string{created}, w.All())
+				assert.Equal(t, []string{deleted, created}, w.Made())
+				assert.Equal(t, []string{deleted}, w.Deleted())
+				assert.Len(t, w.Disks(), 1)
+			})
+		})
+	}
+}
