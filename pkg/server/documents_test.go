@@ -23,10 +23,10 @@ import (
 // fence matches a block of code with its language, which may be indented.
 var fence = regexp.MustCompile("(?ms)^( *)```([a-z]+)\n(.*?)\n *```$")
 
-// blocks returns the blocks of code of a language in docs/proxmox.md.
-func blocks(t *testing.T, language string) []string {
+// blocks returns the blocks of code of a language in a document.
+func blocks(t *testing.T, document, language string) []string {
 	t.Helper()
-	data, err := os.ReadFile(filepath.Join("..", "..", "docs", "proxmox.md"))
+	data, err := os.ReadFile(filepath.Join("..", "..", "docs", document))
 	require.NoError(t, err)
 	var found []string
 	for _, match := range fence.FindAllStringSubmatch(string(data), -1) {
@@ -37,16 +37,21 @@ func blocks(t *testing.T, language string) []string {
 	return found
 }
 
-// TestProxmoxDocument: the configurations in it are valid.
-func TestProxmoxDocument(t *testing.T) {
-	configurations := blocks(t, "jsonc")
+// TestProxmoxDocument and TestGoogleDocument: the configurations in them are valid.
+func TestProxmoxDocument(t *testing.T) { testDocument(t, "proxmox.md") }
+
+func TestGoogleDocument(t *testing.T) { testDocument(t, "google.md") }
+
+func testDocument(t *testing.T, document string) {
+	t.Helper()
+	configurations := blocks(t, document, "jsonc")
 	require.Len(t, configurations, 1)
 	path := filepath.Join(t.TempDir(), "shard.jsonc")
 	require.NoError(t, os.WriteFile(path, []byte(configurations[0]), 0o600))
 	var said strings.Builder
 	require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said))
 
-	manifests := blocks(t, "yaml")
+	manifests := blocks(t, document, "yaml")
 	require.Len(t, manifests, 1)
 	for text := range strings.SplitSeq(manifests[0], "\n---\n") {
 		var object struct{ APIVersion, Kind string }
@@ -54,7 +59,7 @@ func TestProxmoxDocument(t *testing.T) {
 		assert.NotEmpty(t, object.APIVersion)
 		assert.NotEmpty(t, object.Kind)
 	}
-	for _, text := range blocks(t, "sh") {
+	for _, text := range blocks(t, document, "sh") {
 		if !strings.HasPrefix(text, "#!") {
 			checkSyntax(t, text)
 		}
@@ -68,10 +73,21 @@ func checkSyntax(t *testing.T, script string) {
 	assert.NoError(t, err, string(output))
 }
 
-// TestProxmoxUserdata is rendered as a server renders it, and run in a folder.
+// TestProxmoxUserdata and TestGoogleUserdata render userdata as a server does, and run it in a
+// folder.
 func TestProxmoxUserdata(t *testing.T) {
+	testUserdata(t, "proxmox.md", "proxmox:///pve-a/knd06bgm7733st2576nx5jht4ecj")
+}
+
+func TestGoogleUserdata(t *testing.T) {
+	testUserdata(t, "google.md", "gce://my-project/pve-a/knd06bgm7733st2576nx5jht4ecj")
+}
+
+// testUserdata expects that a machine has a provider id.
+func testUserdata(t *testing.T, document, providerID string) {
+	t.Helper()
 	var source string
-	for _, text := range blocks(t, "sh") {
+	for _, text := range blocks(t, document, "sh") {
 		if strings.HasPrefix(text, "#!/bin/sh\n") {
 			source = text
 		}
@@ -85,8 +101,8 @@ func TestProxmoxUserdata(t *testing.T) {
 		"Server": map[string]string{
 			"Shard": "pve-a", "RegistrationAddr": "10.0.0.2:8992", "AgentAddr": "10.0.0.2:8994", "HealthCheckInterval": "1m0s",
 		},
-		"Provider": map[string]string{"Kind": "proxmox", "Region": "home", "Zone": "pve-a"},
-		"Vars":     map[string]string{"api_server": "10.0.0.10:6443", "join_token": "abcdef.0123456789abcdef", "ca_hash": "sha256:00"},
+		"Provider": map[string]string{"Region": "home", "Zone": "pve-a"},
+		"Vars":     map[string]string{"project": "my-project", "api_server": "10.0.0.10:6443", "join_token": "abcdef.0123456789abcdef", "ca_hash": "sha256:00"},
 		"Nonce":    "SECRET",
 	}))
 	folder := t.TempDir()
@@ -108,5 +124,5 @@ func TestProxmoxUserdata(t *testing.T) {
 	require.NoError(t, yaml.Unmarshal(data, &join))
 	assert.Equal(t, "JoinConfiguration", join.Kind)
 	require.Len(t, join.NodeRegistration.KubeletExtraArgs, 2)
-	assert.Equal(t, "proxmox:///pve-a/knd06bgm7733st2576nx5jht4ecj", join.NodeRegistration.KubeletExtraArgs[0].Value)
+	assert.Equal(t, providerID, join.NodeRegistration.KubeletExtraArgs[0].Value)
 }

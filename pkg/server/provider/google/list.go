@@ -27,7 +27,13 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 		return nil, throttled(err)
 	}
 	var all []machines.Machine
+	// One that is created or deleted between two pages may shift others.
+	names := map[string]bool{}
 	for _, one := range list {
+		if names[one.Name] {
+			continue
+		}
+		names[one.Name] = true
 		identity, ours, err := a.identify(one)
 		if err != nil {
 			return nil, err

@@ -84,6 +84,7 @@ func (a *API) await(ctx context.Context, op operation, until time.Time) error {
 		next, err := a.operation(ctx, op.Name)
 		switch {
 		case googleapi.IsThrottled(err):
+			interval = maxInterval
 			continue // is read again
 		case err != nil:
 			return fmt.Errorf("read operation %s: %w", op.Name, err)

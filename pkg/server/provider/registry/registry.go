@@ -8,6 +8,7 @@ package registry
 import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/docker"
+	"nstance.dev/operator/pkg/server/provider/google"
 	"nstance.dev/operator/pkg/server/provider/kwok"
 	"nstance.dev/operator/pkg/server/provider/proxmox"
 	"nstance.dev/operator/pkg/server/provider/qemu"
@@ -16,6 +17,7 @@ import (
 // Providers are the providers that a configuration can name.
 var Providers = provider.Registry{
 	docker.Name:  docker.ReadOptions,
+	google.Name:  google.ReadOptions,
 	kwok.Name:    kwok.ReadOptions,
 	proxmox.Name: proxmox.ReadOptions,
 	qemu.Name:    qemu.ReadOptions,

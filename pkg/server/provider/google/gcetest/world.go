@@ -5,6 +5,7 @@ package gcetest
 
 import (
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -194,4 +195,11 @@ func (s *Server) SetOperationTime(d time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.OperationTime = d
+}
+
+// SetSubnet adds a subnetwork in which other clients have a number of addresses.
+func (s *Server) SetSubnet(name, cidr string, others int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.subnets[name] = &subnet{cidr: cidr, size: 1 << (32 - netip.MustParsePrefix(cidr).Bits()), others: others}
 }
