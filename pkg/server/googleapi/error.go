@@ -54,6 +54,9 @@ func IsThrottled(err error) bool {
 		e.Status == http.StatusForbidden && e.Has("rateLimitExceeded", "userRateLimitExceeded", "RATE_LIMIT_EXCEEDED"))
 }
 
+// maxText is how much of an error that is text is kept.
+const maxText = 2000
+
 // parseError returns the error in a response.
 func parseError(status int, data []byte) *Error {
 	var body struct {
@@ -70,7 +73,11 @@ func parseError(status int, data []byte) *Error {
 	}
 	e := &Error{Status: status, Message: http.StatusText(status)}
 	if err := json.Unmarshal(data, &body); err != nil {
-		return e // not from the API
+		// Not from the API, or of a download, whose errors are text.
+		if text := strings.TrimSpace(string(data)); text != "" && !strings.HasPrefix(text, "<") {
+			e.Message = text[:min(len(text), maxText)]
+		}
+		return e
 	}
 	if body.Error.Message != "" {
 		e.Message = body.Error.Message

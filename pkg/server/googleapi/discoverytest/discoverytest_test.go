@@ -62,3 +62,14 @@ func TestCheck(t *testing.T) {
 	require.NoError(t, err)
 	assert.ErrorContains(t, list.CheckQuery(url.Values{"maxResults": {"-1"}}), "is no uint32")
 }
+
+func TestMask(t *testing.T) {
+	body := []byte(`{"kind":"k","next":"n","items":[{"a":1,"b":{"c":2,"d":3}},{"e":4}]}`)
+	masked, err := Mask("kind,items(a,b(d))", body)
+	require.NoError(t, err)
+	assert.JSONEq(t, `{"kind":"k","items":[{"a":1,"b":{"d":3}},{}]}`, string(masked))
+	for _, wrong := range []string{"", "a,", "a(b", "a)b", "a(b)c", "(a)"} {
+		_, err := Mask(wrong, body)
+		assert.Error(t, err, wrong)
+	}
+}

@@ -90,6 +90,20 @@ func TestPages(t *testing.T) {
 	})
 }
 
+// TestAMachineOnTwoPages is one: another one was created between them.
+func TestAMachineOnTwoPages(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		r := request(t)
+		w.launch(r)
+		made, _ := w.Machine(r.ID)
+		w.SetFaults(&gcetest.Fault{Method: "instances.list", Times: 1, Before: true, Status: http.StatusOK, Body: map[string]any{
+			"kind": "compute#instanceList", "nextPageToken": "page-0",
+			"items": []any{map[string]any{"name": r.ID, "status": "RUNNING", "description": made.Description}},
+		}})
+		assert.Len(t, w.list(), 1)
+	})
+}
+
 // TestIncompleteLists are errors.
 func TestIncompleteLists(t *testing.T) {
 	for name, body := range map[string]any{

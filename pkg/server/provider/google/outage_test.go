@@ -33,7 +33,8 @@ func TestAnOutage(t *testing.T) {
 		"HTTP 404":         {Before: true, Status: 404, Message: "not found"},
 		"no project":       {Before: true, Status: 404, Reason: "notFound", Message: "The resource 'projects/test-project' was not found"},
 		"empty responses":  {Before: true, Status: http.StatusOK, Body: map[string]any{}},
-		"empty lists":      {Before: true, Method: "instances.list", Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+		// Single machines cannot be read then either.
+		"empty lists": {Before: true, Method: "instances.list", Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
@@ -46,7 +47,7 @@ func TestAnOutage(t *testing.T) {
 				h.DrainChanges()
 				w.Calls()
 
-				w.SetFaults(fault)
+				w.SetFaults(fault, &gcetest.Fault{Method: "instances.get", Before: true, Status: 500, Reason: "backendError"})
 				for range 60 {
 					assert.Equal(t, want, h.States(workers))
 					time.Sleep(10 * time.Second)

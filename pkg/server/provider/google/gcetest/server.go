@@ -274,8 +274,12 @@ func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error)
 		s.mistake(encodeErr)
 	}
 	if err == nil && r != nil {
-		if r.query("fields") != "" {
-			body = s.mask(r.query("fields"), body)
+		if fields := r.query("fields"); fields != "" {
+			masked, err := discoverytest.Mask(fields, body)
+			if err != nil {
+				s.mistake(err)
+			}
+			body = masked
 		}
 		if err := r.method.CheckResponse(body); err != nil {
 			s.mistake(fmt.Errorf("response: %w", err))

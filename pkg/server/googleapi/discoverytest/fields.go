@@ -1,31 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-package gcetest
+package discoverytest
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"strings"
 )
 
-// mask leaves those members in a response that a call has requested.
-func (s *Server) mask(fields string, body []byte) []byte {
+// Mask leaves those members in a response that the parameter fields of a call selects.
+func Mask(fields string, body []byte) ([]byte, error) {
 	var value any
 	if err := json.Unmarshal(body, &value); err != nil {
-		s.mistake(err)
-		return body
+		return nil, err
 	}
 	selection, rest, err := parseFields(fields)
-	if err != nil || rest != "" {
-		s.mistake(fmt.Errorf("the parameter fields is invalid: %q: %v", fields, err))
-		return body
+	if err == nil && rest != "" {
+		err = errors.New("a parenthesis is not open")
 	}
-	masked, err := json.Marshal(selection.apply(value))
 	if err != nil {
-		s.mistake(err)
+		return nil, fmt.Errorf("the parameter fields is invalid: %q at %q: %w", fields, rest, err)
 	}
-	return masked
+	return json.Marshal(selection.apply(value))
 }
 
 // selection has the selected members, nil for all of one.
@@ -50,7 +48,7 @@ func parseFields(text string) (all selection, rest string, err error) {
 				return nil, text, err
 			}
 			if text, found = strings.CutPrefix(text, ")"); !found {
-				return nil, text, fmt.Errorf("a parenthesis is not closed")
+				return nil, text, errors.New("a parenthesis is not closed")
 			}
 		}
 		next, found := strings.CutPrefix(text, ",")
