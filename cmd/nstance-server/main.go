@@ -89,7 +89,7 @@ it changes.`,
 	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
 	flags.StringVar(&options.ID, "id", "", "id of this server among those of the shard, of which no other may have it (default: one that is made once and kept in the cache folder)")
 	flags.StringVar(&options.Host, "host", "", "host of this server: it replaces that of every address in the configuration, which all servers of the shard share")
-	flags.StringVar(&options.Storage, "storage", "", "object storage: file or s3")
+	flags.StringVar(&options.Storage, "storage", "", "object storage: file, gcs or s3")
 	flags.StringVar(&options.Bucket, "bucket", "", "folder or bucket of the object storage")
 	flags.StringVar(&options.Prefix, "prefix", "", "what all keys in the object storage begin with")
 	flags.StringVar(&options.CacheDir, "cache-dir", "", "folder of this server alone; nothing is lost with it")
@@ -124,7 +124,7 @@ func newValidateCommand() *cobra.Command {
 	}
 	flags := command.Flags()
 	flags.StringVar(&options.Shard, "shard", "", "id of the shard")
-	flags.StringVar(&options.Storage, "storage", "", "object storage: file or s3")
+	flags.StringVar(&options.Storage, "storage", "", "object storage: file, gcs or s3")
 	flags.StringVar(&options.Bucket, "bucket", "", "folder or bucket of the object storage")
 	flags.StringVar(&options.Prefix, "prefix", "", "what all keys in the object storage begin with")
 	return command

@@ -56,7 +56,7 @@ func TestWrongFlags(t *testing.T) {
 		{"negative size", nil, scale("g", "--", "-1"), []string{`SIZE: "-1" must be a whole number`}},
 		{"size that is too large", nil, scale("g", "2147483648"), []string{`SIZE: "2147483648" must be a whole number from 0 to 10000`}},
 		{"no bucket", nil, []string{"cluster", "nonce"}, []string{"--storage-bucket: must be the name of the bucket, or the folder of storage file"}},
-		{"unknown storage", nil, nonce("--storage", "gcs"), []string{`--storage: "gcs" is unknown, known are "file" and "s3"`}},
+		{"unknown storage", nil, nonce("--storage", "azure"), []string{`--storage: "azure" is unknown, known are "file", "gcs" and "s3"`}},
 		{"ill-formed prefix", nil, nonce("--storage-prefix", "/a"), []string{"--storage-prefix:", `"/a"`}},
 		{"unknown key provider", nil, nonce("--key-provider", "vault"), []string{`--key-provider: "vault" is unknown, known are ["env" "file" "aws-secrets-manager"`}},
 		{"key file without path", nil, nonce("--key-provider", "file"), []string{`--key: must be the path of the file with the key when --key-provider is "file"`}},

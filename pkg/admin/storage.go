@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/spf13/pflag"
 
@@ -24,7 +25,7 @@ type storageOptions struct {
 }
 
 func (o *storageOptions) addFlags(flags *pflag.FlagSet) {
-	flags.StringVar(&o.storage, "storage", backend.S3, "object storage of the servers: file or s3")
+	flags.StringVar(&o.storage, "storage", backend.S3, "object storage of the servers: file, gcs or s3")
 	flags.StringVar(&o.bucket, "storage-bucket", "", "name of the bucket, or the folder of storage file (required)")
 	flags.StringVar(&o.prefix, "storage-prefix", "", "prefix of all keys in the bucket")
 }
@@ -34,8 +35,8 @@ func (o *storageOptions) addTenantFlag(flags *pflag.FlagSet) {
 }
 
 func (o *storageOptions) validate(wrong *mistakes) {
-	if o.storage != backend.File && o.storage != backend.S3 {
-		wrong.addf("storage", "%q is unknown, known are %q and %q", o.storage, backend.File, backend.S3)
+	if !slices.Contains(backend.Known, o.storage) {
+		wrong.addf("storage", "%q is unknown, known are %q, %q and %q", o.storage, backend.File, backend.GCS, backend.S3)
 	}
 	if o.bucket == "" {
 		wrong.addf("storage-bucket", "must be the name of the bucket, or the folder of storage file")

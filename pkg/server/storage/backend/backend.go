@@ -8,9 +8,11 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/server/storage/gcs"
 	"nstance.dev/operator/pkg/server/storage/s3"
 )
 
@@ -20,14 +22,19 @@ const (
 	File = "file"
 	// S3 stores the objects in a bucket of S3 or of a compatible service.
 	S3 = "s3"
+	// GCS stores the objects in a bucket of Google Cloud Storage.
+	GCS = "gcs"
 )
+
+// Known are all of them.
+var Known = []string{File, GCS, S3}
 
 // Open returns the storage for the flags --storage, --bucket and --prefix. Errors
 // name the invalid flag. The bucket of File is the path of a folder. The prefix may
 // be empty, and may end in a slash or not.
 func Open(ctx context.Context, provider, bucket, prefix string) (storage.Store, error) {
-	if provider != File && provider != S3 {
-		return nil, fmt.Errorf("--storage: %q is unknown, must be %q or %q", provider, File, S3)
+	if !slices.Contains(Known, provider) {
+		return nil, fmt.Errorf("--storage: %q is unknown, must be %q, %q or %q", provider, File, GCS, S3)
 	}
 	if bucket == "" {
 		return nil, errors.New("--bucket: must be set")
@@ -43,8 +50,11 @@ func Open(ctx context.Context, provider, bucket, prefix string) (storage.Store, 
 }
 
 func open(ctx context.Context, provider, bucket string) (storage.Store, error) {
-	if provider == S3 {
+	switch provider {
+	case S3:
 		return s3.Open(ctx, bucket)
+	case GCS:
+		return gcs.Open(bucket)
 	}
 	return file.Open(bucket)
 }

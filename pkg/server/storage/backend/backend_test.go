@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/gcs/gcstest"
 	"nstance.dev/operator/pkg/server/storage/s3/s3test"
 )
 
@@ -38,6 +39,15 @@ func TestOpenS3(t *testing.T) {
 	}
 }
 
+func TestOpenGCS(t *testing.T) {
+	t.Setenv("STORAGE_EMULATOR_HOST", gcstest.Start(t, nil, "nstance").URL)
+	create(t, GCS, "nstance", "a/b")
+	store, err := Open(t.Context(), GCS, "nstance", "")
+	require.NoError(t, err)
+	_, err = store.Get(t.Context(), "a/b/ca.crt")
+	require.NoError(t, err)
+}
+
 // create creates an object in a storage.
 func create(t *testing.T, provider, bucket, prefix string) {
 	t.Helper()
@@ -57,11 +67,12 @@ func TestOpenRejects(t *testing.T) {
 		name, provider, bucket, prefix string
 		want                           []string
 	}{
-		{"no provider", "", dir, "", []string{"--storage", `""`, `"file" or "s3"`}},
-		{"an unknown provider", "gcs", dir, "", []string{"--storage", `"gcs"`, `"file" or "s3"`}},
+		{"no provider", "", dir, "", []string{"--storage", `""`, `"file", "gcs" or "s3"`}},
+		{"an unknown provider", "azure", dir, "", []string{"--storage", `"azure"`, `"file", "gcs" or "s3"`}},
 		{"no bucket", S3, "", "", []string{"--bucket"}},
 		{"a folder that does not exist", File, missing, "", []string{"--bucket", missing}},
 		{"a bucket without a region", S3, "nstance", "", []string{"--bucket", "nstance", "AWS_REGION"}},
+		{"no name of a bucket", GCS, "a/b", "", []string{"--bucket", `"a/b"`}},
 		{"a prefix that leads out of the bucket", File, dir, "../other", []string{"--prefix", `"../other"`}},
 		{"a prefix with a leading slash", S3, "nstance", "/a", []string{"--prefix", `"/a"`}},
 	}

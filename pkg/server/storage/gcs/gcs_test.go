@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package gcs
+
+import (
+	"errors"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	"golang.org/x/oauth2"
+
+	"nstance.dev/operator/pkg/server/googleapi"
+	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/server/storage/gcs/gcstest"
+	"nstance.dev/operator/pkg/server/storage/storagetest"
+)
+
+const bucket = "nstance"
+
+// start runs a server with a bucket, which clients find in the environment.
+func start(t *testing.T, middleware func(http.Handler) http.Handler, buckets ...string) *gcstest.Server {
+	t.Helper()
+	s := gcstest.Start(t, middleware, buckets...)
+	t.Setenv(emulatorEnv, s.URL)
+	return s
+}
+
+func openBucket(t testing.TB) *Store {
+	t.Helper()
+	s, err := Open(bucket)
+	require.NoError(t, err)
+	return s
+}
+
+func TestConformance(t *testing.T) {
+	start(t, nil, bucket)
+	storagetest.Conformance(t, func(t testing.TB) storage.Store { return openBucket(t) })
+}
+
+// TestMissingBucket checks that a missing bucket is not mistaken for an empty one,
+// which would mean that the shard has no groups.
+func TestMissingBucket(t *testing.T) {
+	start(t, nil)
+	s := openBucket(t)
+	_, getErr := s.Get(t.Context(), "object")
+	_, createErr := s.Create(t.Context(), "object", nil)
+	_, replaceErr := s.Replace(t.Context(), "object", nil, "1")
+	_, listErr := s.List(t.Context(), "")
+	for method, err := range map[string]error{
+		"Get": getErr, "Create": createErr, "Replace": replaceErr, "List": listErr, "Delete": s.Delete(t.Context(), "object"),
+	} {
+		if err == nil || errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrConflict) || !strings.Contains(err.Error(), bucket) {
+			t.Errorf("%s: got error %v, want another one that names the bucket", method, err)
+		}
+	}
+}
+
+func TestOpen(t *testing.T) {
+	for _, name := range []string{"", "a", "A-bucket", "a/b", "-ab", "a?b", strings.Repeat("a", 223)} {
+		_, err := Open(name)
+		assert.Error(t, err, name)
+	}
+	s := start(t, nil, bucket)
+	t.Setenv(emulatorEnv, strings.TrimPrefix(s.URL, "http://"))
+	_, err := openBucket(t).Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+}
+
+// TestCredentials: without them, the error says so, and a token is sent.
+func TestCredentials(t *testing.T) {
+	s := gcstest.Start(t, nil, bucket)
+	s.Token = "secret"
+	store, err := open(bucket, s.URL, googleapi.WithToken(http.DefaultTransport, oauth2.StaticTokenSource(&oauth2.Token{AccessToken: "secret"})))
+	require.NoError(t, err)
+	_, err = store.Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+
+	store, err = open(bucket, s.URL, http.DefaultTransport)
+	require.NoError(t, err)
+	_, err = store.Get(t.Context(), "a")
+	require.ErrorContains(t, err, "HTTP 401")
+	require.NotErrorIs(t, err, storage.ErrNotFound)
+}
+
+// TestCorruptedData is not returned.
+func TestCorruptedData(t *testing.T) {
+	start(t, func(service http.Handler) http.Handler {
+		return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+			if r.Method == http.MethodGet {
+				w.Header().Set("X-Goog-Hash", "crc32c=AAAAAA==,md5=x")
+				w.Header().Set("X-Goog-Generation", "1")
+				w.Header().Set("Last-Modified", "Tue, 24 Nov 2026 02:00:00 GMT")
+				_, _ = w.Write([]byte("data"))
+				return
+			}
+			service.ServeHTTP(w, r)
+		})
+	}, bucket)
+	_, err := openBucket(t).Get(t.Context(), "a")
+	require.ErrorContains(t, err, "checksum")
+}
+
+// TestDocumentedPermissions: the documents have exactly the calls that are made.
+func TestDocumentedPermissions(t *testing.T) {
+	s := start(t, nil, bucket)
+	store := openBucket(t)
+	etag, err := store.Create(t.Context(), "a", nil)
+	require.NoError(t, err)
+	_, err = store.Replace(t.Context(), "a", nil, etag)
+	require.NoError(t, err)
+	_, err = store.Get(t.Context(), "a")
+	require.NoError(t, err)
+	_, err = store.List(t.Context(), "")
+	require.NoError(t, err)
+	require.NoError(t, store.Delete(t.Context(), "a"))
+
+	data, err := os.ReadFile("../../../../docs/server.md")
+	require.NoError(t, err)
+	var documented, permissions []string
+	for _, row := range regexp.MustCompile("(?m)^\\| `(storage\\.[a-z]+\\.[a-z]+)` \\| (.+) \\|$").FindAllStringSubmatch(string(data), -1) {
+		documented = append(documented, row[1])
+		for _, one := range regexp.MustCompile("`([^`]+)`").FindAllStringSubmatch(row[2], -1) {
+			permissions = append(permissions, one[1])
+		}
+	}
+	slices.Sort(documented)
+	assert.Equal(t, s.Methods(), documented)
+
+	data, err = os.ReadFile("../../../../docs/google.md")
+	require.NoError(t, err)
+	match := regexp.MustCompile(`nstance\.objects .*--permissions=(\S+)`).FindStringSubmatch(string(data))
+	require.NotNil(t, match)
+	slices.Sort(permissions)
+	granted := strings.Split(match[1], ",")
+	slices.Sort(granted)
+	assert.Equal(t, slices.Compact(permissions), granted)
+}

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package gcstest has a server that responds as the JSON API of Google Cloud Storage does, for
+// the calls that the storage makes. It refuses requests that Google's discovery document does
+// not allow, and its own responses are checked with the same document. It was never compared
+// with the service.
+package gcstest
+
+import (
+	"bytes"
+	"cmp"
+	"encoding/base64"
+	"encoding/binary"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"hash/crc32"
+	"io"
+	"maps"
+	"mime"
+	"mime/multipart"
+	"net/http"
+	"net/http/httptest"
+	"slices"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+	"unicode/utf8"
+
+	"nstance.dev/operator/pkg/server/googleapi/discoverytest"
+)
+
+// Server has buckets.
+type Server struct {
+	// URL is the address of the server.
+	URL string
+	// Token is what requests must have, empty for nothing.
+	Token string
+
+	document *discoverytest.Document
+
+	// mu guards the fields below.
+	mu         sync.Mutex
+	buckets    map[string]map[string]*object
+	generation int64
+	calls      map[string]int
+	mistakes   []string
+}
+
+// object is the live version of an object.
+type object struct {
+	bucket     string
+	name       string
+	data       []byte
+	kind       string
+	metadata   map[string]string
+	generation int64
+	created    time.Time
+}
+
+// Start runs a server with empty buckets until the end of the test. middleware wraps it, for
+// example to drop responses; it may be nil.
+func Start(t testing.TB, middleware func(service http.Handler) http.Handler, buckets ...string) *Server {
+	t.Helper()
+	s := &Server{
+		document: discoverytest.Load(t, discoverytest.Storage), generation: time.Now().UnixMicro(),
+		buckets: map[string]map[string]*object{}, calls: map[string]int{},
+	}
+	for _, name := range buckets {
+		s.buckets[name] = map[string]*object{}
+	}
+	handler := http.Handler(http.HandlerFunc(s.serve))
+	if middleware != nil {
+		handler = middleware(handler)
+	}
+	server := httptest.NewServer(handler)
+	s.URL = server.URL
+	t.Cleanup(func() {
+		server.Close()
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		if len(s.mistakes) > 0 {
+			t.Errorf("%d requests or responses were not as documented, the first: %s", len(s.mistakes), s.mistakes[0])
+		}
+	})
+	return s
+}
+
+// Methods returns the methods that were called, sorted.
+func (s *Server) Methods() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.calls))
+}
+
+// failure is a response that is no success.
+type failure struct {
+	status          int
+	reason, message string
+}
+
+// Error returns the message.
+func (f *failure) Error() string { return f.message }
+
+// request is a call that is as documented.
+type request struct {
+	*http.Request
+	method       *discoverytest.Method
+	bucket, name string
+	// attributes and data are those of an upload.
+	attributes, data []byte
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	media := r.Method == http.MethodGet && r.URL.Query().Get("alt") == "media"
+	if s.Token != "" && r.Header.Get("Authorization") != "Bearer "+s.Token {
+		s.respond(w, nil, nil, &failure{http.StatusUnauthorized, "authError", "Invalid Credentials"}, media)
+		return
+	}
+	parsed, err := s.parse(r)
+	if err != nil {
+		s.mu.Lock()
+		s.mistakes = append(s.mistakes, err.Error())
+		s.mu.Unlock()
+		s.respond(w, nil, nil, &failure{http.StatusBadRequest, "invalid", err.Error()}, media)
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.calls[parsed.method.ID]++
+	data, err := s.handle(parsed)
+	if one, ok := data.(*object); ok && err == nil {
+		if media {
+			one.download(w)
+			return
+		}
+		data = one.resource()
+	}
+	s.respond(w, parsed, data, err, media)
+}
+
+// parse checks a call with the discovery document.
+func (s *Server) parse(r *http.Request) (*request, error) {
+	path, uploading := strings.CutPrefix(r.URL.EscapedPath(), "/upload")
+	method, variables, err := s.document.Find(r.Method, path)
+	if err != nil {
+		return nil, err
+	}
+	parsed := &request{Request: r, method: method, bucket: variables["bucket"], name: variables["object"]}
+	if err := method.CheckQuery(r.URL.Query()); err != nil {
+		return nil, err
+	}
+	if uploading {
+		return parsed, parsed.readUpload()
+	}
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		return nil, err
+	}
+	return parsed, method.CheckBody(r, body)
+}
+
+// readUpload reads attributes and data, which are two parts.
+func (r *request) readUpload() error {
+	kind, options, err := mime.ParseMediaType(r.Header.Get("Content-Type"))
+	if err != nil || kind != "multipart/related" || r.URL.Query().Get("uploadType") != "multipart" {
+		return fmt.Errorf("%s: an upload of type %q: %w", r.method.ID, kind, err)
+	}
+	parts := multipart.NewReader(r.Body, options["boundary"])
+	for n := 0; ; n++ {
+		part, err := parts.NextPart()
+		if errors.Is(err, io.EOF) && n == 2 {
+			return r.method.CheckRequest(r.attributes)
+		}
+		if err != nil {
+			return fmt.Errorf("%s: part %d: %w", r.method.ID, n, err)
+		}
+		data, err := io.ReadAll(part)
+		switch {
+		case err != nil:
+			return err
+		case n == 0 && part.Header.Get("Content-Type") == "application/json":
+			r.attributes = data
+		case n == 1:
+			r.data = data
+		default:
+			return fmt.Errorf("%s: part %d is not expected", r.method.ID, n)
+		}
+	}
+}
+
+// handle makes a call. mu must be locked.
+func (s *Server) handle(r *request) (any, error) {
+	objects, found := s.buckets[r.bucket]
+	if !found {
+		return nil, &failure{http.StatusNotFound, "notFound", "The specified bucket does not exist."}
+	}
+	switch r.method.ID {
+	case "storage.objects.insert":
+		return s.insert(r, objects)
+	case "storage.objects.get":
+		if one := objects[r.name]; one != nil {
+			return one, nil
+		}
+		return nil, noObject(r.bucket, r.name)
+	case "storage.objects.delete":
+		if objects[r.name] == nil {
+			return nil, noObject(r.bucket, r.name)
+		}
+		delete(objects, r.name)
+		return nil, nil
+	case "storage.objects.list":
+		return list(r, objects)
+	}
+	return nil, &failure{http.StatusNotImplemented, "notImplemented", r.method.ID + " is not implemented"}
+}
+
+func noObject(bucket, name string) error {
+	return &failure{http.StatusNotFound, "notFound", "No such object: " + bucket + "/" + name}
+}
+
+// insert writes an object if it has the generation of the precondition.
+func (s *Server) insert(r *request, objects map[string]*object) (any, error) {
+	var attributes struct {
+		Name, ContentType, CRC32C string
+		Metadata                  map[string]string
+	}
+	if err := json.Unmarshal(r.attributes, &attributes); err != nil {
+		return nil, &failure{http.StatusBadRequest, "parseError", err.Error()}
+	}
+	name := cmp.Or(r.URL.Query().Get("name"), attributes.Name)
+	if name == "" || len(name) > 1024 || !utf8.ValidString(name) || strings.ContainsAny(name, "\r\n") {
+		return nil, &failure{http.StatusBadRequest, "invalid", "Invalid object name"}
+	}
+	if attributes.CRC32C != "" && attributes.CRC32C != checksum(r.data) {
+		return nil, &failure{http.StatusBadRequest, "invalid", "Provided CRC32C doesn't match calculated CRC32C"}
+	}
+	if want := r.URL.Query().Get("ifGenerationMatch"); want != "" {
+		current := "0"
+		if one := objects[name]; one != nil {
+			current = strconv.FormatInt(one.generation, 10)
+		}
+		if want != current {
+			return nil, &failure{http.StatusPreconditionFailed, "conditionNotMet", "At least one of the pre-conditions you specified did not hold."}
+		}
+	}
+	s.generation++
+	one := &object{
+		bucket: r.bucket, name: name, data: r.data, kind: attributes.ContentType, metadata: attributes.Metadata,
+		generation: s.generation, created: time.Now().UTC(),
+	}
+	objects[name] = one
+	return one, nil
+}
+
+// list returns a page of the objects, sorted by name.
+func list(r *request, objects map[string]*object) (any, error) {
+	query := r.URL.Query()
+	names := slices.DeleteFunc(slices.Sorted(maps.Keys(objects)), func(name string) bool {
+		return !strings.HasPrefix(name, query.Get("prefix"))
+	})
+	size := 1000
+	if text := query.Get("maxResults"); text != "" {
+		most, _ := strconv.Atoi(text) // was checked
+		size = min(size, most)
+	}
+	if token := query.Get("pageToken"); token != "" {
+		last, err := base64.URLEncoding.DecodeString(token)
+		if err != nil {
+			return nil, &failure{http.StatusBadRequest, "invalid", "Invalid argument."}
+		}
+		names = slices.DeleteFunc(names, func(name string) bool { return name <= string(last) })
+	}
+	page := map[string]any{"kind": "storage#objects"}
+	if len(names) > size {
+		names = names[:size]
+		page["nextPageToken"] = base64.URLEncoding.EncodeToString([]byte(names[size-1]))
+	}
+	var items []any
+	for _, name := range names {
+		items = append(items, objects[name].resource())
+	}
+	if len(items) > 0 {
+		page["items"] = items
+	}
+	return page, nil
+}
+
+// resource returns the object as responses have it.
+func (o *object) resource() map[string]any {
+	generation, created := strconv.FormatInt(o.generation, 10), o.created.Format(time.RFC3339Nano)
+	return map[string]any{
+		"kind": "storage#object", "id": o.bucket + "/" + o.name + "/" + generation, "name": o.name, "bucket": o.bucket,
+		"generation": generation, "metageneration": "1", "contentType": o.kind, "size": strconv.Itoa(len(o.data)),
+		"timeCreated": created, "updated": created, "etag": "CAE=", "crc32c": checksum(o.data), "metadata": o.metadata, "storageClass": "STANDARD",
+	}
+}
+
+// download responds with the data.
+func (o *object) download(w http.ResponseWriter) {
+	w.Header().Set("Content-Type", o.kind)
+	w.Header().Set("X-Goog-Generation", strconv.FormatInt(o.generation, 10))
+	w.Header().Set("X-Goog-Hash", "crc32c="+checksum(o.data))
+	w.Header().Set("Last-Modified", o.created.Format(http.TimeFormat))
+	_, _ = w.Write(o.data) // the client may have closed the connection
+}
+
+func checksum(data []byte) string {
+	sum := crc32.Checksum(data, crc32.MakeTable(crc32.Castagnoli))
+	return base64.StdEncoding.EncodeToString(binary.BigEndian.AppendUint32(nil, sum))
+}
+
+// respond writes a response that is no download. Errors of downloads are text.
+func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error, media bool) {
+	if err != nil {
+		f, ok := errors.AsType[*failure](err)
+		if !ok {
+			f = &failure{http.StatusInternalServerError, "backendError", err.Error()}
+		}
+		w.WriteHeader(f.status)
+		if media {
+			_, _ = io.WriteString(w, f.message)
+			return
+		}
+		_ = json.NewEncoder(w).Encode(map[string]any{"error": map[string]any{
+			"code": f.status, "message": f.message,
+			"errors": []any{map[string]any{"message": f.message, "domain": "global", "reason": f.reason}},
+		}})
+		return
+	}
+	if data == nil {
+		w.WriteHeader(http.StatusNoContent)
+		return
+	}
+	body, err := json.Marshal(data)
+	if fields := r.URL.Query().Get("fields"); err == nil && fields != "" {
+		body, err = discoverytest.Mask(fields, body)
+	}
+	if err == nil {
+		err = r.method.CheckResponse(body)
+	}
+	if err != nil {
+		s.mistakes = append(s.mistakes, "response: "+err.Error()) // mu is locked
+	}
+	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
+	_, _ = io.Copy(w, bytes.NewReader(body)) // the client may have closed the connection
+}
