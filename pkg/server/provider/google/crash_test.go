@@ -286,9 +286,10 @@ func TestTheServerIsKilled(t *testing.T) {
 	at := map[string]int{}
 	for n := range kills {
 		c.Step = steps[n%len(steps)]
-		c.Size = 2 + n%3
-		if n%len(steps) >= slices.Index(steps, "delete the machine") {
-			c.Size = n % 2 // so that there is something to delete
+		// More than before, so that there is something to launch, and then less.
+		c.Size = 2 + n%len(steps)
+		if left := len(steps) - 1 - n%len(steps); left <= len(steps)-1-slices.Index(steps, "delete the machine") {
+			c.Size = left
 		}
 		if c.run(t) {
 			at[c.Step]++

@@ -126,6 +126,17 @@ func TestRetriedWrites(t *testing.T) {
 	}
 }
 
+// TestEtagsOfNoObject: the generation 0 would create an object.
+func TestEtagsOfNoObject(t *testing.T) {
+	s := start(t, nil, bucket)
+	store := openBucket(t)
+	for _, etag := range []string{"0", "-1", "+1", "01", "1.0", "9223372036854775808"} {
+		_, err := store.Replace(t.Context(), "a", nil, etag)
+		require.ErrorIs(t, err, storage.ErrConflict, etag)
+	}
+	assert.Empty(t, s.Methods(), "calls")
+}
+
 // TestAttempts: a service that stays unavailable gives an error that is no conflict, and an
 // error that would be the same again is not repeated.
 func TestAttempts(t *testing.T) {
