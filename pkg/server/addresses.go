@@ -10,9 +10,9 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 )
 
-// withHost returns addresses with another host. Empty ones stay empty. With a leader network
-// those at which others reach the leader keep their host: they must accept connections to an
-// address that the machine has at times.
+// withHost returns addresses with another host. Empty ones stay empty. With a leader
+// network those at which others reach the leader keep their host: they must accept
+// connections to an address that the machine has at times.
 func withHost(addresses config.Addresses, host string, leaderNetwork bool) config.Addresses {
 	if host == "" {
 		return addresses

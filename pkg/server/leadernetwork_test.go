@@ -160,8 +160,8 @@ func (m *machine) signal(t *testing.T, signal syscall.Signal) {
 	require.NoError(t, m.cmd.Process.Signal(signal))
 }
 
-// ipNetwork carries the connections to the address of the leader to the machine that has it.
-// When another machine gets it, the connections to the one before break.
+// ipNetwork carries the connections to the address of the leader to the machine that has
+// it. When another machine gets it, the connections to the one before break.
 type ipNetwork struct {
 	t        *testing.T
 	cloud    *providertest.NetworkCloud

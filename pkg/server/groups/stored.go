@@ -99,8 +99,8 @@ func (s *stored) with(change Change, static bool) *stored {
 // asDynamic returns what must be stored for group, which is static in c, to
 // keep its settings without the configuration.
 //
-// Args, the drain timeout and load balancers are stored only as far as the group itself sets
-// them. Operators cannot change them, so the rest must continue to follow the
+// Args, the drain timeout and load balancers are stored only as far as the group itself
+// sets them. Operators cannot change them, so the rest must continue to follow the
 // template and the shard, or it could never change.
 func asDynamic(c *config.Config, group *Group) *stored {
 	configured := c.Groups[group.Key.Tenant][group.Key.Group]

@@ -317,8 +317,8 @@ func (s *Syncer) failed(ctx context.Context, b *balancer, operation string, batc
 	}
 }
 
-// next returns when to synchronize a load balancer again, and sets when to list its targets.
-// called is true if a call was due.
+// next returns when to synchronize a load balancer again, and sets when to list its
+// targets. called is true if a call was due.
 func (s *Syncer) next(b *balancer, called bool) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -169,8 +169,8 @@ func (s *Syncer) update() []string {
 }
 
 // Waits reports whether an instance that is being deleted is a target of a load balancer,
-// or may be one: its deregistration delay is not over, or the targets are not known. Then it
-// must not be terminated before the deadline of its drain.
+// or may be one: its deregistration delay is not over, or the targets are not known. Then
+// it must not be terminated before the deadline of its drain.
 func (s *Syncer) Waits(i *instance.Instance) bool {
 	if s.neverReported(i) {
 		return false

@@ -20,9 +20,9 @@ type LeaderNetwork interface {
 	// a request, or shows the interface as in use. An address that is this machine's already
 	// is not changed.
 	//
-	// The context lasts as long as the leadership: Assign calls deadline.Check before each call
-	// that changes something, and makes each on condition of what it has read, by the id of
-	// an attachment or a fingerprint. So a server that was paused cannot take the address
+	// The context lasts as long as the leadership: Assign calls deadline.Check before each
+	// call that changes something, and makes each on condition of what it has read, by the
+	// id of an attachment or a fingerprint. So a server that was paused cannot take the address
 	// from the next leader when it continues. The context ends after request_timeout. A call
 	// that has ended is repeated, and continues what the one before has begun.
 	Assign(ctx context.Context, network Network) error

@@ -164,7 +164,8 @@ func (b *Balancers) call(ctx context.Context, operation string, balancer provide
 	return nil
 }
 
-// at returns the targets of an endpoint whose deregistration is not over. mu must be locked.
+// at returns the targets of an endpoint whose deregistration is not over. mu must be
+// locked.
 func (b *Balancers) at(endpoint string) map[string]memoryTarget {
 	targets := b.targets[endpoint]
 	if targets == nil {

@@ -17,8 +17,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// NetworkCloud is a cloud in memory with one address, which is attached to one machine at a time,
-// as a network interface is.
+// NetworkCloud is a cloud in memory with one address, which is attached to one machine at a
+// time, as a network interface is.
 type NetworkCloud struct {
 	// Interval is what AssignInterval returns.
 	Interval time.Duration
