@@ -2,8 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package googleapi makes calls to the REST APIs of Google, with application default
-// credentials. The generated libraries of these APIs are not used: the one of Compute
-// Engine alone has ten times the code of this server.
+// credentials. The generated libraries of these APIs are not used: that of Compute Engine
+// adds 19 MB to a program, because text/template keeps all methods of its client.
 package googleapi
 
 import (

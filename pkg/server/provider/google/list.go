@@ -22,10 +22,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 	if err != nil {
 		return nil, throttled(err)
 	}
-	preempted, err := a.preempted(ctx, list)
-	if err != nil {
-		return nil, throttled(err)
-	}
+	preempted := a.preempted(ctx, list)
 	var all []machines.Machine
 	// One that is created or deleted between two pages may shift others.
 	names := map[string]bool{}
@@ -62,11 +59,7 @@ func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, erro
 	if err != nil || !ours {
 		return machines.Machine{}, false, err
 	}
-	preempted, err := a.preempted(ctx, []vm{one})
-	if err != nil {
-		return machines.Machine{}, false, throttled(err)
-	}
-	return preempted.explain(a.machine(one, identity), one), true, nil
+	return a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one), true, nil
 }
 
 // throttled returns an error that wraps machines.ErrThrottled if there were too many calls.

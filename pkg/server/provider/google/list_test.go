@@ -71,6 +71,24 @@ func TestPreempted(t *testing.T) {
 	})
 }
 
+// TestPreemptionsThatCannotBeRead leave the reason open, and the list complete.
+func TestPreemptionsThatCannotBeRead(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		r := request(t)
+		r.Args = map[string]any{argProvisioning: spot}
+		w.launchRunning(r)
+		w.Preempt(r.ID)
+		w.SetFaults(&gcetest.Fault{Method: "zoneOperations.list", Before: true, Status: 403, Reason: "forbidden", Message: "Required 'compute.zoneOperations.list' permission"})
+		m := w.list()[r.ID]
+		assert.Equal(t, instance.Stopped, m.State)
+		assert.Equal(t, "the spot machine was stopped or preempted", m.Reason)
+		other, found, err := w.api.Find(t.Context(), r.ID)
+		require.NoError(t, err)
+		assert.True(t, found)
+		assert.Equal(t, m, other)
+	})
+}
+
 // TestPages: a list has all of them, or is an error.
 func TestPages(t *testing.T) {
 	s := gcetest.New()

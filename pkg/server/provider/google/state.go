@@ -6,6 +6,9 @@ package google
 import (
 	"context"
 	"fmt"
+	"slices"
+
+	"k8s.io/klog/v2"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/machines"
@@ -51,19 +54,20 @@ type preemptions map[string]bool
 // capacity is needed.
 const operationPreempted = "compute.instances.preempted"
 
+// isSpot reports whether the capacity of a virtual machine may be taken away.
+func (v vm) isSpot() bool { return v.Scheduling != nil && v.Scheduling.ProvisioningModel == spot }
+
 // preempted returns which of the virtual machines were preempted. Compute Engine reports that
-// by an operation only, which is read if a spot machine has stopped.
-func (a *API) preempted(ctx context.Context, list []vm) (preemptions, error) {
-	needed := false
-	for _, one := range list {
-		needed = needed || one.isStopped() && one.Scheduling != nil && one.Scheduling.ProvisioningModel == spot
-	}
-	if !needed {
-		return nil, nil
+// by an operation only, which is read if a spot machine has stopped. The reason is not worth
+// a list: if it cannot be read, preempted returns nil.
+func (a *API) preempted(ctx context.Context, list []vm) preemptions {
+	if !slices.ContainsFunc(list, func(one vm) bool { return one.isStopped() && one.isSpot() }) {
+		return nil
 	}
 	operations, err := a.operations(ctx, fmt.Sprintf("operationType = %q", operationPreempted))
 	if err != nil {
-		return nil, err
+		klog.FromContext(ctx).Error(err, "Failed to read which spot machines were preempted")
+		return nil
 	}
 	found := preemptions{}
 	for _, one := range operations {
@@ -71,12 +75,16 @@ func (a *API) preempted(ctx context.Context, list []vm) (preemptions, error) {
 			found[one.TargetID] = true
 		}
 	}
-	return found, nil
+	return found
 }
 
-// explain adds that a machine was preempted.
+// explain adds to a spot machine that has stopped why it has.
 func (p preemptions) explain(m machines.Machine, one vm) machines.Machine {
-	if one.isStopped() && p[one.ID] {
+	switch {
+	case !one.isStopped() || !one.isSpot():
+	case p == nil:
+		m.Reason = "the spot machine was stopped or preempted"
+	case p[one.ID]:
 		m.Reason = "the spot machine was preempted"
 	}
 	return m
