@@ -31,6 +31,9 @@ type Spec struct {
 	Type InstanceType
 	// Subnet is the provider's subnet for the instance.
 	Subnet string
+	// Market is what the provider's capacity is divided into beside types, such as that
+	// which may be interrupted. Only the provider sets it.
+	Market string
 	// Args are the provider's own arguments, merged and rendered.
 	Args map[string]any
 	// Userdata is what the instance starts with, rendered. It contains the nonce:

@@ -43,6 +43,13 @@ type API interface {
 	Limits() Limits
 }
 
+// KnownFinder is implemented by an API that can read a machine by its provider id.
+type KnownFinder interface {
+	// FindKnown does what Find does for a machine that was listed before. What the cloud
+	// does not report of it is as it was.
+	FindKnown(ctx context.Context, known Machine) (Machine, bool, error)
+}
+
 // Request is a request to launch one machine.
 type Request struct {
 	provider.Spec

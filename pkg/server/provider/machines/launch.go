@@ -113,7 +113,18 @@ func (p *Provider) advance(ctx context.Context, id string, r request, deleted bo
 
 // find reads the machine of an instance.
 func (p *Provider) find(ctx context.Context, id string) (m Machine, found bool, err error) {
+	var known Machine
+	p.mu.Lock()
+	if e := p.table[id]; e != nil && e.machine != nil {
+		known = *e.machine
+	}
+	p.mu.Unlock()
+	finder, byProviderID := p.api.(KnownFinder)
 	err = p.read(ctx, func(ctx context.Context) (err error) {
+		if byProviderID && known.ProviderID != "" {
+			m, found, err = finder.FindKnown(ctx, known)
+			return err
+		}
 		m, found, err = p.api.Find(ctx, id)
 		return err
 	})

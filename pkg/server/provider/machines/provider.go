@@ -36,6 +36,9 @@ type Options struct {
 	CallContext provider.CallContextFunc
 	// ExpectedNode is that of provider.Provider. Default: nothing is certain.
 	ExpectedNode func(provider.Spec) *corev1.Node
+	// Market returns the market of a request, whose arguments may not be rendered yet, or
+	// an empty text if it is not known. Default: there is only one.
+	Market func(provider.Spec) string
 }
 
 // Provider is a provider.Provider of the machines of a cloud. All its state is in one

@@ -35,17 +35,20 @@ type Scope struct {
 	Group  instance.GroupKey
 	Type   string
 	Subnet string
+	// Market is that of provider.Spec.
+	Market string
 }
 
 // scopeOf returns the narrowest scope that contains a spec.
 func scopeOf(spec provider.Spec) Scope {
-	return Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet}
+	return Scope{Group: spec.Group, Type: spec.Type.Name, Subnet: spec.Subnet, Market: spec.Market}
 }
 
 func (s Scope) contains(spec provider.Spec) bool {
 	return (s.Group == instance.GroupKey{} || s.Group == spec.Group) &&
 		(s.Type == "" || s.Type == spec.Type.Name) &&
-		(s.Subnet == "" || s.Subnet == spec.Subnet)
+		(s.Subnet == "" || s.Subnet == spec.Subnet) &&
+		(s.Market == "" || s.Market == spec.Market)
 }
 
 const (

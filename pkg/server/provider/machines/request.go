@@ -71,6 +71,7 @@ func (p *Provider) Create(ctx context.Context, spec provider.Spec) error {
 }
 
 func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
+	spec.Market = p.market(spec)
 	if _, known := p.Get(spec.ID); known {
 		return nil
 	}
@@ -103,6 +104,7 @@ func (p *Provider) create(ctx context.Context, spec provider.Spec) error {
 // as far as its room was read, or the cloud has rejected requests like this one for lack of
 // capacity.
 func (p *Provider) CheckCapacity(spec provider.Spec) error {
+	spec.Market = p.market(spec)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if _, read := p.rooms[spec.Subnet]; !read {
@@ -125,6 +127,14 @@ func (p *Provider) checkCapacity(spec provider.Spec) error {
 		return provider.OutOfCapacity("no room in subnet %s", spec.Subnet)
 	}
 	return nil
+}
+
+// market returns the market of a request.
+func (p *Provider) market(spec provider.Spec) string {
+	if p.options.Market == nil {
+		return ""
+	}
+	return p.options.Market(spec)
 }
 
 // searchFormer makes a request search for its machine first: another process may have
