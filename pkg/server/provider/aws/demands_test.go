@@ -1,0 +1,413 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package aws
+
+import (
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// wanted requests an instance again and again, as the reconciler does, with a new id when
+// the last one has failed.
+type wanted struct {
+	*providertest.Harness
+	*world
+	spec provider.Spec
+	id   string
+}
+
+// reconcile makes the request that is due.
+func (r *wanted) reconcile() {
+	vm, known := r.Get(r.id)
+	switch {
+	case known && vm.State == instance.Failed:
+		r.MustDelete(r.id)
+	case known:
+		return
+	}
+	if r.id == "" || known {
+		r.id = providertest.NewID(r.t)
+	}
+	r.spec.ID = r.id
+	_ = r.Create(r.t.Context(), r.spec) // is tried again
+}
+
+// during reconciles every five seconds for a time.
+func (r *wanted) during(d time.Duration) {
+	for end := time.Now().Add(d); time.Now().Before(end); time.Sleep(5 * time.Second) {
+		r.reconcile()
+	}
+}
+
+// TestDemandOneVMForOneRequest is TestTheServerIsKilled, and here: a response is lost, and
+// the request repeated by the same process.
+func TestDemandOneVMForOneRequest(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		w.SetFaults(&ec2test.Fault{Action: "RunInstances", Times: 3})
+		id := h.MustRun(spec())
+		w.expectMade(id)
+		assert.Equal(t, id, w.Made()[0].Token)
+	})
+}
+
+// TestDemandTheRulesOfTokens.
+func TestDemandTheRulesOfTokens(t *testing.T) {
+	t.Run("a new nonce finds the instance of the old one", func(t *testing.T) {
+		inBubble(t, newRegion(), func(t *testing.T, w *world) {
+			h := w.startProvider()
+			w.SetFaults(&ec2test.Fault{Action: "RunInstances"})
+			s := spec()
+			s.ID = providertest.NewID(t)
+			h.MustCreate(s)
+			time.Sleep(time.Second)
+			h.Stop()
+			w.SetFaults()
+			// The process does not know that there was another one.
+			h = w.startProvider()
+			w.DelayVisibility(time.Minute)
+			s.Userdata = []byte("another nonce")
+			h.MustRun(s)
+			w.expectMade(s.ID)
+			assert.Empty(t, h.Failures)
+		})
+	})
+	t.Run("a token whose instance was terminated needs a new id", func(t *testing.T) {
+		inBubble(t, newRegion(), func(t *testing.T, w *world) {
+			h := w.startProvider()
+			w.SetFaults(&ec2test.Fault{Action: "RunInstances"}, &ec2test.Fault{Action: "DescribeInstances", Before: true})
+			r := &wanted{Harness: h, world: w, spec: spec()}
+			r.during(10 * time.Second)
+			first := r.id
+			w.Terminate(first)
+			w.SetFaults()
+			h.Await(workers, map[string]instance.State{first: instance.Failed})
+			vm, _ := h.Get(first)
+			assert.Equal(t, "the instance was launched, and terminated since", vm.Reason)
+			r.during(10 * time.Minute)
+			assert.NotEqual(t, first, r.id)
+			assert.Equal(t, map[string]instance.State{r.id: instance.Running}, h.States(workers))
+			w.expectMade(first, r.id)
+		})
+	})
+	t.Run("another subnet only after a rejection, with another token", func(t *testing.T) {
+		inBubble(t, newRegion(), func(t *testing.T, w *world) {
+			h := w.startProvider()
+			s := spec()
+			s.ID, s.Subnet = providertest.NewID(t), rejectedSubnet
+			h.MustCreate(s)
+			h.Await(workers, map[string]instance.State{s.ID: providertest.Deleted})
+			s.Subnet = largeSubnet
+			h.MustRun(s)
+			w.expectMade(s.ID)
+			assert.Equal(t, s.ID+".1", w.Made()[0].Token)
+		})
+	})
+}
+
+// TestDemandReadsAreLate: an instance that is not shown for 30 s and has no address for
+// further 10 s is neither created again, nor missing, nor terminated.
+func TestDemandReadsAreLate(t *testing.T) {
+	s := newRegion()
+	s.AddressDelay = 40 * time.Second
+	inBubble(t, s, func(t *testing.T, w *world) {
+		w.DelayVisibility(30 * time.Second)
+		h := w.startProvider()
+		id := h.MustCreate(spec())
+		for range 25 {
+			time.Sleep(time.Second)
+			assert.Equal(t, map[string]instance.State{id: instance.Pending}, h.States(workers))
+		}
+		h.Await(workers, map[string]instance.State{id: instance.Running})
+		time.Sleep(5 * time.Minute)
+		vm, _ := h.Get(id)
+		assert.Len(t, vm.Addresses, 1)
+		w.expectMade(id)
+		assert.Empty(t, w.Terminated())
+		assert.Empty(t, h.Failures)
+	})
+}
+
+// TestDemandLackOfCapacityIsRemembered for type, zone and market.
+func TestDemandLackOfCapacityIsRemembered(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		w.SetFull(testType.Name, ec2test.Zone, "spot", true)
+		spot := &wanted{Harness: h, world: w, spec: spec()}
+		spot.spec.Args = map[string]any{"market": "spot"}
+		spot.reconcile()
+		h.Await(workers, map[string]instance.State{spot.id: providertest.Deleted})
+		errs := h.ExpectFailures(1, workers, spot.id)
+		require.ErrorContains(t, errs[0], "out of capacity: InsufficientInstanceCapacity for m7i.large spot")
+		require.ErrorContains(t, h.Provider.(provider.CapacityChecker).CheckCapacity(spot.spec), "out of capacity")
+		spot.during(170 * time.Second)
+		assert.Equal(t, 1, w.Calls()["RunInstances"], "launches within three minutes")
+		spot.during(20 * time.Second)
+		assert.Equal(t, 1, w.Calls()["RunInstances"], "launches afterwards")
+		// Other types, and the same one of the other market, are launched.
+		other := spot.spec
+		other.ID, other.Type = "", otherType
+		h.MustRun(other)
+		require.NoError(t, h.Provider.(provider.CapacityChecker).CheckCapacity(spec()))
+		h.MustRun(spec())
+		w.SetFull(testType.Name, ec2test.Zone, "spot", false)
+		spot.during(5 * time.Minute)
+		assert.Equal(t, instance.Running, h.States(workers)[spot.id])
+	})
+}
+
+// TestDemandAddressesAreCounted, those in progress too.
+func TestDemandAddressesAreCounted(t *testing.T) {
+	s := newRegion()
+	s.AddSubnet("subnet-0000000b", ec2test.Zone, 11)
+	inBubble(t, s, func(t *testing.T, w *world) {
+		h := w.startProvider()
+		one := spec()
+		one.Subnet = "subnet-0000000b"
+		want := map[string]instance.State{}
+		for range 20 {
+			one.ID = providertest.NewID(t)
+			if err := h.Create(t.Context(), one); err != nil {
+				require.ErrorContains(t, err, "no room in subnet subnet-0000000b")
+				other := one
+				other.Subnet = largeSubnet
+				h.MustCreate(other)
+			}
+			want[one.ID] = instance.Running
+		}
+		h.Await(workers, want)
+		there := 0
+		for id := range want {
+			if w.Instance(id).Subnet == "subnet-0000000b" {
+				there++
+			}
+		}
+		assert.Equal(t, 11, there)
+		assert.Equal(t, 20, w.Calls()["RunInstances"], "launches")
+		assert.Empty(t, h.Failures)
+	})
+}
+
+// TestDemandAQuotaMakesNoStorm: for ten minutes, one launch for each time that is remembered.
+func TestDemandAQuotaMakesNoStorm(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		w.SetQuota("on-demand", 0)
+		r := &wanted{Harness: h, world: w, spec: spec()}
+		r.during(10 * time.Minute)
+		launches := w.Calls()["RunInstances"]
+		if launches < 2 || launches > 4 {
+			t.Errorf("%d launches in ten minutes, want at most 4", launches)
+		}
+		require.Len(t, h.Failures, launches)
+		require.ErrorContains(t, (<-h.Failures).Err, "out of capacity: VcpuLimitExceeded for m7i.large")
+		w.SetQuota("on-demand", -1)
+		r.during(5 * time.Minute)
+		assert.Equal(t, map[string]instance.State{r.id: instance.Running}, h.States(workers))
+	})
+}
+
+// TestDemandFewCalls of a shard with 500 instances, and one minute in which all calls are
+// throttled.
+func TestDemandFewCalls(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		var ids []string
+		for range 500 {
+			r := request(t)
+			w.launch(r)
+			ids = append(ids, r.ID)
+		}
+		time.Sleep(5 * time.Minute)
+		h := w.startProvider()
+		w.Calls()
+		time.Sleep(10 * time.Minute)
+		idle := w.Calls()
+		assert.LessOrEqual(t, idle["DescribeInstances"], 11, "lists in ten minutes")
+		assert.LessOrEqual(t, idle["DescribeInstanceStatus"], 22, "lists of status checks in ten minutes")
+		assert.Len(t, idle, 2)
+
+		for _, id := range ids[:120] {
+			h.MustDelete(id)
+		}
+		want := map[string]instance.State{}
+		for _, id := range ids[:120] {
+			want[id] = providertest.Deleted
+		}
+		h.Await(workers, want)
+		busy := w.Calls()
+		assert.Equal(t, 3, busy["TerminateInstances"])
+		assert.LessOrEqual(t, busy["DescribeInstances"], 13, "lists in a minute in which something happens")
+
+		_, err := h.Capacity(t.Context(), largeSubnet)
+		require.NoError(t, err)
+		w.Throttle(time.Minute)
+		want = map[string]instance.State{}
+		for _, id := range ids[120:130] {
+			h.MustDelete(id)
+			want[id] = providertest.Deleted
+		}
+		for range 10 {
+			// The room of the subnet was read before.
+			id := h.MustCreate(spec())
+			want[id] = instance.Running
+			ids = append(ids, id)
+		}
+		h.Await(workers, want)
+		w.expectMade(ids...)
+		assert.Len(t, w.Terminated(), 130)
+		assert.Len(t, h.List(workers), 380)
+		assert.Empty(t, h.Failures)
+	})
+}
+
+// TestDemandALimitOfCalls: with the limits of the service for calls that change something,
+// many launches at once succeed.
+func TestDemandALimitOfCalls(t *testing.T) {
+	s := newRegion()
+	s.Writes = newLimiter(2, 5)
+	s.Reads = newLimiter(5, 20)
+	inBubble(t, s, func(t *testing.T, w *world) {
+		h := w.startProvider()
+		want := map[string]instance.State{}
+		var ids []string
+		for range 40 {
+			ids = append(ids, h.MustCreate(spec()))
+			want[ids[len(ids)-1]] = instance.Running
+		}
+		h.Await(workers, want)
+		w.expectMade(ids...)
+		assert.Empty(t, h.Failures)
+	})
+}
+
+// TestDemandAFailedLaunchHasAReason, and the next launches wait longer and longer.
+func TestDemandAFailedLaunchHasAReason(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		w.FailLaunches(1000, "Client.VolumeLimitExceeded", "Client.VolumeLimitExceeded: Volume limit exceeded")
+		r := &wanted{Harness: h, world: w, spec: spec()}
+		r.during(30 * time.Minute)
+		made := len(w.Made())
+		// 30 s, 1, 2, 4 and 8 min, and then every 10 min.
+		if made < 5 || made > 7 {
+			t.Errorf("%d launches in half an hour", made)
+		}
+		assert.Len(t, h.Failures, made)
+		require.ErrorContains(t, (<-h.Failures).Err, "the service has terminated the instance: Client.VolumeLimitExceeded: Volume limit exceeded")
+		assert.LessOrEqual(t, len(h.List(workers)), 1, "failed instances that were terminated are not listed")
+		w.FailLaunches(0, "", "")
+		r.during(30 * time.Minute)
+		assert.Equal(t, map[string]instance.State{r.id: instance.Running}, h.States(workers))
+	})
+}
+
+// TestDemandAFailedLaunchIsFoundByAnotherProcess, for as long as that is news.
+func TestDemandAFailedLaunchIsFoundByAnotherProcess(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		w.FailLaunches(1, "Server.InternalError", "Server.InternalError: Internal error on launch")
+		r := request(t)
+		w.launch(r)
+		time.Sleep(time.Minute)
+		h := w.startProvider()
+		vm, known := h.Get(r.ID)
+		assert.True(t, known)
+		assert.Equal(t, instance.Failed, vm.State)
+		assert.Contains(t, vm.Reason, "Internal error on launch")
+		h.MustDelete(r.ID)
+		h.Await(workers, map[string]instance.State{r.ID: providertest.Deleted})
+		h = w.restart(h)
+		time.Sleep(failureAge)
+		assert.Empty(t, h.List(workers))
+	})
+}
+
+// TestDemandTags: users cannot replace those of the provider, whatever they write.
+func TestDemandTags(t *testing.T) {
+	o := &Options{}
+	for _, key := range []string{"nstance:instance-id", "nstance:anything", "NSTANCE:shard", "aws:cloudformation:stack-name"} {
+		errs := o.ValidateArgs(nil, map[string]any{"tags": map[string]any{key: "x"}})
+		require.Len(t, errs, 1, key)
+		assert.Contains(t, errs[0].Error(), "tags with the prefix")
+	}
+	// Text in a template is not known before it is rendered, but keys are.
+	tags := tagsOf(testShard, spec(), map[string]string{"nstance:instance-id": "x", "Name": "mine"})
+	assert.Empty(t, tags["nstance:instance-id"])
+	assert.Equal(t, "mine", tags["Name"])
+
+	many := map[string]any{}
+	for n := range maxTags - ownTags + 1 {
+		many[fmt.Sprint("key-", n)] = "x"
+	}
+	errs := o.ValidateArgs(nil, map[string]any{"tags": many})
+	require.Len(t, errs, 1)
+	full := spec()
+	full.ID, full.Template = providertest.NewID(t), "worker"
+	full.Origin = instance.Origin{OnDemand: true, IdempotencyKey: strings.Repeat("x", 1000), InfraConfigHash: "h"}
+	assert.Len(t, tagsOf(testShard, full, nil), ownTags, "the tags of the provider")
+}
+
+// TestStates of instances that run or have run.
+func TestStates(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r := request(t)
+		m := w.launch(r)
+		expect := func(state instance.State, reason string) {
+			t.Helper()
+			time.Sleep(time.Minute)
+			for _, got := range []machines.Machine{w.list()[r.ID], w.find(r.ID), w.findKnown(m)} {
+				assert.Equal(t, state, got.State)
+				assert.Equal(t, reason, got.Reason)
+				assert.Equal(t, m.ProviderID, got.ProviderID)
+			}
+		}
+		expect(instance.Running, "")
+		w.Impair(r.ID, "instance-status.status")
+		expect(instance.Impaired, "the instance status check fails")
+		w.Impair(r.ID, "system-status.status")
+		expect(instance.Impaired, "the system status check fails")
+		w.Impair(r.ID, "")
+		expect(instance.Running, "")
+		w.Stop(r.ID)
+		expect(instance.Stopped, "the instance is stopped: Client.UserInitiatedShutdown: User initiated shutdown")
+		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		assert.Equal(t, instance.Terminating, w.list()[r.ID].State)
+		time.Sleep(time.Minute)
+		assert.Empty(t, w.list())
+		_, found, err := w.api.FindKnown(t.Context(), m)
+		require.NoError(t, err)
+		assert.False(t, found)
+	})
+}
+
+// TestPages: a list of several pages is complete, or an error.
+func TestPages(t *testing.T) {
+	s := newRegion()
+	s.PageSize = 7
+	inBubble(t, s, func(t *testing.T, w *world) {
+		for range 30 {
+			w.launch(request(t))
+		}
+		time.Sleep(time.Minute)
+		w.Calls()
+		assert.Len(t, w.list(), 30)
+		assert.Equal(t, 5, w.Calls()["DescribeInstances"])
+		for page := range 5 {
+			w.SetFaults(&ec2test.Fault{Action: "DescribeInstances", Skip: page, Before: true, Status: 500, Code: "InternalError"})
+			list, err := w.api.List(t.Context())
+			require.Error(t, err, "page %d", page)
+			assert.Empty(t, list)
+		}
+	})
+}

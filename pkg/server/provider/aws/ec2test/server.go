@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package ec2test has a server that responds as the API of Amazon EC2 does, for the calls
+// that the provider makes. It refuses what the documentation says that the service refuses,
+// its instances take time to start and stop, and its reads are as late as those of the
+// service. It was written from the documentation and never compared with the service.
+package ec2test
+
+import (
+	"encoding/xml"
+	"errors"
+	"fmt"
+	"io"
+	"log"
+	"net"
+	"net/http"
+	"net/http/httptest"
+	"net/url"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"golang.org/x/time/rate"
+)
+
+// AccessKey is the id of the key that the server accepts. Its secret may be any.
+const AccessKey = "AKIDNSTANCETEST"
+
+// Zone is the zone of the subnets.
+const Zone = "us-test-1a"
+
+// Server is a region. Its exported fields are set before the first request.
+type Server struct {
+	// BootTime and StopTime are how long an instance is pending and shutting down.
+	BootTime, StopTime time.Duration
+	// AddressDelay is how long an instance that was launched has no address.
+	AddressDelay time.Duration
+	// PageSize is how many instances a response has at most.
+	PageSize int
+	// Reads and Writes limit calls, nil for no limit.
+	Reads, Writes *rate.Limiter
+	// URL is the address of the server.
+	URL string
+
+	listener *pipeListener
+	model    *Model
+
+	// mu guards the fields below.
+	mu          sync.Mutex
+	t           testing.TB
+	subnets     map[string]*subnet
+	images      map[string]Image
+	types       map[string]string
+	templates   map[string]string
+	instances   map[string]*Instance
+	tokens      map[string]launch
+	made        []Made
+	terminated  []string
+	full        map[string]bool
+	quotas      map[string]int
+	visibility  time.Duration
+	throttled   time.Time
+	failures    []failure
+	faults      []*Fault
+	calls       map[string]int
+	permissions map[string]bool
+	denied      map[string]bool
+	requestSeq  int
+}
+
+// New returns a region without subnets, with a default group of security and a key pair.
+func New() *Server {
+	return &Server{
+		BootTime: 20 * time.Second, StopTime: 20 * time.Second, PageSize: 1000,
+		subnets: map[string]*subnet{}, images: map[string]Image{}, types: map[string]string{}, templates: map[string]string{},
+		instances: map[string]*Instance{}, tokens: map[string]launch{}, full: map[string]bool{}, quotas: map[string]int{},
+		calls: map[string]int{}, permissions: map[string]bool{}, denied: map[string]bool{},
+	}
+}
+
+// Start starts the server on a port of this machine. It stops with the test.
+func (s *Server) Start(t testing.TB) { s.start(t, nil) }
+
+// StartInMemory starts the server on connections in memory, which Dial makes: in a bubble of
+// synctest, time passes while they wait.
+func (s *Server) StartInMemory(t testing.TB) {
+	s.listener = newPipeListener()
+	s.start(t, s.listener)
+}
+
+func (s *Server) start(t testing.TB, listener net.Listener) {
+	t.Helper()
+	s.t, s.model = t, LoadModel(t)
+	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
+	server.Config.ErrorLog = log.New(io.Discard, "", 0)
+	if listener != nil {
+		server.Listener.Close()
+		server.Listener = listener
+	}
+	server.Start()
+	t.Cleanup(func() {
+		s.SetFaults()
+		server.CloseClientConnections()
+		server.Close()
+	})
+	s.URL = server.URL
+}
+
+// refusal is the response to a call that failed.
+type refusal struct {
+	status        int
+	code, message string
+}
+
+// Error returns code and message.
+func (r *refusal) Error() string { return r.code + ": " + r.message }
+
+// refuse returns the response to a call that is wrong.
+func refuse(code, format string, values ...any) error {
+	return &refusal{status: http.StatusBadRequest, code: code, message: fmt.Sprintf(format, values...)}
+}
+
+// serverError returns the response to a call that the service could not carry out.
+func serverError(code, format string, values ...any) error {
+	return &refusal{status: http.StatusInternalServerError, code: code, message: fmt.Sprintf(format, values...)}
+}
+
+// action is one that the server knows.
+type action struct {
+	handle func(*Server, params) (any, error)
+	// write is true if it changes something.
+	write bool
+	// parameters are those that it knows, with N for numbers.
+	parameters []string
+}
+
+var filterParameters = []string{"Filter.N.Name", "Filter.N.Value.N", "MaxResults", "NextToken"}
+
+var actions = map[string]action{
+	"RunInstances":           {handle: (*Server).runInstances, write: true, parameters: runParameters},
+	"TerminateInstances":     {handle: (*Server).terminateInstances, write: true, parameters: []string{"InstanceId.N"}},
+	"DescribeInstances":      {handle: (*Server).describeInstances, parameters: append([]string{"InstanceId.N"}, filterParameters...)},
+	"DescribeInstanceStatus": {handle: (*Server).describeInstanceStatus, parameters: append([]string{"InstanceId.N"}, filterParameters...)},
+	"DescribeSubnets":        {handle: (*Server).describeSubnets, parameters: append([]string{"SubnetId.N"}, filterParameters...)},
+	"DescribeImages":         {handle: (*Server).describeImages, parameters: append([]string{"ImageId.N", "Owner.N"}, filterParameters...)},
+}
+
+func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	if err != nil {
+		panic(http.ErrAbortHandler)
+	}
+	form, err := url.ParseQuery(string(body))
+	if err != nil {
+		s.respond(w, "", nil, refuse("MalformedQueryString", "%v", err))
+		return
+	}
+	name := form.Get("Action")
+	fault := s.fault(name)
+	if fault != nil && fault.Before {
+		s.apply(fault, name, w, r)
+		return
+	}
+	result, err := s.handle(r, name, form)
+	if fault != nil {
+		s.apply(fault, name, w, r)
+		return
+	}
+	s.respond(w, name, result, err)
+}
+
+// handle makes a call.
+func (s *Server) handle(r *http.Request, name string, form url.Values) (any, error) {
+	if r.Method != http.MethodPost || !strings.HasPrefix(r.Header.Get("Content-Type"), "application/x-www-form-urlencoded") {
+		return nil, refuse("InvalidRequest", "%s with %s", r.Method, r.Header.Get("Content-Type"))
+	}
+	if err := authenticate(r); err != nil {
+		return nil, err
+	}
+	if version := form.Get("Version"); version != "2016-11-15" {
+		return nil, refuse("NoSuchVersion", "The requested version (%s) is not valid", version)
+	}
+	one, known := actions[name]
+	if !known {
+		return nil, refuse("InvalidAction", "The action %s is not valid for this web service.", name)
+	}
+	parsed, err := one.parse(form)
+	if err == nil && s.model != nil {
+		err = s.model.Check(name, form)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if err != nil {
+		// The client must not send it, whatever a test expects of the response.
+		s.t.Errorf("ec2test: %s: %v", name, err)
+		return nil, err
+	}
+	s.calls[name]++
+	s.permissions["ec2:"+name] = true
+	if err := s.admit(name, one.write); err != nil {
+		return nil, err
+	}
+	s.settle(time.Now())
+	return one.handle(s, parsed)
+}
+
+// admit refuses a call that is not allowed, or one too many. mu must be locked.
+func (s *Server) admit(name string, write bool) error {
+	limiter := s.Reads
+	if write {
+		limiter = s.Writes
+	}
+	switch {
+	case s.denied["ec2:"+name]:
+		return &refusal{status: http.StatusForbidden, code: "UnauthorizedOperation", message: "You are not authorized to perform this operation."}
+	case time.Now().Before(s.throttled), limiter != nil && !limiter.Allow():
+		return &refusal{status: http.StatusServiceUnavailable, code: "RequestLimitExceeded", message: "Request limit exceeded."}
+	}
+	return nil
+}
+
+// authenticate refuses a call without a signature of the key. It does not verify it.
+func authenticate(r *http.Request) error {
+	header := r.Header.Get("Authorization")
+	for _, part := range []string{"AWS4-HMAC-SHA256 Credential=" + AccessKey + "/", "/ec2/aws4_request", "SignedHeaders=", "Signature="} {
+		if !strings.Contains(header, part) {
+			return &refusal{status: http.StatusUnauthorized, code: "AuthFailure", message: "AWS was not able to validate the provided access credentials"}
+		}
+	}
+	return nil
+}
+
+// respond writes the response of a call.
+func (s *Server) respond(w http.ResponseWriter, name string, result any, err error) {
+	s.mu.Lock()
+	s.requestSeq++
+	requestID := fmt.Sprintf("00000000-0000-0000-0000-%012d", s.requestSeq)
+	s.mu.Unlock()
+	status := http.StatusOK
+	var document any
+	if err != nil {
+		refused, ok := errors.AsType[*refusal](err)
+		if !ok {
+			refused = &refusal{status: http.StatusInternalServerError, code: "InternalError", message: err.Error()}
+		}
+		status = refused.status
+		document = errorResponse{Code: refused.code, Message: refused.message, RequestID: requestID}
+	} else {
+		document = response{
+			XMLName: xml.Name{Space: "http://ec2.amazonaws.com/doc/2016-11-15/", Local: name + "Response"},
+			Content: "<requestId>" + requestID + "</requestId>" + content(result),
+		}
+	}
+	data, err := xml.Marshal(document)
+	if err != nil {
+		panic(err)
+	}
+	w.Header().Set("Content-Type", "text/xml;charset=UTF-8")
+	w.WriteHeader(status)
+	_, _ = w.Write(append([]byte(xml.Header), data...)) // the client may have closed the connection
+}
+
+type response struct {
+	XMLName xml.Name
+	Content string `xml:",innerxml"`
+}
+
+// content returns the members of a result, nil for none.
+func content(result any) string {
+	if result == nil {
+		return ""
+	}
+	data, err := xml.Marshal(result)
+	if err != nil {
+		panic(err)
+	}
+	text := string(data)
+	return text[strings.IndexByte(text, '>')+1 : strings.LastIndexByte(text, '<')]
+}
+
+type errorResponse struct {
+	XMLName   xml.Name `xml:"Response"`
+	Code      string   `xml:"Errors>Error>Code"`
+	Message   string   `xml:"Errors>Error>Message"`
+	RequestID string   `xml:"RequestID"`
+}
+
+// Calls returns how many calls there were since the last time, by action.
+func (s *Server) Calls() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	s.calls = map[string]int{}
+	return calls
+}
+
+// Permissions returns the actions of IAM that all calls so far have needed, in order.
+func (s *Server) Permissions() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	var all []string
+	for one := range s.permissions {
+		all = append(all, one)
+	}
+	slices.Sort(all)
+	return all
+}

@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package aws
+
+import (
+	"context"
+	"encoding/base64"
+	"fmt"
+
+	awssdk "github.com/aws/aws-sdk-go-v2/aws"
+	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// maxUserdata is how many bytes the userdata may have before it is encoded.
+const maxUserdata = 16 << 10
+
+// Launch launches the instance of a request, with its tags: no later call is needed. The
+// same token gives the same instance, also after a lost response.
+func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine, error) {
+	ctx, cancel := context.WithTimeout(ctx, callTimeout)
+	defer cancel()
+	if r.Market == "" {
+		r.Market = market(r.Spec)
+	}
+	input, err := a.input(ctx, r)
+	if err != nil {
+		return machines.Machine{}, err
+	}
+	m := machines.Machine{ID: r.ID, Type: r.Type.Name}
+	a.step("launch the instance")
+	output, err := a.client.RunInstances(ctx, input)
+	switch {
+	case codeOf(err) == codeTokenTerminated:
+		// An earlier call has launched it. The id is not used for another one.
+		m.State, m.Reason = instance.Failed, "the instance was launched, and terminated since"
+	case err != nil:
+		return machines.Machine{}, fmt.Errorf("launch the instance: %w", launchError(r.Spec, err))
+	case len(output.Instances) != 1 || !instances.MatchString(awssdk.ToString(output.Instances[0].InstanceId)):
+		return machines.Machine{}, fmt.Errorf("the response to the launch of instance %s has %d instances", r.ID, len(output.Instances))
+	default:
+		a.show(output.Instances)
+		m = a.machine(&output.Instances[0], r.ID)
+		if !a.setState(&m, &output.Instances[0], nil) {
+			m.State, m.Reason = instance.Failed, "the instance was launched, and terminated since"
+		}
+	}
+	// The response to a repeated call may lack the tags.
+	m.Group, m.Origin = r.Group, r.Origin
+	a.step("return the machine")
+	return m, nil
+}
+
+// input returns the call that launches the instance of a request.
+func (a *API) input(ctx context.Context, r machines.Request) (*ec2.RunInstancesInput, error) {
+	if _, err := puidv7.Parse(r.ID); err != nil {
+		return nil, rejectGroup(r.Spec, err)
+	}
+	if !subnets.MatchString(r.Subnet) {
+		return nil, &machines.Rejection{Scope: machines.Scope{Subnet: r.Subnet}, RetryAfter: invalidRetryAfter, Err: errNoSubnet(r.Subnet)}
+	}
+	if size := len(r.Userdata); size > maxUserdata {
+		return nil, rejectGroup(r.Spec, fmt.Errorf("the userdata has %d bytes, at most %d are allowed", size, maxUserdata))
+	}
+	args, errs := readArguments(field.NewPath("args"), r.Args)
+	if !args.hasImage() && args.launchTemplate.isEmpty() {
+		args.image = a.options.Image
+	}
+	if len(errs) == 0 && !args.hasImage() && args.launchTemplate.isEmpty() {
+		errs = append(errs, field.Required(field.NewPath("args", argImage), "neither the arguments nor the options of the provider have an image"))
+	}
+	if len(errs) > 0 {
+		return nil, rejectGroup(r.Spec, fmt.Errorf("arguments of the provider: %w", errs.ToAggregate()))
+	}
+	image, err := a.image(ctx, r.Spec, args)
+	if err != nil {
+		return nil, err
+	}
+	input := &ec2.RunInstancesInput{
+		ClientToken:       awssdk.String(r.Token),
+		MinCount:          awssdk.Int32(1),
+		MaxCount:          awssdk.Int32(1),
+		InstanceType:      types.InstanceType(r.Type.Name),
+		SubnetId:          awssdk.String(r.Subnet),
+		SecurityGroupIds:  args.securityGroups,
+		TagSpecifications: specifications(tagsOf(a.shard, r.Spec, args.tags), types.MarketType(args.market)),
+		MetadataOptions:   args.metadata.request(),
+		LaunchTemplate:    args.launchTemplate.specification(),
+		// What has shut down is replaced.
+		InstanceInitiatedShutdownBehavior: types.ShutdownBehaviorTerminate,
+	}
+	if image.id != "" {
+		input.ImageId = awssdk.String(image.id)
+	}
+	if len(r.Userdata) > 0 {
+		input.UserData = awssdk.String(base64.StdEncoding.EncodeToString(r.Userdata))
+	}
+	if args.keyName != "" {
+		input.KeyName = awssdk.String(args.keyName)
+	}
+	if args.ipv6Addresses > 0 {
+		input.Ipv6AddressCount = awssdk.Int32(args.ipv6Addresses)
+	}
+	input.IamInstanceProfile = profile(args.instanceProfile)
+	if !args.rootVolume.isEmpty() {
+		input.BlockDeviceMappings = []types.BlockDeviceMapping{args.rootVolume.mapping(image.rootDevice)}
+	}
+	if args.market == marketSpot {
+		input.InstanceMarketOptions = &types.InstanceMarketOptionsRequest{
+			MarketType: types.MarketTypeSpot,
+			SpotOptions: &types.SpotMarketOptions{
+				SpotInstanceType:             types.SpotInstanceTypeOneTime,
+				InstanceInterruptionBehavior: types.InstanceInterruptionBehaviorTerminate,
+			},
+		}
+		if args.spotMaxPrice != "" {
+			input.InstanceMarketOptions.SpotOptions.MaxPrice = awssdk.String(args.spotMaxPrice)
+		}
+	}
+	return input, nil
+}
+
+// market returns the market of a request, empty if it is not known before it is rendered.
+func market(spec provider.Spec) string {
+	switch value := spec.Args[argMarket].(type) {
+	case nil:
+		return marketOnDemand
+	case string:
+		if !isTemplate(value) {
+			return value
+		}
+	}
+	return ""
+}

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package aws
+
+import (
+	"fmt"
+	"net/http"
+	"net/netip"
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// TestLaunch: what an instance is launched with, and that another process finds it with all
+// that a record needs.
+func TestLaunch(t *testing.T) {
+	s := newRegion()
+	s.AddLaunchTemplate("lt-0123456789abcdef0", testImage)
+	inBubble(t, s, func(t *testing.T, w *world) {
+		r := request(t)
+		r.Origin = instance.Origin{OnDemand: true, IdempotencyKey: strings.Repeat("any\ntext é ", 80), InfraConfigHash: "abc"}
+		r.Args = map[string]any{
+			"image":                testImage,
+			"security_groups":      []any{ec2test.SecurityGroup},
+			"iam_instance_profile": "node",
+			"key_name":             ec2test.KeyName,
+			"root_volume":          map[string]any{"size": "20Gi", "type": "gp3", "iops": 4000.0, "throughput": 200.0, "encrypted": true, "kms_key": "alias/a"},
+			"market":               "spot",
+			"spot_max_price":       "0.05",
+			"metadata_options":     map[string]any{"http_put_response_hop_limit": 2.0, "instance_metadata_tags": "enabled"},
+			"ipv6_addresses":       1.0,
+			"launch_template":      map[string]any{"id": "lt-0123456789abcdef0", "version": "$Latest"},
+			"tags":                 map[string]any{"team": "one", "Name": "two"},
+		}
+		m := w.launch(r)
+		made := w.Instance(r.ID)
+		require.NotNil(t, made)
+		assert.Equal(t, machines.Machine{
+			ID: r.ID, ProviderID: "aws:///us-test-1a/" + made.ID, Group: workers, Origin: r.Origin, Type: testType.Name, State: instance.Pending,
+			Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("2001:db8::0:0:1:1")},
+		}, m)
+		assert.Equal(t, r.Userdata, made.Userdata)
+		assert.Equal(t, []string{"instance", "volume", "network-interface", "spot-instances-request"}, made.Tagged)
+		tags, encoded := map[string]string{}, 0
+		for key, value := range made.Tags {
+			if strings.HasPrefix(key, "nstance:idempotency-key") {
+				encoded++
+				continue
+			}
+			tags[key] = value
+		}
+		assert.Equal(t, map[string]string{
+			"Name": "two", "team": "one", "nstance:managed": "true", "nstance:instance-id": r.ID, "nstance:cluster-id": "test", "nstance:shard": "a",
+			"nstance:tenant": "default", "nstance:group": "workers", "nstance:kind": "knd", "nstance:template": "worker",
+			"nstance:created-at": "2026-02-03T04:05:06Z", "nstance:on-demand": "true", "nstance:infra-config-hash": "abc",
+		}, tags)
+		assert.Equal(t, 5, encoded, "parts of the idempotency key")
+		params := map[string]string{}
+		for name, value := range made.Params {
+			if !strings.HasPrefix(name, "TagSpecification") && name != "UserData" {
+				params[name] = value
+			}
+		}
+		assert.Equal(t, map[string]string{
+			"ClientToken": r.ID, "MinCount": "1", "MaxCount": "1", "ImageId": testImage, "InstanceType": "m7i.large", "SubnetId": largeSubnet,
+			"SecurityGroupId.1": ec2test.SecurityGroup, "IamInstanceProfile.Name": "node", "KeyName": ec2test.KeyName, "Ipv6AddressCount": "1",
+			"BlockDeviceMapping.1.DeviceName": "/dev/xvda", "BlockDeviceMapping.1.Ebs.VolumeSize": "20", "BlockDeviceMapping.1.Ebs.VolumeType": "gp3",
+			"BlockDeviceMapping.1.Ebs.Iops": "4000", "BlockDeviceMapping.1.Ebs.Throughput": "200", "BlockDeviceMapping.1.Ebs.Encrypted": "true",
+			"BlockDeviceMapping.1.Ebs.KmsKeyId": "alias/a", "BlockDeviceMapping.1.Ebs.DeleteOnTermination": "true",
+			"InstanceMarketOptions.MarketType": "spot", "InstanceMarketOptions.SpotOptions.MaxPrice": "0.05",
+			"InstanceMarketOptions.SpotOptions.SpotInstanceType": "one-time", "InstanceMarketOptions.SpotOptions.InstanceInterruptionBehavior": "terminate",
+			"MetadataOptions.HttpTokens": "required", "MetadataOptions.HttpPutResponseHopLimit": "2", "MetadataOptions.InstanceMetadataTags": "enabled",
+			"LaunchTemplate.LaunchTemplateId": "lt-0123456789abcdef0", "LaunchTemplate.Version": "$Latest",
+			"InstanceInitiatedShutdownBehavior": "terminate",
+		}, params)
+
+		time.Sleep(time.Minute)
+		m.State = instance.Running
+		assert.Equal(t, map[string]machines.Machine{r.ID: m}, w.list())
+		other, found, err := w.newAPI().Find(t.Context(), r.ID)
+		require.NoError(t, err)
+		assert.True(t, found)
+		assert.Equal(t, m, other)
+	})
+}
+
+// TestLaunchDefaults: without arguments, only the metadata service of version 2 is used, and
+// no market is named.
+func TestLaunchDefaults(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r := request(t)
+		w.launch(r)
+		made := w.Instance(r.ID)
+		assert.Equal(t, "required", made.Params["MetadataOptions.HttpTokens"])
+		assert.Equal(t, testImage, made.Params["ImageId"])
+		assert.Equal(t, "test-workers-"+r.ID, made.Tags["Name"])
+		assert.Equal(t, []string{"instance", "volume", "network-interface"}, made.Tagged)
+		assert.NotContains(t, made.Params, "InstanceMarketOptions.MarketType")
+		r = request(t)
+		r.Args = map[string]any{"metadata_options": map[string]any{"http_tokens": "optional"}}
+		w.launch(r)
+		assert.Equal(t, "optional", w.Instance(r.ID).Params["MetadataOptions.HttpTokens"])
+	})
+}
+
+// TestImages: the newest image of the architecture is found, and not searched again for a
+// while.
+func TestImages(t *testing.T) {
+	s := newRegion()
+	for n, name := range []string{"node-2", "node-3", "other-9"} {
+		s.AddImage(ec2test.Image{ID: fmt.Sprintf("ami-0000000%d", n), Owner: "123456789012", Name: name, Arch: "x86_64", Created: fmt.Sprintf("2026-02-0%dT00:00:00.000Z", n+1)})
+	}
+	s.AddImage(ec2test.Image{ID: "ami-0000000a", Owner: "999999999999", Name: "node-9", Arch: "x86_64", Created: "2026-03-01T00:00:00.000Z"})
+	s.AddImage(ec2test.Image{ID: "ami-0000000b", Owner: "123456789012", Name: "node-9", Arch: "arm64", Created: "2026-03-01T00:00:00.000Z"})
+	inBubble(t, s, func(t *testing.T, w *world) {
+		launched := func() string {
+			r := request(t)
+			r.Args = map[string]any{"image_owners": []any{"123456789012"}, "image_filters": map[string]any{"name": "node-*"}}
+			w.launch(r)
+			return w.Instance(r.ID).Params["ImageId"]
+		}
+		assert.Equal(t, "ami-00000001", launched())
+		w.AddImage(ec2test.Image{ID: "ami-0000000c", Owner: "123456789012", Name: "node-4", Arch: "x86_64", Created: "2026-02-04T00:00:00.000Z"})
+		assert.Equal(t, "ami-00000001", launched())
+		assert.Equal(t, 1, w.Calls()["DescribeImages"])
+		time.Sleep(imageAge + time.Second)
+		assert.Equal(t, "ami-0000000c", launched())
+
+		r := request(t)
+		r.Args = map[string]any{"image_owners": []any{"self"}, "image_filters": map[string]any{"name": []any{"none"}}}
+		_, err := w.api.Launch(t.Context(), r)
+		assert.Equal(t, machines.Scope{Group: workers}, rejectionOf(t, err).Scope)
+		require.ErrorContains(t, err, "no image of self is available with state available, architecture x86_64, name none")
+	})
+}
+
+func rejectionOf(t *testing.T, err error) *machines.Rejection {
+	t.Helper()
+	var rejection *machines.Rejection
+	require.ErrorAs(t, err, &rejection)
+	return rejection
+}
+
+// TestRejections: which errors mean that nothing was created, and what else they concern.
+func TestRejections(t *testing.T) {
+	ofType := machines.Scope{Type: testType.Name, Market: "on-demand"}
+	ofSpot := machines.Scope{Type: testType.Name, Market: "spot"}
+	ofSubnet := machines.Scope{Subnet: largeSubnet}
+	ofGroup := machines.Scope{Group: workers}
+	for _, tc := range []struct {
+		code   string
+		status int
+		spot   bool
+		want   machines.Scope
+		lack   bool
+	}{
+		{"InsufficientInstanceCapacity", 500, false, ofType, true},
+		{"InsufficientInstanceCapacity", 500, true, ofSpot, true},
+		{"UnfulfillableCapacity", 400, true, ofSpot, true},
+		{"VcpuLimitExceeded", 400, false, ofType, true},
+		{"InstanceLimitExceeded", 400, false, ofType, true},
+		{"MaxSpotInstanceCountExceeded", 400, true, ofSpot, true},
+		{"InsufficientFreeAddressesInSubnet", 400, false, ofSubnet, true},
+		{"InvalidSubnetID.NotFound", 400, false, ofSubnet, false},
+		{"Unsupported", 400, false, ofType, false},
+		{"InvalidAMIID.NotFound", 400, false, ofGroup, false},
+		{"InvalidParameterValue", 400, false, ofGroup, false},
+		{"UnauthorizedOperation", 403, false, ofGroup, false},
+	} {
+		t.Run(tc.code, func(t *testing.T) {
+			inBubble(t, newRegion(), func(t *testing.T, w *world) {
+				w.SetFaults(&ec2test.Fault{Before: true, Action: "RunInstances", Status: tc.status, Code: tc.code, Message: "because"})
+				r := request(t)
+				if tc.spot {
+					r.Args = map[string]any{"market": "spot"}
+				}
+				_, err := w.api.Launch(t.Context(), r)
+				require.ErrorContains(t, err, "because")
+				assert.Equal(t, tc.want, rejectionOf(t, err).Scope)
+				lack, is := provider.AsCapacityError(err)
+				require.Equal(t, tc.lack, is, "a lack of capacity")
+				if is {
+					assert.NotContains(t, lack.Error(), r.ID)
+					assert.NotContains(t, lack.Error(), "RequestID")
+				}
+			})
+		})
+	}
+	// After these the instance may exist, or the same request may succeed.
+	for _, tc := range []struct {
+		code   string
+		status int
+		want   error
+	}{
+		{"InternalError", 500, nil},
+		{"Unavailable", 503, nil},
+		{"", 502, nil},
+		{"", 0, nil},
+		{"AuthFailure", 401, nil},
+		{"ExpiredToken", 400, nil},
+		{"RequestLimitExceeded", 503, machines.ErrThrottled},
+		{"IdempotentParameterMismatch", 400, machines.ErrTokenUsed},
+	} {
+		t.Run(fmt.Sprint(tc.code, tc.status), func(t *testing.T) {
+			inBubble(t, newRegion(), func(t *testing.T, w *world) {
+				w.SetFaults(&ec2test.Fault{Before: true, Action: "RunInstances", Status: tc.status, Code: tc.code})
+				_, err := w.api.Launch(t.Context(), request(t))
+				require.Error(t, err)
+				var rejection *machines.Rejection
+				assert.NotErrorAs(t, err, &rejection)
+				for _, one := range []error{machines.ErrThrottled, machines.ErrTokenUsed} {
+					assert.Equal(t, one == tc.want, errorIs(err, one), "%v is %v", err, one)
+				}
+			})
+		})
+	}
+}
+
+// TestRejectedBeforeACall: nothing is sent that the service would refuse, or that would be
+// stored wrongly.
+func TestRejectedBeforeACall(t *testing.T) {
+	for name, tc := range map[string]struct {
+		change func(*machines.Request)
+		want   string
+	}{
+		"userdata": {func(r *machines.Request) { r.Userdata = make([]byte, 16385) }, "the userdata has 16385 bytes, at most 16384 are allowed"},
+		"a subnet": {func(r *machines.Request) { r.Subnet = "lan" }, `subnet "lan" must be the id of a subnet`},
+		"an id":    {func(r *machines.Request) { r.ID = "no-id" }, "no-id"},
+		"a tag": {func(r *machines.Request) {
+			r.Args = map[string]any{"tags": map[string]any{"nstance:instance-id": "x"}}
+		}, "tags with the prefix nstance: are the server's own"},
+		"an argument": {func(r *machines.Request) { r.Args = map[string]any{"spot": true} }, `args.spot: Unsupported value: "spot": supported values: "iam_instance_profile"`},
+	} {
+		t.Run(name, func(t *testing.T) {
+			inBubble(t, newRegion(), func(t *testing.T, w *world) {
+				r := request(t)
+				tc.change(&r)
+				_, err := w.api.Launch(t.Context(), r)
+				require.ErrorContains(t, err, tc.want)
+				rejectionOf(t, err)
+				assert.Empty(t, w.Calls())
+			})
+		})
+	}
+	r := request(t)
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r.Userdata = make([]byte, 16384)
+		w.launch(r)
+		assert.Len(t, w.Instance(r.ID).Userdata, 16384)
+	})
+	for _, shard := range []provider.Shard{{ClusterID: "Test", ID: "a", Region: "r"}, {ClusterID: "test", ID: "a--b", Region: "r"}, {ClusterID: "test", ID: "a", Region: "r/x"}} {
+		_, err := NewAPI(&Options{}, shard)
+		assert.Error(t, err, "%v", shard)
+	}
+}
+
+// TestTerminate: one instance that cannot be terminated does not keep the others.
+func TestTerminate(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		var list []machines.Machine
+		for range 12 {
+			list = append(list, w.launch(request(t)))
+		}
+		time.Sleep(time.Minute)
+		w.Forget(list[3].ID)
+		w.Protect(list[5].ID, true)
+		w.Calls()
+		errs := w.api.Terminate(t.Context(), list)
+		require.Len(t, errs, 1)
+		require.ErrorContains(t, errs[list[5].ID], "may not be terminated")
+		assert.Equal(t, []string{list[5].ID}, w.Existing())
+		assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 5)
+
+		// That one does not exist is no error, nor that one is being terminated.
+		assert.Empty(t, w.api.Terminate(t.Context(), slices.Delete(list, 5, 6)))
+	})
+}
+
+// TestTerminateAMachineThatWasNotSeen, whose launch is only known by its token.
+func TestTerminateAMachineThatWasNotSeen(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		m := w.launch(request(t))
+		m.ProviderID = ""
+		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		assert.Empty(t, w.Existing())
+		assert.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+	})
+}
+
+// TestTerminateFails: an error of the service is one for each machine.
+func TestTerminateFails(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		list := []machines.Machine{w.launch(request(t)), w.launch(request(t))}
+		for _, fault := range []*ec2test.Fault{
+			{Before: true, Status: http.StatusInternalServerError, Code: "InternalError"},
+			{Before: true, Status: http.StatusForbidden, Code: "UnauthorizedOperation"},
+			{Before: true, Status: http.StatusServiceUnavailable, Code: "RequestLimitExceeded"},
+			{Before: true},
+		} {
+			w.SetFaults(fault)
+			errs := w.api.Terminate(t.Context(), list)
+			assert.Len(t, errs, 2)
+			assert.Equal(t, fault.Code == "RequestLimitExceeded", errorIs(errs[list[0].ID], machines.ErrThrottled))
+		}
+		assert.Len(t, w.Existing(), 2)
+	})
+}
+
+// TestMarketsOfRequests: what is known before a text is rendered.
+func TestMarketsOfRequests(t *testing.T) {
+	for value, want := range map[any]string{nil: "on-demand", "spot": "spot", "on-demand": "on-demand", "{{.Vars.market}}": ""} {
+		s := spec()
+		s.ID = providertest.NewID(t)
+		if value != nil {
+			s.Args = map[string]any{"market": value}
+		}
+		assert.Equal(t, want, market(s), "%v", value)
+	}
+}

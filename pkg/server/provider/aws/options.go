@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package aws
+
+import (
+	"maps"
+	"net/url"
+	"regexp"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/resource"
+	"k8s.io/apimachinery/pkg/util/sets"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+)
+
+// Name is the name of the provider in the configuration.
+const Name = "aws"
+
+// Options are the options of the provider in the configuration.
+type Options struct {
+	// Endpoint is the address of the API, empty for that of the region.
+	Endpoint string
+	// Image is that of instances whose arguments have neither an image nor a launch template.
+	Image string
+	// Agent is true if each machine runs an agent, for which the server waits.
+	Agent bool
+	// InstanceTypes are the built-in and the configured types, with their quotas.
+	InstanceTypes provider.Catalogue
+}
+
+var (
+	_ provider.Options      = (*Options)(nil)
+	_ provider.AgentOptions = (*Options)(nil)
+)
+
+// ReadOptions reads the options of the provider.
+func ReadOptions(o *jsonc.Object) provider.Options {
+	defer o.Finish()
+	options := &Options{
+		Endpoint:      o.String("endpoint"),
+		Image:         o.String(argImage),
+		Agent:         o.Bool("agent", true),
+		InstanceTypes: defaultInstanceTypes(),
+	}
+	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
+	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
+	return options
+}
+
+// typeNames are names of instance types.
+var typeNames = regexp.MustCompile(`^[a-z0-9-]+\.[a-z0-9-]+$`)
+
+// Validate returns every rule that the options break.
+func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.ErrorList {
+	var errs field.ErrorList
+	if o.Endpoint != "" {
+		address, err := url.Parse(o.Endpoint)
+		if err != nil || address.Scheme != "https" && address.Scheme != "http" || address.Host == "" || address.User != nil ||
+			address.Path != "" && address.Path != "/" || address.RawQuery != "" {
+			errs = append(errs, field.Invalid(path.Child("endpoint"), o.Endpoint, "must be an address such as https://ec2.us-west-2.amazonaws.com"))
+		}
+	}
+	if o.Image != "" && !imageIDs.MatchString(o.Image) {
+		errs = append(errs, field.Invalid(path.Child(argImage), o.Image, "must be "+anImageID))
+	}
+	for _, name := range sets.List(known) {
+		if !subnets.MatchString(name) {
+			errs = append(errs, field.Invalid(path, name, errNoSubnet(name).Error()))
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(o.InstanceTypes)) {
+		if !typeNames.MatchString(name) {
+			errs = append(errs, field.Invalid(path.Child("instance_types", name), name, "must be the name of an instance type, such as m7g.large"))
+		}
+	}
+	return append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
+}
+
+// Catalogue returns the instance types.
+func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
+
+// RunsAgent reports whether each machine runs an agent.
+func (o *Options) RunsAgent() bool { return o.Agent }
+
+// ImmutableFields returns the options that need a restart to change. Instance types and
+// quotas come with each Spec.
+func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
+	return []provider.ImmutableField{
+		{Path: path.Child("endpoint"), Value: o.Endpoint},
+		{Path: path.Child(argImage), Value: o.Image},
+	}
+}
+
+// NewProvider returns the provider for a shard.
+func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
+	api, err := NewAPI(o, shard)
+	if err != nil {
+		return nil, err
+	}
+	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard), Market: market}), nil
+}
+
+// expectedNode returns the Nodes of the machines of a shard. Firmware and kernel of an
+// instance need a part of the memory, less than a twelfth.
+func expectedNode(shard provider.Shard) func(provider.Spec) *corev1.Node {
+	return func(spec provider.Spec) *corev1.Node {
+		return machines.LinuxNode(shard, spec.Type, spec.Type.CPU,
+			*resource.NewQuantity(spec.Type.Memory.Value()/12*11, resource.BinarySI))
+	}
+}
+
+// defaultInstanceTypes returns the types that need no configuration: common sizes of common
+// families.
+func defaultInstanceTypes() provider.Catalogue {
+	sizes := []struct {
+		name string
+		cpus int64
+	}{{"large", 2}, {"xlarge", 4}, {"2xlarge", 8}, {"4xlarge", 16}, {"8xlarge", 32}}
+	all := provider.Catalogue{}
+	add := func(families []string, arch string, gibPerCPU int64, count int) {
+		for _, family := range families {
+			for _, size := range sizes[:count] {
+				name := family + "." + size.name
+				all[name] = provider.InstanceType{
+					Name:   name,
+					CPU:    *resource.NewQuantity(size.cpus, resource.DecimalSI),
+					Memory: *resource.NewQuantity(size.cpus*gibPerCPU<<30, resource.BinarySI),
+					Arch:   arch,
+				}
+			}
+		}
+	}
+	add([]string{"c6i", "c7i"}, provider.ArchAMD64, 2, len(sizes))
+	add([]string{"m6i", "m7i"}, provider.ArchAMD64, 4, len(sizes))
+	add([]string{"r6i", "r7i"}, provider.ArchAMD64, 8, len(sizes))
+	add([]string{"c6g", "c7g"}, provider.ArchARM64, 2, len(sizes))
+	add([]string{"m6g", "m7g"}, provider.ArchARM64, 4, len(sizes))
+	add([]string{"r6g", "r7g"}, provider.ArchARM64, 8, len(sizes))
+	add([]string{"t3"}, provider.ArchAMD64, 4, 3)
+	add([]string{"t4g"}, provider.ArchARM64, 4, 3)
+	return all
+}
