@@ -37,13 +37,14 @@ func blocks(t *testing.T, document, language string) []string {
 	return found
 }
 
-// TestProxmoxDocument and TestGoogleDocument: the configurations in them are valid.
-func TestProxmoxDocument(t *testing.T) { testDocument(t, "proxmox.md") }
+// TestProviderDocuments: the configurations in them are valid.
+func TestProviderDocuments(t *testing.T) {
+	for _, document := range []string{"proxmox.md", "aws.md", "google.md"} {
+		t.Run(document, func(t *testing.T) { checkDocument(t, document) })
+	}
+}
 
-func TestGoogleDocument(t *testing.T) { testDocument(t, "google.md") }
-
-func testDocument(t *testing.T, document string) {
-	t.Helper()
+func checkDocument(t *testing.T, document string) {
 	configurations := blocks(t, document, "jsonc")
 	require.Len(t, configurations, 1)
 	path := filepath.Join(t.TempDir(), "shard.jsonc")
@@ -73,25 +74,48 @@ func checkSyntax(t *testing.T, script string) {
 	assert.NoError(t, err, string(output))
 }
 
-// TestProxmoxUserdata and TestGoogleUserdata render userdata as a server does, and run it in a
-// folder.
-func TestProxmoxUserdata(t *testing.T) {
-	testUserdata(t, "proxmox.md", "proxmox:///pve-a/knd06bgm7733st2576nx5jht4ecj")
-}
-
-func TestGoogleUserdata(t *testing.T) {
-	testUserdata(t, "google.md", "gce://my-project/pve-a/knd06bgm7733st2576nx5jht4ecj")
-}
-
-// testUserdata expects that a machine has a provider id.
-func testUserdata(t *testing.T, document, providerID string) {
-	t.Helper()
-	var source string
-	for _, text := range blocks(t, document, "sh") {
-		if strings.HasPrefix(text, "#!/bin/sh\n") {
-			source = text
-		}
+// TestProviderUserdata is rendered as a server renders it, and run in a folder. The Node has
+// the provider id that the server reports.
+func TestProviderUserdata(t *testing.T) {
+	for _, tc := range []struct{ document, kind, commands, providerID string }{
+		{"proxmox.md", "proxmox", "", "proxmox:///zone-a/knd06bgm7733st2576nx5jht4ecj"},
+		// The metadata service responds to requests with its token only.
+		{"aws.md", "aws", `curl() { case "$*" in *-X\ PUT*/api/token) echo T ;; *"token: T"*/instance-id) echo i-0123456789abcdef0 ;; *) return 22 ;; esac; }`,
+			"aws:///zone-a/i-0123456789abcdef0"},
+		{"google.md", "google", "", "gce://my-project/zone-a/knd06bgm7733st2576nx5jht4ecj"},
+	} {
+		t.Run(tc.document, func(t *testing.T) {
+			var source string
+			for _, text := range blocks(t, tc.document, "sh") {
+				if strings.HasPrefix(text, "#!/bin/sh\n") {
+					source = text
+				}
+			}
+			folder := t.TempDir()
+			runUserdata(t, folder, tc.kind, tc.commands, source)
+			nonce, err := os.ReadFile(folder + "/opt/nstance-agent/identity/nonce.jwt")
+			require.NoError(t, err)
+			assert.Equal(t, "SECRET\n", string(nonce))
+			data, err := os.ReadFile(folder + "/etc/kubernetes/join.yaml")
+			require.NoError(t, err)
+			var join struct {
+				Kind             string
+				NodeRegistration struct {
+					KubeletExtraArgs []struct{ Name, Value string }
+				}
+			}
+			require.NoError(t, yaml.Unmarshal(data, &join))
+			assert.Equal(t, "JoinConfiguration", join.Kind)
+			require.Len(t, join.NodeRegistration.KubeletExtraArgs, 2)
+			assert.Equal(t, tc.providerID, join.NodeRegistration.KubeletExtraArgs[0].Value)
+		})
 	}
+}
+
+// runUserdata renders userdata and runs it with a folder as the root, and with commands of
+// the shell that replace others.
+func runUserdata(t *testing.T, folder, kind, commands, source string) {
+	t.Helper()
 	parsed, err := template.New("userdata").Option("missingkey=error").Parse(source)
 	require.NoError(t, err)
 	var script bytes.Buffer
@@ -99,30 +123,14 @@ func testUserdata(t *testing.T, document, providerID string) {
 		"Instance": map[string]string{"ID": "knd06bgm7733st2576nx5jht4ecj", "Kind": "knd", "Group": "workers", "Type": "small"},
 		"Cluster":  map[string]string{"CACert": "-----BEGIN CERTIFICATE-----"},
 		"Server": map[string]string{
-			"Shard": "pve-a", "RegistrationAddr": "10.0.0.2:8992", "AgentAddr": "10.0.0.2:8994", "HealthCheckInterval": "1m0s",
+			"Shard": "a", "RegistrationAddr": "10.0.0.2:8992", "AgentAddr": "10.0.0.2:8994", "HealthCheckInterval": "1m0s",
 		},
-		"Provider": map[string]string{"Region": "home", "Zone": "pve-a"},
+		"Provider": map[string]string{"Kind": kind, "Region": "region", "Zone": "zone-a"},
 		"Vars":     map[string]string{"project": "my-project", "api_server": "10.0.0.10:6443", "join_token": "abcdef.0123456789abcdef", "ca_hash": "sha256:00"},
 		"Nonce":    "SECRET",
 	}))
-	folder := t.TempDir()
 	require.NoError(t, os.Mkdir(folder+"/etc", 0o755))
 	text := strings.NewReplacer("/opt/", folder+"/opt/", "/etc/", folder+"/etc/", "systemctl ", "echo ", "kubeadm join", "echo").Replace(script.String())
-	output, err := exec.Command("sh", "-c", text).CombinedOutput()
+	output, err := exec.Command("sh", "-c", commands+"\n"+text).CombinedOutput()
 	require.NoError(t, err, string(output))
-	nonce, err := os.ReadFile(folder + "/opt/nstance-agent/identity/nonce.jwt")
-	require.NoError(t, err)
-	assert.Equal(t, "SECRET\n", string(nonce))
-	data, err := os.ReadFile(folder + "/etc/kubernetes/join.yaml")
-	require.NoError(t, err)
-	var join struct {
-		Kind             string
-		NodeRegistration struct {
-			KubeletExtraArgs []struct{ Name, Value string }
-		}
-	}
-	require.NoError(t, yaml.Unmarshal(data, &join))
-	assert.Equal(t, "JoinConfiguration", join.Kind)
-	require.Len(t, join.NodeRegistration.KubeletExtraArgs, 2)
-	assert.Equal(t, providerID, join.NodeRegistration.KubeletExtraArgs[0].Value)
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package aws is a provider of instances of Amazon EC2 (docs/providers.md#aws). Package
+// Package aws is a provider of instances of Amazon EC2 (docs/aws.md). Package
 // machines decides what to do with them.
 package aws
 

@@ -107,7 +107,9 @@ func (w *world) newAPI() *API {
 func (w *world) startProvider() *providertest.Harness {
 	w.t.Helper()
 	return providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
-		return machines.New(w.newAPI(), machines.Options{CallContext: callContext, Market: market})
+		p, err := w.options.newProvider(testShard, callContext, w.Dial)
+		require.NoError(w.t, err)
+		return p
 	})
 }
 

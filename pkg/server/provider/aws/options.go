@@ -99,7 +99,11 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 
 // NewProvider returns the provider for a shard.
 func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallContextFunc) (provider.Provider, error) {
-	api, err := NewAPI(o, shard)
+	return o.newProvider(shard, callContext, nil)
+}
+
+func (o *Options) newProvider(shard provider.Shard, callContext provider.CallContextFunc, dial dialer) (provider.Provider, error) {
+	api, err := newAPI(o, shard, dial)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ package registry
 
 import (
 	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/aws"
 	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provider/google"
 	"nstance.dev/operator/pkg/server/provider/kwok"
@@ -16,6 +17,7 @@ import (
 
 // Providers are the providers that a configuration can name.
 var Providers = provider.Registry{
+	aws.Name:     aws.ReadOptions,
 	docker.Name:  docker.ReadOptions,
 	google.Name:  google.ReadOptions,
 	kwok.Name:    kwok.ReadOptions,
