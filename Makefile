@@ -135,6 +135,11 @@ test-qemu:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
 	NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/qemu/...
 
+# An independent imitation of EC2, and the AWS CLI: pip install 'moto[server]' awscli
+.PHONY: test-aws
+test-aws: ## Run every test of the provider aws, also those that need moto and the AWS CLI.
+	NSTANCE_TEST_MOTO=1 $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/aws/...
+
 .PHONY: test-standalone
 test-standalone:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'

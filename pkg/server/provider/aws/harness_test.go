@@ -4,6 +4,7 @@
 package aws
 
 import (
+	"encoding/base64"
 	"errors"
 	"fmt"
 	"os"
@@ -40,11 +41,13 @@ const (
 // TestMain gives the SDK credentials, and nothing of the user's.
 func TestMain(m *testing.M) {
 	for name, value := range map[string]string{
-		"AWS_ACCESS_KEY_ID": ec2test.AccessKey, "AWS_SECRET_ACCESS_KEY": "secret", "AWS_SESSION_TOKEN": "", "AWS_PROFILE": "",
+		"AWS_ACCESS_KEY_ID": ec2test.AccessKey, "AWS_SECRET_ACCESS_KEY": "secret",
 		"AWS_CONFIG_FILE": os.DevNull, "AWS_SHARED_CREDENTIALS_FILE": os.DevNull, "AWS_EC2_METADATA_DISABLED": "true",
-		"AWS_ENDPOINT_URL": "", "AWS_ENDPOINT_URL_EC2": "",
 	} {
 		os.Setenv(name, value)
+	}
+	for _, name := range []string{"AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2"} {
+		os.Unsetenv(name)
 	}
 	if text := os.Getenv(crashEnv); text != "" {
 		if err := runUntilCrash([]byte(text)); err != nil {
@@ -194,4 +197,12 @@ func (w *world) findKnown(known machines.Machine) machines.Machine {
 // newLimiter returns a limit of calls that is full.
 func newLimiter(perSecond float64, burst int) *rate.Limiter {
 	return rate.NewLimiter(rate.Limit(perSecond), burst)
+}
+
+// decode decodes userdata as the service returns it.
+func decode(t *testing.T, text string) []byte {
+	t.Helper()
+	data, err := base64.StdEncoding.DecodeString(text)
+	require.NoError(t, err)
+	return data
 }

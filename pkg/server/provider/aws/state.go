@@ -99,12 +99,9 @@ func (a *API) statuses(ctx context.Context, all []types.Instance) (map[string]st
 		return known, nil
 	}
 	impaired := map[string]string{}
-	for _, check := range []struct{ filter, reason string }{
-		{"instance-status.status", "the instance status check fails"},
-		{"system-status.status", "the system status check fails"},
-	} {
+	for _, check := range []string{"instance-status.status", "system-status.status"} {
 		input := &ec2.DescribeInstanceStatusInput{
-			Filters:    []types.Filter{filter(check.filter, string(types.SummaryStatusImpaired))},
+			Filters:    []types.Filter{filter(check, string(types.SummaryStatusImpaired))},
 			MaxResults: awssdk.Int32(pageSize),
 		}
 		for {
@@ -113,7 +110,13 @@ func (a *API) statuses(ctx context.Context, all []types.Instance) (map[string]st
 				return nil, classify(err)
 			}
 			for _, one := range output.InstanceStatuses {
-				impaired[awssdk.ToString(one.InstanceId)] = check.reason
+				// Imitations of the service may ignore a filter.
+				switch id := awssdk.ToString(one.InstanceId); {
+				case isImpaired(one.SystemStatus):
+					impaired[id] = "the system status check fails"
+				case isImpaired(one.InstanceStatus):
+					impaired[id] = "the instance status check fails"
+				}
 			}
 			if awssdk.ToString(output.NextToken) == "" {
 				break
@@ -125,4 +128,8 @@ func (a *API) statuses(ctx context.Context, all []types.Instance) (map[string]st
 	defer a.mu.Unlock()
 	a.impaired, a.impairedAt = impaired, time.Now()
 	return impaired, nil
+}
+
+func isImpaired(s *types.InstanceStatusSummary) bool {
+	return s != nil && s.Status == types.SummaryStatusImpaired
 }

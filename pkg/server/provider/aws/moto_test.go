@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package aws
+
+import (
+	"bufio"
+	"encoding/json"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// motoEnv makes it a failure that moto or the AWS CLI is not installed.
+const motoEnv = "NSTANCE_TEST_MOTO"
+
+// motoZone is a zone where moto has a subnet.
+const motoZone = "us-west-2a"
+
+// program returns the path of a program of Python.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	home, err := os.UserHomeDir()
+	require.NoError(t, err)
+	found, err := filepath.Glob(home + "/.pyenv/versions/*/bin/" + name)
+	require.NoError(t, err)
+	if len(found) > 0 {
+		return found[0]
+	}
+	path, err := exec.LookPath(name)
+	if err != nil {
+		if os.Getenv(motoEnv) != "" {
+			t.Fatalf("%s is not installed: pip install 'moto[server]' awscli", name)
+		}
+		t.Skipf("NOT TESTED: %s is not installed, so that the provider was only tested with a server of our own", name)
+	}
+	return path
+}
+
+// startMoto starts moto and returns its address. It stops with the test.
+func startMoto(t *testing.T) string {
+	t.Helper()
+	cmd := exec.Command(program(t, "moto_server"), "-H", "127.0.0.1", "-p", "0")
+	cmd.Env = append(os.Environ(), "MOTO_ENABLE_AMI_VALIDATION=true", "MOTO_EC2_ENABLE_INSTANCE_TYPE_VALIDATION=true", "PYTHONUNBUFFERED=1")
+	output, err := cmd.StderrPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	t.Cleanup(func() {
+		assert.NoError(t, cmd.Process.Kill())
+		_ = cmd.Wait() // the error is that it was killed
+	})
+	address := regexp.MustCompile(`http://127\.0\.0\.1:[0-9]+`)
+	lines := bufio.NewScanner(output)
+	for lines.Scan() {
+		if url := address.FindString(lines.Text()); url != "" {
+			go func() { _, _ = io.Copy(io.Discard, output) }() // ends with the process
+			return url
+		}
+	}
+	t.Fatal("moto has not started")
+	return ""
+}
+
+// moto is moto and the AWS CLI, which sees what the provider has created.
+type moto struct {
+	t        *testing.T
+	cli, url string
+}
+
+// run runs a command of the AWS CLI and decodes its output.
+func (m moto) run(result any, args ...string) {
+	m.t.Helper()
+	cmd := exec.Command(m.cli, append([]string{"--endpoint-url", m.url, "--region", "us-west-2", "--output", "json", "ec2"}, args...)...)
+	cmd.Stderr = os.Stderr
+	output, err := cmd.Output()
+	require.NoError(m.t, err, "aws %v", args)
+	if result != nil {
+		require.NoError(m.t, json.Unmarshal(output, result), "%s", output)
+	}
+}
+
+// TestMoto: what an independent imitation of the service and its official client think of
+// the provider. Of the rules of the service, moto lacks those of tokens, capacity, quotas,
+// full subnets and throttling, and a machine runs and is visible at once.
+func TestMoto(t *testing.T) {
+	m := moto{t: t, cli: program(t, "aws"), url: startMoto(t)}
+	shard := provider.Shard{ClusterID: "test", ID: "a", Region: "us-west-2", Zone: motoZone}
+	api, err := NewAPI(&Options{Endpoint: m.url}, shard)
+	require.NoError(t, err)
+	api.limits.PollInterval, api.limits.IdleInterval, api.limits.VisibilityDelay = 200*time.Millisecond, 500*time.Millisecond, time.Second
+
+	var subnet []struct {
+		SubnetID                string `json:"SubnetId"`
+		AvailableIpAddressCount int    //nolint:revive // as the service writes it
+	}
+	m.run(&subnet, "describe-subnets", "--filters", "Name=availability-zone,Values="+motoZone, "--query", "Subnets")
+	require.Len(t, subnet, 1)
+	room, err := api.Room(t.Context(), subnet[0].SubnetID)
+	require.NoError(t, err)
+	assert.Equal(t, subnet[0].AvailableIpAddressCount, room)
+
+	r := request(t)
+	r.Subnet = subnet[0].SubnetID
+	r.Type = provider.InstanceType{Name: "m6g.large", Arch: provider.ArchARM64}
+	r.Origin = instance.Origin{OnDemand: true, IdempotencyKey: "any: é\n", InfraConfigHash: "abc"}
+	r.Args = map[string]any{
+		"image_owners": []any{"amazon"}, "image_filters": map[string]any{"name": "amzn2-ami-*"}, "root_volume": map[string]any{"size": "40Gi", "type": "gp3"},
+		"metadata_options": map[string]any{"http_put_response_hop_limit": 2.0}, "tags": map[string]any{"team": "one"},
+	}
+	launched, err := api.Launch(t.Context(), r)
+	require.NoError(t, err)
+	launched.State = instance.Running
+	list, err := api.List(t.Context())
+	require.NoError(t, err)
+	assert.Equal(t, []machines.Machine{launched}, list)
+	found, exists, err := api.Find(t.Context(), r.ID)
+	require.NoError(t, err)
+	assert.True(t, exists)
+	assert.Equal(t, launched, found)
+	found, exists, err = api.FindKnown(t.Context(), launched)
+	require.NoError(t, err)
+	assert.True(t, exists)
+	assert.Equal(t, launched, found)
+
+	// What another client sees of it.
+	id, err := instanceID(launched.ProviderID)
+	require.NoError(t, err)
+	var seen struct {
+		Type, Architecture, Subnet, Tokens string
+		Tags                               []struct{ Key, Value string }
+	}
+	m.run(&seen, "describe-instances", "--instance-ids", id, "--query",
+		"Reservations[0].Instances[0].{Type: InstanceType, Architecture: Architecture, Subnet: SubnetId, Tokens: MetadataOptions.HttpTokens, Tags: Tags}")
+	tags := map[string]string{}
+	for _, tag := range seen.Tags {
+		tags[tag.Key] = tag.Value
+	}
+	assert.Equal(t, tagsOf(shard, r.Spec, map[string]string{"team": "one"}), tags)
+	assert.Equal(t, "m6g.large", seen.Type)
+	assert.Equal(t, "arm64", seen.Architecture)
+	assert.Equal(t, "required", seen.Tokens)
+	assert.Equal(t, r.Subnet, seen.Subnet)
+	var volumes []struct {
+		Size int
+		Tags []struct{ Key, Value string }
+	}
+	m.run(&volumes, "describe-volumes", "--filters", "Name=attachment.instance-id,Values="+id, "--query", "Volumes[].{Size: Size, Tags: Tags}")
+	require.Len(t, volumes, 1)
+	assert.Equal(t, 40, volumes[0].Size)
+	assert.Len(t, volumes[0].Tags, len(tags))
+	var userdata string
+	m.run(&userdata, "describe-instance-attribute", "--instance-id", id, "--attribute", "userData", "--query", "UserData.Value")
+	assert.Equal(t, r.Userdata, decode(t, userdata))
+
+	// An instance that does not exist does not keep others from being terminated.
+	missing := launched
+	missing.ID, missing.ProviderID = providertest.NewID(t), "aws:///"+motoZone+"/i-00000000000000000"
+	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{missing, launched}))
+	list, err = api.List(t.Context())
+	require.NoError(t, err)
+	assert.Empty(t, list)
+
+	testMotoProvider(t, m, api, r)
+}
+
+// TestTheOfficialClient understands the server that the other tests use.
+func TestTheOfficialClient(t *testing.T) {
+	s := newRegion()
+	s.BootTime, s.PageSize = 0, 5
+	s.Start(t)
+	c := moto{t: t, cli: program(t, "aws"), url: s.URL}
+	api, err := NewAPI(testOptions(s), testShard)
+	require.NoError(t, err)
+	var ids []string
+	for range 7 {
+		r := request(t)
+		_, err := api.Launch(t.Context(), r)
+		require.NoError(t, err)
+		ids = append(ids, s.Instance(r.ID).ID)
+	}
+	var seen []string
+	c.run(&seen, "describe-instances", "--filters", "Name=tag:nstance:group,Values=work*", "Name=instance-state-name,Values=running", "--query", "Reservations[].Instances[].InstanceId")
+	assert.Equal(t, ids, seen)
+	var state string
+	c.run(&state, "terminate-instances", "--instance-ids", ids[0], "--query", "TerminatingInstances[0].CurrentState.Name")
+	assert.Equal(t, "shutting-down", state)
+	var free int
+	c.run(&free, "describe-subnets", "--subnet-ids", largeSubnet, "--query", "Subnets[0].AvailableIpAddressCount")
+	assert.Equal(t, 4993, free)
+	var status []string
+	c.run(&status, "describe-instance-status", "--instance-ids", ids[1], "--query", "InstanceStatuses[].SystemStatus.Status")
+	assert.Contains(t, status, "ok")
+	var image string
+	c.run(&image, "describe-images", "--image-ids", testImage, "--query", "Images[0].RootDeviceName")
+	assert.Equal(t, "/dev/xvda", image)
+}
+
+// testMotoProvider creates and deletes instances, one of them by the AWS CLI.
+func testMotoProvider(t *testing.T, m moto, api *API, r machines.Request) {
+	h := providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+		return machines.New(api, machines.Options{CallContext: callContext, Market: market})
+	})
+	s := r.Spec
+	s.ID = ""
+	first, second, third := h.MustRun(s), h.MustRun(s), h.MustRun(s)
+	vm, _ := h.Get(first)
+	id, err := instanceID(vm.ProviderID)
+	require.NoError(t, err)
+	m.run(nil, "terminate-instances", "--instance-ids", id)
+	h.Await(workers, map[string]instance.State{first: providertest.Deleted, second: instance.Running})
+	vm, _ = h.Get(third)
+	id, err = instanceID(vm.ProviderID)
+	require.NoError(t, err)
+	m.run(nil, "stop-instances", "--instance-ids", id)
+	h.Await(workers, map[string]instance.State{third: instance.Stopped})
+	h.MustDelete(second)
+	h.MustDelete(third)
+	h.Await(workers, map[string]instance.State{second: providertest.Deleted, third: providertest.Deleted})
+	assert.Empty(t, h.Failures)
+	var left []string
+	m.run(&left, "describe-instances", "--filters", "Name=instance-state-name,Values=pending,running,stopping,stopped", "--query", "Reservations[].Instances[].InstanceId")
+	assert.Empty(t, left)
+}
