@@ -15,7 +15,6 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
-	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -200,7 +199,7 @@ func TestDemandAddressesAreCounted(t *testing.T) {
 	})
 }
 
-// TestDemandAQuotaMakesNoStorm: for ten minutes, one launch for each time that is remembered.
+// TestDemandAQuotaMakesNoStorm: in ten minutes, one launch for each time that is remembered.
 func TestDemandAQuotaMakesNoStorm(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		h := w.startProvider()
@@ -358,58 +357,4 @@ func TestDemandTags(t *testing.T) {
 	full.ID, full.Template = providertest.NewID(t), "worker"
 	full.Origin = instance.Origin{OnDemand: true, IdempotencyKey: strings.Repeat("x", 1000), InfraConfigHash: "h"}
 	assert.Len(t, tagsOf(testShard, full, nil), ownTags, "the tags of the provider")
-}
-
-// TestStates of instances that run or have run.
-func TestStates(t *testing.T) {
-	inBubble(t, newRegion(), func(t *testing.T, w *world) {
-		r := request(t)
-		m := w.launch(r)
-		expect := func(state instance.State, reason string) {
-			t.Helper()
-			time.Sleep(time.Minute)
-			for _, got := range []machines.Machine{w.list()[r.ID], w.find(r.ID), w.findKnown(m)} {
-				assert.Equal(t, state, got.State)
-				assert.Equal(t, reason, got.Reason)
-				assert.Equal(t, m.ProviderID, got.ProviderID)
-			}
-		}
-		expect(instance.Running, "")
-		w.Impair(r.ID, "instance-status.status")
-		expect(instance.Impaired, "the instance status check fails")
-		w.Impair(r.ID, "system-status.status")
-		expect(instance.Impaired, "the system status check fails")
-		w.Impair(r.ID, "")
-		expect(instance.Running, "")
-		w.Stop(r.ID)
-		expect(instance.Stopped, "the instance is stopped: Client.UserInitiatedShutdown: User initiated shutdown")
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
-		assert.Equal(t, instance.Terminating, w.list()[r.ID].State)
-		time.Sleep(time.Minute)
-		assert.Empty(t, w.list())
-		_, found, err := w.api.FindKnown(t.Context(), m)
-		require.NoError(t, err)
-		assert.False(t, found)
-	})
-}
-
-// TestPages: a list of several pages is complete, or an error.
-func TestPages(t *testing.T) {
-	s := newRegion()
-	s.PageSize = 7
-	inBubble(t, s, func(t *testing.T, w *world) {
-		for range 30 {
-			w.launch(request(t))
-		}
-		time.Sleep(time.Minute)
-		w.Calls()
-		assert.Len(t, w.list(), 30)
-		assert.Equal(t, 5, w.Calls()["DescribeInstances"])
-		for page := range 5 {
-			w.SetFaults(&ec2test.Fault{Action: "DescribeInstances", Skip: page, Before: true, Status: 500, Code: "InternalError"})
-			list, err := w.api.List(t.Context())
-			require.Error(t, err, "page %d", page)
-			assert.Empty(t, list)
-		}
-	})
 }

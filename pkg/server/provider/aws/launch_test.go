@@ -95,7 +95,7 @@ func TestLaunch(t *testing.T) {
 	})
 }
 
-// TestLaunchDefaults: without arguments, only the metadata service of version 2 is used, and
+// TestLaunchDefaults: without arguments, only version 2 of the metadata service is used, and
 // no market is named.
 func TestLaunchDefaults(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {

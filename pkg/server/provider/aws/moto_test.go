@@ -201,7 +201,7 @@ func TestTheOfficialClient(t *testing.T) {
 	assert.Equal(t, 4993, free)
 	var status []string
 	c.run(&status, "describe-instance-status", "--instance-ids", ids[1], "--query", "InstanceStatuses[].SystemStatus.Status")
-	assert.Contains(t, status, "ok")
+	assert.Equal(t, []string{"ok"}, status)
 	var image string
 	c.run(&image, "describe-images", "--image-ids", testImage, "--query", "Images[0].RootDeviceName")
 	assert.Equal(t, "/dev/xvda", image)

@@ -208,9 +208,13 @@ func (s *Server) terminateInstances(p params) (any, error) {
 }
 
 func (s *Server) describeInstanceStatus(p params) (any, error) {
+	ids := p.list("InstanceId")
+	if _, err := s.byID(ids); err != nil {
+		return nil, err
+	}
 	var matching []string
 	for id, i := range s.instances {
-		if i.state(s, time.Now()).name != "running" {
+		if i.state(s, time.Now()).name != "running" || len(ids) > 0 && !slices.Contains(ids, id) {
 			continue
 		}
 		matches, err := p.matches(func(name string) ([]string, bool) {
