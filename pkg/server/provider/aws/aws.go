@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"net/http"
 	"sync"
@@ -43,9 +44,7 @@ const (
 
 // API are the calls for the instances of one shard. It implements machines.API.
 type API struct {
-	// client is never converted to an interface: the linker would keep all methods of the
-	// SDK, which has hundreds.
-	client  *ec2.Client
+	calls   calls
 	options *Options
 	shard   provider.Shard
 	limits  machines.Limits
@@ -98,14 +97,14 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 		if dial != nil {
 			options.HTTPClient = awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) { t.DialContext = dial })
 		}
-		options.HTTPClient = deadline.HTTPClient(options.HTTPClient.Do)
+		options.HTTPClient = deadline.HTTPClient(plainBody(options.HTTPClient.Do))
 		// The caller repeats calls, within its own limits.
 		options.RetryMaxAttempts = 1
 		// Errors are returned. What it logs beside them is about connections.
 		options.Logger = logging.Nop{}
 	})
 	return &API{
-		client:  client,
+		calls:   callsOf(client),
 		options: o,
 		shard:   shard,
 		limits: machines.Limits{
@@ -123,6 +122,20 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 		ended:   map[string]time.Time{},
 		images:  map[string]cachedImage{},
 	}, nil
+}
+
+// plainBody returns do for requests whose body has the methods Read and Close only. The SDK
+// closes the body when the response begins, which may be before package http has found the
+// end of the body. Then WriteTo of the SDK's body fails, which closes the connection
+// although the response is not read yet.
+func plainBody(do deadline.HTTPClient) deadline.HTTPClient {
+	return func(r *http.Request) (*http.Response, error) {
+		if r.Body != nil {
+			r = r.WithContext(r.Context())
+			r.Body = struct{ io.ReadCloser }{r.Body}
+		}
+		return do(r)
+	}
 }
 
 // Limits returns how the API may be called.
@@ -168,7 +181,7 @@ func (a *API) FindKnown(ctx context.Context, known machines.Machine) (machines.M
 	if err != nil {
 		return machines.Machine{}, false, err
 	}
-	output, err := a.client.DescribeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
+	output, err := a.calls.describeInstances(ctx, &ec2.DescribeInstancesInput{InstanceIds: []string{id}})
 	var all []types.Instance
 	if err == nil {
 		all = instancesOf(output)
@@ -217,7 +230,7 @@ func (a *API) describe(ctx context.Context, filters []types.Filter) ([]types.Ins
 	var all []types.Instance
 	input := &ec2.DescribeInstancesInput{Filters: filters, MaxResults: awssdk.Int32(pageSize)}
 	for {
-		output, err := a.client.DescribeInstances(ctx, input)
+		output, err := a.calls.describeInstances(ctx, input)
 		if err != nil {
 			return nil, classify(err)
 		}
@@ -282,7 +295,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	if !subnets.MatchString(subnet) {
 		return 0, errNoSubnet(subnet)
 	}
-	output, err := a.client.DescribeSubnets(ctx, &ec2.DescribeSubnetsInput{SubnetIds: []string{subnet}})
+	output, err := a.calls.describeSubnets(ctx, &ec2.DescribeSubnetsInput{SubnetIds: []string{subnet}})
 	switch {
 	case err != nil:
 		return 0, fmt.Errorf("read the free addresses of subnet %s: %w", subnet, classify(err))

@@ -79,7 +79,7 @@ func (a *API) image(ctx context.Context, spec provider.Spec, args arguments) (im
 func (a *API) describeImages(ctx context.Context, input *ec2.DescribeImagesInput) ([]types.Image, error) {
 	var all []types.Image
 	for {
-		output, err := a.client.DescribeImages(ctx, input)
+		output, err := a.calls.describeImages(ctx, input)
 		if err != nil {
 			return nil, err
 		}

@@ -36,7 +36,7 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 	}
 	m := machines.Machine{ID: r.ID, Type: r.Type.Name}
 	a.step("launch the instance")
-	output, err := a.client.RunInstances(ctx, input)
+	output, err := a.calls.runInstances(ctx, input)
 	switch {
 	case codeOf(err) == codeTokenTerminated:
 		// An earlier call has launched it. The id is not used for another one.

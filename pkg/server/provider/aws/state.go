@@ -105,7 +105,7 @@ func (a *API) statuses(ctx context.Context, all []types.Instance) (map[string]st
 			MaxResults: awssdk.Int32(pageSize),
 		}
 		for {
-			output, err := a.client.DescribeInstanceStatus(ctx, input)
+			output, err := a.calls.describeInstanceStatus(ctx, input)
 			if err != nil {
 				return nil, classify(err)
 			}

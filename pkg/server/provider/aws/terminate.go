@@ -75,7 +75,7 @@ func (a *API) toTerminate(ctx context.Context, m machines.Machine) ([]string, er
 // terminate terminates instances and reports the result of each. If the service refuses a
 // call because of some of them, it has terminated none.
 func (a *API) terminate(ctx context.Context, ids []string, report func(id string, err error)) {
-	_, err := a.client.TerminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
+	_, err := a.calls.terminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
 	switch {
 	case err == nil:
 	case codeOf(err) == codeNotFound && len(ids) == 1:
