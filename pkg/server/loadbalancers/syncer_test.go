@@ -169,6 +169,33 @@ func TestWithoutAListTerminationWaits(t *testing.T) {
 	})
 }
 
+// A former leader may have registered an instance with a load balancer that its group does
+// not list any more. Until the targets were listed, nothing is known of that.
+func TestBeforeTheFirstListTerminationWaits(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		w := newWorld(t)
+		failing := true
+		w.balancer.Called = func(string, string, []string) error {
+			if failing {
+				return providertest.ErrUnavailable
+			}
+			return nil
+		}
+		w.wanted = nil
+		w.set("a", reporting)
+		w.set("a", draining)
+		w.balancer.Put("api", provider.Target{ID: "a"})
+		w.lead()
+		w.pass(time.Hour)
+		assert.True(t, w.waits("a"))
+		failing = false
+		w.pass(time.Hour)
+		assert.False(t, w.waits("a"))
+		assert.Empty(t, w.balancer.States("api"))
+		w.stop()
+	})
+}
+
 func TestANewTermReadsTheTargets(t *testing.T) {
 	run(t, func(w *world) {
 		w.set("drained", reporting)
