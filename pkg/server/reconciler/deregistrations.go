@@ -56,9 +56,6 @@ func (r *reconciliation) deregistrations(instances []instance.Instance, drainTim
 	}
 	for n := range instances {
 		i := &instances[n]
-		if !i.Known || i.Down() || i.State == instance.Terminating {
-			continue
-		}
 		var end time.Time
 		switch {
 		case i.Drain != nil && (i.DeleteReason == "" || i.DeleteReason == instance.ReasonRequested):
@@ -72,11 +69,16 @@ func (r *reconciliation) deregistrations(instances []instance.Instance, drainTim
 		default:
 			continue
 		}
-		if now.Before(end) && r.Targets.Waits(i) {
+		if now.Before(end) && r.mayBeTarget(i) {
 			until[i.ID] = end
 		}
 	}
 	return until
+}
+
+// mayBeTarget reports whether something runs on an instance that is or may be a target.
+func (r *reconciliation) mayBeTarget(i *instance.Instance) bool {
+	return r.Targets != nil && i.Known && !i.Down() && i.State != instance.Terminating && r.Targets.Waits(i)
 }
 
 // awaitsDeregistration reports whether the termination of an instance waits because it is

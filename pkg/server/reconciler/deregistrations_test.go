@@ -4,6 +4,7 @@
 package reconciler
 
 import (
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -97,9 +98,10 @@ func TestTerminationWaitsUntilTheDeadline(t *testing.T) {
 		s.settle()
 		s.cloud.takeCalls()
 		s.acknowledge(workersKey, old)
+		s.cloud.rejectNext("delete", 2)
 		s.pass(10 * time.Minute)
 		calls := s.cloud.takeCalls()
-		require.Equal(t, []string{"delete default/workers"}, describeCalls(calls))
+		require.Equal(t, slices.Repeat([]string{"delete default/workers"}, 3), describeCalls(calls))
 		assert.Equal(t, deadline, calls[0].at, "when it is terminated")
 		wantMetrics(t, s.metrics, []string{terminatedTargets}, "terminated_targets_total{} 1")
 	})

@@ -199,11 +199,12 @@ func (r *reconciliation) terminate(ctx context.Context, a action) error {
 			r.neverRegistered(ctx, &before)
 		}
 	}
-	if r.Targets != nil && before.Known && !before.Down() && before.State != instance.Terminating && r.Targets.Waits(&before) {
+	first := r.logged.add(a.id)
+	if first && r.mayBeTarget(&before) {
 		r.Metrics.terminatedTargets.Inc()
 	}
 	// A deletion that a client requested is decided when the request is stored.
-	if r.logged.add(a.id) && (a.verb == terminate || a.reason == instance.ReasonRequested) {
+	if first && (a.verb == terminate || a.reason == instance.ReasonRequested) {
 		r.log(ctx, audit.TerminateInstance, &before, a, "terminated")
 	}
 	// The decision may have been made elsewhere without an event. Operators
