@@ -15,11 +15,13 @@ import (
 const Name = kwok.Name
 
 // Providers returns a registry of the kwok provider. Its Nodes are in the cluster
-// of client, and the kubeconfig is not read.
+// of client, and the kubeconfig is not read. Without a client there is no provider.
 func Providers(client kubernetes.Interface) provider.Registry {
 	return provider.Registry{Name: func(o *jsonc.Object) provider.Options {
 		options := kwok.ReadOptions(o)
-		options.(*kwok.Options).Client = Nodes(client)
+		if client != nil {
+			options.(*kwok.Options).Client = Nodes(client)
+		}
 		return options
 	}}
 }
