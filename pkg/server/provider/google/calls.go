@@ -23,6 +23,7 @@ type vm struct {
 	MachineType       string             `json:"machineType,omitempty"`
 	Status            string             `json:"status,omitempty"`
 	StatusMessage     string             `json:"statusMessage,omitempty"`
+	LastStop          string             `json:"lastStopTimestamp,omitempty"`
 	Labels            map[string]string  `json:"labels,omitempty"`
 	Metadata          *metadata          `json:"metadata,omitempty"`
 	Tags              *networkTags       `json:"tags,omitempty"`
@@ -128,7 +129,7 @@ type warning struct {
 
 // vmFields are those of a virtual machine that are read: without the metadata, which has the
 // userdata.
-const vmFields = "id,name,description,machineType,status,statusMessage,labels,scheduling,networkInterfaces"
+const vmFields = "id,name,description,machineType,status,statusMessage,lastStopTimestamp,labels,scheduling,networkInterfaces"
 
 // zonePath returns the path of a resource in the zone of the shard.
 func (a *API) zonePath(parts ...string) []string {

@@ -76,7 +76,7 @@ func requestIDOf(r machines.Request) (string, error) {
 // it again.
 func (a *API) launched(ctx context.Context, id string) (machines.Machine, error) {
 	a.step("read the machine")
-	m, found, err := a.Find(ctx, id)
+	m, found, err := a.find(ctx, id)
 	switch {
 	case err != nil:
 		return machines.Machine{}, accepted(err)
@@ -84,7 +84,7 @@ func (a *API) launched(ctx context.Context, id string) (machines.Machine, error)
 		return machines.Machine{}, fmt.Errorf("virtual machine %s was created and is not found: %w", id, machines.ErrTokenUsed)
 	}
 	a.step("return the machine")
-	return m, nil
+	return m.Machine, nil
 }
 
 // accepted returns the error of a call that follows one that may have changed something: a
@@ -131,6 +131,9 @@ func (a *API) adopt(ctx context.Context, p plan, cause error) (machines.Machine,
 		return machines.Machine{}, err
 	case !ours:
 		return machines.Machine{}, rejectGroup(p.spec, fmt.Errorf("the name is that of a virtual machine that is no instance of this shard: %w", cause))
+	}
+	if one.isBeingCreated() {
+		return machines.Machine{}, fmt.Errorf("virtual machine %s: %w", one.Name, errCreating)
 	}
 	return a.machine(one, identity), nil
 }

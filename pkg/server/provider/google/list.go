@@ -16,7 +16,8 @@ import (
 	"nstance.dev/operator/pkg/server/puidv7"
 )
 
-// List returns all machines of the shard. A list that cannot be complete is an error.
+// List returns all machines of the shard, without those that are being created: they may never
+// exist. A list that cannot be complete is an error.
 func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 	list, err := a.list(ctx)
 	if err != nil {
@@ -35,7 +36,7 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 		if err != nil {
 			return nil, err
 		}
-		if ours {
+		if ours && !one.isBeingCreated() {
 			all = append(all, preempted.explain(a.machine(one, identity), one))
 		}
 	}
@@ -43,23 +44,42 @@ func (a *API) List(ctx context.Context) ([]machines.Machine, error) {
 }
 
 // Find reads the machine of one instance by its name, which is the instance id. Its labels
-// do not count: a user may have changed them.
+// do not count: a user may have changed them. Of one that is being created it is not known
+// whether it will exist.
 func (a *API) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+	m, found, err := a.find(ctx, id)
+	if found && m.creating {
+		return machines.Machine{}, false, fmt.Errorf("virtual machine %s: %w", id, errCreating)
+	}
+	return m.Machine, found, err
+}
+
+var errCreating = fmt.Errorf("it is being created: %w", machines.ErrInProgress)
+
+// foundMachine is a machine that was read.
+type foundMachine struct {
+	machines.Machine
+	creating bool
+}
+
+func (a *API) find(ctx context.Context, id string) (m foundMachine, found bool, err error) {
 	if _, err := puidv7.Parse(id); err != nil {
-		return machines.Machine{}, false, err
+		return m, false, err
 	}
 	one, err := a.get(ctx, id)
 	if isNotFound(err, id) {
-		return machines.Machine{}, false, nil
+		return m, false, nil
 	}
 	if err != nil {
-		return machines.Machine{}, false, throttled(err)
+		return m, false, throttled(err)
 	}
 	identity, ours, err := a.identify(one)
 	if err != nil || !ours {
-		return machines.Machine{}, false, err
+		return m, false, err
 	}
-	return a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one), true, nil
+	m.Machine = a.preempted(ctx, []vm{one}).explain(a.machine(one, identity), one)
+	m.creating = one.isBeingCreated()
+	return m, true, nil
 }
 
 // throttled returns an error that wraps machines.ErrThrottled if there were too many calls.

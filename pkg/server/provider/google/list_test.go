@@ -30,8 +30,10 @@ func TestStates(t *testing.T) {
 			"STOPPING": instance.Stopped, "PENDING_STOP": instance.Stopped, "STOPPED": instance.Stopped, "TERMINATED": instance.Stopped,
 			"SUSPENDING": instance.Stopped, "SUSPENDED": instance.Stopped, "DEPROVISIONING": instance.Terminating,
 		} {
-			if status == "STAGING" {
-				continue // it would run
+			state, _ := vm{Status: status}.state()
+			assert.Equal(t, want, state, status)
+			if status == "STAGING" || status == "PROVISIONING" {
+				continue // it would run, or would be one that is being created
 			}
 			w.SetStatus(r.ID, status)
 			m := w.list()[r.ID]
@@ -42,6 +44,29 @@ func TestStates(t *testing.T) {
 		assert.Equal(t, instance.Impaired, state)
 		assert.Contains(t, reason, "MOVING")
 	})
+}
+
+// TestAMachineThatIsBeingCreated is not listed, and is neither found nor missing: the zone may
+// have no capacity for it. Its instance is rejected then, and was never missing.
+func TestAMachineThatIsBeingCreated(t *testing.T) {
+	s := gcetest.New()
+	s.OperationTime = time.Minute
+	inBubble(t, s, func(t *testing.T, w *world) {
+		w.SetExhausted("e2-small", standard, true)
+		h := w.startProvider()
+		id := h.MustCreate(newSpec(t))
+		time.Sleep(30 * time.Second)
+		assert.Equal(t, []string{id}, w.All())
+		assert.Empty(t, w.list())
+		_, _, err := w.api.Find(t.Context(), id)
+		require.ErrorContains(t, err, "is being created")
+		vm, _ := h.Get(id)
+		assert.Equal(t, instance.VM{ID: id, Group: workers, State: instance.Pending}, vm)
+		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		errs := h.ExpectFailures(1, workers, id)
+		require.ErrorContains(t, errs[0], "ZONE_RESOURCE_POOL_EXHAUSTED")
+	})
+	assert.False(t, vm{Status: "PROVISIONING", LastStop: "2026-11-24T02:00:00Z"}.isBeingCreated())
 }
 
 // TestPreempted: a spot machine that was preempted is told apart from one that a user has

@@ -36,6 +36,11 @@ func (v vm) state() (instance.State, string) {
 	return instance.Impaired, fmt.Sprintf("the virtual machine has the unknown status %q", v.Status)
 }
 
+// isBeingCreated reports whether the operation that creates a virtual machine has not finished:
+// it may fail for lack of capacity, and then the machine does not exist any more. One that a
+// user has started again has stopped before.
+func (v vm) isBeingCreated() bool { return v.Status == "PROVISIONING" && v.LastStop == "" }
+
 func (v vm) reason(text string) string {
 	if v.StatusMessage != "" {
 		return text + ": " + v.StatusMessage
