@@ -141,7 +141,7 @@ func readVolume(r *reader) volume {
 		if gib := size.Value() >> 30; err != nil || size.Value() != gib<<30 || gib < 1 || gib > 65536 {
 			r.report(field.Invalid(r.path.Child("size"), text, `must be full Gi, such as "20Gi"`))
 		} else {
-			v.gib = int32(gib) //nolint:gosec // is at most 65536
+			v.gib = int32(gib) // is at most 65536
 		}
 	}
 	r.finish()

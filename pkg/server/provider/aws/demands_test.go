@@ -199,7 +199,7 @@ func TestDemandAddressesAreCounted(t *testing.T) {
 	})
 }
 
-// TestDemandAQuotaMakesNoStorm: in ten minutes, one launch for each time that is remembered.
+// TestDemandAQuotaMakesNoStorm: in ten minutes, one launch for each time it is remembered.
 func TestDemandAQuotaMakesNoStorm(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		h := w.startProvider()

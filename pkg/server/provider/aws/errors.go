@@ -20,7 +20,6 @@ import (
 // Codes of errors that have a meaning of their own.
 const (
 	codeNotFound        = "InvalidInstanceID.NotFound"
-	codeMalformed       = "InvalidInstanceID.Malformed"
 	codeTokenMismatch   = "IdempotentParameterMismatch"
 	codeTokenTerminated = "IdempotentInstanceTerminated"
 	codeNoAddress       = "InsufficientFreeAddressesInSubnet"

@@ -95,8 +95,8 @@ func TestLaunch(t *testing.T) {
 	})
 }
 
-// TestLaunchDefaults: without arguments, only version 2 of the metadata service is used, and
-// no market is named.
+// TestLaunchDefaults: without arguments, only version 2 of the metadata service is used,
+// and no market is named.
 func TestLaunchDefaults(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		r := request(t)

@@ -103,7 +103,7 @@ func TestMoto(t *testing.T) {
 
 	var subnet []struct {
 		SubnetID                string `json:"SubnetId"`
-		AvailableIpAddressCount int    //nolint:revive // as the service writes it
+		AvailableIpAddressCount int
 	}
 	m.run(&subnet, "describe-subnets", "--filters", "Name=availability-zone,Values="+motoZone, "--query", "Subnets")
 	require.Len(t, subnet, 1)

@@ -124,10 +124,3 @@ func (s *Server) FailLaunches(times int, code, message string) {
 		s.failures = append(s.failures, failure{code, message})
 	}
 }
-
-// Deny takes away the permission of an action, or returns it.
-func (s *Server) Deny(name string, denied bool) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	s.denied["ec2:"+name] = denied
-}

@@ -67,7 +67,6 @@ type Server struct {
 	faults      []*Fault
 	calls       map[string]int
 	permissions map[string]bool
-	denied      map[string]bool
 	requestSeq  int
 }
 
@@ -77,15 +76,15 @@ func New() *Server {
 		BootTime: 20 * time.Second, StopTime: 20 * time.Second, PageSize: 1000,
 		subnets: map[string]*subnet{}, images: map[string]Image{}, types: map[string]string{}, templates: map[string]string{},
 		instances: map[string]*Instance{}, tokens: map[string]launch{}, full: map[string]bool{}, quotas: map[string]int{},
-		calls: map[string]int{}, permissions: map[string]bool{}, denied: map[string]bool{},
+		calls: map[string]int{}, permissions: map[string]bool{},
 	}
 }
 
 // Start starts the server on a port of this machine. It stops with the test.
 func (s *Server) Start(t testing.TB) { s.start(t, nil) }
 
-// StartInMemory starts the server on connections in memory, which Dial makes: in a bubble of
-// synctest, time passes while they wait.
+// StartInMemory starts the server on connections in memory, which Dial makes: in a bubble
+// of synctest, time passes while they wait.
 func (s *Server) StartInMemory(t testing.TB) {
 	s.listener = newPipeListener()
 	s.start(t, s.listener)
@@ -200,23 +199,20 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 	}
 	s.calls[name]++
 	s.permissions["ec2:"+name] = true
-	if err := s.admit(name, one.write); err != nil {
+	if err := s.admit(one.write); err != nil {
 		return nil, err
 	}
 	s.settle(time.Now())
 	return one.handle(s, parsed)
 }
 
-// admit refuses a call that is not allowed, or one too many. mu must be locked.
-func (s *Server) admit(name string, write bool) error {
+// admit refuses a call that is one too many. mu must be locked.
+func (s *Server) admit(write bool) error {
 	limiter := s.Reads
 	if write {
 		limiter = s.Writes
 	}
-	switch {
-	case s.denied["ec2:"+name]:
-		return &refusal{status: http.StatusForbidden, code: "UnauthorizedOperation", message: "You are not authorized to perform this operation."}
-	case time.Now().Before(s.throttled), limiter != nil && !limiter.Allow():
+	if time.Now().Before(s.throttled) || limiter != nil && !limiter.Allow() {
 		return &refusal{status: http.StatusServiceUnavailable, code: "RequestLimitExceeded", message: "Request limit exceeded."}
 	}
 	return nil
