@@ -34,19 +34,22 @@ type remoteSuite struct {
 	RemoteBackend
 }
 
+// remoteCases are the tests of TestRemote beside those of Test. docs/providers.md lists them.
+var remoteCases = []struct {
+	name string
+	test func(remoteSuite)
+}{
+	{"an instance that is not visible yet is not created again", remoteSuite.testHidden},
+	{"an instance that is not visible yet is deleted", remoteSuite.testDeleteHidden},
+	{"lists that fail or are empty make no instance missing", remoteSuite.testWrongLists},
+	{"throttled calls are delayed", remoteSuite.testThrottle},
+}
+
 // TestRemote tests, beside what Test tests, that a provider of a RemoteBackend draws no
 // wrong conclusion from such responses. NewBackend must return a RemoteBackend.
 func TestRemote(t *testing.T, c Config) {
 	Test(t, c)
-	for _, tc := range []struct {
-		name string
-		test func(remoteSuite)
-	}{
-		{"an instance that is not visible yet is not created again", remoteSuite.testHidden},
-		{"an instance that is not visible yet is deleted", remoteSuite.testDeleteHidden},
-		{"lists that fail or are empty make no instance missing", remoteSuite.testWrongLists},
-		{"throttled calls are delayed", remoteSuite.testThrottle},
-	} {
+	for _, tc := range remoteCases {
 		t.Run(tc.name, func(t *testing.T) {
 			c.Run(t, func(t *testing.T) {
 				backend := c.NewBackend(t).(RemoteBackend)

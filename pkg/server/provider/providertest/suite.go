@@ -69,28 +69,31 @@ type suite struct {
 	t *testing.T
 }
 
+// cases are the tests of Test. docs/providers.md lists them.
+var cases = []struct {
+	name string
+	test func(*suite)
+}{
+	{"an instance is listed from its creation", (*suite).testCreate},
+	{"the same id is the same instance", (*suite).testSameID},
+	{"a pending instance is deleted", (*suite).testDeletePending},
+	{"a running instance is deleted once", (*suite).testDeleteRunning},
+	{"another client deletes an instance", (*suite).testDeletedByOther},
+	{"a restart finds the instances", (*suite).testRestart},
+	{"shards and clusters do not see each other", (*suite).testShards},
+	{"a quota limits pending and running instances", (*suite).testQuota},
+	{"a subnet has a capacity", (*suite).testCapacity},
+	{"failed calls are reported and retried", (*suite).testFailures},
+	{"a lost response creates no second instance", (*suite).testLostResponse},
+	{"a rejected request is reported and given up", (*suite).testRejection},
+	{"only the leader makes calls", (*suite).testCallContext},
+	{"the expected Node has what is certain", (*suite).testExpectedNode},
+	{"a provider that is stopped makes no calls", (*suite).testStop},
+}
+
 // Test tests that a provider does what its interface documents.
 func Test(t *testing.T, c Config) {
-	for _, tc := range []struct {
-		name string
-		test func(*suite)
-	}{
-		{"an instance is listed from its creation", (*suite).testCreate},
-		{"the same id is the same instance", (*suite).testSameID},
-		{"a pending instance is deleted", (*suite).testDeletePending},
-		{"a running instance is deleted once", (*suite).testDeleteRunning},
-		{"another client deletes an instance", (*suite).testDeletedByOther},
-		{"a restart finds the instances", (*suite).testRestart},
-		{"shards and clusters do not see each other", (*suite).testShards},
-		{"a quota limits pending and running instances", (*suite).testQuota},
-		{"a subnet has a capacity", (*suite).testCapacity},
-		{"failed calls are reported and retried", (*suite).testFailures},
-		{"a lost response creates no second instance", (*suite).testLostResponse},
-		{"a rejected request is reported and given up", (*suite).testRejection},
-		{"only the leader makes calls", (*suite).testCallContext},
-		{"the expected Node has what is certain", (*suite).testExpectedNode},
-		{"a provider that is stopped makes no calls", (*suite).testStop},
-	} {
+	for _, tc := range cases {
 		t.Run(tc.name, func(t *testing.T) {
 			c.Run(t, func(t *testing.T) {
 				tc.test(&suite{Config: c, Backend: c.NewBackend(t), t: t})
