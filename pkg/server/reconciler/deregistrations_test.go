@@ -152,6 +152,18 @@ func TestTerminationThatDoesNotWait(t *testing.T) {
 	})
 	synctest.Test(t, func(t *testing.T) {
 		s, _ := startWithTargets(t)
+		s.scale(workersKey, 0)
+		id := s.onDemand(workersKey, func(*instance.Record) {})
+		s.settle()
+		require.NoError(t, s.instances.RequestDeletion(t.Context(), id))
+		s.reconcile(workersKey)
+		s.cloud.takeCalls()
+		s.cloud.become(id, instance.Stopped)
+		synctest.Wait()
+		s.wantCalls("delete default/workers")
+	})
+	synctest.Test(t, func(t *testing.T) {
+		s, _ := startWithTargets(t)
 		s.reconfigure(func(c *config.Config) { c.Groups["default"]["nodrain"] = noDrainGroup(1) })
 		s.settle()
 		s.cloud.takeCalls()

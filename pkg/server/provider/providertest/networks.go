@@ -124,7 +124,10 @@ func (n *NetworkCloud) change(ctx context.Context, machine string, attachment in
 	if n.attachment != attachment || machine != "" && n.machine != "" {
 		return errAttachment
 	}
-	n.machine, n.attached, n.pending, n.delay = machine, false, n.delay, 0
+	n.machine, n.attached = machine, false
+	if machine != "" {
+		n.pending, n.delay = n.delay, 0
+	}
 	n.attachment++
 	n.changes++
 	if n.lost > 0 {
