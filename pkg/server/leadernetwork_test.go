@@ -214,7 +214,7 @@ func TestTheAddressFollowsTheLeader(t *testing.T) {
 	})
 	text, err := os.ReadFile(prepared.ConfigPath())
 	require.NoError(t, err)
-	election := `"leader_election": {"interval": "500ms", "timeout": "3s"}, "default_drain_timeout"`
+	election := `"leader_election": {"interval": "1s", "timeout": "6s"}, "default_drain_timeout"`
 	require.NoError(t, os.WriteFile(prepared.ConfigPath(), bytes.Replace(text, []byte(`"default_drain_timeout"`), []byte(election), 1), 0o600))
 
 	cloud := providertest.NewNetworkCloud()

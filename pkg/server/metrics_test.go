@@ -12,6 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/metricstest"
 	"nstance.dev/operator/pkg/server/grpcapi"
+	"nstance.dev/operator/pkg/server/loadbalancers"
 	"nstance.dev/operator/pkg/server/reconciler"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -21,6 +22,7 @@ func TestEveryMetricIsDocumented(t *testing.T) {
 	sh.registerMetrics()
 	grpcapi.Count(sh.registry)
 	storage.WithMetrics(nil, sh.registry)
-	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{})
+	registered := metricstest.Described([]string{"nstance_server_"}, sh.registry, &reconciler.Collector{},
+		&loadbalancers.Syncer{}, new(leaderNetwork).metric())
 	assert.Equal(t, registered, metricstest.Documented(t, filepath.Join("..", "..", "docs", "server.md")))
 }
