@@ -6,11 +6,8 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"os"
-	"os/signal"
-	"syscall"
 
 	"nstance.dev/operator/pkg/admin"
 
@@ -19,7 +16,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := admin.SignalContext()
 	err := admin.NewCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {

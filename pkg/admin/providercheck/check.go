@@ -135,7 +135,7 @@ func (c *check) step(ctx context.Context, name string, do func(context.Context) 
 }
 
 func (c *check) print(format string, args ...any) {
-	// The check goes on if nobody reads, so that it removes what it has created.
+	// The output may be closed: what was created is removed nevertheless.
 	_, _ = fmt.Fprintf(c.output, format, args...)
 }
 

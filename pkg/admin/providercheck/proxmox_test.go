@@ -5,11 +5,10 @@ package providercheck_test
 
 import (
 	"bufio"
-	"context"
 	"fmt"
+	"io"
 	"os"
 	"os/exec"
-	"os/signal"
 	"path/filepath"
 	"strings"
 	"syscall"
@@ -30,7 +29,7 @@ func TestMain(m *testing.M) {
 	if os.Getenv(commandEnv) == "" {
 		os.Exit(m.Run())
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	ctx, stop := admin.SignalContext()
 	err := admin.NewCommand().ExecuteContext(ctx)
 	stop()
 	if err != nil {
@@ -55,8 +54,8 @@ const proxmoxConfig = `{
 	"templates": {"worker": {"kind": "knd", "arch": "amd64", "instance_type": "small", "subnet_pool": "default"}},
 }`
 
-// TestProxmox runs the program three times: it is killed while it clones, it gets SIGTERM
-// while the machine starts, and it runs to its end.
+// TestProxmox runs the program four times: it is killed while it clones, it gets SIGTERM
+// while the machine starts, it loses its terminal then, and it runs to its end.
 func TestProxmox(t *testing.T) {
 	s := pvetest.New("pve1")
 	s.CloneTime, s.TaskTime, s.ReportInterval, s.SyncDelay = time.Second, 100*time.Millisecond, 200*time.Millisecond, 100*time.Millisecond
@@ -66,14 +65,14 @@ func TestProxmox(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "shard.jsonc")
 	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, proxmoxConfig, s.URL, s.Fingerprint), 0o600))
 
-	output, code := runProgram(t, path, "create an instance", func(process *os.Process) {
+	output, code := runProgram(t, path, "create an instance", func(process *os.Process, _ io.Closer) {
 		assert.Eventually(t, func() bool { return len(s.Made()) == 1 }, time.Minute, time.Millisecond)
 		require.NoError(t, process.Kill())
 	})
 	assert.Equal(t, -1, code, output)
 	require.Len(t, s.VMs(s.Made()[0].Name), 1, "virtual machines that the killed check has left")
 
-	output, code = runProgram(t, path, "wait until it runs", func(process *os.Process) {
+	output, code = runProgram(t, path, "wait until it runs", func(process *os.Process, _ io.Closer) {
 		require.NoError(t, process.Signal(syscall.SIGTERM))
 	})
 	assert.Equal(t, 1, code, output)
@@ -82,12 +81,19 @@ func TestProxmox(t *testing.T) {
 	assert.Contains(t, output, "remove what the check has created ... ok")
 	expectNoMachine(t, s, 2)
 
+	output, code = runProgram(t, path, "wait until it runs", func(process *os.Process, stdout io.Closer) {
+		require.NoError(t, stdout.Close())
+		require.NoError(t, process.Signal(syscall.SIGHUP))
+	})
+	assert.Equal(t, 1, code, output)
+	expectNoMachine(t, s, 3)
+
 	output, code = runProgram(t, path, "", nil)
 	assert.Equal(t, 0, code, output)
 	for _, step := range append(append([]string{}, steps[:1]...), steps[2:]...) {
 		assert.Contains(t, output, step+" ... ok")
 	}
-	expectNoMachine(t, s, 3)
+	expectNoMachine(t, s, 4)
 }
 
 // expectNoMachine expects that of so many machines of checks none is left, nor one of their
@@ -104,7 +110,7 @@ func expectNoMachine(t *testing.T, s *pvetest.Server, made int) {
 
 // runProgram runs the check as a program and calls do when a step begins. It returns the
 // standard output and the exit code, which is -1 after a signal.
-func runProgram(t *testing.T, config, step string, do func(*os.Process)) (output string, code int) {
+func runProgram(t *testing.T, config, step string, do func(process *os.Process, stdout io.Closer)) (output string, code int) {
 	t.Helper()
 	program := exec.CommandContext(t.Context(), os.Args[0], "provider", "check", "--config", config)
 	program.Env = append(os.Environ(), commandEnv+"=1", "NSTANCE_TEST_PROXMOX_TOKEN="+pvetest.Token)
@@ -124,7 +130,7 @@ func runProgram(t *testing.T, config, step string, do func(*os.Process)) (output
 		printed.WriteByte(char)
 		if !done && strings.HasSuffix(printed.String(), step+" ... ") {
 			done = true
-			do(program.Process)
+			do(program.Process, stdout)
 		}
 	}
 	_ = program.Wait()
