@@ -219,7 +219,7 @@ func (s *server) spec(id string, r record) provider.Spec {
 
 func (s *server) path(id string) string { return filepath.Join(s.Records, id+".json") }
 
-// write stores a record, and a file that says that there was an instance.
+// write stores a record, and a file that shows that there was an instance.
 func (s *server) write(id string, r record) error {
 	data, err := json.Marshal(r)
 	if err != nil {

@@ -37,7 +37,7 @@ const (
 // managed is the value of labelManaged.
 const managed = "true"
 
-// identity is what the description of a machine says about its instance. It is set by the
+// identity is what the description of a machine has about its instance. It is set by the
 // call that creates the machine, and Compute Engine does not let labels have all of it.
 type identity struct {
 	InstanceID      string `json:"instance_id"`

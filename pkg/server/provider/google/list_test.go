@@ -69,7 +69,7 @@ func TestAMachineThatIsBeingCreated(t *testing.T) {
 	assert.False(t, vm{Status: "PROVISIONING", LastStop: "2026-11-24T02:00:00Z"}.isBeingCreated())
 }
 
-// TestPreempted: a spot machine that was preempted is told apart from one that a user has
+// TestPreempted: a spot machine that was preempted is distinguished from one that a user has
 // stopped. Both exist, with their disks, until they are deleted.
 func TestPreempted(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
@@ -173,7 +173,7 @@ func TestIncompleteLists(t *testing.T) {
 	})
 }
 
-// TestFindIsCertain: only the response that the machine does not exist says so.
+// TestFindIsCertain: only the response that the machine does not exist shows it.
 func TestFindIsCertain(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 		id := request(t).ID

@@ -73,7 +73,7 @@ func TestOpen(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// TestCredentials: without them, the error says so, and a token is sent.
+// TestCredentials: without them calls fail, and a token is sent.
 func TestCredentials(t *testing.T) {
 	s := gcstest.Start(t, nil, bucket)
 	s.Token = "secret"

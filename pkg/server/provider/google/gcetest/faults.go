@@ -62,7 +62,7 @@ func (s *Server) Seen(f *Fault) int {
 	return f.seen
 }
 
-// apply responds as the fault says.
+// apply responds as the fault defines.
 func (f *Fault) apply(s *Server, w http.ResponseWriter, r *request) {
 	switch {
 	case f.Hang:
