@@ -170,7 +170,7 @@ type ipNetwork struct {
 	dials atomic.Int32
 }
 
-func (n *ipNetwork) dial(ctx context.Context, _ string) (net.Conn, error) {
+func (n *ipNetwork) dial(ctx context.Context, _ string) (net.Conn, error) { //nolint:contextcheck // the connection outlives ctx
 	n.dials.Add(1)
 	owner := ""
 	for owner == "" {

@@ -204,7 +204,7 @@ func (w *world) check(ctx context.Context, args ...string) (code int) {
 	path := filepath.Join(w.t.TempDir(), "shard.jsonc")
 	require.NoError(w.t, os.WriteFile(path, []byte(w.config), 0o600))
 	w.output.Reset()
-	command := providercheck.NewCommand(provider.Registry{"fake": func(o *jsonc.Object) provider.Options {
+	command := providercheck.NewCommand(provider.Registry{"fake": func(o *jsonc.Object) provider.Options { //nolint:contextcheck // ctx is that of the command
 		o.Finish()
 		return fakeOptions{w}
 	}})

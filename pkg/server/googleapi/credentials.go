@@ -50,7 +50,7 @@ type authorized struct {
 
 // RoundTrip implements http.RoundTripper.
 func (a *authorized) RoundTrip(r *http.Request) (*http.Response, error) {
-	token, err := a.token()
+	token, err := a.token() //nolint:contextcheck // the token serves later requests too
 	if err != nil {
 		if r.Body != nil {
 			err = errors.Join(err, r.Body.Close())

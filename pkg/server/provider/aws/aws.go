@@ -97,7 +97,7 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 		if dial != nil {
 			options.HTTPClient = awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) { t.DialContext = dial })
 		}
-		options.HTTPClient = deadline.HTTPClient(plainBody(options.HTTPClient.Do))
+		options.HTTPClient = plainBody(options.HTTPClient.Do)
 		// The caller repeats calls, within its own limits.
 		options.RetryMaxAttempts = 1
 		// Errors are returned. What it logs beside them is about connections.

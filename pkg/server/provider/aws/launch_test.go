@@ -4,6 +4,7 @@
 package aws
 
 import (
+	"errors"
 	"fmt"
 	"net/http"
 	"net/netip"
@@ -220,7 +221,7 @@ func TestRejections(t *testing.T) {
 				var rejection *machines.Rejection
 				assert.NotErrorAs(t, err, &rejection)
 				for _, one := range []error{machines.ErrThrottled, machines.ErrTokenUsed} {
-					assert.Equal(t, one == tc.want, errorIs(err, one), "%v is %v", err, one)
+					assert.Equal(t, errors.Is(one, tc.want), errorIs(err, one), "%v is %v", err, one)
 				}
 			})
 		})
@@ -248,7 +249,7 @@ func TestRejectedBeforeACall(t *testing.T) {
 				tc.change(&r)
 				_, err := w.api.Launch(t.Context(), r)
 				require.ErrorContains(t, err, tc.want)
-				rejectionOf(t, err)
+				_ = rejectionOf(t, err)
 				assert.Empty(t, w.Calls())
 			})
 		})

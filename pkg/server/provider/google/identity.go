@@ -99,8 +99,7 @@ func (a *API) identify(vm vm) (i identity, ours bool, err error) {
 	if found {
 		return i, a.isOurs(vm, i), nil
 	}
-	_, err = puidv7.Parse(vm.Name)
-	if err != nil || vm.Labels[labelInstanceID] != vm.Name || !a.hasLabels(vm) {
+	if _, invalid := puidv7.Parse(vm.Name); invalid != nil || vm.Labels[labelInstanceID] != vm.Name || !a.hasLabels(vm) {
 		return identity{}, false, nil
 	}
 	return identity{}, false, fmt.Errorf("virtual machine %s: %w", vm.Name, errNoIdentity)

@@ -141,7 +141,7 @@ func TestRandomWalk(t *testing.T) {
 			s := gcetest.New()
 			s.Lenient = seed%2 == 1
 			s.VisibilityDelay = []time.Duration{0, 0, 30 * time.Second}[seed%3]
-			inBubble(t, s, func(t *testing.T, world *world) {
+			inBubble(t, s, func(_ *testing.T, world *world) {
 				w := &walker{
 					world: world, random: rand.New(rand.NewPCG(seed, 2)),
 					records: map[string]*record{}, ever: map[string]bool{}, deleted: map[string]bool{},

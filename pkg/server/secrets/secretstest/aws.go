@@ -6,6 +6,7 @@ package secretstest
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net/http"
 	"strings"
@@ -94,8 +95,7 @@ func (s *awsService) fail(kind Kind, body []byte) response {
 
 func respondAWS(result any, err error) response {
 	got := response{code: http.StatusOK, contentType: "application/x-amz-json-1.1", header: http.Header{"X-Amzn-Requestid": {"1"}}}
-	if err != nil {
-		failed := err.(*awsError)
+	if failed, ok := errors.AsType[*awsError](err); ok {
 		got.code = failed.status
 		result = map[string]string{"__type": failed.code, "message": failed.message}
 	}

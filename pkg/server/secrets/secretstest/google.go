@@ -6,6 +6,7 @@ package secretstest
 import (
 	"bytes"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"hash/crc32"
 	"maps"
@@ -217,8 +218,7 @@ func (s *googleSecrets) fail(kind Kind, body []byte) response {
 
 func respondGoogle(result any, err error) response {
 	got := response{code: http.StatusOK, contentType: "application/json; charset=UTF-8"}
-	if err != nil {
-		failed := err.(*googleError)
+	if failed, ok := errors.AsType[*googleError](err); ok {
 		got.code = failed.code
 		result = map[string]any{"error": map[string]any{"code": failed.code, "status": failed.status, "message": failed.message}}
 	}

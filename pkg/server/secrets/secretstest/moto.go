@@ -52,7 +52,7 @@ func StartMoto(t testing.TB) (url string) {
 		}
 		response, err := http.DefaultClient.Do(request)
 		if err != nil {
-			return false, nil
+			return false, nil //nolint:nilerr // it has not started
 		}
 		return true, response.Body.Close()
 	})

@@ -13,9 +13,10 @@ import (
 )
 
 const (
-	// SecurityGroup and KeyName exist.
+	// SecurityGroup exists.
 	SecurityGroup = "sg-0123456789abcdef0"
-	KeyName       = "admin"
+	// KeyName exists.
+	KeyName = "admin"
 	// shownFor is how long an instance that was terminated is shown.
 	shownFor = time.Hour
 )
