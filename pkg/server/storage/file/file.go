@@ -7,8 +7,8 @@
 //
 // A write creates and syncs a temporary file and renames it, so that a crash at
 // any time leaves either the complete old object or the complete new one. A write
-// checks what it replaces with the lock of the file's folder locked, so that
-// several processes can share a storage wherever flock works.
+// checks what it replaces with locks of the file and its folder, so that several
+// processes can share a storage wherever flock works.
 package file
 
 import (
@@ -78,11 +78,11 @@ func (s *Store) get(ctx context.Context, key string) (storage.Object, error) {
 
 // Create implements storage.Store.
 func (s *Store) Create(ctx context.Context, key string, data []byte) (string, error) {
-	etag, err := s.write(ctx, key, data, func(path string) error {
+	etag, err := s.write(ctx, key, data, exclusive, func(path string, rename func() error) error {
 		_, err := os.Lstat(path)
 		switch {
 		case errors.Is(err, fs.ErrNotExist):
-			return nil
+			return rename()
 		case err == nil:
 			return storage.ErrConflict
 		default:
@@ -97,12 +97,8 @@ func (s *Store) Create(ctx context.Context, key string, data []byte) (string, er
 
 // Replace implements storage.Store.
 func (s *Store) Replace(ctx context.Context, key string, data []byte, etag string) (string, error) {
-	newETag, err := s.write(ctx, key, data, func(path string) error {
-		present, err := readETag(path)
-		if errors.Is(err, storage.ErrNotFound) || err == nil && present != etag {
-			return storage.ErrConflict
-		}
-		return err
+	newETag, err := s.write(ctx, key, data, shared, func(path string, rename func() error) error {
+		return ifUnchanged(ctx, path, etag, rename)
 	})
 	if err != nil {
 		return "", fmt.Errorf("replace %s: %w", key, err)
@@ -110,9 +106,9 @@ func (s *Store) Replace(ctx context.Context, key string, data []byte, etag strin
 	return newETag, nil
 }
 
-// write writes an object if allowed returns nil. allowed is called with the path of
-// the object, and with its folder locked.
-func (s *Store) write(ctx context.Context, key string, data []byte, allowed func(path string) error) (string, error) {
+// write writes an object. change is called with the folder locked in a mode, with the path of
+// the object, and with a function that renames the new file to it.
+func (s *Store) write(ctx context.Context, key string, data []byte, mode lockMode, change func(path string, rename func() error) error) (string, error) {
 	if err := storage.CheckCall(ctx, key); err != nil {
 		return "", err
 	}
@@ -126,15 +122,14 @@ func (s *Store) write(ctx context.Context, key string, data []byte, allowed func
 	if err != nil {
 		return "", err
 	}
-	opened, err := s.locked(ctx, folder, func() error {
-		if err := allowed(path); err != nil {
-			return err
-		}
-		// The last check: no code between it and the rename can block.
-		if err := deadline.Check(ctx); err != nil {
-			return err
-		}
-		return os.Rename(temporary, path)
+	opened, err := s.locked(ctx, folder, mode, func() error {
+		return change(path, func() error {
+			// The last check: no code between it and the rename can block.
+			if err := deadline.Check(ctx); err != nil {
+				return err
+			}
+			return os.Rename(temporary, path)
+		})
 	})
 	if err != nil {
 		return "", errors.Join(err, os.Remove(temporary))
@@ -158,7 +153,7 @@ func (s *Store) delete(ctx context.Context, key string) error {
 	folder := filepath.Dir(path)
 	// The lock keeps the deletion from happening between the check and the rename
 	// of a Replace, which would create the object again.
-	opened, err := s.locked(ctx, folder, func() error {
+	opened, err := s.locked(ctx, folder, exclusive, func() error {
 		if err := deadline.Check(ctx); err != nil {
 			return err
 		}

@@ -246,7 +246,7 @@ func lockFolder(t testing.TB, folder string) (unlock func()) {
 	t.Helper()
 	file, err := os.OpenFile(filepath.Join(folder, lockName), os.O_RDWR, 0)
 	require.NoError(t, err)
-	require.NoError(t, lock(t.Context(), file))
+	require.NoError(t, lock(t.Context(), file, exclusive))
 	return func() {
 		assert.NoError(t, file.Close())
 	}
@@ -273,6 +273,51 @@ func TestPausedBeforeRename(t *testing.T) {
 	if object, err := s.Get(t.Context(), "object"); err != nil || string(object.Data) != "data" {
 		t.Errorf("the object has data %q (%v), want it unchanged", object.Data, err)
 	}
+}
+
+// TestPausedWhileReplacing pauses a process while it replaces an object, as a signal may at any
+// time. Other processes replace the other objects of the folder meanwhile, but not this one.
+func TestPausedWhileReplacing(t *testing.T) {
+	dir := t.TempDir()
+	paused, other := open(t, dir), open(t, dir)
+	etag, otherETag := create(t, paused, "lease/a", "data"), create(t, other, "lease/b", "data")
+	ctx := &blockedContext{Context: t.Context(), reached: make(chan struct{}), released: make(chan struct{})}
+	result := make(chan error)
+	go func() {
+		_, err := paused.Replace(ctx, "lease/a", []byte("changed"), etag)
+		result <- err
+	}()
+	<-ctx.reached
+
+	soon, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	defer cancel()
+	_, err := other.Replace(soon, "lease/b", []byte("changed"), otherETag)
+	require.NoError(t, err)
+	late, cancelLate := context.WithTimeout(t.Context(), 20*time.Millisecond)
+	defer cancelLate()
+	_, err = other.Replace(late, "lease/a", []byte("lost"), etag)
+	require.ErrorIs(t, err, context.DeadlineExceeded)
+
+	close(ctx.released)
+	require.NoError(t, <-result)
+	_, err = other.Replace(t.Context(), "lease/a", []byte("lost"), etag)
+	require.ErrorIs(t, err, storage.ErrConflict)
+}
+
+// blockedContext blocks the last check before a rename until it is released. The first check
+// is before the object is written.
+type blockedContext struct {
+	context.Context
+	checks            int
+	reached, released chan struct{}
+}
+
+func (c *blockedContext) Deadline() (time.Time, bool) {
+	if c.checks++; c.checks == 2 {
+		close(c.reached)
+		<-c.released
+	}
+	return time.Time{}, false
 }
 
 // pausedContext has a deadline that is in the future when it is read for the first

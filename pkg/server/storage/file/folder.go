@@ -52,15 +52,28 @@ type folderLock struct {
 	// file is the open lock file, nil before the first use. The slot guards it. flock
 	// locks the open file, so each Store opens its own.
 	file *os.File
+	info os.FileInfo
 	// folder is the open folder, nil as file is. As long as its lock file is the current
 	// one, the folder is.
 	folder *os.File
 }
 
-// locked calls change with the folder locked against other goroutines and
-// processes, and returns the open folder. It returns the error of ctx if ctx is done before
-// that.
-func (s *Store) locked(ctx context.Context, folder string, change func() error) (opened *os.File, err error) {
+// lockMode is how a folder is locked against other processes.
+type lockMode int
+
+const (
+	// exclusive excludes all others.
+	exclusive lockMode = syscall.LOCK_EX
+	// shared excludes only those that lock it exclusively. It is for replacing an object,
+	// which is locked itself: a process that is paused meanwhile must not stop the servers
+	// of other shards, whose objects are in the same folder.
+	shared lockMode = syscall.LOCK_SH
+)
+
+// locked calls change with the folder locked against other goroutines, and in a mode against
+// other processes, and returns the open folder. It returns the error of ctx if ctx is done
+// before that.
+func (s *Store) locked(ctx context.Context, folder string, mode lockMode, change func() error) (opened *os.File, err error) {
 	l := s.lockOf(folder)
 	select {
 	case l.slot <- struct{}{}:
@@ -68,7 +81,7 @@ func (s *Store) locked(ctx context.Context, folder string, change func() error) 
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}
-	if err := l.acquire(ctx); err != nil {
+	if err := l.acquire(ctx, mode); err != nil {
 		return nil, err
 	}
 	return l.folder, errors.Join(change(), flock(l.file, syscall.LOCK_UN))
@@ -87,17 +100,17 @@ func (s *Store) lockOf(folder string) *folderLock {
 }
 
 // acquire locks the lock file. The caller has the slot.
-func (l *folderLock) acquire(ctx context.Context) error {
+func (l *folderLock) acquire(ctx context.Context, mode lockMode) error {
 	for {
 		if l.file == nil {
 			if err := l.open(); err != nil {
 				return err
 			}
 		}
-		if err := lock(ctx, l.file); err != nil {
+		if err := lock(ctx, l.file, mode); err != nil {
 			return err
 		}
-		current, err := l.isCurrent()
+		current, err := isAt(l.path, l.info)
 		if current {
 			return nil
 		}
@@ -121,18 +134,17 @@ func (l *folderLock) open() error {
 	if err != nil {
 		return errors.Join(err, file.Close())
 	}
-	l.file, l.folder = file, folder
+	info, err := file.Stat()
+	if err != nil {
+		return errors.Join(err, file.Close(), folder.Close())
+	}
+	l.file, l.info, l.folder = file, info, folder
 	return nil
 }
 
-// isCurrent reports whether the open lock file is still the one in the folder. Another
-// process locks the one in the folder.
-func (l *folderLock) isCurrent() (bool, error) {
-	opened, err := l.file.Stat()
-	if err != nil {
-		return false, err
-	}
-	current, err := os.Stat(l.path)
+// isAt reports whether an open file is the one at a path.
+func isAt(path string, opened os.FileInfo) (bool, error) {
+	current, err := os.Stat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return false, nil
 	}
@@ -141,9 +153,9 @@ func (l *folderLock) isCurrent() (bool, error) {
 
 // lock waits for the lock of file. It polls, because a blocking flock would not
 // return when ctx is done.
-func lock(ctx context.Context, file *os.File) error {
+func lock(ctx context.Context, file *os.File, mode lockMode) error {
 	for {
-		err := flock(file, syscall.LOCK_EX|syscall.LOCK_NB)
+		err := flock(file, int(mode)|syscall.LOCK_NB)
 		if !errors.Is(err, syscall.EWOULDBLOCK) {
 			return err
 		}

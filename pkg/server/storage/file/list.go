@@ -88,7 +88,7 @@ func (s *Store) keys(ctx context.Context, folder, prefix string) ([]string, erro
 func (s *Store) entries(ctx context.Context, folder string) ([]fs.DirEntry, error) {
 	path := s.path(folder)
 	var entries []fs.DirEntry
-	_, err := s.locked(ctx, path, func() error {
+	_, err := s.locked(ctx, path, exclusive, func() error {
 		var err error
 		entries, err = os.ReadDir(path)
 		return err

@@ -5,6 +5,7 @@ package file
 
 import (
 	"bytes"
+	"context"
 	"crypto/sha256"
 	"encoding/hex"
 	"errors"
@@ -49,18 +50,60 @@ func readObject(path string) (storage.Object, error) {
 	return storage.Object{Data: data.Bytes(), ETag: digest(data.Bytes()), LastModified: info.ModTime()}, nil
 }
 
-// readETag is readObject for the etag only.
-func readETag(path string) (string, error) {
-	file, err := os.Open(path)
-	if err != nil {
-		return "", readError(err)
+// ifUnchanged calls change with the object at a path locked, if the object has an etag. It
+// returns storage.ErrConflict if it has another one, or does not exist.
+func ifUnchanged(ctx context.Context, path, etag string, change func() error) error {
+	for {
+		// For writing, which NFS demands of a file that is locked exclusively.
+		file, err := os.OpenFile(path, os.O_RDWR, 0)
+		if notFound(err) {
+			return storage.ErrConflict
+		}
+		if err != nil {
+			return err
+		}
+		replaced, err := ifCurrent(ctx, file, path, etag, change)
+		if err := errors.Join(err, file.Close()); err != nil || !replaced {
+			return err
+		}
 	}
+}
+
+// ifCurrent is ifUnchanged for the open file of the object. It reports whether another
+// process has replaced the file before it was locked, and has done nothing then.
+func ifCurrent(ctx context.Context, file *os.File, path, etag string, change func() error) (replaced bool, err error) {
+	if err := lock(ctx, file, exclusive); err != nil {
+		return false, err
+	}
+	// Closing the file is not enough: a child process that is being started may have it open
+	// for a moment longer.
+	defer func() { err = errors.Join(err, flock(file, syscall.LOCK_UN)) }()
+	opened, err := file.Stat()
+	if err != nil {
+		return false, err
+	}
+	current, err := isAt(path, opened)
+	if err != nil || !current {
+		return err == nil, err
+	}
+	present, err := readETag(file)
+	switch {
+	case err != nil:
+		return false, err
+	case present != etag:
+		return false, storage.ErrConflict
+	default:
+		return false, change()
+	}
+}
+
+// readETag returns the etag of an open object.
+func readETag(file *os.File) (string, error) {
 	buffer, _ := buffers.Get().(*[bufferSize]byte)
 	defer buffers.Put(buffer)
 	hash := sha256.New()
-	_, err = io.CopyBuffer(hash, struct{ io.Reader }{file}, buffer[:])
-	if err := errors.Join(err, file.Close()); err != nil {
-		return "", readError(err)
+	if _, err := io.CopyBuffer(hash, struct{ io.Reader }{file}, buffer[:]); err != nil {
+		return "", err
 	}
 	return hex.EncodeToString(hash.Sum(nil)), nil
 }
