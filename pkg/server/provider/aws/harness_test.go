@@ -6,7 +6,6 @@ package aws
 import (
 	"encoding/base64"
 	"errors"
-	"fmt"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -49,14 +48,7 @@ func TestMain(m *testing.M) {
 	for _, name := range []string{"AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_EC2"} {
 		os.Unsetenv(name)
 	}
-	if text := os.Getenv(crashEnv); text != "" {
-		if err := runUntilCrash([]byte(text)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
+	os.Exit(crashes.Main(m))
 }
 
 // newRegion returns a region that does not serve yet.

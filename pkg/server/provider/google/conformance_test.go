@@ -4,7 +4,6 @@
 package google
 
 import (
-	"fmt"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -19,16 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
-func TestMain(m *testing.M) {
-	if text := os.Getenv(crashEnv); text != "" {
-		if err := runUntilCrash([]byte(text)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
+func TestMain(m *testing.M) { os.Exit(crashes.Main(m)) }
 
 func TestConformance(t *testing.T) {
 	providertest.TestRemote(t, providertest.Config{

@@ -5,7 +5,6 @@ package proxmox
 
 import (
 	"errors"
-	"fmt"
 	"os"
 	"testing"
 	"testing/synctest"
@@ -22,14 +21,7 @@ import (
 
 func TestMain(m *testing.M) {
 	os.Setenv(tokenEnv, pvetest.Token)
-	if text := os.Getenv(crashEnv); text != "" {
-		if err := runUntilCrash([]byte(text)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(2)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
+	os.Exit(crashes.Main(m))
 }
 
 func isInProgress(err error) bool { return errors.Is(err, machines.ErrInProgress) }
