@@ -16,6 +16,9 @@ import (
 type Error struct {
 	// Status is that of HTTP.
 	Status int
+	// StatusName is the canonical name of the error, such as "NOT_FOUND", which newer APIs
+	// have. It is empty if something before the API has responded, such as a proxy.
+	StatusName string
 	// Reasons are the codes of the API. They are empty if something before the API has
 	// responded, such as a proxy.
 	Reasons []string
@@ -23,11 +26,14 @@ type Error struct {
 	Message string
 }
 
-// Error returns the status, the reasons and the message.
+// Error returns the status, the reasons, or else the name of the status, and the message.
 func (e *Error) Error() string {
 	text := fmt.Sprintf("HTTP %d", e.Status)
-	if len(e.Reasons) > 0 {
+	switch {
+	case len(e.Reasons) > 0:
 		text += " " + strings.Join(e.Reasons, ", ")
+	case e.StatusName != "":
+		text += " " + e.StatusName
 	}
 	return text + ": " + e.Message
 }
@@ -61,6 +67,8 @@ const maxText = 2000
 func parseError(status int, data []byte) *Error {
 	var body struct {
 		Error struct {
+			Code    int    `json:"code"`
+			Status  string `json:"status"`
 			Message string `json:"message"`
 			Errors  []struct {
 				Reason  string `json:"reason"`
@@ -81,6 +89,9 @@ func parseError(status int, data []byte) *Error {
 	}
 	if body.Error.Message != "" {
 		e.Message = body.Error.Message
+	}
+	if body.Error.Code == status {
+		e.StatusName = body.Error.Status
 	}
 	for _, one := range body.Error.Errors {
 		if one.Reason != "" {

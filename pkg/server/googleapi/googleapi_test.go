@@ -61,6 +61,8 @@ func TestErrors(t *testing.T) {
 		notFound, throttled bool
 	}{
 		{name: "of the API", status: 404, body: `{"error":{"code":404,"message":"no vm","errors":[{"reason":"notFound"}]}}`, want: "a.b: HTTP 404 notFound: no vm", notFound: true},
+		{name: "with a name", status: 404, body: `{"error":{"code":404,"status":"NOT_FOUND","message":"no secret"}}`, want: "a.b: HTTP 404 NOT_FOUND: no secret"},
+		{name: "with a name of something between", status: 404, body: `{"error":{"status":"NOT_FOUND","message":"no route"}}`, want: "a.b: HTTP 404: no route"},
 		{name: "of a proxy", status: 404, body: `<html>nginx</html>`, want: "a.b: HTTP 404: Not Found"},
 		{name: "as text", status: 404, body: "No such object: a/b\n", want: "a.b: HTTP 404: No such object: a/b"},
 		{name: "empty", status: 503, want: "a.b: HTTP 503: Service Unavailable"},

@@ -18,6 +18,7 @@ import (
 	"strings"
 	"time"
 
+	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/storage"
 )
@@ -25,6 +26,7 @@ import (
 const (
 	statusNotFound = "NOT_FOUND"
 	statusExists   = "ALREADY_EXISTS"
+	statusDenied   = "PERMISSION_DENIED"
 	// maxValue is the limit of the service, in bytes.
 	maxValue = 65536
 	// pageSize is how many secrets one response lists.
@@ -41,8 +43,8 @@ type Options struct {
 	Project string
 	// Prefix begins the names of the secrets.
 	Prefix string
-	// Client authorizes the requests. Default: NewHTTPClient.
-	Client *http.Client
+	// Transport authorizes the requests. Default: that of googleapi.NewTransport.
+	Transport http.RoundTripper
 	// Endpoint is the address of the service. Default: DefaultEndpoint.
 	Endpoint string
 	// RetryDelay is the delay before the second attempt of a request. Default: 250 ms.
@@ -63,12 +65,11 @@ var _ secrets.Store = (*Store)(nil)
 
 // New returns the secrets of a project whose names begin with a prefix. It sends no request.
 func New(o Options) *Store {
-	if o.Client == nil {
-		o.Client = NewHTTPClient()
+	if o.Transport == nil {
+		o.Transport = googleapi.NewTransport(scope)
 	}
-	o.Endpoint = cmp.Or(o.Endpoint, DefaultEndpoint)
 	return &Store{
-		client:  client{endpoint: o.Endpoint, http: o.Client, delay: cmp.Or(o.RetryDelay, firstDelay)},
+		client:  newClient(cmp.Or(o.Endpoint, DefaultEndpoint), o.Transport, cmp.Or(o.RetryDelay, firstDelay)),
 		project: o.Project, prefix: o.Prefix,
 	}
 }
@@ -122,7 +123,7 @@ func (c *client) access(ctx context.Context, name string) ([]byte, error) {
 	var response struct {
 		Payload *payload `json:"payload"`
 	}
-	err := c.call(ctx, http.MethodGet, name+":access", nil, nil, &response)
+	err := c.call(ctx, "versions.access", http.MethodGet, name+":access", nil, nil, &response)
 	switch {
 	case is(err, http.StatusNotFound, statusNotFound):
 		return nil, storage.ErrNotFound
@@ -168,7 +169,7 @@ func (s *Store) createFirst(ctx context.Context, name string, data []byte) error
 	}
 	// Another server was faster, or the response to the first request was lost. The version
 	// is never read.
-	destroyErr := s.client.call(ctx, http.MethodPost, s.resource(name)+"/versions/"+path.Base(added)+":destroy", nil, struct{}{}, &version{})
+	destroyErr := s.client.call(ctx, "versions.destroy", http.MethodPost, s.resource(name)+"/versions/"+path.Base(added)+":destroy", nil, struct{}{}, &version{})
 	if destroyErr != nil {
 		return fmt.Errorf("%w, and version %s, which is not used, could not be destroyed: %w", storage.ErrConflict, path.Base(added), destroyErr)
 	}
@@ -196,7 +197,7 @@ func (s *Store) Set(ctx context.Context, name string, data []byte) error {
 // ensureSecret creates a secret without a version unless it exists.
 func (s *Store) ensureSecret(ctx context.Context, name string) error {
 	query := url.Values{"secretId": {path.Base(s.resource(name))}}
-	err := s.client.call(ctx, http.MethodPost, "projects/"+s.project+"/secrets", query, secret{Replication: &replication{}}, &secret{})
+	err := s.client.call(ctx, "create", http.MethodPost, "projects/"+s.project+"/secrets", query, secret{Replication: &replication{}}, &secret{})
 	if is(err, http.StatusConflict, statusExists) {
 		return nil
 	}
@@ -207,7 +208,7 @@ func (s *Store) ensureSecret(ctx context.Context, name string) error {
 func (s *Store) addVersion(ctx context.Context, name string, data []byte) (string, error) {
 	var added version
 	body := map[string]payload{"payload": {Data: data, Checksum: checksum(data)}}
-	err := s.client.call(ctx, http.MethodPost, s.resource(name)+":addVersion", nil, body, &added)
+	err := s.client.call(ctx, "addVersion", http.MethodPost, s.resource(name)+":addVersion", nil, body, &added)
 	return added.Name, err
 }
 
@@ -224,7 +225,7 @@ func (s *Store) check(name string, data []byte) error {
 
 // Delete implements secrets.Store.
 func (s *Store) Delete(ctx context.Context, name string) error {
-	err := s.client.call(ctx, http.MethodDelete, s.resource(name), nil, nil, &struct{}{})
+	err := s.client.call(ctx, "delete", http.MethodDelete, s.resource(name), nil, nil, &struct{}{})
 	if is(err, http.StatusNotFound, statusNotFound) {
 		err = storage.ErrNotFound
 	}
@@ -243,7 +244,7 @@ func (s *Store) List(ctx context.Context) ([]string, error) {
 			Secrets       []secret `json:"secrets"`
 			NextPageToken string   `json:"nextPageToken"`
 		}
-		if err := s.client.call(ctx, http.MethodGet, "projects/"+s.project+"/secrets", query, nil, &page); err != nil {
+		if err := s.client.call(ctx, "list", http.MethodGet, "projects/"+s.project+"/secrets", query, nil, &page); err != nil {
 			return nil, fmt.Errorf("list the secrets %s* of project %s: %w", s.prefix, s.project, err)
 		}
 		for _, one := range page.Secrets {

@@ -6,7 +6,9 @@ package googlesecrets_test
 import (
 	"fmt"
 	"hash/crc32"
+	"io"
 	"net/http"
+	"net/http/httptest"
 	"strings"
 	"testing"
 	"time"
@@ -16,6 +18,7 @@ import (
 	"golang.org/x/oauth2"
 
 	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/secrets/googlesecrets"
 	"nstance.dev/operator/pkg/server/secrets/secretstest"
@@ -27,7 +30,7 @@ func options(url, cluster string) googlesecrets.Options {
 	return googlesecrets.Options{
 		Project:    secretstest.GoogleProject,
 		Prefix:     config.DefaultSecretsPrefix(config.SecretsInGoogle, cluster),
-		Client:     &http.Client{Transport: &oauth2.Transport{Source: token}},
+		Transport:  googleapi.WithToken(http.DefaultTransport, token),
 		Endpoint:   url,
 		RetryDelay: time.Microsecond,
 	}
@@ -58,7 +61,7 @@ func TestSecretsOfTheServersAreTheirFirstVersion(t *testing.T) {
 		strings.NewReader(fmt.Sprintf(`{"payload": {"data": "c2Vjb25k", "dataCrc32c": "%d"}}`, crc32.Checksum([]byte("second"), crc32.MakeTable(crc32.Castagnoli)))))
 	require.NoError(t, err)
 	request.Header.Set("Content-Type", "application/json")
-	response, err := o.Client.Do(request)
+	response, err := o.Transport.RoundTrip(request)
 	require.NoError(t, err)
 	require.NoError(t, response.Body.Close())
 	require.Equal(t, http.StatusOK, response.StatusCode)
@@ -72,4 +75,33 @@ func TestSecretsOfTheServersAreTheirFirstVersion(t *testing.T) {
 	got, err = googlesecrets.Access(t.Context(), o, resource+"/versions/1")
 	require.NoError(t, err)
 	assert.Equal(t, "first", string(got))
+}
+
+// TestErrorsThatQuoteTheRequest: whatever responds, no error has a value.
+func TestErrorsThatQuoteTheRequest(t *testing.T) {
+	const quoted = "c2VjcmV0" // "secret" in base64
+	for name, body := range map[string]string{
+		"text":              "cannot handle %s",
+		"of another API":    `{"error": {"code": 400, "message": %q, "errors": [{"reason": "invalid"}]}}`,
+		"of the service":    `{"error": {"code": 400, "status": "INVALID_ARGUMENT", "message": %q, "details": [{"reason": %[1]q}]}}`,
+		"with another code": `{"error": {"code": 403, "status": "PERMISSION_DENIED", "message": %q}}`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+				if !strings.HasSuffix(r.URL.Path, ":addVersion") {
+					_, _ = io.WriteString(w, "{}")
+					return
+				}
+				request, err := io.ReadAll(r.Body)
+				assert.NoError(t, err)
+				assert.Contains(t, string(request), quoted)
+				w.WriteHeader(http.StatusBadRequest)
+				_, _ = fmt.Fprintf(w, body, request)
+			}))
+			defer server.Close()
+			err := googlesecrets.New(options(server.URL, "a")).Set(t.Context(), "name", []byte("secret"))
+			require.ErrorContains(t, err, "secretmanager.projects.secrets.addVersion: HTTP 400")
+			assert.NotContains(t, err.Error(), quoted)
+		})
+	}
 }
