@@ -4,7 +4,6 @@
 package gcs
 
 import (
-	"errors"
 	"net/http"
 	"os"
 	"regexp"
@@ -44,22 +43,9 @@ func TestConformance(t *testing.T) {
 	storagetest.Conformance(t, func(t testing.TB) storage.Store { return openBucket(t) })
 }
 
-// TestMissingBucket checks that a missing bucket is not mistaken for an empty one,
-// which would mean that the shard has no groups.
 func TestMissingBucket(t *testing.T) {
 	start(t, nil)
-	s := openBucket(t)
-	_, getErr := s.Get(t.Context(), "object")
-	_, createErr := s.Create(t.Context(), "object", nil)
-	_, replaceErr := s.Replace(t.Context(), "object", nil, "1")
-	_, listErr := s.List(t.Context(), "")
-	for method, err := range map[string]error{
-		"Get": getErr, "Create": createErr, "Replace": replaceErr, "List": listErr, "Delete": s.Delete(t.Context(), "object"),
-	} {
-		if err == nil || errors.Is(err, storage.ErrNotFound) || errors.Is(err, storage.ErrConflict) || !strings.Contains(err.Error(), bucket) {
-			t.Errorf("%s: got error %v, want another one that names the bucket", method, err)
-		}
-	}
+	storagetest.MissingBucket(t, openBucket(t), bucket, "1")
 }
 
 func TestOpen(t *testing.T) {
