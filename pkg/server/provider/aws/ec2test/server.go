@@ -8,14 +8,13 @@
 package ec2test
 
 import (
+	"context"
 	"encoding/xml"
 	"errors"
 	"fmt"
 	"io"
-	"log"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"net/url"
 	"slices"
 	"strings"
@@ -24,6 +23,8 @@ import (
 	"time"
 
 	"golang.org/x/time/rate"
+
+	"nstance.dev/operator/pkg/server/provider/providertest/pipetest"
 )
 
 // AccessKey is the id of the key that the server accepts. Its secret may be any.
@@ -45,7 +46,7 @@ type Server struct {
 	// URL is the address of the server.
 	URL string
 
-	listener *pipeListener
+	listener *pipetest.Listener
 	model    *Model
 
 	// mu guards the fields below.
@@ -81,24 +82,19 @@ func New() *Server {
 }
 
 // Start starts the server on a port of this machine. It stops with the test.
-func (s *Server) Start(t testing.TB) { s.start(t, nil) }
+func (s *Server) Start(t testing.TB) { s.start(t) }
 
 // StartInMemory starts the server on connections in memory, which Dial makes: in a bubble
 // of synctest, time passes while they wait.
 func (s *Server) StartInMemory(t testing.TB) {
-	s.listener = newPipeListener()
-	s.start(t, s.listener)
+	s.listener = pipetest.Listen(1)
+	s.start(t)
 }
 
-func (s *Server) start(t testing.TB, listener net.Listener) {
+func (s *Server) start(t testing.TB) {
 	t.Helper()
 	s.t, s.model = t, LoadModel(t)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
-	server.Config.ErrorLog = log.New(io.Discard, "", 0)
-	if listener != nil {
-		server.Listener.Close()
-		server.Listener = listener
-	}
+	server := pipetest.NewServer(s.serve, s.listener)
 	server.Start()
 	t.Cleanup(func() {
 		s.SetFaults()
@@ -106,6 +102,11 @@ func (s *Server) start(t testing.TB, listener net.Listener) {
 		server.Close()
 	})
 	s.URL = server.URL
+}
+
+// Dial connects to a server that StartInMemory has started.
+func (s *Server) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return s.listener.Dial(ctx, network, address)
 }
 
 // refusal is the response to a call that failed.

@@ -13,9 +13,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
-	"net"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"sync"
 	"testing"
@@ -25,6 +23,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/googleapi"
 	"nstance.dev/operator/pkg/server/googleapi/discoverytest"
+	"nstance.dev/operator/pkg/server/provider/providertest/pipetest"
 )
 
 // Token is the token that the server accepts, beside those that it issues.
@@ -58,7 +57,7 @@ type Server struct {
 
 	t        testing.TB
 	document *discoverytest.Document
-	listener *pipeListener
+	listener *pipetest.Listener
 
 	// mu guards the fields below.
 	mu         sync.Mutex
@@ -100,25 +99,20 @@ func New() *Server {
 // Start starts the server on a port of this machine. It stops with the test.
 func (s *Server) Start(t testing.TB) {
 	t.Helper()
-	s.start(t, nil)
+	s.start(t)
 }
 
 // StartInMemory starts the server on connections in memory, which those of Transport are: in a
 // bubble of synctest, time passes while they wait.
 func (s *Server) StartInMemory(t testing.TB) {
 	t.Helper()
-	s.listener = newPipeListener()
-	s.start(t, s.listener)
+	s.listener = pipetest.Listen(80)
+	s.start(t)
 }
 
-func (s *Server) start(t testing.TB, listener net.Listener) {
+func (s *Server) start(t testing.TB) {
 	s.t, s.document = t, discoverytest.Load(t, discoverytest.Compute)
-	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
-	server.Config.ErrorLog = quietLog()
-	if listener != nil {
-		server.Listener.Close()
-		server.Listener = listener
-	}
+	server := pipetest.NewServer(s.serve, s.listener)
 	server.Start()
 	s.URL = server.URL
 	t.Cleanup(func() {
@@ -138,7 +132,7 @@ func (s *Server) Endpoint() string { return s.URL + "/compute/v1" }
 
 // Transport returns connections to a server that StartInMemory has started, with a token.
 func (s *Server) Transport() http.RoundTripper {
-	return googleapi.WithToken(&http.Transport{DialContext: s.dial}, oauth2.StaticTokenSource(&oauth2.Token{AccessToken: Token}))
+	return googleapi.WithToken(&http.Transport{DialContext: s.listener.Dial}, oauth2.StaticTokenSource(&oauth2.Token{AccessToken: Token}))
 }
 
 // TolerateMistakes makes requests that are not as documented no failure of the test.

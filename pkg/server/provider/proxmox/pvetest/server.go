@@ -8,6 +8,7 @@
 package pvetest
 
 import (
+	"context"
 	"crypto/sha256"
 	"crypto/x509"
 	"encoding/hex"
@@ -16,11 +17,12 @@ import (
 	"fmt"
 	"net"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
 	"time"
+
+	"nstance.dev/operator/pkg/server/provider/providertest/pipetest"
 )
 
 // Token is the API token that the server accepts.
@@ -43,7 +45,7 @@ type Server struct {
 	// URL is the address of the server, and Fingerprint the SHA-256 of its certificate.
 	URL, Fingerprint string
 
-	listener *pipeListener
+	listener *pipetest.Listener
 
 	// mu guards the fields below.
 	mu         sync.Mutex
@@ -79,24 +81,19 @@ func New(nodes ...string) *Server {
 // Start starts the server with TLS on a port of this machine. It stops with the test.
 func (s *Server) Start(t testing.TB) {
 	t.Helper()
-	s.start(t, nil)
+	s.start(t)
 }
 
 // StartInMemory starts the server with TLS on connections in memory, which Dial makes: in a
 // bubble of synctest, time passes while they wait.
 func (s *Server) StartInMemory(t testing.TB) {
 	t.Helper()
-	s.listener = newPipeListener()
-	s.start(t, s.listener)
+	s.listener = pipetest.Listen(8006)
+	s.start(t)
 }
 
-func (s *Server) start(t testing.TB, listener net.Listener) {
-	server := httptest.NewUnstartedServer(http.HandlerFunc(s.serve))
-	server.Config.ErrorLog = quietLog()
-	if listener != nil {
-		server.Listener.Close()
-		server.Listener = listener
-	}
+func (s *Server) start(t testing.TB) {
+	server := pipetest.NewServer(s.serve, s.listener)
 	server.StartTLS()
 	t.Cleanup(func() {
 		s.SetFaults()
@@ -104,6 +101,11 @@ func (s *Server) start(t testing.TB, listener net.Listener) {
 		server.Close()
 	})
 	s.URL, s.Fingerprint = server.URL, FingerprintOf(server.Certificate())
+}
+
+// Dial connects to a server that StartInMemory has started.
+func (s *Server) Dial(ctx context.Context, network, address string) (net.Conn, error) {
+	return s.listener.Dial(ctx, network, address)
 }
 
 // FingerprintOf returns the SHA-256 of a certificate.
