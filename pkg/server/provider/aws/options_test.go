@@ -14,32 +14,18 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/server/config/jsonc"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // read returns the options in a text, and what is wrong with them.
 func read(t *testing.T, text string, subnets ...string) (*Options, []string) {
 	t.Helper()
-	var errs field.ErrorList
-	object, err := jsonc.Parse([]byte(text), &errs)
-	require.NoError(t, err)
-	options := ReadOptions(object).(*Options)
-	errs = append(errs, options.Validate(field.NewPath("options"), sets.New(subnets...))...)
-	return options, messages(errs)
-}
-
-func messages(errs field.ErrorList) []string {
-	var texts []string
-	for _, err := range errs {
-		texts = append(texts, err.Error())
-	}
-	return texts
+	return providertest.ReadOptions[*Options](t, ReadOptions, text, subnets...)
 }
 
 func TestReadOptions(t *testing.T) {
@@ -129,7 +115,7 @@ func TestValidateArgs(t *testing.T) {
 		{"ImageId", "ami-01234567", `args.ImageId: Unsupported value: "ImageId": supported values: "iam_instance_profile", "image"`},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
-			errs := messages(o.ValidateArgs(path, map[string]any{tc.name: tc.value}))
+			errs := providertest.Messages(o.ValidateArgs(path, map[string]any{tc.name: tc.value}))
 			require.NotEmpty(t, errs)
 			assert.Contains(t, strings.Join(errs, "\n"), tc.want)
 		})

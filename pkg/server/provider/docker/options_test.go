@@ -10,29 +10,15 @@ import (
 
 	"github.com/moby/moby/api/types/network"
 	"github.com/stretchr/testify/assert"
-	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // read reads options from JSON and returns what is wrong with them.
 func read(t *testing.T, text string) (*Options, []string) {
 	t.Helper()
-	var errs field.ErrorList
-	object, err := jsonc.Parse([]byte(text), &errs)
-	require.NoError(t, err)
-	options := ReadOptions(object).(*Options)
-	errs = append(errs, options.Validate(field.NewPath("options"), nil)...)
-	return options, messages(errs)
-}
-
-func messages(errs field.ErrorList) []string {
-	var list []string
-	for _, err := range errs {
-		list = append(list, err.Error())
-	}
-	return list
+	return providertest.ReadOptions[*Options](t, ReadOptions, text)
 }
 
 func TestOptions(t *testing.T) {
@@ -76,7 +62,7 @@ func TestOptionsOfTheMetadataService(t *testing.T) {
 
 func TestValidateArgs(t *testing.T) {
 	path, o := field.NewPath("args"), &Options{}
-	assert.Empty(t, messages(o.ValidateArgs(path, map[string]any{
+	assert.Empty(t, providertest.Messages(o.ValidateArgs(path, map[string]any{
 		"image": "{{.Vars.image}}", "privileges": "{{.Vars.privileges}}", "env": map[string]any{"A": "{{.Instance.ID}}"},
 		"volumes": []any{"/data", "name:/data", "/host:/data:ro", "{{.Vars.volume}}"}, "command": []any{"run"},
 		"tmpfs": map[string]any{"/run": "exec"}, "labels": map[string]any{"a": "b"},
@@ -91,7 +77,7 @@ func TestValidateArgs(t *testing.T) {
 		`args.labels[nstance.dev/shard]: Forbidden: nstance.dev/ is the server's own`,
 		`args.tmpfs[run]: Invalid value: "run": must be an absolute path`,
 		`args.volumes[0]: Invalid value: "data": must be a path for an anonymous volume, or SOURCE:PATH with an optional :ro, where SOURCE is a path of the daemon's machine or the name of a volume`,
-	}, messages(o.ValidateArgs(path, map[string]any{
+	}, providertest.Messages(o.ValidateArgs(path, map[string]any{
 		"networks": "x", "image": 5, "env": map[string]any{"A": 1, "B=C": ""}, "command": []any{2}, "privileges": "all",
 		"labels": map[string]any{"nstance.dev/shard": "b"}, "tmpfs": map[string]any{"run": ""}, "volumes": []any{"data"},
 	})))

@@ -9,29 +9,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // read returns the options in a text, and what is wrong with them.
 func read(t *testing.T, text string) (*Options, []string) {
 	t.Helper()
-	var errs field.ErrorList
-	object, err := jsonc.Parse([]byte(text), &errs)
-	require.NoError(t, err)
-	options := ReadOptions(object).(*Options)
-	errs = append(errs, options.Validate(field.NewPath("options"), sets.New("subnet"))...)
-	return options, messages(errs)
-}
-
-func messages(errs field.ErrorList) []string {
-	var texts []string
-	for _, err := range errs {
-		texts = append(texts, err.Error())
-	}
-	return texts
+	return providertest.ReadOptions[*Options](t, ReadOptions, text, "subnet")
 }
 
 // minimal has the options that are mandatory, by name.
@@ -43,16 +29,8 @@ func minimal() map[string]string {
 	}
 }
 
-func object(members map[string]string) string {
-	var texts []string
-	for name, value := range members {
-		texts = append(texts, `"`+name+`": `+value)
-	}
-	return "{" + strings.Join(texts, ",") + "}"
-}
-
 func TestReadOptions(t *testing.T) {
-	options, errs := read(t, object(minimal()))
+	options, errs := read(t, providertest.Object(minimal()))
 	require.Empty(t, errs)
 	assert.True(t, options.RunsAgent())
 	assert.Equal(t, defaultEndpoint, options.endpoint())
@@ -65,7 +43,7 @@ func TestReadOptions(t *testing.T) {
 	} {
 		members[name] = value
 	}
-	options, errs = read(t, object(members))
+	options, errs = read(t, providertest.Object(members))
 	require.Empty(t, errs)
 	assert.False(t, options.RunsAgent())
 	assert.Equal(t, Subnet{Subnetwork: "nodes", Project: "host-project"}, options.Subnets["subnet"])
@@ -105,7 +83,7 @@ func TestInvalidOptions(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			members := minimal()
 			members[tc.member] = tc.value
-			_, errs := read(t, object(members))
+			_, errs := read(t, providertest.Object(members))
 			assert.Contains(t, strings.Join(errs, "\n"), tc.want)
 		})
 	}
@@ -144,7 +122,7 @@ func TestValidateArgs(t *testing.T) {
 		{argMetadata, map[string]any{"user-data": "x"}, "args.metadata[user-data]: Forbidden"},
 		{argMetadata, map[string]any{"a b": "x"}, "args.metadata[a b]: Invalid value"},
 	} {
-		errs := messages(o.ValidateArgs(path, map[string]any{tc.name: tc.value}))
+		errs := providertest.Messages(o.ValidateArgs(path, map[string]any{tc.name: tc.value}))
 		assert.Contains(t, strings.Join(errs, "\n"), tc.want, "%s: %v", tc.name, tc.value)
 	}
 	_, err := o.arguments(nil)
@@ -155,5 +133,5 @@ func TestValidateArgs(t *testing.T) {
 	for n := range 60 {
 		many["l"+strings.Repeat("x", n)] = "v"
 	}
-	assert.Contains(t, strings.Join(messages(o.ValidateArgs(path, map[string]any{argLabels: many})), ""), "Too many")
+	assert.Contains(t, strings.Join(providertest.Messages(o.ValidateArgs(path, map[string]any{argLabels: many})), ""), "Too many")
 }

@@ -11,29 +11,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // read returns the options in a text, and what is wrong with them.
 func read(t *testing.T, text string) (*Options, []string) {
 	t.Helper()
-	var errs field.ErrorList
-	object, err := jsonc.Parse([]byte(text), &errs)
-	require.NoError(t, err)
-	options := ReadOptions(object).(*Options)
-	errs = append(errs, options.Validate(field.NewPath("options"), sets.New("subnet"))...)
-	return options, messages(errs)
-}
-
-func messages(errs field.ErrorList) []string {
-	var texts []string
-	for _, err := range errs {
-		texts = append(texts, err.Error())
-	}
-	return texts
+	return providertest.ReadOptions[*Options](t, ReadOptions, text, "subnet")
 }
 
 // minimal has the options that are mandatory, by name.
@@ -48,16 +34,8 @@ func minimal() map[string]string {
 	}
 }
 
-func object(members map[string]string) string {
-	var texts []string
-	for name, value := range members {
-		texts = append(texts, `"`+name+`": `+value)
-	}
-	return "{" + strings.Join(texts, ",") + "}"
-}
-
 func TestReadOptions(t *testing.T) {
-	options, errs := read(t, object(minimal()))
+	options, errs := read(t, providertest.Object(minimal()))
 	require.Empty(t, errs)
 	assert.True(t, options.RunsAgent())
 	assert.True(t, options.FullClone)
@@ -71,7 +49,7 @@ func TestReadOptions(t *testing.T) {
 	} {
 		members[name] = value
 	}
-	options, errs = read(t, object(members))
+	options, errs = read(t, providertest.Object(members))
 	require.Empty(t, errs)
 	assert.Equal(t, Image{Template: "debian-12", DiskSize: "20Gi"}, options.Image)
 	assert.False(t, options.RunsAgent())
@@ -126,7 +104,7 @@ func TestInvalidOptions(t *testing.T) {
 		t.Run(tc.name, func(t *testing.T) {
 			members := minimal()
 			members[tc.member] = tc.value
-			_, errs := read(t, object(members))
+			_, errs := read(t, providertest.Object(members))
 			text := strings.Join(errs, "\n")
 			assert.Contains(t, text, tc.want)
 			assert.NotContains(t, text, "secret")
@@ -134,7 +112,7 @@ func TestInvalidOptions(t *testing.T) {
 	}
 	members := minimal()
 	members["ca_file"], members["fingerprints"] = `"/ca.pem"`, `["`+strings.Repeat("00", 32)+`"]`
-	_, errs = read(t, object(members))
+	_, errs = read(t, providertest.Object(members))
 	assert.Equal(t, []string{"options.ca_file: Forbidden: a certificate with one of the fingerprints needs none"}, errs)
 }
 
@@ -145,7 +123,7 @@ func TestValidateArgs(t *testing.T) {
 		`args.bios: Unsupported value: "bios": supported values: "disk_size", "template"`,
 		`args.template: Invalid value: 5: must be a string`,
 		`args.disk_size: Invalid value: "big": must be full Mi or Gi, such as "20Gi"`,
-	}, messages(o.ValidateArgs(path, map[string]any{"bios": "x", "template": 5, "disk_size": "big"})))
+	}, providertest.Messages(o.ValidateArgs(path, map[string]any{"bios": "x", "template": 5, "disk_size": "big"})))
 	_, err := Image{}.with(nil)
 	require.ErrorContains(t, err, "neither the arguments nor the options of the provider have a template")
 	_, err = Image{Template: "a"}.with(map[string]any{"template": "{{"})

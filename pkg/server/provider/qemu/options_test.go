@@ -9,25 +9,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // read returns the options in a text, and what is wrong with them.
 func read(t *testing.T, text string) (*Options, []string) {
 	t.Helper()
-	var errs field.ErrorList
-	object, err := jsonc.Parse([]byte(text), &errs)
-	require.NoError(t, err)
-	options := ReadOptions(object).(*Options)
-	errs = append(errs, options.Validate(field.NewPath("options"), sets.New("subnet"))...)
-	var texts []string
-	for _, err := range errs {
-		texts = append(texts, err.Error())
-	}
-	return options, texts
+	return providertest.ReadOptions[*Options](t, ReadOptions, text, "subnet")
 }
 
 const minimalOptions = `"dir": "/d", "accel": "tcg", "image": "/i", "instance_types": {"small": {"cpu": "1", "memory": "1Gi", "arch": "amd64"}}`
