@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package machinestest has a cloud in memory for tests of package machines, and calls to
-// any cloud that fail as those to real ones do.
+// Package machinestest has a cloud in memory for tests of package machines, calls to any
+// cloud that fail as those to real ones do, and tests of providers that use the package:
+// crashes, random walks and outages.
 package machinestest
 
 import (
