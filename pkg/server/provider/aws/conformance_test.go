@@ -8,8 +8,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
@@ -34,14 +32,9 @@ func newBackend(t *testing.T) providertest.Backend {
 	s := newRegion()
 	s.StartInMemory(t)
 	options := testOptions(s)
-	return &machinestest.Backend{
-		Faults: machinestest.NewFaults(),
-		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
-			api, err := newAPI(options, shard, s.Dial)
-			assert.NoError(t, err)
-			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard), Market: market})
-		},
-		Existing: s.Existing,
-		Remove:   s.Terminate,
-	}
+	b := machinestest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) machines.Options {
+		return machines.Options{ExpectedNode: expectedNode(shard), Market: market}
+	})
+	b.Existing, b.Remove = s.Existing, s.Terminate
+	return b
 }

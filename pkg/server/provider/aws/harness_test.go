@@ -20,6 +20,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -146,14 +147,7 @@ func (w *world) launch(r machines.Request) machines.Machine {
 // list lists the machines by id.
 func (w *world) list() map[string]machines.Machine {
 	w.t.Helper()
-	list, err := w.api.List(w.t.Context())
-	require.NoError(w.t, err)
-	byID := map[string]machines.Machine{}
-	for _, m := range list {
-		byID[m.ID] = m
-	}
-	assert.Len(w.t, list, len(byID), "machines, each once")
-	return byID
+	return machinestest.ListByID(w.t, w.api)
 }
 
 // expectMade expects that each instance had exactly one machine.

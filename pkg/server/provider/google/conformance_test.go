@@ -9,8 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
 	"nstance.dev/operator/pkg/server/provider/machines"
@@ -40,14 +38,9 @@ func newBackend(t *testing.T) providertest.Backend {
 	s.OperationTime, s.BootTime = 100*time.Millisecond, 100*time.Millisecond
 	s.StartInMemory(t)
 	options := testOptions(s)
-	return &machinestest.Backend{
-		Faults: machinestest.NewFaults(),
-		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
-			api, err := newAPI(options, shard, s.Transport())
-			assert.NoError(t, err)
-			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
-		},
-		Existing: s.Machines,
-		Remove:   s.Remove,
-	}
+	b := machinestest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Transport()) }, func(shard provider.Shard) machines.Options {
+		return machines.Options{ExpectedNode: expectedNode(shard)}
+	})
+	b.Existing, b.Remove = s.Machines, s.Remove
+	return b
 }

@@ -9,7 +9,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/api/resource"
 
@@ -17,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
 	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -78,11 +78,7 @@ func (w *world) startProvider() *providertest.Harness {
 // request returns one for a new instance.
 func request(t *testing.T) machines.Request {
 	t.Helper()
-	id := providertest.NewID(t)
-	return machines.Request{Token: id, Spec: provider.Spec{
-		ID: id, Group: workers, Kind: "knd", Template: "worker", Type: testType, Subnet: "subnet",
-		CreatedAt: time.Now().UTC(), Userdata: []byte("userdata of " + id),
-	}}
+	return machinestest.NewRequest(t, testType, "subnet")
 }
 
 // newSpec returns one without an id.
@@ -118,14 +114,7 @@ func (w *world) launchRunning(r machines.Request) machines.Machine {
 // list lists the machines by id.
 func (w *world) list() map[string]machines.Machine {
 	w.t.Helper()
-	list, err := w.api.List(w.t.Context())
-	require.NoError(w.t, err)
-	byID := map[string]machines.Machine{}
-	for _, m := range list {
-		byID[m.ID] = m
-	}
-	assert.Len(w.t, list, len(byID), "machines, each once")
-	return byID
+	return machinestest.ListByID(w.t, w.api)
 }
 
 // rejection returns the rejection with which a launch fails.

@@ -10,8 +10,6 @@ import (
 	"testing/synctest"
 	"time"
 
-	"github.com/stretchr/testify/assert"
-
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
@@ -46,18 +44,14 @@ func newBackend(t *testing.T) providertest.Backend {
 	// Of two launches at once, both have finished when a list shows one of them.
 	s.CloneTime, s.TaskTime = 100*time.Millisecond, 100*time.Millisecond
 	options := testOptions(s)
-	return &machinestest.Backend{
-		Faults: machinestest.NewFaults(),
-		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
-			api, err := newAPI(options, shard, s.Dial)
-			assert.NoError(t, err)
-			return machines.New(wrap(api), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
-		},
-		Existing: func() []string { return started(s) },
-		Remove: func(id string) {
-			for _, vmid := range s.VMs(id) {
-				s.Remove(vmid)
-			}
-		},
+	b := machinestest.NewBackendOf(t, func(shard provider.Shard) (*API, error) { return newAPI(options, shard, s.Dial) }, func(shard provider.Shard) machines.Options {
+		return machines.Options{ExpectedNode: expectedNode(shard)}
+	})
+	b.Existing = func() []string { return started(s) }
+	b.Remove = func(id string) {
+		for _, vmid := range s.VMs(id) {
+			s.Remove(vmid)
+		}
 	}
+	return b
 }

@@ -17,7 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
-	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -87,11 +87,7 @@ func (w *world) newAPI(shard provider.Shard) *API {
 // request returns one for a new instance.
 func request(t *testing.T) machines.Request {
 	t.Helper()
-	id := providertest.NewID(t)
-	return machines.Request{Token: id, Spec: provider.Spec{
-		ID: id, Group: workers, Kind: "knd", Template: "worker", Type: testType, Subnet: "subnet",
-		CreatedAt: time.Now().UTC(), Userdata: []byte("userdata of " + id),
-	}}
+	return machinestest.NewRequest(t, testType, "subnet")
 }
 
 // launch launches a machine with as many calls as that takes.
@@ -111,14 +107,7 @@ func (w *world) launch(r machines.Request) machines.Machine {
 // list lists the machines by id.
 func (w *world) list() map[string]machines.Machine {
 	w.t.Helper()
-	list, err := w.api.List(w.t.Context())
-	require.NoError(w.t, err)
-	byID := map[string]machines.Machine{}
-	for _, m := range list {
-		byID[m.ID] = m
-	}
-	assert.Len(w.t, list, len(byID), "machines, each once")
-	return byID
+	return machinestest.ListByID(w.t, w.api)
 }
 
 // vmid returns the only virtual machine of an instance.

@@ -4,6 +4,10 @@
 package machinestest
 
 import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/providertest"
@@ -31,6 +35,22 @@ func NewBackend(c *Cloud) *Backend {
 		},
 		Existing: c.Existing,
 		Remove:   func(id string) { c.Vanish(id) },
+	}
+}
+
+// NewBackendOf returns the backend of a cloud, without Existing and Remove. newAPI returns
+// the calls for the machines of a shard, and options what its providers need beside the call
+// context.
+func NewBackendOf[A machines.API](t *testing.T, newAPI func(provider.Shard) (A, error), options func(provider.Shard) machines.Options) *Backend {
+	return &Backend{
+		Faults: NewFaults(),
+		New: func(shard provider.Shard, callContext provider.CallContextFunc, wrap func(machines.API) machines.API) provider.Provider {
+			api, err := newAPI(shard)
+			assert.NoError(t, err)
+			o := options(shard)
+			o.CallContext = callContext
+			return machines.New(wrap(api), o)
+		},
 	}
 }
 
