@@ -4,9 +4,8 @@
 package aws
 
 import (
-	"maps"
 	"net/http"
-	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -14,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
@@ -36,36 +36,26 @@ func TestAnOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newRegion(), func(t *testing.T, w *world) {
-				h := w.startProvider()
-				want := map[string]instance.State{}
-				for range 5 {
-					want[h.MustRun(spec())] = instance.Running
-				}
-				time.Sleep(5 * time.Minute)
-				h.DrainChanges()
-				w.Calls()
-
-				if fault == nil {
-					w.DelayVisibility(24 * time.Hour)
-				} else {
-					w.SetFaults(fault)
-				}
-				for range 60 {
-					assert.Equal(t, want, h.States(workers))
-					time.Sleep(10 * time.Second)
-				}
-				assert.Empty(t, h.Changes, "changes")
-				vanished := slices.Sorted(maps.Keys(want))[0]
-				w.Terminate(vanished)
-				w.SetFaults()
-				w.DelayVisibility(0)
-				h.Await(workers, map[string]instance.State{vanished: providertest.Deleted})
-				delete(want, vanished)
-				assert.Equal(t, want, h.States(workers))
+				machinestest.Outage{
+					Start: w.startProvider,
+					Spec:  spec(),
+					Begin: func() {
+						if fault == nil {
+							w.DelayVisibility(24 * time.Hour)
+						} else {
+							w.SetFaults(fault)
+						}
+					},
+					End: func() {
+						w.SetFaults()
+						w.DelayVisibility(0)
+					},
+					Delete: w.Terminate,
+					Calls:  w.Calls,
+					IsRead: func(call string) bool { return strings.HasPrefix(call, "Describe") },
+					Made:   func() int { return len(w.Made()) },
+				}.Test(t)
 				assert.Empty(t, w.Terminated())
-				assert.NotContains(t, w.Calls(), "RunInstances")
-				h.MustRun(spec())
-				assert.Len(t, w.Made(), 6)
 			})
 		})
 	}

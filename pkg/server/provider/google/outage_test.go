@@ -5,9 +5,7 @@ package google
 
 import (
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -16,7 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
-	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 )
 
 // TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
@@ -38,32 +36,20 @@ func TestAnOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
-				h := w.startProvider()
-				want := map[string]instance.State{}
-				for range 5 {
-					want[h.MustRun(newSpec(t))] = instance.Running
-				}
-				time.Sleep(time.Minute)
-				h.DrainChanges()
-				w.Calls()
-
-				w.SetFaults(fault, &gcetest.Fault{Method: "instances.get", Before: true, Status: 500, Reason: "backendError"})
-				for range 60 {
-					assert.Equal(t, want, h.States(workers))
-					time.Sleep(10 * time.Second)
-				}
-				assert.Empty(t, h.Changes, "changes")
-				vanished := slices.Sorted(maps.Keys(want))[0]
-				w.Remove(vanished)
-				w.SetFaults()
-				h.Await(workers, map[string]instance.State{vanished: providertest.Deleted})
-				delete(want, vanished)
-				assert.Equal(t, want, h.States(workers))
-				for call := range w.Calls() {
-					assert.False(t, strings.HasSuffix(call, "insert") || strings.HasSuffix(call, "delete"), call)
-				}
-				h.MustRun(newSpec(t))
-				assert.Len(t, w.Made(), 6)
+				machinestest.Outage{
+					Start: w.startProvider,
+					Spec:  newSpec(t),
+					Begin: func() {
+						w.SetFaults(fault, &gcetest.Fault{Method: "instances.get", Before: true, Status: 500, Reason: "backendError"})
+					},
+					End:    func() { w.SetFaults() },
+					Delete: w.Remove,
+					Calls:  w.Calls,
+					IsRead: func(call string) bool {
+						return !strings.HasSuffix(call, "insert") && !strings.HasSuffix(call, "delete")
+					},
+					Made: func() int { return len(w.Made()) },
+				}.Test(t)
 			})
 		})
 	}

@@ -5,9 +5,8 @@ package proxmox
 
 import (
 	"fmt"
-	"maps"
 	"net/http"
-	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
@@ -27,6 +27,14 @@ func (w *world) startProvider() *providertest.Harness {
 	return providertest.Start(w.t, func(callContext provider.CallContextFunc) provider.Provider {
 		return machines.New(w.newAPI(testShard), machines.Options{CallContext: callContext})
 	})
+}
+
+// newSpec returns one without an id.
+func newSpec(t *testing.T) provider.Spec {
+	t.Helper()
+	spec := request(t).Spec
+	spec.ID = ""
+	return spec
 }
 
 // TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
@@ -45,34 +53,16 @@ func TestAnOutage(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
-				h := w.startProvider()
-				spec := request(t).Spec
-				spec.ID = ""
-				want := map[string]instance.State{}
-				for range 5 {
-					want[h.MustRun(spec)] = instance.Running
-				}
-				time.Sleep(time.Minute)
-				h.DrainChanges()
-				w.Calls()
-
-				w.SetFaults(fault)
-				for range 60 {
-					assert.Equal(t, want, h.States(workers))
-					time.Sleep(10 * time.Second)
-				}
-				assert.Empty(t, h.Changes, "changes")
-				vanished := slices.Sorted(maps.Keys(want))[0]
-				w.Remove(w.vmid(vanished))
-				w.SetFaults()
-				h.Await(workers, map[string]instance.State{vanished: providertest.Deleted})
-				delete(want, vanished)
-				assert.Equal(t, want, h.States(workers))
-				for call, count := range w.Calls() {
-					assert.Contains(t, call, "GET ", "%d calls", count)
-				}
-				h.MustRun(spec)
-				assert.Len(t, w.Made(), 6)
+				machinestest.Outage{
+					Start:  w.startProvider,
+					Spec:   newSpec(t),
+					Begin:  func() { w.SetFaults(fault) },
+					End:    func() { w.SetFaults() },
+					Delete: func(id string) { w.Remove(w.vmid(id)) },
+					Calls:  w.Calls,
+					IsRead: func(call string) bool { return strings.HasPrefix(call, "GET ") },
+					Made:   func() int { return len(w.Made()) },
+				}.Test(t)
 			})
 		})
 	}
@@ -84,10 +74,8 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 		t.Run(pause.String(), func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
 				h := w.startProvider()
-				spec := request(t).Spec
-				spec.ID = ""
-				deleted := h.MustRun(spec)
-				created := h.MustCreate(spec)
+				deleted := h.MustRun(newSpec(t))
+				created := h.MustCreate(newSpec(t))
 				h.MustDelete(deleted)
 				time.Sleep(pause)
 				w.SetFaults(&pvetest.Fault{Before: n%2 == 0, Status: 596 * (n % 3)})
@@ -108,9 +96,7 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 func TestARestartDuringAnOutage(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		h := w.startProvider()
-		spec := request(t).Spec
-		spec.ID = ""
-		id := h.MustRun(spec)
+		id := h.MustRun(newSpec(t))
 		vm, _ := h.Get(id)
 		h.Stop()
 		node, _ := w.Status(w.vmid(id))
