@@ -10,19 +10,15 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"net"
 	"net/http"
 	"sync"
 	"time"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
-	awshttp "github.com/aws/aws-sdk-go-v2/aws/transport/http"
-	"github.com/aws/aws-sdk-go-v2/config"
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
 	"github.com/aws/aws-sdk-go-v2/service/ec2/types"
 	"github.com/aws/smithy-go/logging"
 
-	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines"
@@ -70,43 +66,37 @@ var (
 	_ machines.KnownFinder = (*API)(nil)
 )
 
-// dialer connects to an address.
-type dialer func(ctx context.Context, network, address string) (net.Conn, error)
-
 // NewAPI returns the calls for the instances of a shard. It sends no request.
 func NewAPI(o *Options, shard provider.Shard) (*API, error) { return newAPI(o, shard, nil) }
 
 // newAPI returns calls through dial, or as usual if it is nil.
 func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
-	for what, id := range map[string]string{"cluster": shard.ClusterID, "shard": shard.ID} {
-		if err := identifier.Validate(id); err != nil {
-			return nil, fmt.Errorf("%s id: %w", what, err)
-		}
-	}
-	if !regions.MatchString(shard.Region) {
-		return nil, fmt.Errorf("region: %q must be the name of a region, such as us-west-2", shard.Region)
-	}
-	c, err := config.LoadDefaultConfig(context.Background(), config.WithRegion(shard.Region))
+	c, err := connect(shard, dial)
 	if err != nil {
-		return nil, fmt.Errorf("read the configuration of the SDK: %w", err)
+		return nil, err
 	}
-	client := ec2.NewFromConfig(c, func(options *ec2.Options) {
+	return c.newAPI(o), nil
+}
+
+// ec2 returns the calls to EC2.
+func (c connection) ec2(o *Options) calls {
+	return callsOf(ec2.NewFromConfig(c.sdk, func(options *ec2.Options) {
 		if o.Endpoint != "" {
 			options.BaseEndpoint = awssdk.String(o.Endpoint)
 		}
-		if dial != nil {
-			options.HTTPClient = awshttp.NewBuildableClient().WithTransportOptions(func(t *http.Transport) { t.DialContext = dial })
-		}
-		options.HTTPClient = plainBody(options.HTTPClient.Do)
+		options.HTTPClient = c.client(options.HTTPClient)
 		// The caller repeats calls, within its own limits.
 		options.RetryMaxAttempts = 1
 		// Errors are returned. What it logs beside them is about connections.
 		options.Logger = logging.Nop{}
-	})
+	}))
+}
+
+func (c connection) newAPI(o *Options) *API {
 	return &API{
-		calls:   callsOf(client),
+		calls:   c.ec2(o),
 		options: o,
-		shard:   shard,
+		shard:   c.shard,
 		limits: machines.Limits{
 			Reads:           machines.Budget{PerSecond: 5, Burst: 20},
 			Writes:          machines.Budget{PerSecond: 2, Burst: 5},
@@ -121,7 +111,7 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 		seen:    map[string]time.Time{},
 		ended:   map[string]time.Time{},
 		images:  map[string]cachedImage{},
-	}, nil
+	}
 }
 
 // plainBody returns do for requests whose body has the methods Read and Close only. The SDK

@@ -11,12 +11,13 @@ import (
 	"testing"
 
 	"github.com/aws/aws-sdk-go-v2/service/ec2"
+	elb "github.com/aws/aws-sdk-go-v2/service/elasticloadbalancingv2"
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 )
 
-// TestTheLinkerCanDropCalls: the type that is converted to machines.API refers to no
-// client, of which the linker would keep all methods.
+// TestTheLinkerCanDropCalls: the types that are converted to interfaces refer to no client,
+// of which the linker would keep all methods.
 func TestTheLinkerCanDropCalls(t *testing.T) {
 	seen := map[reflect.Type]bool{}
 	var visit func(one reflect.Type, path string)
@@ -25,7 +26,7 @@ func TestTheLinkerCanDropCalls(t *testing.T) {
 			return
 		}
 		seen[one] = true
-		if one == reflect.TypeFor[ec2.Client]() {
+		if one == reflect.TypeFor[ec2.Client]() || one == reflect.TypeFor[elb.Client]() {
 			t.Errorf("%s is a client", path)
 			return
 		}
@@ -46,7 +47,10 @@ func TestTheLinkerCanDropCalls(t *testing.T) {
 		}
 	}
 	visit(reflect.TypeFor[API](), "API")
-	assert.True(t, seen[reflect.TypeFor[ec2.RunInstancesInput]()], "the walk has seen the calls")
+	visit(reflect.TypeFor[Provider](), "Provider")
+	for _, input := range []reflect.Type{reflect.TypeFor[ec2.RunInstancesInput](), reflect.TypeFor[elb.RegisterTargetsInput]()} {
+		assert.True(t, seen[input], "the walk has seen the call with %s", input)
+	}
 }
 
 // sdkBody is a body as the SDK makes them: after Close, WriteTo fails, and Read does not.

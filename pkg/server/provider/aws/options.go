@@ -26,6 +26,8 @@ const Name = "aws"
 type Options struct {
 	// Endpoint is the address of the API, empty for that of the region.
 	Endpoint string
+	// LoadBalancerEndpoint is that of the API of load balancers.
+	LoadBalancerEndpoint string
 	// Image is that of instances whose arguments have neither an image nor a launch template.
 	Image string
 	// Agent is true if each machine runs an agent, for which the server waits.
@@ -43,10 +45,11 @@ var (
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
 	options := &Options{
-		Endpoint:      o.String("endpoint"),
-		Image:         o.String(argImage),
-		Agent:         o.Bool("agent", true),
-		InstanceTypes: defaultInstanceTypes(),
+		Endpoint:             o.String("endpoint"),
+		LoadBalancerEndpoint: o.String("load_balancer_endpoint"),
+		Image:                o.String(argImage),
+		Agent:                o.Bool("agent", true),
+		InstanceTypes:        defaultInstanceTypes(),
 	}
 	provider.ReadInstanceTypes(o.Object("instance_types"), options.InstanceTypes)
 	provider.ReadQuota(o.Object("quota"), options.InstanceTypes)
@@ -59,13 +62,8 @@ var typeNames = regexp.MustCompile(`^[a-z0-9-]+\.[a-z0-9-]+$`)
 // Validate returns every rule that the options break.
 func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.ErrorList {
 	var errs field.ErrorList
-	if o.Endpoint != "" {
-		address, err := url.Parse(o.Endpoint)
-		if err != nil || address.Scheme != "https" && address.Scheme != "http" || address.Host == "" || address.User != nil ||
-			address.Path != "" && address.Path != "/" || address.RawQuery != "" {
-			errs = append(errs, field.Invalid(path.Child("endpoint"), o.Endpoint, "must be an address such as https://ec2.us-west-2.amazonaws.com"))
-		}
-	}
+	errs = append(errs, validateEndpoint(path.Child("endpoint"), o.Endpoint, "https://ec2.us-west-2.amazonaws.com")...)
+	errs = append(errs, validateEndpoint(path.Child("load_balancer_endpoint"), o.LoadBalancerEndpoint, "https://elasticloadbalancing.us-west-2.amazonaws.com")...)
 	if o.Image != "" && !imageIDs.MatchString(o.Image) {
 		errs = append(errs, field.Invalid(path.Child(argImage), o.Image, "must be "+anImageID))
 	}
@@ -82,6 +80,19 @@ func (o *Options) Validate(path *field.Path, known sets.Set[string]) field.Error
 	return append(errs, o.InstanceTypes.Validate(path.Child("instance_types"))...)
 }
 
+// validateEndpoint checks the address of an API, empty for that of the region.
+func validateEndpoint(path *field.Path, endpoint, example string) field.ErrorList {
+	if endpoint == "" {
+		return nil
+	}
+	address, err := url.Parse(endpoint)
+	if err != nil || address.Scheme != "https" && address.Scheme != "http" || address.Host == "" || address.User != nil ||
+		address.Path != "" && address.Path != "/" || address.RawQuery != "" {
+		return field.ErrorList{field.Invalid(path, endpoint, "must be an address such as "+example)}
+	}
+	return nil
+}
+
 // Catalogue returns the instance types.
 func (o *Options) Catalogue() provider.Catalogue { return o.InstanceTypes }
 
@@ -93,6 +104,7 @@ func (o *Options) RunsAgent() bool { return o.Agent }
 func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return []provider.ImmutableField{
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
+		{Path: path.Child("load_balancer_endpoint"), Value: o.LoadBalancerEndpoint},
 		{Path: path.Child(argImage), Value: o.Image},
 	}
 }
@@ -103,11 +115,12 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 }
 
 func (o *Options) newProvider(shard provider.Shard, callContext provider.CallContextFunc, dial dialer) (provider.Provider, error) {
-	api, err := newAPI(o, shard, dial)
+	c, err := connect(shard, dial)
 	if err != nil {
 		return nil, err
 	}
-	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard), Market: market}), nil
+	engine := machines.New(c.newAPI(o), machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard), Market: market})
+	return &Provider{engine, c.newTargetGroups(o)}, nil
 }
 
 // expectedNode returns the Nodes of the machines of a shard. Firmware and kernel of an

@@ -52,6 +52,7 @@ func TestReadOptions(t *testing.T) {
 func TestInvalidOptions(t *testing.T) {
 	for _, tc := range []struct{ name, text, subnet, want string }{
 		{"an endpoint", `{"endpoint": "ec2.us-west-2.amazonaws.com"}`, largeSubnet, `options.endpoint: Invalid value: "ec2.us-west-2.amazonaws.com": must be an address such as`},
+		{"an endpoint of load balancers", `{"load_balancer_endpoint": "elb"}`, largeSubnet, `options.load_balancer_endpoint: Invalid value: "elb"`},
 		{"a path", `{"endpoint": "https://a/b"}`, largeSubnet, "options.endpoint: Invalid value"},
 		{"a password", `{"endpoint": "https://a:b@c"}`, largeSubnet, "options.endpoint: Invalid value"},
 		{"an image", `{"image": "debian-12"}`, largeSubnet, `options.image: Invalid value: "debian-12": must be the id of an image`},

@@ -164,7 +164,7 @@ func (a *API) machine(i *types.Instance, id string) machines.Machine {
 	}
 	return machines.Machine{
 		ID:         id,
-		ProviderID: Name + ":///" + zone + "/" + awssdk.ToString(i.InstanceId),
+		ProviderID: providerID(zone, awssdk.ToString(i.InstanceId)),
 		Type:       string(i.InstanceType),
 		Addresses:  addresses(i),
 	}
@@ -186,6 +186,9 @@ func addresses(i *types.Instance) []netip.Addr {
 	}
 	return all
 }
+
+// providerID returns the id that the cloud provider of Kubernetes gives an instance.
+func providerID(zone, id string) string { return Name + ":///" + zone + "/" + id }
 
 var errNoInstance = errors.New("has no id of an instance")
 

@@ -21,9 +21,11 @@ import (
 // ModelEnv is the path of a model that is used instead of one that LoadModel finds.
 const ModelEnv = "NSTANCE_TEST_EC2_MODEL"
 
-// Model is the description of EC2 that the SDK for Python and the AWS CLI are made of:
-// which parameters a call has and what they may be.
+// Model is the description of a service that the SDK for Python and the AWS CLI are made
+// of: which parameters a call has and what they may be.
 type Model struct {
+	// Metadata has the protocol, ec2 or query, which have different lists.
+	Metadata   struct{ Protocol string }
 	Operations map[string]struct {
 		Input struct{ Shape string }
 	}
@@ -43,14 +45,17 @@ type shape struct {
 
 type member struct{ Shape, LocationName, QueryName string }
 
-// modelPath is where a package of botocore has the model.
-const modelPath = "botocore/data/ec2/2016-11-15/service-2.json.gz"
+// load reads the model of EC2 once for all tests of a process.
+var load = sync.OnceValues(func() (*Model, error) { return ReadModel("ec2/2016-11-15", os.Getenv(ModelEnv)) })
 
-// load reads the model once for all tests of a process.
-var load = sync.OnceValues(func() (*Model, error) {
-	paths := []string{os.Getenv(ModelEnv)}
-	if paths[0] == "" {
-		paths = nil
+// ReadModel reads a model that a package of botocore has, such as "elbv2/2015-12-01", or the
+// file at a path if that is not empty. It returns nil if the model is not on this machine.
+func ReadModel(name, path string) (*Model, error) {
+	modelPath := "botocore/data/" + name + "/service-2.json.gz"
+	var paths []string
+	if path != "" {
+		paths = append(paths, path)
+	} else {
 		home, _ := os.UserHomeDir() // without one, there is no model in it
 		for _, pattern := range []string{
 			home + "/.pyenv/versions/*/lib/python3*/site-packages/", home + "/.local/lib/python3*/site-packages/",
@@ -77,7 +82,7 @@ var load = sync.OnceValues(func() (*Model, error) {
 	}
 	model := &Model{}
 	return model, json.NewDecoder(data).Decode(model)
-})
+}
 
 // LoadModel returns the model, nil if it is not on this machine.
 func LoadModel(t testing.TB) *Model {
@@ -143,6 +148,14 @@ func (m *Model) check(name, path string, n *node) string {
 	case "structure":
 		return m.checkStructure(s, path, n)
 	case "list":
+		if one := n.members["member"]; m.Metadata.Protocol == "query" && one != nil {
+			if len(n.members) > 1 || n.text != "" {
+				return path + " has more than its elements"
+			}
+			n, path = one, path+".member"
+		} else if m.Metadata.Protocol == "query" {
+			return path + " has no member"
+		}
 		for index := range n.members {
 			if number, err := strconv.Atoi(index); err != nil || number < 1 || number > len(n.members) {
 				return path + " has no element " + index

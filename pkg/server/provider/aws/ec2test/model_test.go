@@ -50,3 +50,20 @@ func TestModel(t *testing.T) {
 	require.ErrorContains(t, model.Check("RunInstances", form), "RunInstances lacks MaxCount")
 	assert.Error(t, model.Check("RunMachines", form))
 }
+
+// TestModelOfLoadBalancers has lists of another form.
+func TestModelOfLoadBalancers(t *testing.T) {
+	model, err := ec2test.ReadModel("elbv2/2015-12-01", "")
+	require.NoError(t, err)
+	if model == nil {
+		t.Skip("NOT TESTED: botocore is not installed, so that no call of the provider was compared with its model of load balancers")
+	}
+	form := url.Values{"Action": {"RegisterTargets"}, "TargetGroupArn": {"a"}, "Targets.member.1.Id": {"i-1"}, "Targets.member.1.Port": {"80"}}
+	require.NoError(t, model.Check("RegisterTargets", form))
+	form.Set("Targets.member.1.Port", "65536")
+	require.ErrorContains(t, model.Check("RegisterTargets", form), "is too short, long, small or large")
+	form = url.Values{"Action": {"RegisterTargets"}, "TargetGroupArn": {"a"}, "Targets.1.Id": {"i-1"}}
+	require.ErrorContains(t, model.Check("RegisterTargets", form), "RegisterTargets.Targets has no member")
+	form = url.Values{"Action": {"RegisterTargets"}, "TargetGroupArn": {"a"}}
+	require.ErrorContains(t, model.Check("RegisterTargets", form), "RegisterTargets lacks Targets")
+}
