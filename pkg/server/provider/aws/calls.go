@@ -22,6 +22,10 @@ type calls struct {
 	describeInstanceStatus call[ec2.DescribeInstanceStatusInput, ec2.DescribeInstanceStatusOutput]
 	describeSubnets        call[ec2.DescribeSubnetsInput, ec2.DescribeSubnetsOutput]
 	describeImages         call[ec2.DescribeImagesInput, ec2.DescribeImagesOutput]
+
+	describeNetworkInterfaces call[ec2.DescribeNetworkInterfacesInput, ec2.DescribeNetworkInterfacesOutput]
+	attachNetworkInterface    call[ec2.AttachNetworkInterfaceInput, ec2.AttachNetworkInterfaceOutput]
+	detachNetworkInterface    call[ec2.DetachNetworkInterfaceInput, ec2.DetachNetworkInterfaceOutput]
 }
 
 func callsOf(client *ec2.Client) calls {
@@ -32,5 +36,9 @@ func callsOf(client *ec2.Client) calls {
 		describeInstanceStatus: client.DescribeInstanceStatus,
 		describeSubnets:        client.DescribeSubnets,
 		describeImages:         client.DescribeImages,
+
+		describeNetworkInterfaces: client.DescribeNetworkInterfaces,
+		attachNetworkInterface:    client.AttachNetworkInterface,
+		detachNetworkInterface:    client.DetachNetworkInterface,
 	}
 }

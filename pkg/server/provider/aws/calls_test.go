@@ -48,6 +48,7 @@ func TestTheLinkerCanDropCalls(t *testing.T) {
 	}
 	visit(reflect.TypeFor[API](), "API")
 	visit(reflect.TypeFor[Provider](), "Provider")
+	visit(reflect.TypeFor[leaderNetwork](), "leaderNetwork")
 	for _, input := range []reflect.Type{reflect.TypeFor[ec2.RunInstancesInput](), reflect.TypeFor[elb.RegisterTargetsInput]()} {
 		assert.True(t, seen[input], "the walk has seen the call with %s", input)
 	}

@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
+	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/machines"
@@ -170,6 +171,7 @@ func TestDocumentedPolicy(t *testing.T) {
 		}
 	}
 	slices.Sort(allowed)
+	needed := permissionsOfBalancers(t)
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		h := w.startProvider()
 		s := spec()
@@ -182,6 +184,24 @@ func TestDocumentedPolicy(t *testing.T) {
 		h.MustDelete(id)
 		_ = w.api.Terminate(t.Context(), []machines.Machine{{ID: id}})
 		time.Sleep(5 * time.Minute)
-		assert.Equal(t, w.Permissions(), allowed)
+		w.AddInterface(leaderInterface, ec2test.Zone, leaderAddress.String())
+		for _, name := range []string{"a", "b"} {
+			w.AddInstance(serverID(name), largeSubnet)
+			n := (&eniBackend{w.Server, t}).Machine(name)
+			require.NoError(t, n.Assign(t.Context(), provider.Network{IP: leaderAddress, InterfaceID: leaderInterface}))
+		}
+		needed = append(w.Permissions(), needed...)
+		slices.Sort(needed)
+		assert.Equal(t, needed, allowed)
 	})
+}
+
+// permissionsOfBalancers returns the actions that target groups need.
+func permissionsOfBalancers(t *testing.T) []string {
+	b := newELBBackend(t)
+	vm := b.NewInstance()
+	require.NoError(t, b.balancers.Register(t.Context(), b.Balancer(), []instance.VM{vm}))
+	b.list()
+	require.NoError(t, b.balancers.Deregister(t.Context(), b.Balancer(), []instance.VM{vm}))
+	return b.Permissions()
 }

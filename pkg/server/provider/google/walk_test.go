@@ -37,7 +37,7 @@ func (w *world) walk(random *rand.Rand) *machinestest.Walk {
 		Spec: func(settling bool) provider.Spec {
 			spec := newSpec(w.t)
 			if !settling {
-				spec.Subnet = []string{"subnet", "two", "full", "missing"}[random.IntN(4)]
+				spec.Subnet = []string{"subnet", "subnet", "two", "full", "missing"}[random.IntN(5)]
 			}
 			return spec
 		},
@@ -63,7 +63,7 @@ func (w *world) walk(random *rand.Rand) *machinestest.Walk {
 			assert.Equal(w.t, wanted, w.All(), "machines")
 			assert.Len(w.t, w.Disks(), len(wanted), "disks")
 		},
-		Least: 10,
+		Least: 2,
 	}
 }
 

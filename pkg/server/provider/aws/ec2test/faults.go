@@ -10,8 +10,10 @@ import (
 
 // Fault is what some calls get instead of their response.
 type Fault struct {
-	// Action selects the calls. An empty one selects all.
+	// Action selects the calls. An empty one selects all, or with Writes those that change
+	// something.
 	Action string
+	Writes bool
 	// Skip is how many calls are as usual before.
 	Skip int
 	// Times is how many calls, zero for all.
@@ -47,7 +49,7 @@ func (s *Server) fault(name string) *Fault {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, one := range s.faults {
-		if one.Action != "" && one.Action != name || one.Times > 0 && one.seen >= one.Skip+one.Times {
+		if one.Action != "" && one.Action != name || one.Writes && !actions[name].write || one.Times > 0 && one.seen >= one.Skip+one.Times {
 			continue
 		}
 		one.seen++

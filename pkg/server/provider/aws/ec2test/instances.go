@@ -279,6 +279,7 @@ func (s *Server) describe(i *Instance, now time.Time) instanceItem {
 	for n := range i.ipv6 {
 		one.IPv6 = append(one.IPv6, ipv6Item{fmt.Sprintf("2001:db8::%s:%x", strings.ReplaceAll(i.address[3:], ".", ":"), n+1)})
 	}
-	item.Interfaces = []interfaceItem{one}
+	one.Attachment = &attachmentItem{ID: "eni-attach-" + i.ID[2:], Status: "attached"}
+	item.Interfaces = append([]interfaceItem{one}, s.attachedInterfaces(i.ID, now)...)
 	return item
 }

@@ -59,6 +59,8 @@ type interfaceItem struct {
 	ID      string     `xml:"networkInterfaceId"`
 	Address string     `xml:"privateIpAddress"`
 	IPv6    []ipv6Item `xml:"ipv6AddressesSet>item"`
+
+	Attachment *attachmentItem `xml:"attachment"`
 }
 
 type ipv6Item struct {

@@ -37,6 +37,8 @@ const Zone = "us-test-1a"
 type Server struct {
 	// BootTime and StopTime are how long an instance is pending and shutting down.
 	BootTime, StopTime time.Duration
+	// AttachTime and DetachTime are how long a network interface is attached and detached.
+	AttachTime, DetachTime time.Duration
 	// AddressDelay is how long an instance that was launched has no address.
 	AddressDelay time.Duration
 	// PageSize is how many instances a response has at most.
@@ -69,12 +71,19 @@ type Server struct {
 	calls       map[string]int
 	permissions map[string]bool
 	requestSeq  int
+
+	interfaces       map[string]*networkInterface
+	interfaceDelay   time.Duration
+	interfaceChanges int
+	attachmentSeq    int
+	pausing          func()
 }
 
 // New returns a region without subnets, with a default group of security and a key pair.
 func New() *Server {
 	return &Server{
 		BootTime: 20 * time.Second, StopTime: 20 * time.Second, PageSize: 1000,
+		AttachTime: 2 * time.Second, DetachTime: 2 * time.Second, interfaces: map[string]*networkInterface{},
 		subnets: map[string]*subnet{}, images: map[string]Image{}, types: map[string]string{}, templates: map[string]string{},
 		instances: map[string]*Instance{}, tokens: map[string]launch{}, full: map[string]bool{}, quotas: map[string]int{},
 		calls: map[string]int{}, permissions: map[string]bool{},
@@ -140,15 +149,24 @@ type action struct {
 var filterParameters = []string{"Filter.N.Name", "Filter.N.Value.N", "MaxResults", "NextToken"}
 
 var actions = map[string]action{
-	"RunInstances":           {handle: (*Server).runInstances, write: true, parameters: runParameters},
-	"TerminateInstances":     {handle: (*Server).terminateInstances, write: true, parameters: []string{"InstanceId.N"}},
-	"DescribeInstances":      {handle: (*Server).describeInstances, parameters: append([]string{"InstanceId.N"}, filterParameters...)},
-	"DescribeInstanceStatus": {handle: (*Server).describeInstanceStatus, parameters: append([]string{"InstanceId.N"}, filterParameters...)},
-	"DescribeSubnets":        {handle: (*Server).describeSubnets, parameters: append([]string{"SubnetId.N"}, filterParameters...)},
+	"RunInstances":              {handle: (*Server).runInstances, write: true, parameters: runParameters},
+	"TerminateInstances":        {handle: (*Server).terminateInstances, write: true, parameters: []string{"InstanceId.N"}},
+	"DescribeInstances":         {handle: (*Server).describeInstances, parameters: append([]string{"InstanceId.N"}, filterParameters...)},
+	"DescribeInstanceStatus":    {handle: (*Server).describeInstanceStatus, parameters: append([]string{"InstanceId.N"}, filterParameters...)},
+	"DescribeSubnets":           {handle: (*Server).describeSubnets, parameters: append([]string{"SubnetId.N"}, filterParameters...)},
+	"DescribeNetworkInterfaces": {handle: (*Server).describeNetworkInterfaces, parameters: append([]string{"NetworkInterfaceId.N"}, filterParameters...)},
+	"AttachNetworkInterface": {
+		handle: (*Server).attachNetworkInterface, write: true, parameters: []string{"NetworkInterfaceId", "InstanceId", "DeviceIndex"},
+	},
+	"DetachNetworkInterface": {handle: (*Server).detachNetworkInterface, write: true, parameters: []string{"AttachmentId", "Force"}},
 	"DescribeImages":         {handle: (*Server).describeImages, parameters: append([]string{"ImageId.N", "Owner.N"}, filterParameters...)},
 }
 
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
+	if isMetadata(r) {
+		s.serveMetadata(w, r)
+		return
+	}
 	body, err := io.ReadAll(r.Body)
 	if err != nil {
 		panic(http.ErrAbortHandler)
@@ -191,6 +209,7 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 	if err == nil && s.model != nil {
 		err = s.model.Check(name, form)
 	}
+	s.pause(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	if err != nil {
