@@ -135,11 +135,6 @@ test-qemu:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
 	NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/qemu/...
 
-# An independent imitation of EC2, and the AWS CLI: pip install 'moto[server]' awscli
-.PHONY: test-aws
-test-aws: ## Run every test of the provider aws, also those that need moto and the AWS CLI.
-	NSTANCE_TEST_MOTO=1 $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/aws/...
-
 .PHONY: test-standalone
 test-standalone:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
@@ -149,9 +144,10 @@ test-standalone:
 test-nodes:
 	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -parallel 8 -timeout 30m -v ./machines
 
+# moto imitates services of AWS: pip install 'moto[server]' awscli
 .PHONY: test-moto
-test-moto: ## Run the tests of secrets that need moto, the program moto_server.
-	NSTANCE_TEST_MOTO=1 $(COMPILE) $(GOTEST) -run '^TestMoto$$' -v ./pkg/server/secrets/...
+test-moto: ## Run the tests of AWS that need moto, the AWS CLI and the models of botocore.
+	NSTANCE_TEST_MOTO=1 $(COMPILE) $(GOTEST) -count=1 -run 'Moto|TheOfficialClient|Model' -v ./pkg/server/provider/aws/... ./pkg/server/secrets/...
 
 .PHONY: test-monitoring
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.

@@ -224,7 +224,7 @@ func TestValidateLeaderNetwork(t *testing.T) {
 				require.Empty(t, errs)
 				return
 			}
-			assert.Contains(t, strings.Join(messages(errs), "\n"), tc.want)
+			assert.Contains(t, strings.Join(providertest.Messages(errs), "\n"), tc.want)
 		})
 	}
 }

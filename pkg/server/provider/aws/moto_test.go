@@ -23,7 +23,8 @@ import (
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
-// motoEnv makes it a failure that moto or the AWS CLI is not installed.
+// motoEnv is the environment variable without which the tests with moto and the AWS CLI are
+// skipped: make test-moto sets it.
 const motoEnv = "NSTANCE_TEST_MOTO"
 
 // motoZone is a zone where moto has a subnet.
@@ -32,6 +33,9 @@ const motoZone = "us-west-2a"
 // program returns the path of a program of Python.
 func program(t *testing.T, name string) string {
 	t.Helper()
+	if os.Getenv(motoEnv) == "" {
+		t.Skipf("NOT TESTED with moto and the AWS CLI: %s is not set (make test-moto)", motoEnv)
+	}
 	home, err := os.UserHomeDir()
 	require.NoError(t, err)
 	found, err := filepath.Glob(home + "/.pyenv/versions/*/bin/" + name)
@@ -41,10 +45,7 @@ func program(t *testing.T, name string) string {
 	}
 	path, err := exec.LookPath(name)
 	if err != nil {
-		if os.Getenv(motoEnv) != "" {
-			t.Fatalf("%s is not installed: pip install 'moto[server]' awscli", name)
-		}
-		t.Skipf("NOT TESTED: %s is not installed, so that the provider was only tested with a server of our own", name)
+		t.Fatalf("%s is not installed: pip install 'moto[server]' awscli", name)
 	}
 	return path
 }

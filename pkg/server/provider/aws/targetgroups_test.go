@@ -262,7 +262,7 @@ func TestValidateLoadBalancers(t *testing.T) {
 				require.Empty(t, errs)
 				return
 			}
-			assert.Contains(t, strings.Join(messages(errs), "\n"), tc.want)
+			assert.Contains(t, strings.Join(providertest.Messages(errs), "\n"), tc.want)
 		})
 	}
 }

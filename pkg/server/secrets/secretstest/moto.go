@@ -19,18 +19,19 @@ import (
 // motoStartTimeout is the time for moto to listen after it was started.
 const motoStartTimeout = time.Minute
 
-// motoEnv requires moto: without it the tests fail instead of being skipped.
+// motoEnv is the environment variable without which the tests with moto are skipped: make
+// test-moto sets it.
 const motoEnv = "NSTANCE_TEST_MOTO"
 
 // StartMoto runs moto, a server that mocks services of AWS, until the end of the test. It
-// skips the test where the program moto_server does not run.
+// skips the test unless it is required.
 func StartMoto(t testing.TB) (url string) {
 	t.Helper()
+	if os.Getenv(motoEnv) == "" {
+		t.Skipf("NOT TESTED with moto: %s is not set (make test-moto)", motoEnv)
+	}
 	if out, err := exec.CommandContext(t.Context(), "moto_server", "--help").CombinedOutput(); err != nil {
-		if os.Getenv(motoEnv) != "" {
-			t.Fatalf("moto_server does not run: %v %s", err, out)
-		}
-		t.Skipf("NOT TESTED with moto: moto_server does not run here (%v) %s", err, out)
+		t.Fatalf("moto_server does not run: %v %s", err, out)
 	}
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)
