@@ -83,7 +83,10 @@ func findBenchmarks(t *testing.T) map[string]map[string]bool {
 	benchmarks := map[string]map[string]bool{}
 	units := map[string]map[string]bool{}
 	for _, tree := range []string{"pkg", "e2e"} {
-		err := filepath.WalkDir(filepath.Join(root, tree), func(path string, _ fs.DirEntry, err error) error {
+		err := filepath.WalkDir(filepath.Join(root, tree), func(path string, entry fs.DirEntry, err error) error {
+			if err == nil && entry.Name() == ".cache" {
+				return fs.SkipDir // which may have the source of a previous version
+			}
 			if err != nil || !strings.HasSuffix(path, "_test.go") {
 				return err
 			}
