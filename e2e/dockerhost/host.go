@@ -33,8 +33,11 @@ type Host struct {
 
 // Open returns the daemon of DOCKER_HOST or of the system. Where none runs, it starts one
 // with its state in dir, which only root can do. The last program that uses it stops it in
-// Close.
+// Close. It raises the limit of inotify instances if it is too low for many nodes.
 func Open(ctx context.Context, dir string) (*Host, error) {
+	if err := allowInotify(maxInotifyInstances); err != nil {
+		return nil, err
+	}
 	address := os.Getenv("DOCKER_HOST")
 	h, err := Connect(ctx, defaultAddress(address))
 	if err == nil {
