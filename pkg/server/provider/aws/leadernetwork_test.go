@@ -70,9 +70,9 @@ func (b *eniBackend) Changes() int { return b.InterfaceChanges() }
 
 func (b *eniBackend) Pause(do func()) { b.PauseChange(do) }
 
-// assign assigns the address to a server, within a time.
-func (b *eniBackend) assign(name string, within time.Duration) error {
-	ctx, cancel := context.WithTimeout(b.t.Context(), within)
+// assign assigns the address to a server.
+func (b *eniBackend) assign(name string) error {
+	ctx, cancel := context.WithTimeout(b.t.Context(), time.Minute)
 	defer cancel()
 	return b.Machine(name).Assign(ctx, b.Network())
 }
@@ -94,9 +94,9 @@ func inNetwork(t *testing.T, test func(*testing.T, *eniBackend)) {
 func TestForcedDetachment(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *eniBackend) {
 		b.StickDetach(leaderInterface)
-		require.NoError(t, b.assign("a", time.Minute))
+		require.NoError(t, b.assign("a"))
 		started := time.Now()
-		require.NoError(t, b.assign("b", time.Minute))
+		require.NoError(t, b.assign("b"))
 		assert.Less(t, time.Since(started), forceDelay)
 		b.Changes()
 		require.NoError(t, b.Machine("b").Release(t.Context(), b.Network()))
@@ -124,7 +124,7 @@ func TestForcedDetachment(t *testing.T) {
 // TestLateInterfaces: reads show the interface as it was before. Nothing is attached twice.
 func TestLateInterfaces(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *eniBackend) {
-		require.NoError(t, b.assign("a", time.Minute))
+		require.NoError(t, b.assign("a"))
 		b.DelayInterfaces(4 * time.Second)
 		time.Sleep(5 * time.Second)
 		b.Changes()
@@ -191,7 +191,7 @@ func TestInterfacesThatCannotBeAssigned(t *testing.T) {
 // TestFailedReads are errors, of which nothing follows.
 func TestFailedReads(t *testing.T) {
 	inNetwork(t, func(t *testing.T, b *eniBackend) {
-		require.NoError(t, b.assign("a", time.Minute))
+		require.NoError(t, b.assign("a"))
 		b.Changes()
 		for _, fault := range []*ec2test.Fault{
 			{Action: "DescribeNetworkInterfaces", Times: 2, Status: http.StatusServiceUnavailable},
@@ -199,7 +199,7 @@ func TestFailedReads(t *testing.T) {
 			{Action: "DescribeNetworkInterfaces", Times: 2},
 		} {
 			b.SetFaults(fault)
-			require.ErrorContains(t, b.assign("b", time.Minute), "read interface "+leaderInterface)
+			require.ErrorContains(t, b.assign("b"), "read interface "+leaderInterface)
 			require.ErrorContains(t, b.Machine("a").Release(t.Context(), b.Network()), "read interface "+leaderInterface)
 		}
 		n, err := testOptions(b.Server).newLeaderNetwork(testShard, b.Dial, "http://other.metadata.test")

@@ -99,10 +99,15 @@ func (a *API) identify(vm vm) (i identity, ours bool, err error) {
 	if found {
 		return i, a.isOurs(vm, i), nil
 	}
-	if _, invalid := puidv7.Parse(vm.Name); invalid != nil || vm.Labels[labelInstanceID] != vm.Name || !a.hasLabels(vm) {
+	if !isInstanceID(vm.Name) || vm.Labels[labelInstanceID] != vm.Name || !a.hasLabels(vm) {
 		return identity{}, false, nil
 	}
 	return identity{}, false, fmt.Errorf("virtual machine %s: %w", vm.Name, errNoIdentity)
+}
+
+func isInstanceID(name string) bool {
+	_, err := puidv7.Parse(name)
+	return err == nil
 }
 
 // hasLabels reports whether a virtual machine has the labels of the shard.
