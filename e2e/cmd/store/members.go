@@ -15,7 +15,7 @@ import (
 )
 
 const (
-	// gossipInterval is how often a node tells the others that it exists, silentTime for how
+	// gossipInterval is how often a node announces itself to the others, silentTime for how
 	// long one that is not heard any more is still a member.
 	gossipInterval, silentTime = 200 * time.Millisecond, 2 * time.Second
 	// resolveInterval is how often the addresses of the nodes are looked up, and joinTime how
@@ -84,7 +84,7 @@ func (m *members) hear(from member) {
 	}
 }
 
-// send tells the others about this node.
+// send announces this node to the others.
 func (m *members) send(ctx context.Context, connection *net.UDPConn) {
 	tick := time.NewTicker(gossipInterval)
 	defer tick.Stop()
