@@ -103,10 +103,14 @@ func (s *Server) AddTemplate(vmid int, node, name, storage string, sizeGiB int) 
 	}
 }
 
-// AddVM adds a virtual machine of another user. It is listed after a time.
+// AddVM adds a virtual machine of another user, unless the VMID is in use: that of a clone
+// in progress is. It is listed after a time.
 func (s *Server) AddVM(vmid int, node, name string, hidden time.Duration) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
+	if s.vms[vmid] != nil {
+		return
+	}
 	s.vms[vmid] = &vm{node: node, status: "running", visible: time.Now().Add(hidden), config: map[string]string{"name": name, "memory": "1024"}}
 }
 
