@@ -28,8 +28,8 @@ type API struct {
 	options *Options
 	shard   provider.Shard
 	limits  machines.Limits
-	// patience is how long one call waits for an operation.
-	patience time.Duration
+	// timeout is how long one call waits for an operation.
+	timeout time.Duration
 	// step is called before each step of a launch or a termination. Tests stop the process
 	// there.
 	step func(string)
@@ -61,8 +61,8 @@ func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API
 			PollInterval:    3 * time.Second,
 			IdleInterval:    30 * time.Second,
 		},
-		patience: defaultPatience,
-		step:     func(string) {},
+		timeout: operationTimeout,
+		step:    func(string) {},
 	}, nil
 }
 

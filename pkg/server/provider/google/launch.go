@@ -45,7 +45,7 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 	if err != nil {
 		return machines.Machine{}, rejectGroup(r.Spec, err)
 	}
-	until := time.Now().Add(a.patience)
+	until := time.Now().Add(a.timeout)
 	a.step("request the machine")
 	op, err := a.insert(ctx, body, requestID, args.instanceTemplate)
 	if err != nil {

@@ -19,9 +19,9 @@ const (
 	// minInterval and maxInterval bound the growing time between two reads of an operation.
 	minInterval = 250 * time.Millisecond
 	maxInterval = 2 * time.Second
-	// defaultPatience is how long one call waits for an operation. It leaves time for the
+	// operationTimeout is how long one call waits for an operation. It leaves time for the
 	// rest of the call within the server's limit of it.
-	defaultPatience = 12 * time.Second
+	operationTimeout = 12 * time.Second
 )
 
 // statusDone is the status of an operation that has finished.

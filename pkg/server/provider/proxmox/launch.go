@@ -127,7 +127,7 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 }
 
 func (a *API) launch(ctx context.Context, l *launch, p plan) (vm, error) {
-	until := time.Now().Add(a.patience)
+	until := time.Now().Add(a.timeout)
 	found, err := a.inventory(ctx)
 	if err != nil {
 		return vm{}, err

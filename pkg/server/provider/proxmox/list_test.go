@@ -20,7 +20,7 @@ import (
 // interrupt begins a launch whose process is killed after some time.
 func (w *world) interrupt(r machines.Request, after time.Duration) {
 	w.t.Helper()
-	w.api.patience = after
+	w.api.timeout = after
 	_, err := w.api.Launch(w.t.Context(), r)
 	require.ErrorIs(w.t, err, machines.ErrInProgress)
 	w.api = w.newAPI(testShard)

@@ -34,8 +34,8 @@ type API struct {
 	options *Options
 	shard   provider.Shard
 	limits  machines.Limits
-	// patience is how long one call waits for tasks.
-	patience time.Duration
+	// timeout is how long one call waits for tasks.
+	timeout time.Duration
 	// step is called before each step of a launch or a termination. Tests stop the process
 	// there.
 	step func(string)
@@ -79,7 +79,7 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 			PollInterval:    3 * time.Second,
 			IdleInterval:    15 * time.Second,
 		},
-		patience:   defaultPatience,
+		timeout:    taskTimeout,
 		step:       func(string) {},
 		identities: map[int]identity{},
 		states:     map[int]vmState{},

@@ -18,9 +18,9 @@ const (
 	// status of a task.
 	minTaskInterval = 50 * time.Millisecond
 	maxTaskInterval = 2 * time.Second
-	// defaultPatience is how long one call waits for tasks. It leaves time for the rest of
+	// taskTimeout is how long one call waits for tasks. It leaves time for the rest of
 	// the call within the server's limit of it.
-	defaultPatience = 12 * time.Second
+	taskTimeout = 12 * time.Second
 )
 
 // taskError is the result of a task that has failed.

@@ -26,7 +26,7 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 		}
 		return errs
 	}
-	until := time.Now().Add(a.patience)
+	until := time.Now().Add(a.timeout)
 	var mu sync.Mutex
 	var group errgroup.Group
 	group.SetLimit(parallel)
