@@ -52,7 +52,7 @@ func (cp *ControlPlane) runCAPI(ctx context.Context) error {
 	health := address(cp.ports.CAPIHealth)
 	_, err = cp.Run(ctx, Spec{
 		Name: CAPI,
-		Argv: []string{
+		Argv: append([]string{
 			cp.binaries.CAPI,
 			"--kubeconfig=" + kubeconfig,
 			"--leader-elect=false",
@@ -61,7 +61,7 @@ func (cp *ControlPlane) runCAPI(ctx context.Context) error {
 			"--health-addr=" + health,
 			"--diagnostics-address=" + address(cp.ports.CAPIDiagnostics),
 			"--insecure-diagnostics",
-		},
+		}, cp.capiFlags...),
 		// By the Pod of this name the manager determines whether it runs on the
 		// cluster that it manages. There is none.
 		Env: []string{

@@ -47,6 +47,8 @@ type Options struct {
 	Namespace string
 	// AuditReads are the users whose reads the audit log contains too.
 	AuditReads []string
+	// CAPIFlags are further flags of Cluster API's manager.
+	CAPIFlags []string
 	// Progress gets a line for every component that has started. Optional.
 	Progress io.Writer
 	// Exited is called, in a goroutine of its own, when a component exits that this
@@ -61,6 +63,7 @@ type ControlPlane struct {
 	binaries   Binaries
 	ports      Ports
 	auditReads []string
+	capiFlags  []string
 	nodes      *nodes
 	progress   io.Writer
 	exited     func(*Component, string)
@@ -87,7 +90,7 @@ func Start(ctx context.Context, o Options) (*ControlPlane, error) {
 	if err != nil {
 		return nil, err
 	}
-	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, auditReads: o.AuditReads, progress: o.Progress, exited: o.Exited}
+	cp := &ControlPlane{dir: dir, binaries: o.Binaries, ports: o.Ports, auditReads: o.AuditReads, capiFlags: o.CAPIFlags, progress: o.Progress, exited: o.Exited}
 	if o.NodeAddress != "" {
 		if cp.nodes, err = newNodes(o.NodeAddress, o.PodNetwork); err != nil {
 			return nil, err

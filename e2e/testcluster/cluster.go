@@ -54,6 +54,8 @@ type Options struct {
 	Closed func() error
 	// Clocks builds programs of Nstance whose clocks controlplane.Clock sets.
 	Clocks bool
+	// CAPIFlags are further flags of Cluster API's manager.
+	CAPIFlags []string
 	// OperatorFlags are those of the operator that is started; nil starts none.
 	OperatorFlags []string
 }
@@ -113,7 +115,7 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	var image string
 	options := controlplane.Options{
 		Dir: dir, Binaries: binaries, Namespace: installation.Namespace, Without: o.Without,
-		AuditReads: append(slices.Clone(o.AuditReads), installation.OperatorUser),
+		AuditReads: append(slices.Clone(o.AuditReads), installation.OperatorUser), CAPIFlags: o.CAPIFlags,
 	}
 	if o.Machines != nil {
 		options.NodeAddress, options.PodNetwork = o.Machines.Bridge, o.PodNetwork
