@@ -71,6 +71,18 @@ func TestRegisterOperator(t *testing.T) {
 	}
 }
 
+// The server that leads the cluster may have a configuration without groups of the tenant,
+// which another shard has.
+func TestTenantNeedsNoGroups(t *testing.T) {
+	c := newCluster(t)
+	elector, _ := c.lead("one")
+	s := c.serve(c.registrar(elector, c.storage))
+	key, publicKeyPEM := newKey(t)
+	response, err := s.register(c.nonce("without-groups"), publicKeyPEM)
+	require.NoError(t, err)
+	s.wantCertificate(response.ClientCertificatePem, "without-groups", key)
+}
+
 // record returns the registration of a tenant's operator, and checks the names of
 // its fields.
 func (c *cluster) record(tenant string) registration.Record {

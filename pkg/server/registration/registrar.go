@@ -115,9 +115,8 @@ func (r *Record) checkNonce(claims nonce.Claims, first bool) error {
 // Grace, so a client that got no response can call again. A certificate that was
 // issued for such a call and never used is not accepted any more.
 //
-// The tenant need not be configured, unlike for Register: after its last static
-// group was removed from the configuration, a tenant still has its dynamic groups,
-// and its operator must be able to renew its certificate.
+// The tenant need not be configured: after its last static group was removed from the
+// configuration, a tenant still has its dynamic groups.
 func (r *Registrar) Renew(ctx context.Context, client pki.Client, present *x509.Certificate, publicKeyPEM []byte) (*x509.Certificate, error) {
 	if !r.Leading() {
 		return nil, errNotLeading
