@@ -118,7 +118,7 @@ func TestSecretsAreFound(t *testing.T) {
 		_ = stdin.Close()
 		_ = cmd.Wait()
 	})
-	f := finder{secrets: [][]byte{[]byte("absent"), []byte(secret)}}
+	f := finder{secrets: [][]byte{[]byte("absent-5d07"), []byte(secret)}}
 	require.NoError(t, f.files(dir, func(string) bool { return false }))
 	_, err = f.processes()
 	require.NoError(t, err)

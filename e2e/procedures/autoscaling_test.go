@@ -137,7 +137,7 @@ func deployMoving(t *testing.T, count int32) {
 	t.Cleanup(func() {
 		background := metav1.DeleteOptions{PropagationPolicy: ptr.To(metav1.DeletePropagationBackground)}
 		assert.NoError(t, env.Kube.AppsV1().Deployments(moving).Delete(context.WithoutCancel(t.Context()), moving, background))
-		testcluster.Eventually(t, time.Minute, "the Pods are deleted", func(ctx context.Context) error {
+		testcluster.Eventually(t, 3*time.Minute, "the Pods are deleted", func(ctx context.Context) error {
 			return runOn(ctx, 0, func(string) bool { return true })
 		})
 	})
