@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/runtime/schema"
+	utilruntime "k8s.io/apimachinery/pkg/util/runtime"
 	"k8s.io/apimachinery/pkg/watch"
 	"k8s.io/client-go/kubernetes/fake"
 	clienttesting "k8s.io/client-go/testing"
@@ -23,6 +24,9 @@ func init() {
 	// A watch of the fake clientset panics when it has this many unread events.
 	// Tests of many instances have more than the default.
 	watch.DefaultChanSize = 10_000
+	// Only the first of apimachinery's error handlers, which logs. The other one slows
+	// errors down by the time since the last one, which bubbles of synctest do not share.
+	utilruntime.ErrorHandlers = utilruntime.ErrorHandlers[:1]
 }
 
 // NewClientset returns a clientset in memory that several shards can share. Like
