@@ -348,7 +348,10 @@ func (p *Provider) carryOut(ctx context.Context, id string, request request, cha
 	case apierrors.IsNotFound(err), errors.Is(err, errForeignNode):
 		if p.settle(id) {
 			changed(request.spec.Group)
+			break
 		}
+		// The cache has the Node: the watch is late, or the response was wrong.
+		p.queue.AddAfter(id, confirmTimeout)
 	case err != nil:
 		return fmt.Errorf("delete Node %s: %w", id, err)
 	default:
