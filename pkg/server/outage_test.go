@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package server_test
+
+import (
+	"errors"
+	"testing"
+	"testing/synctest"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
+	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+
+	"nstance.dev/operator/pkg/server/config/jsonc"
+	"nstance.dev/operator/pkg/server/provider"
+	"nstance.dev/operator/pkg/server/provider/kwok"
+	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
+	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/servertest"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+)
+
+var errLost = errors.New("the connection was lost")
+
+// startWithNodes starts a server, or another one with the state of s, whose instances are
+// Nodes.
+func startWithNodes(t *testing.T, s *servertest.Server, nodes kwok.NodeClient) *servertest.Server {
+	t.Helper()
+	o := servertest.Options{InMemory: true, Providers: provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
+		options := kwok.ReadOptions(o)
+		options.(*kwok.Options).Client = nodes
+		return options
+	}}}
+	if s != nil {
+		o.DataDir, o.Authority = s.DataDir, s.Authority
+	}
+	return servertest.Start(t, o)
+}
+
+// existingNodes returns the names of all Nodes, in order.
+func existingNodes(t *testing.T, c *kwoktest.Cluster) []string {
+	t.Helper()
+	names, err := c.Existing(t.Context())
+	require.NoError(t, err)
+	return names
+}
+
+// outage is one of the cloud of a server.
+type outage struct {
+	start      func() *servertest.Server
+	begin, end func()
+	// vanish deletes an instance like another client.
+	vanish func(id string)
+	// existing are the instances that exist, and made those that were ever created.
+	existing, made func() []string
+}
+
+// test begins an outage of ten minutes for five instances: none is terminated, and none is
+// replaced. One vanishes in the last moment, and is replaced afterwards.
+func (o outage) test(t *testing.T) {
+	s := o.start()
+	upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 5})
+	time.Sleep(2 * time.Minute)
+	before := o.existing()
+	require.Len(t, before, 5)
+
+	o.begin()
+	time.Sleep(10 * time.Minute)
+	assert.Equal(t, before, o.existing(), "instances during the outage")
+	assert.Len(t, o.made(), 5, "instances that were ever created")
+	o.vanish(before[0])
+	o.end()
+	// If all were missing, they are left alone for a while.
+	time.Sleep(15 * time.Minute)
+	after := o.existing()
+	require.Len(t, after, 5)
+	assert.Equal(t, before[1:], after[:4], "instances that were there all the time")
+	assert.Len(t, o.made(), 6, "instances that were ever created")
+	assert.ElementsMatch(t, after, instanceIDs(list(t, s.Operator("default"))[0]))
+	s.Stop()
+}
+
+// TestAnOutageOfTheCloud replaces nothing but what has vanished, also when the cloud shows no
+// instance at all, as with the credentials of another account.
+func TestAnOutageOfTheCloud(t *testing.T) {
+	for name, begin := range map[string]func(*machinestest.Faults){
+		"all calls fail": func(f *machinestest.Faults) {
+			for _, operation := range []machinestest.Operation{machinestest.List, machinestest.Find, machinestest.Launch, machinestest.Terminate} {
+				f.Fail(operation, 10_000)
+			}
+		},
+		"all calls are throttled": func(f *machinestest.Faults) { f.Throttle(10 * time.Minute) },
+		"lists are empty":         func(f *machinestest.Faults) { f.EmptyLists(10_000) },
+		"nothing is found":        func(f *machinestest.Faults) { f.DelayVisibility(24 * time.Hour) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+				outage{
+					start: func() *servertest.Server { return startInCloud(t, nil, cloud, faults) },
+					begin: func() { begin(faults) },
+					end: func() {
+						for _, operation := range []machinestest.Operation{machinestest.List, machinestest.Find, machinestest.Launch, machinestest.Terminate} {
+							faults.Fail(operation, 0)
+						}
+						faults.EmptyLists(0)
+						faults.DelayVisibility(0)
+					},
+					vanish:   func(id string) { cloud.Vanish(id) },
+					existing: cloud.Existing,
+					made:     cloud.Made,
+				}.test(t)
+				assert.Empty(t, cloud.Terminated())
+			})
+		})
+	}
+}
+
+// TestAnOutageOfTheAPIServer is the same with Nodes.
+func TestAnOutageOfTheAPIServer(t *testing.T) {
+	notFound := apierrors.NewNotFound(corev1.Resource("nodes"), "")
+	for name, f := range map[string]*kwoktest.Fault{
+		"no response":      {Err: errLost, Hang: true},
+		"lost connections": {Err: errLost},
+		"HTTP 404":         {Err: notFound},
+		"HTTP 500":         {Err: apierrors.NewInternalError(errLost)},
+		"lists are empty":  {EmptyLists: true},
+		"nothing is found": {EmptyLists: true, Err: notFound},
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				c := kwoktest.NewCluster()
+				outage{
+					start:    func() *servertest.Server { return startWithNodes(t, nil, c) },
+					begin:    func() { c.Begin(f) },
+					end:      c.End,
+					vanish:   func(id string) { require.NoError(t, c.Remove(t.Context(), id)) },
+					existing: func() []string { return existingNodes(t, c) },
+					made:     c.Made,
+				}.test(t)
+			})
+		})
+	}
+}
