@@ -89,8 +89,14 @@ func (n *nodesOfProcess) Delete(ctx context.Context, name string, o metav1.Delet
 func (*nodesOfProcess) IsWatchListSemanticsUnSupported() bool { return true }
 
 // kill kills a server at its moment.
-func (n *nodesOfProcess) kill(s *servertest.Server) {
-	<-n.reached
+func (n *nodesOfProcess) kill(t *testing.T, s *servertest.Server) {
+	t.Helper()
+	select {
+	case <-n.reached:
+	case <-time.After(time.Hour):
+		close(n.killed)
+		t.Fatalf("there was no call to %s a Node", n.verb)
+	}
 	stopped := make(chan struct{})
 	go func() {
 		s.Kill()
@@ -115,7 +121,7 @@ func TestServersThatAreKilledWhileTheyCreateNodes(t *testing.T) {
 			nodes := newNodesOfProcess(c, verb, moment(n%3))
 			s = startWithNodes(t, s, nodes)
 			upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: size})
-			nodes.kill(s)
+			nodes.kill(t, s)
 		}
 		settled := func(size int32) []string {
 			s = startWithNodes(t, s, c)
