@@ -64,3 +64,25 @@ func TestListRemovesWhatIsLeftOfDeletedFolders(t *testing.T) {
 	require.Len(t, left, 2)
 	assert.Equal(t, "lost+found", left[1].Name())
 }
+
+// TestListFailsWithoutItsFileSystem: what is not mounted is not deleted. A shard without
+// machines has no folder.
+func TestListFailsWithoutItsFileSystem(t *testing.T) {
+	root := t.TempDir()
+	folders := newFolders(root, "test", "a")
+	list, err := folders.list()
+	require.NoError(t, err)
+	assert.Empty(t, list)
+	require.NoError(t, os.MkdirAll(folders.of(providertest.NewID(t)).path, 0o700))
+	require.NoError(t, os.Rename(root, root+".moved"))
+	_, err = folders.list()
+	require.ErrorIs(t, err, fs.ErrNotExist)
+	require.NoError(t, os.Rename(root+".moved", root))
+	list, err = folders.list()
+	require.NoError(t, err)
+	assert.Len(t, list, 1)
+	require.NoError(t, os.RemoveAll(folders.path))
+	require.NoError(t, os.WriteFile(folders.path, nil, 0o600))
+	_, err = folders.list()
+	require.Error(t, err, "what cannot be read")
+}
