@@ -24,3 +24,23 @@ func (p *Provider) Find(ctx context.Context, id string) (instance.VM, bool, erro
 	}
 	return (&entry{id: id, group: m.Group, origin: m.Origin, machine: &m, listed: true}).vm(), true, nil
 }
+
+// find reads the machine of an instance.
+func (p *Provider) find(ctx context.Context, id string) (m Machine, found bool, err error) {
+	var known Machine
+	p.mu.Lock()
+	if e := p.table[id]; e != nil && e.machine != nil {
+		known = *e.machine
+	}
+	p.mu.Unlock()
+	finder, byProviderID := p.api.(KnownFinder)
+	err = p.read(ctx, func(ctx context.Context) (err error) {
+		if byProviderID && known.ProviderID != "" {
+			m, found, err = finder.FindKnown(ctx, known)
+			return err
+		}
+		m, found, err = p.api.Find(ctx, id)
+		return err
+	})
+	return m, found, err
+}

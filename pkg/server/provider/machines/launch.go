@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -16,35 +15,9 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 )
 
-// usedTokensAge is how long the number of used tokens of an instance is kept. No
-// instance is requested for so long.
-const usedTokensAge = 24 * time.Hour
-
 // renewAfter is how long after its request a launch in progress needs another one: the nonce
 // in the userdata is valid for a few minutes only.
 const renewAfter = 2 * time.Minute
-
-// usedTokens is how many tokens of an instance were used up, and when the last one was.
-type usedTokens struct {
-	count int
-	last  time.Time
-}
-
-// token returns the token of the next request for an instance. The same request has the
-// same token until it was certainly rejected: a repetition whose first response was lost
-// creates no second machine, in this process or another.
-func (p *Provider) token(id string) string {
-	if used := p.tokens[id].count; used > 0 {
-		return fmt.Sprintf("%s.%d", id, used)
-	}
-	return id
-}
-
-// useUpToken makes the next request for an instance have another token.
-func (p *Provider) useUpToken(id string, now time.Time) {
-	maps.DeleteFunc(p.tokens, func(_ string, used usedTokens) bool { return now.Sub(used.last) > usedTokensAge })
-	p.tokens[id] = usedTokens{count: p.tokens[id].count + 1, last: now}
-}
 
 // work works on one request. It returns false when the queue has shut down.
 func (p *Provider) work(ctx context.Context) bool {
@@ -109,26 +82,6 @@ func (p *Provider) advance(ctx context.Context, id string, r request, deleted bo
 		return 0, nil
 	}
 	return p.launch(ctx, id, r)
-}
-
-// find reads the machine of an instance.
-func (p *Provider) find(ctx context.Context, id string) (m Machine, found bool, err error) {
-	var known Machine
-	p.mu.Lock()
-	if e := p.table[id]; e != nil && e.machine != nil {
-		known = *e.machine
-	}
-	p.mu.Unlock()
-	finder, byProviderID := p.api.(KnownFinder)
-	err = p.read(ctx, func(ctx context.Context) (err error) {
-		if byProviderID && known.ProviderID != "" {
-			m, found, err = finder.FindKnown(ctx, known)
-			return err
-		}
-		m, found, err = p.api.Find(ctx, id)
-		return err
-	})
-	return m, found, err
 }
 
 // endSearch notes that the machine of a request does not exist.
