@@ -68,3 +68,38 @@ func TestPages(t *testing.T) {
 		}
 	})
 }
+
+// TestFindIsCertain: only a response without an error shows that an instance does not exist.
+func TestFindIsCertain(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r := request(t)
+		m := w.launch(r)
+		time.Sleep(time.Minute)
+		w.list()
+		for name, fault := range map[string]*ec2test.Fault{
+			"lost connection": {},
+			"HTTP 500":        {Status: 500, Code: "InternalError"},
+			"HTTP 502":        {Status: 502},
+			"HTTP 503":        {Status: 503, Code: "RequestLimitExceeded"},
+			"no access":       {Status: 403, Code: "UnauthorizedOperation"},
+			"expired":         {Status: 400, Code: "ExpiredToken"},
+			"not found":       {Status: 400, Code: "InvalidInstanceID.NotFound", Message: "The instance ID does not exist"},
+		} {
+			fault.Before, fault.Action = true, "DescribeInstances"
+			w.SetFaults(fault)
+			_, found, err := w.api.Find(t.Context(), r.ID)
+			require.Error(t, err, name)
+			assert.False(t, found, name)
+			_, found, err = w.api.FindKnown(t.Context(), m)
+			require.Error(t, err, name)
+			assert.False(t, found, name)
+		}
+		// Without an instance, the response says nothing of it.
+		w.SetFaults(&ec2test.Fault{Action: "DescribeInstances", Before: true, Status: 200})
+		_, _, err := w.api.FindKnown(t.Context(), m)
+		require.Error(t, err)
+		w.SetFaults()
+		w.find(r.ID)
+		w.findKnown(m)
+	})
+}
