@@ -319,3 +319,26 @@ func TestCallsOfAList(t *testing.T) {
 		assert.Equal(t, map[string]int{"GET cluster/status": 1, "GET cluster/resources": 1}, w.Calls())
 	})
 }
+
+// TestFindIsCertain: a process that does not know a machine yet neither leaves it out of its
+// list nor misses it because its configuration cannot be read.
+func TestFindIsCertain(t *testing.T) {
+	inBubble(t, newCluster(), func(t *testing.T, w *world) {
+		r := request(t)
+		w.launch(r)
+		time.Sleep(time.Minute)
+		for _, status := range []int{0, 401, 403, 500, 503, 595, 596} {
+			api := w.newAPI(testShard)
+			w.SetFaults(&pvetest.Fault{Before: true, Suffix: "/config", Status: status, Message: "something is wrong"})
+			_, err := api.List(t.Context())
+			require.Error(t, err, "list, status %d", status)
+			_, found, err := api.Find(t.Context(), r.ID)
+			require.Error(t, err, "find, status %d", status)
+			assert.False(t, found)
+		}
+		w.SetFaults()
+		_, found, err := w.newAPI(testShard).Find(t.Context(), r.ID)
+		require.NoError(t, err)
+		assert.True(t, found)
+	})
+}
