@@ -60,6 +60,9 @@ type diskParams struct {
 }
 
 type networkInterface struct {
+	Name          string         `json:"name,omitempty"`
+	Fingerprint   string         `json:"fingerprint,omitempty"`
+	AliasIPRanges []aliasRange   `json:"aliasIpRanges,omitempty"`
 	Subnetwork    string         `json:"subnetwork,omitempty"`
 	NetworkIP     string         `json:"networkIP,omitempty"`
 	IPv6Address   string         `json:"ipv6Address,omitempty"`
@@ -193,7 +196,7 @@ func (a *API) list(ctx context.Context) (all []vm, err error) {
 func (a *API) operations(ctx context.Context, filter string) (all []operation, err error) {
 	return listPages(ctx, a, googleapi.Call{
 		Name: "compute.zoneOperations.list", Path: a.zonePath("operations"), Query: url.Values{"filter": {filter}},
-	}, "compute#operationList", "name,operationType,targetId", all)
+	}, "compute#operationList", "name,operationType,status,targetId", all)
 }
 
 // listPages reads all pages of a list.

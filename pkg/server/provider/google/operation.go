@@ -47,6 +47,12 @@ func (f *operationFailure) has(prefixes ...string) bool {
 	})
 }
 
+// isFailure reports whether an error is that of an operation that has failed.
+func isFailure(err error) bool {
+	_, failed := errors.AsType[*operationFailure](err)
+	return failed
+}
+
 // failure returns why an operation has failed, nil if it has not.
 func (o operation) failure() error {
 	f := &operationFailure{name: o.Name}

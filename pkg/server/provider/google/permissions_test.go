@@ -15,6 +15,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 )
@@ -42,6 +43,9 @@ func TestDocumentedPermissions(t *testing.T) {
 	assert.Equal(t, needed, granted)
 
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		w.AddMachine(testShard.Zone, "server", "subnet")
+		network := newLeaderNetwork(w.api, w.MetadataClient("server"))
+		require.NoError(t, network.Assign(t.Context(), provider.Network{IP: leaderAddress}))
 		h := w.startProvider()
 		spec := newSpec(t)
 		spec.Args = map[string]any{argProvisioning: spot}

@@ -4,6 +4,7 @@
 package gcetest
 
 import (
+	"fmt"
 	"net/http"
 	"strings"
 )
@@ -78,4 +79,21 @@ func (f *Fault) apply(s *Server, w http.ResponseWriter, r *request) {
 	default:
 		s.respond(w, nil, nil, &failure{f.Status, f.Reason, f.Message})
 	}
+}
+
+// failure is a response that is no success.
+type failure struct {
+	status          int
+	reason, message string
+}
+
+// Error returns the message.
+func (f *failure) Error() string { return f.message }
+
+func invalid(format string, values ...any) error {
+	return &failure{http.StatusBadRequest, "invalid", fmt.Sprintf(format, values...)}
+}
+
+func notFound(resource string) error {
+	return &failure{http.StatusNotFound, "notFound", fmt.Sprintf("The resource '%s' was not found", resource)}
 }

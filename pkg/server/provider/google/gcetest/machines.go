@@ -14,64 +14,6 @@ import (
 	"time"
 )
 
-// resource is a virtual machine in requests and responses.
-type resource struct {
-	Kind              string              `json:"kind,omitempty"`
-	ID                string              `json:"id,omitempty"`
-	Name              string              `json:"name"`
-	Description       string              `json:"description,omitempty"`
-	MachineType       string              `json:"machineType,omitempty"`
-	Status            string              `json:"status,omitempty"`
-	Zone              string              `json:"zone,omitempty"`
-	CreationTimestamp string              `json:"creationTimestamp,omitempty"`
-	Labels            map[string]string   `json:"labels,omitempty"`
-	Metadata          *metadata           `json:"metadata,omitempty"`
-	Tags              *tags               `json:"tags,omitempty"`
-	Disks             []*disk             `json:"disks,omitempty"`
-	NetworkInterfaces []*networkInterface `json:"networkInterfaces,omitempty"`
-	ServiceAccounts   []map[string]any    `json:"serviceAccounts,omitempty"`
-	Scheduling        *scheduling         `json:"scheduling,omitempty"`
-}
-
-type metadata struct {
-	Items []struct {
-		Key   string `json:"key"`
-		Value string `json:"value"`
-	} `json:"items"`
-}
-
-type tags struct {
-	Items []string `json:"items"`
-}
-
-type disk struct {
-	Boot             bool        `json:"boot,omitempty"`
-	AutoDelete       bool        `json:"autoDelete,omitempty"`
-	Source           string      `json:"source,omitempty"`
-	InitializeParams *diskParams `json:"initializeParams,omitempty"`
-}
-
-type diskParams struct {
-	SourceImage string            `json:"sourceImage,omitempty"`
-	DiskType    string            `json:"diskType,omitempty"`
-	DiskSizeGB  string            `json:"diskSizeGb,omitempty"`
-	Labels      map[string]string `json:"labels,omitempty"`
-}
-
-type networkInterface struct {
-	Name          string           `json:"name,omitempty"`
-	Subnetwork    string           `json:"subnetwork,omitempty"`
-	NetworkIP     string           `json:"networkIP,omitempty"`
-	AccessConfigs []map[string]any `json:"accessConfigs,omitempty"`
-}
-
-type scheduling struct {
-	ProvisioningModel         string `json:"provisioningModel,omitempty"`
-	InstanceTerminationAction string `json:"instanceTerminationAction,omitempty"`
-	OnHostMaintenance         string `json:"onHostMaintenance,omitempty"`
-	AutomaticRestart          *bool  `json:"automaticRestart,omitempty"`
-}
-
 // machine is a virtual machine.
 type machine struct {
 	resource
@@ -101,7 +43,7 @@ const root = "https://www.googleapis.com/compute/v1/"
 // settle does what is due at a time. mu must be locked.
 func (s *Server) settle(now time.Time) {
 	for _, op := range s.operations {
-		if !op.done && !now.Before(op.end) {
+		if !op.done && op.reads == 0 && !now.Before(op.end) {
 			op.done = true
 			if op.finish != nil {
 				op.finish(op.end)
@@ -169,6 +111,7 @@ func (s *Server) create(one *machine, op *operation) {
 	one.CreationTimestamp = one.created.Format(time.RFC3339)
 	one.MachineType = root + "projects/" + Project + "/" + one.MachineType
 	one.NetworkInterfaces[0].Name = "nic0"
+	one.NetworkInterfaces[0].sign()
 	op.target = one.ID
 	code, message := s.problem(one)
 	if code == "" {
@@ -267,7 +210,7 @@ func (s *Server) list(r *request) (any, error) {
 func (m *machine) matches(filter []condition) bool {
 	return !slices.ContainsFunc(filter, func(c condition) bool {
 		label, found := strings.CutPrefix(c.field, "labels.")
-		return !found || m.Labels[label] != c.value
+		return !found || (m.Labels[label] == c.value) == c.not
 	})
 }
 

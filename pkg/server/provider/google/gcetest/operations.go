@@ -14,10 +14,14 @@ import (
 type operation struct {
 	name, kind, zone, target, object string
 	id                               uint64
-	inserted, end                    time.Time
-	done                             bool
-	code, message                    string
-	finish                           func(at time.Time)
+	// reads is how many more responses show it as running.
+	reads int
+	// adds and releases are alias IP ranges that are used until it has finished.
+	adds, releases []aliasRange
+	inserted, end  time.Time
+	done           bool
+	code, message  string
+	finish         func(at time.Time)
 }
 
 // begin returns an operation that has begun. mu must be locked.
@@ -39,12 +43,12 @@ func (o *operation) resource() any {
 	if o == nil {
 		return nil
 	}
-	status, progress := "RUNNING", 0
+	progress := 0
 	if o.done {
-		status, progress = "DONE", 100
+		progress = 100
 	}
 	all := map[string]any{
-		"kind": "compute#operation", "id": strconv.FormatUint(o.id, 10), "name": o.name, "operationType": o.kind, "status": status,
+		"kind": "compute#operation", "id": strconv.FormatUint(o.id, 10), "name": o.name, "operationType": o.kind, "status": o.status(),
 		"progress": progress, "zone": root + "projects/" + Project + "/zones/" + o.zone, "user": "nstance@" + Project,
 		"insertTime": o.inserted.Format(time.RFC3339), "targetLink": root + path(o.zone, "instances", o.object),
 	}
@@ -58,9 +62,28 @@ func (o *operation) resource() any {
 	return all
 }
 
+// status returns the status as responses have it.
+func (o *operation) status() string {
+	if o.done {
+		return "DONE"
+	}
+	return "RUNNING"
+}
+
+func (o *operation) matches(c condition) bool {
+	switch c.field {
+	case "operationType":
+		return (c.value == o.kind) != c.not
+	case "status":
+		return (c.value == o.status()) != c.not
+	}
+	return false
+}
+
 func (s *Server) getOperation(r *request) (any, error) {
 	for _, op := range s.operations {
 		if op.name == r.variables["operation"] && op.zone == r.variables["zone"] {
+			op.reads = max(0, op.reads-1)
 			return op.resource(), nil
 		}
 	}
@@ -74,9 +97,8 @@ func (s *Server) listOperations(r *request) (any, error) {
 	}
 	var all []any
 	for _, op := range s.operations {
-		if op.zone == r.variables["zone"] && !slices.ContainsFunc(filter, func(c condition) bool {
-			return c.field != "operationType" || c.value != op.kind
-		}) {
+		if op.zone == r.variables["zone"] && !slices.ContainsFunc(filter, func(c condition) bool { return !op.matches(c) }) {
+			op.reads = max(0, op.reads-1)
 			all = append(all, op.resource())
 		}
 	}
@@ -84,7 +106,10 @@ func (s *Server) listOperations(r *request) (any, error) {
 	if err != nil {
 		return nil, err
 	}
-	page := map[string]any{"kind": "compute#operationList", "id": path(r.variables["zone"], "operations"), "items": all[first:end]}
+	page := map[string]any{"kind": "compute#operationList", "id": path(r.variables["zone"], "operations")}
+	if first < end {
+		page["items"] = all[first:end]
+	}
 	if next != "" {
 		page["nextPageToken"] = next
 	}

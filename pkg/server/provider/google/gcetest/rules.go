@@ -115,9 +115,13 @@ func (s *Server) checkDisks(r *request, body *resource) error {
 }
 
 // condition is one of a filter.
-type condition struct{ field, value string }
+type condition struct {
+	field, value string
+	// not is true if the value must be another one.
+	not bool
+}
 
-var conditions = regexp.MustCompile(`^([A-Za-z]+(?:\.[a-z0-9_-]+)?) = "([^"]*)"$`)
+var conditions = regexp.MustCompile(`^([A-Za-z]+(?:\.[a-z0-9_-]+)?) (=|!=) "([^"]*)"$`)
 
 // parseFilter reads conditions that are connected by AND, each in parentheses unless there is
 // only one.
@@ -138,7 +142,7 @@ func parseFilter(text string) ([]condition, error) {
 		if match == nil {
 			return nil, invalid("Invalid value for field 'filter': '%s'. Invalid list filter expression.", text)
 		}
-		all = append(all, condition{match[1], match[2]})
+		all = append(all, condition{field: match[1], value: match[3], not: match[2] == "!="})
 	}
 	return all, nil
 }

@@ -12,9 +12,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
-	"maps"
 	"net/http"
-	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -78,6 +77,12 @@ type Server struct {
 	disks      map[string]bool
 	mistakes   []string
 	tolerant   bool
+	// delayed is how many responses show the next operation that adds an alias as running.
+	delayed int
+	// changes are calls that have changed a network interface.
+	changes int
+	// pause is called before the next call that changes a network interface.
+	pause func()
 }
 
 // New returns a project with the subnetworks "subnet" (10.0.0.0/16), "two", which has room for
@@ -86,7 +91,7 @@ func New() *Server {
 	return &Server{
 		OperationTime: 2 * time.Second, BootTime: 5 * time.Second, DeleteTime: 20 * time.Second, PageSize: 500,
 		subnets: map[string]*subnet{
-			"subnet": {cidr: "10.0.0.0/16", size: 1 << 16},
+			"subnet": {cidr: "10.0.0.0/16", size: 1 << 16, secondary: map[string]string{"pods": "10.128.0.0/16"}},
 			"two":    {cidr: "10.1.0.0/29", size: 8, others: 2},
 			"full":   {cidr: "10.2.0.0/24", size: 1 << 8, exhausted: true},
 		},
@@ -142,23 +147,6 @@ func (s *Server) TolerateMistakes() {
 	s.tolerant = true
 }
 
-// failure is a response that is no success.
-type failure struct {
-	status          int
-	reason, message string
-}
-
-// Error returns the message.
-func (f *failure) Error() string { return f.message }
-
-func invalid(format string, values ...any) error {
-	return &failure{http.StatusBadRequest, "invalid", fmt.Sprintf(format, values...)}
-}
-
-func notFound(resource string) error {
-	return &failure{http.StatusNotFound, "notFound", fmt.Sprintf("The resource '%s' was not found", resource)}
-}
-
 // request is a call that is as documented.
 type request struct {
 	*http.Request
@@ -172,6 +160,10 @@ func (r *request) query(name string) string { return r.URL.Query().Get(name) }
 func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if r.URL.Path == tokenPath {
 		serveToken(w, r)
+		return
+	}
+	if strings.HasPrefix(r.URL.Path, metadataPath) {
+		s.serveMetadata(w, r)
 		return
 	}
 	if r.Header.Get("Authorization") != "Bearer "+Token {
@@ -188,6 +180,9 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	if fault != nil && fault.Before {
 		fault.apply(s, w, parsed)
 		return
+	}
+	if parsed.method.ID == "compute.instances.updateNetworkInterface" {
+		s.takePause()()
 	}
 	data, err := s.handle(parsed)
 	if fault != nil {
@@ -228,13 +223,14 @@ func (s *Server) handle(r *request) (any, error) {
 		return nil, notFound("projects/" + r.variables["project"])
 	}
 	handle := map[string]func(*Server, *request) (any, error){
-		"compute.instances.insert":    (*Server).insert,
-		"compute.instances.get":       (*Server).get,
-		"compute.instances.list":      (*Server).list,
-		"compute.instances.delete":    (*Server).delete,
-		"compute.zoneOperations.get":  (*Server).getOperation,
-		"compute.zoneOperations.list": (*Server).listOperations,
-		"compute.subnetworks.get":     (*Server).getSubnetwork,
+		"compute.instances.insert":                 (*Server).insert,
+		"compute.instances.get":                    (*Server).get,
+		"compute.instances.list":                   (*Server).list,
+		"compute.instances.delete":                 (*Server).delete,
+		"compute.instances.updateNetworkInterface": (*Server).updateNetworkInterface,
+		"compute.zoneOperations.get":               (*Server).getOperation,
+		"compute.zoneOperations.list":              (*Server).listOperations,
+		"compute.subnetworks.get":                  (*Server).getSubnetwork,
 	}[r.method.ID]
 	if handle == nil {
 		return nil, &failure{http.StatusNotImplemented, "notImplemented", r.method.ID + " is not implemented"}
@@ -282,20 +278,4 @@ func (s *Server) respond(w http.ResponseWriter, r *request, data any, err error)
 	w.Header().Set("Content-Type", "application/json; charset=UTF-8")
 	w.WriteHeader(status)
 	_, _ = w.Write(body) // the client may have closed the connection
-}
-
-// Calls returns how many calls there were since the last time, by method.
-func (s *Server) Calls() map[string]int {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	calls := s.calls
-	s.calls = map[string]int{}
-	return calls
-}
-
-// Methods returns the methods that were ever called, sorted.
-func (s *Server) Methods() []string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return slices.Sorted(maps.Keys(s.ever))
 }

@@ -17,6 +17,8 @@ const reserved = 4
 type subnet struct {
 	cidr string
 	size int
+	// secondary are its secondary ranges by name.
+	secondary map[string]string
 	// others is how many addresses other machines have.
 	others int
 	// exhausted is true if the subnetwork has no addresses, but seems to have some.

@@ -203,3 +203,19 @@ func (s *Server) SetSubnet(name, cidr string, others int) {
 	defer s.mu.Unlock()
 	s.subnets[name] = &subnet{cidr: cidr, size: 1 << (32 - netip.MustParsePrefix(cidr).Bits()), others: others}
 }
+
+// Calls returns how many calls there were since the last time, by method.
+func (s *Server) Calls() map[string]int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	calls := s.calls
+	s.calls = map[string]int{}
+	return calls
+}
+
+// Methods returns the methods that were ever called, sorted.
+func (s *Server) Methods() []string {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return slices.Sorted(maps.Keys(s.ever))
+}

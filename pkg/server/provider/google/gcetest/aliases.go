@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package gcetest
+
+import (
+	"bytes"
+	"crypto/sha256"
+	"encoding/base64"
+	"encoding/json"
+	"fmt"
+	"net/netip"
+	"slices"
+	"time"
+)
+
+// updateKind is the type of the operations that change a network interface.
+const updateKind = "updateNetworkInterface"
+
+// aliasRange is an alias IP range of a network interface.
+type aliasRange struct {
+	Range     string `json:"ipCidrRange"`
+	Secondary string `json:"subnetworkRangeName,omitempty"`
+}
+
+func (r aliasRange) prefix() (netip.Prefix, error) {
+	if address, err := netip.ParseAddr(r.Range); err == nil {
+		return netip.PrefixFrom(address, address.BitLen()), nil
+	}
+	return netip.ParsePrefix(r.Range)
+}
+
+// sign sets the fingerprint, which is the same for the same content.
+func (i *networkInterface) sign() {
+	content, _ := json.Marshal([]any{i.Name, i.AliasIPRanges}) // of strings
+	sum := sha256.Sum256(content)
+	i.Fingerprint = base64.StdEncoding.EncodeToString(sum[:8])
+}
+
+// interfaceUpdate is the body of a call. Members that are not here are not supported.
+type interfaceUpdate struct {
+	Fingerprint   string        `json:"fingerprint"`
+	AliasIPRanges *[]aliasRange `json:"aliasIpRanges"`
+}
+
+// updateNetworkInterface begins to replace the alias IP ranges of a network interface. They
+// are shown at once, also if the operation fails, after which those before are shown again.
+// What is removed can be added elsewhere when the operation has finished.
+func (s *Server) updateNetworkInterface(r *request) (any, error) {
+	if op, err := s.repeated(r); op != nil || err != nil {
+		return op.resource(), err
+	}
+	zone, name := r.variables["zone"], r.variables["instance"]
+	one := s.visible(zone, name)
+	if one == nil {
+		return nil, notFound(path(zone, "instances", name))
+	}
+	index := slices.IndexFunc(one.NetworkInterfaces, func(i *networkInterface) bool { return i.Name == r.query("networkInterface") })
+	if index < 0 {
+		return nil, invalid("Invalid value for field 'networkInterface': '%s'. The specified network interface does not exist.", r.query("networkInterface"))
+	}
+	nic := one.NetworkInterfaces[index]
+	var body interfaceUpdate
+	if err := unmarshalStrict(r.body, &body); err != nil {
+		return nil, invalid("%v", err)
+	}
+	switch {
+	case body.Fingerprint == "":
+		return nil, &failure{400, "required", "Required field 'resource.fingerprint' not specified"}
+	case body.Fingerprint != nic.Fingerprint:
+		return nil, &failure{412, "conditionNotMet", "Supplied fingerprint does not match current metadata fingerprint."}
+	case s.isUpdating(one):
+		return nil, &failure{400, "resourceNotReady", fmt.Sprintf("The resource '%s' is not ready", path(zone, "instances", name))}
+	case body.AliasIPRanges == nil:
+		return nil, invalid("Invalid value for field 'resource': nothing is changed")
+	}
+	wanted, err := one.subnet.normalize(*body.AliasIPRanges)
+	if err != nil {
+		return nil, err
+	}
+	before := nic.AliasIPRanges
+	added := slices.DeleteFunc(slices.Clone(wanted), func(r aliasRange) bool { return slices.Contains(before, r) })
+	used := s.inUse(one, added)
+	nic.AliasIPRanges = wanted
+	nic.sign()
+	s.changes++
+	op := s.begin(zone, updateKind, name, s.OperationTime)
+	op.target = one.ID
+	if len(added) > 0 {
+		op.reads, s.delayed = s.delayed, 0
+	}
+	if used == "" {
+		op.adds = added
+	}
+	op.releases = slices.DeleteFunc(slices.Clone(before), func(r aliasRange) bool { return slices.Contains(wanted, r) })
+	op.finish = func(time.Time) {
+		op.releases = nil
+		if used != "" {
+			op.fail("IP_IN_USE_BY_ANOTHER_RESOURCE", fmt.Sprintf("IP '%s' is already being used by another resource.", used))
+			nic.AliasIPRanges = before
+			nic.sign()
+		}
+	}
+	s.remember(r, op)
+	return op.resource(), nil
+}
+
+func unmarshalStrict(data []byte, out any) error {
+	decoder := json.NewDecoder(bytes.NewReader(data))
+	decoder.DisallowUnknownFields()
+	return decoder.Decode(out)
+}
+
+// isUpdating reports whether a network interface of a machine is being changed.
+func (s *Server) isUpdating(one *machine) bool {
+	return slices.ContainsFunc(s.operations, func(op *operation) bool { return !op.done && op.kind == updateKind && op.target == one.ID })
+}
+
+// normalize returns ranges as the service shows them.
+func (n *subnet) normalize(ranges []aliasRange) ([]aliasRange, error) {
+	var all []aliasRange
+	for _, one := range ranges {
+		from := n.cidr
+		if one.Secondary != "" {
+			from = n.secondary[one.Secondary]
+		}
+		within, err := netip.ParsePrefix(from)
+		prefix, parseErr := one.prefix()
+		if err != nil || parseErr != nil || !within.Contains(prefix.Addr()) || prefix.Bits() < within.Bits() {
+			return nil, invalid("Invalid value for field 'resource.aliasIpRanges': '%s' is not of the range '%s'", one.Range, from)
+		}
+		all = append(all, aliasRange{prefix.String(), one.Secondary})
+	}
+	return all, nil
+}
+
+// inUse returns the first of some ranges that is used already, or is until an operation has
+// finished.
+func (s *Server) inUse(own *machine, ranges []aliasRange) string {
+	var used []aliasRange
+	for _, one := range s.vms {
+		for _, nic := range one.NetworkInterfaces {
+			used = append(used, aliasRange{Range: nic.NetworkIP})
+			// An alias that is refused is not used.
+			if one != own && !s.isUpdating(one) {
+				used = append(used, nic.AliasIPRanges...)
+			}
+		}
+	}
+	for _, op := range s.operations {
+		used = append(used, op.releases...)
+		if !op.done {
+			used = append(used, op.adds...)
+		}
+	}
+	for _, one := range ranges {
+		prefix, _ := one.prefix()
+		for _, other := range used {
+			if of, err := other.prefix(); err == nil && of.Overlaps(prefix) {
+				return one.Range
+			}
+		}
+	}
+	return ""
+}

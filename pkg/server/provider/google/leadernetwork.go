@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package google
+
+import (
+	"cmp"
+	"context"
+	"fmt"
+	"net/http"
+	"net/netip"
+	"regexp"
+	"strings"
+	"sync"
+	"time"
+
+	metadataserver "cloud.google.com/go/compute/metadata"
+	"k8s.io/apimachinery/pkg/util/validation/field"
+
+	"nstance.dev/operator/pkg/server/deadline"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+const (
+	// assignInterval is how often a leader reads whether it still has the address.
+	assignInterval = 30 * time.Second
+	// defaultInterface is the network interface that every virtual machine has.
+	defaultInterface = "nic0"
+	// metadataTimeout is how long a call of the metadata server may take.
+	metadataTimeout = 5 * time.Second
+)
+
+var interfaceNames = regexp.MustCompile(`^nic[0-9]$`)
+
+var (
+	_ provider.LeaderNetworkOptions = (*Options)(nil)
+	_ provider.LeaderNetwork        = (*leaderNetwork)(nil)
+)
+
+// ValidateLeaderNetwork requires an IPv4 address, and the name of a network interface if there
+// is one.
+func (*Options) ValidateLeaderNetwork(path *field.Path, network provider.Network) field.ErrorList {
+	var errs field.ErrorList
+	if network.InterfaceID != "" && !interfaceNames.MatchString(network.InterfaceID) {
+		errs = append(errs, field.Invalid(path.Child("interface_id"), network.InterfaceID, "must be the name of a network interface of the servers' machines, such as "+defaultInterface))
+	}
+	if !network.IP.Is4() || network.IP.IsLoopback() || network.IP.IsLinkLocalUnicast() {
+		errs = append(errs, field.Invalid(path.Child("ip"), network.IP.String(), "must be an IPv4 address of the subnetwork of the servers"))
+	}
+	return errs
+}
+
+// NewLeaderNetwork returns what gives the machine of this server an alias IP range.
+func (o *Options) NewLeaderNetwork(shard provider.Shard) (provider.LeaderNetwork, error) {
+	api, err := NewAPI(o, shard)
+	if err != nil {
+		return nil, err
+	}
+	return newLeaderNetwork(api, &http.Client{Timeout: metadataTimeout}), nil
+}
+
+// newLeaderNetwork has a client for the metadata server.
+func newLeaderNetwork(api *API, client *http.Client) *leaderNetwork {
+	return &leaderNetwork{api: api, metadata: metadataserver.NewClient(client).GetWithContext}
+}
+
+// leaderNetwork gives the address of the leader to the machine of this server, as an alias IP
+// range of its network interface. It keeps no state of the address.
+type leaderNetwork struct {
+	api      *API
+	metadata func(ctx context.Context, suffix string) (string, error)
+
+	// mu guards own, which is empty until it is known.
+	mu  sync.Mutex
+	own self
+}
+
+// self is the virtual machine of this server.
+type self struct{ id, name string }
+
+// AssignInterval returns how often the network interface is read.
+func (*leaderNetwork) AssignInterval() time.Duration { return assignInterval }
+
+// Assign removes the address from other network interfaces, and adds it to the one of this
+// machine. Each of these calls has the fingerprint of the interface that was read, and no two
+// interfaces of a network can have an address. An interface that has changed since is an
+// error: the caller repeats Assign, which reads again.
+func (n *leaderNetwork) Assign(ctx context.Context, network provider.Network) error {
+	own, err := n.machine(ctx)
+	if err != nil {
+		return err
+	}
+	nic, err := n.read(ctx, own, network)
+	if err != nil || nic.has(network.IP) {
+		return err
+	}
+	others, err := n.owners(ctx, network.IP)
+	if err != nil {
+		return err
+	}
+	for _, one := range others {
+		if err := n.change(ctx, one.machine, one.nic, one.nic.without(network.IP)); err != nil {
+			return fmt.Errorf("take the address %s from virtual machine %s: %w", network.IP, one.machine, err)
+		}
+	}
+	if err := n.change(ctx, own.name, nic, nic.with(network.IP)); err != nil {
+		return fmt.Errorf("give the address %s to this virtual machine, %s: %w", network.IP, own.name, err)
+	}
+	return nil
+}
+
+// Release removes the address from this machine, and from no other one.
+func (n *leaderNetwork) Release(ctx context.Context, network provider.Network) error {
+	own, err := n.machine(ctx)
+	if err != nil {
+		return err
+	}
+	nic, err := n.read(ctx, own, network)
+	if err != nil || !nic.has(network.IP) {
+		return err
+	}
+	if err := n.change(ctx, own.name, nic, nic.without(network.IP)); err != nil {
+		return fmt.Errorf("take the address %s from this virtual machine, %s: %w", network.IP, own.name, err)
+	}
+	return nil
+}
+
+// machine returns the virtual machine of this server, which the metadata server knows.
+func (n *leaderNetwork) machine(ctx context.Context) (self, error) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.own != (self{}) {
+		return n.own, nil
+	}
+	values := map[string]string{}
+	for _, suffix := range []string{"instance/id", "instance/name", "instance/zone", "project/project-id"} {
+		text, err := n.metadata(ctx, suffix)
+		if err != nil {
+			return self{}, fmt.Errorf("read %s of this virtual machine from the metadata server: %w", suffix, err)
+		}
+		values[suffix] = strings.TrimSpace(text)
+	}
+	own := self{id: values["instance/id"], name: values["instance/name"]}
+	zone := values["instance/zone"]
+	zone = zone[strings.LastIndex(zone, "/")+1:]
+	switch {
+	case zone != n.api.shard.Zone || values["project/project-id"] != n.api.options.Project:
+		return self{}, fmt.Errorf("this virtual machine is in zone %s of project %s, and the address of the leader needs one in zone %s of project %s",
+			zone, values["project/project-id"], n.api.shard.Zone, n.api.options.Project)
+	case own.id == "" || !names.MatchString(own.name):
+		return self{}, fmt.Errorf("the metadata server has %q as the id and %q as the name of this virtual machine", own.id, own.name)
+	}
+	n.own = own
+	return own, nil
+}
+
+// read returns the network interface of this machine, when no change of it is in progress:
+// one that is may show an address that is not there yet, and may fail.
+func (n *leaderNetwork) read(ctx context.Context, own self, network provider.Network) (networkInterface, error) {
+	running, err := n.api.operations(ctx, fmt.Sprintf("status != %q", statusDone))
+	if err != nil {
+		return networkInterface{}, fmt.Errorf("read the operations in progress: %w", err)
+	}
+	for _, op := range running {
+		if op.TargetID != own.id || !strings.HasSuffix(op.OperationType, "updateNetworkInterface") {
+			continue
+		}
+		if err := n.api.await(ctx, op, time.Now().Add(n.api.timeout)); err != nil && !isFailure(err) {
+			return networkInterface{}, fmt.Errorf("wait for a change of the network interface of this virtual machine, %s: %w", own.name, err)
+		}
+	}
+	one, err := n.api.get(ctx, own.name)
+	if err != nil {
+		return networkInterface{}, fmt.Errorf("read this virtual machine, %s: %w", own.name, err)
+	}
+	if one.ID != own.id {
+		return networkInterface{}, fmt.Errorf("virtual machine %s has the id %s, and this one has %s", own.name, one.ID, own.id)
+	}
+	wanted := cmp.Or(network.InterfaceID, defaultInterface)
+	for _, nic := range one.NetworkInterfaces {
+		if nic.Name == wanted {
+			return nic, nil
+		}
+	}
+	return networkInterface{}, fmt.Errorf("this virtual machine, %s, has no network interface %s", own.name, wanted)
+}
+
+// owner is a network interface that has the address.
+type owner struct {
+	machine string
+	nic     networkInterface
+}
+
+// owners returns the network interfaces of the zone that have the address as an alias. That it
+// is a machine's in any other way is an error: it is not the leader's.
+func (n *leaderNetwork) owners(ctx context.Context, ip netip.Addr) ([]owner, error) {
+	all, err := n.api.interfaces(ctx)
+	if err != nil {
+		return nil, fmt.Errorf("find the virtual machine with the address %s: %w", ip, err)
+	}
+	var owners []owner
+	for _, one := range all {
+		for _, nic := range one.NetworkInterfaces {
+			if nic.NetworkIP == ip.String() {
+				return nil, fmt.Errorf("%s is the primary address of virtual machine %s", ip, one.Name)
+			}
+			for _, alias := range nic.AliasIPRanges {
+				switch prefix, ok := alias.prefix(); {
+				case !ok || !prefix.Contains(ip):
+				case !prefix.IsSingleIP():
+					return nil, fmt.Errorf("%s is an address of the alias IP range %s of virtual machine %s", ip, prefix, one.Name)
+				default:
+					owners = append(owners, owner{one.Name, nic})
+				}
+			}
+		}
+	}
+	return owners, nil
+}
+
+// change replaces the alias IP ranges of a network interface that is as it was read, and waits
+// until it has them.
+func (n *leaderNetwork) change(ctx context.Context, machine string, nic networkInterface, ranges []aliasRange) error {
+	if err := deadline.Check(ctx); err != nil {
+		return err
+	}
+	op, err := n.api.updateInterface(ctx, machine, nic, ranges)
+	if err != nil {
+		return err
+	}
+	return n.api.await(ctx, op, time.Now().Add(n.api.timeout))
+}
