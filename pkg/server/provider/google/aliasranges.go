@@ -74,9 +74,9 @@ func (a *API) updateInterface(ctx context.Context, name string, nic networkInter
 	}
 	body := struct {
 		Fingerprint string `json:"fingerprint"`
-		// AliasIPRanges is not nil: null and no member would leave the ranges as they are.
+		// AliasIPRanges is sent if it is empty, too: without the member the ranges would stay.
 		AliasIPRanges []aliasRange `json:"aliasIpRanges"`
-	}{nic.Fingerprint, append([]aliasRange{}, ranges...)}
+	}{nic.Fingerprint, ranges}
 	return op, a.client.DoJSON(ctx, googleapi.Call{
 		Name: "compute.instances.updateNetworkInterface", Method: http.MethodPatch, Path: a.zonePath("instances", name, "updateNetworkInterface"),
 		Query: url.Values{"networkInterface": {nic.Name}, "requestId": {requestID.String()}}, Body: body,

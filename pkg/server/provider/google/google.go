@@ -30,8 +30,8 @@ type API struct {
 	limits  machines.Limits
 	// timeout is how long one call waits for an operation.
 	timeout time.Duration
-	// step is called before each step of a launch or a termination. Tests stop the process
-	// there.
+	// step is called before each step of a launch or a termination, and before a change of a
+	// network interface. Tests stop the process there, or change something.
 	step func(string)
 }
 

@@ -221,6 +221,7 @@ func (n *leaderNetwork) owners(ctx context.Context, ip netip.Addr) ([]owner, err
 // change replaces the alias IP ranges of a network interface that is as it was read, and waits
 // until it has them.
 func (n *leaderNetwork) change(ctx context.Context, machine string, nic networkInterface, ranges []aliasRange) error {
+	n.api.step("change the network interface")
 	if err := deadline.Check(ctx); err != nil {
 		return err
 	}

@@ -42,9 +42,13 @@ func newAliasBackend(t *testing.T) *aliasBackend {
 func (b *aliasBackend) Network() provider.Network { return provider.Network{IP: leaderAddress} }
 
 func (b *aliasBackend) Machine(name string) provider.LeaderNetwork {
+	return newLeaderNetwork(b.newAPI(), b.MetadataClient(name))
+}
+
+func (b *aliasBackend) newAPI() *API {
 	api, err := newAPI(testOptions(b.Server), testShard, b.Transport())
 	require.NoError(b.t, err)
-	return newLeaderNetwork(api, b.MetadataClient(name))
+	return api
 }
 
 func (b *aliasBackend) Owner() string { return b.Server.Owner(leaderAddress.String()) }
@@ -102,6 +106,14 @@ func TestInterfaceThatHasChanged(t *testing.T) {
 		require.NoError(t, n.Assign(t.Context(), b.Network()))
 		assert.Equal(t, map[string]string{"10.128.1.0/24": "pods", "10.0.200.10/32": ""}, b.Aliases("a"))
 
+		// The same before the call is sent.
+		require.NoError(t, n.Release(t.Context(), b.Network()))
+		own := map[string]string{"10.128.1.0/24": "pods", "10.128.2.0/24": "pods"}
+		api := b.newAPI()
+		api.step = func(string) { b.SetAliases("a", own) }
+		require.ErrorContains(t, newLeaderNetwork(api, b.MetadataClient("a")).Assign(t.Context(), b.Network()), "HTTP 412")
+		assert.Equal(t, own, b.Aliases("a"))
+		require.NoError(t, n.Assign(t.Context(), b.Network()))
 		// The same with the interface of the leader before, and with a release.
 		b.Pause(func() { b.SetAliases("a", map[string]string{"10.0.200.10/32": ""}) })
 		require.ErrorContains(t, b.assign("b"), "take the address 10.0.200.10 from virtual machine a: compute.instances.updateNetworkInterface: HTTP 412")
@@ -206,7 +218,7 @@ func TestFailedReads(t *testing.T) {
 		b.Changes()
 		for _, fault := range []*gcetest.Fault{
 			{Method: "instances.get", Status: http.StatusServiceUnavailable},
-			{Method: "instances.get", Status: http.StatusOK, Body: map[string]any{"name": "b", "id": "1"}},
+			{Method: "instances.get", Status: http.StatusOK, Body: map[string]any{"name": "b", "id": "1", "networkInterfaces": []any{map[string]string{"name": "nic0"}}}},
 			{Method: "instances.get", Status: http.StatusOK, Body: map[string]any{}},
 			{Method: "instances.list"},
 			{Method: "instances.list", Status: http.StatusOK, Body: map[string]any{}},
