@@ -4,6 +4,7 @@
 package google
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -201,7 +202,7 @@ func (a *API) operations(ctx context.Context, filter string) (all []operation, e
 
 // listPages reads all pages of a list.
 func listPages[T any](ctx context.Context, a *API, call googleapi.Call, kind, fields string, all []T) ([]T, error) {
-	call.Method = http.MethodGet
+	call.Method = cmp.Or(call.Method, http.MethodGet)
 	call.Query.Set("maxResults", "500")
 	call.Query.Set("fields", "kind,nextPageToken,warning(code,message),items("+fields+")")
 	for range maxPages {

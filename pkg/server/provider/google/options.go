@@ -11,6 +11,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"time"
 
 	"k8s.io/apimachinery/pkg/util/sets"
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -29,6 +30,8 @@ const (
 	defaultEndpoint = "https://compute.googleapis.com/compute/v1"
 	// scope is what tokens are requested for. The roles of the service account limit it.
 	scope = "https://www.googleapis.com/auth/compute"
+	// maxDrainingTimeout is the longest one of a backend service.
+	maxDrainingTimeout = time.Hour
 )
 
 // Options are the options of the provider in the configuration.
@@ -43,6 +46,8 @@ type Options struct {
 	Agent bool
 	// Subnets are the subnetworks of the machines, by subnet.
 	Subnets map[string]Subnet
+	// DrainingTimeout is how long endpoints that were detached may have connections.
+	DrainingTimeout time.Duration
 	// InstanceTypes are machine types, with their quotas.
 	InstanceTypes provider.Catalogue
 }
@@ -64,12 +69,13 @@ var (
 func ReadOptions(o *jsonc.Object) provider.Options {
 	defer o.Finish()
 	options := &Options{
-		Project:       o.String("project"),
-		Endpoint:      o.String("endpoint"),
-		Machine:       o.AnyMap("machine"),
-		Agent:         o.Bool("agent", true),
-		Subnets:       map[string]Subnet{},
-		InstanceTypes: provider.Catalogue{},
+		Project:         o.String("project"),
+		Endpoint:        o.String("endpoint"),
+		Machine:         o.AnyMap("machine"),
+		Agent:           o.Bool("agent", true),
+		DrainingTimeout: o.Duration("draining_timeout", 0),
+		Subnets:         map[string]Subnet{},
+		InstanceTypes:   provider.Catalogue{},
 	}
 	o.Object("subnets").Each(func(name string, o *jsonc.Object) {
 		options.Subnets[name] = Subnet{Subnetwork: o.String("subnetwork"), Project: o.String("project")}
@@ -108,6 +114,9 @@ func (o *Options) Validate(path *field.Path, subnets sets.Set[string]) field.Err
 		if err != nil || address.Scheme != "https" && address.Scheme != "http" || address.Host == "" || address.User != nil || address.RawQuery != "" {
 			errs = append(errs, field.Invalid(path.Child("endpoint"), o.Endpoint, "must be an address such as "+defaultEndpoint))
 		}
+	}
+	if o.DrainingTimeout > maxDrainingTimeout {
+		errs = append(errs, field.Invalid(path.Child("draining_timeout"), o.DrainingTimeout.String(), "must be at most "+maxDrainingTimeout.String()))
 	}
 	errs = append(errs, o.ValidateArgs(path.Child("machine"), o.Machine)...)
 	errs = append(errs, o.validateSubnets(path.Child("subnets"), subnets)...)
@@ -164,6 +173,7 @@ func (o *Options) ImmutableFields(path *field.Path) []provider.ImmutableField {
 	return []provider.ImmutableField{
 		{Path: path.Child("project"), Value: o.Project},
 		{Path: path.Child("endpoint"), Value: o.Endpoint},
+		{Path: path.Child("draining_timeout"), Value: o.DrainingTimeout.String()},
 		// The maps in it are printed in the order of their keys.
 		{Path: path.Child("machine"), Value: fmt.Sprint(o.Machine)},
 		{Path: path.Child("subnets"), Value: strings.Join(subnets, "; ")},
@@ -176,5 +186,6 @@ func (o *Options) NewProvider(shard provider.Shard, callContext provider.CallCon
 	if err != nil {
 		return nil, err
 	}
-	return machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)}), nil
+	engine := machines.New(api, machines.Options{CallContext: callContext, ExpectedNode: expectedNode(shard)})
+	return &Provider{engine, newEndpointGroups(api)}, nil
 }

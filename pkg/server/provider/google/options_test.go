@@ -6,6 +6,7 @@ package google
 import (
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -37,7 +38,7 @@ func TestReadOptions(t *testing.T) {
 
 	members := minimal()
 	for name, value := range map[string]string{
-		"endpoint": `"http://127.0.0.1:8080/compute/v1"`, "agent": "false", "quota": `{"e2-small": 3}`,
+		"endpoint": `"http://127.0.0.1:8080/compute/v1"`, "agent": "false", "draining_timeout": `"5m"`, "quota": `{"e2-small": 3}`,
 		"subnets": `{"subnet": {"subnetwork": "nodes", "project": "host-project"}}`,
 		"machine": `{"image": "projects/debian-cloud/global/images/family/debian-13", "provisioning_model": "SPOT", "labels": {"a": "b"}}`,
 	} {
@@ -46,6 +47,7 @@ func TestReadOptions(t *testing.T) {
 	options, errs = read(t, providertest.Object(members))
 	require.Empty(t, errs)
 	assert.False(t, options.RunsAgent())
+	assert.Equal(t, 5*time.Minute, options.DrainingTimeout)
 	assert.Equal(t, Subnet{Subnetwork: "nodes", Project: "host-project"}, options.Subnets["subnet"])
 	assert.EqualValues(t, 3, *options.Catalogue()["e2-small"].Quota)
 	for _, one := range options.ImmutableFields(field.NewPath("options")) {
@@ -76,6 +78,7 @@ func TestInvalidOptions(t *testing.T) {
 		{"a project of a subnetwork", "subnets", `{"subnet": {"subnetwork": "a", "project": "?"}}`, "options.subnets.subnet.project: Invalid value"},
 		{"a machine type", "instance_types", `{"E2": {"cpu": "1", "memory": "1Gi", "arch": "amd64"}}`, "options.instance_types.E2: Invalid value"},
 		{"a quota", "quota", `{"none": 1}`, "quota.none: Invalid value"},
+		{"a draining timeout", "draining_timeout", `"61m"`, "options.draining_timeout: Invalid value: \"1h1m0s\": must be at most 1h0m0s"},
 		{"an unknown option", "zone", `"a"`, "zone: "},
 		{"an unknown argument", "machine", `{"disk": "x"}`, `options.machine.disk: Unsupported value: "disk": supported values: "disk_size", "disk_type"`},
 		{"an image", "machine", `{"image": "debian-13"}`, "options.machine.image: Invalid value"},

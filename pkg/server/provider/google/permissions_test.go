@@ -46,6 +46,13 @@ func TestDocumentedPermissions(t *testing.T) {
 		w.AddMachine(testShard.Zone, "server", "subnet")
 		network := newLeaderNetwork(w.api, w.MetadataClient("server"))
 		require.NoError(t, network.Assign(t.Context(), provider.Network{IP: leaderAddress}))
+		w.AddEndpointGroup(testShard.Zone, "web", "GCE_VM_IP", 0)
+		balancers, balancer := newEndpointGroups(w.api), provider.LoadBalancer{Settings: balancerSettings{groups: []string{"web"}}}
+		server := []instance.VM{{ID: "server"}}
+		require.NoError(t, balancers.Register(t.Context(), balancer, server))
+		require.NoError(t, balancers.Deregister(t.Context(), balancer, server))
+		_, err := balancers.Targets(t.Context(), balancer)
+		require.NoError(t, err)
 		h := w.startProvider()
 		spec := newSpec(t)
 		spec.Args = map[string]any{argProvisioning: spot}

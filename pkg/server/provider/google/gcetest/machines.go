@@ -242,6 +242,9 @@ func (s *Server) remove(one *machine) {
 	}
 	delete(s.vms, key(one.zone, one.Name))
 	s.deleted = append(s.deleted, one.Name)
+	for _, g := range s.groups {
+		g.endpoints = slices.DeleteFunc(g.endpoints, func(e groupEndpoint) bool { return e.Instance == s.link(one.zone, one.Name) })
+	}
 	for _, d := range one.Disks {
 		if d.AutoDelete {
 			delete(s.disks, d.Source)

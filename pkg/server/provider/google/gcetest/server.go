@@ -51,6 +51,8 @@ type Server struct {
 	Lenient bool
 	// NoUtilization is true if subnetworks do not show how many addresses are used.
 	NoUtilization bool
+	// DrainingTime is how long lists have endpoints that were detached.
+	DrainingTime time.Duration
 	// URL is the address of the server.
 	URL string
 
@@ -61,6 +63,7 @@ type Server struct {
 	// mu guards the fields below.
 	mu         sync.Mutex
 	subnets    map[string]*subnet
+	groups     map[string]*endpointGroup
 	types      map[string]bool
 	vms        map[string]*machine
 	operations []*operation
@@ -96,7 +99,7 @@ func New() *Server {
 			"full":   {cidr: "10.2.0.0/24", size: 1 << 8, exhausted: true},
 		},
 		types: map[string]bool{"e2-small": true, "e2-standard-4": true},
-		vms:   map[string]*machine{}, requests: map[string]*pastRequest{}, exhausted: map[string]bool{}, rejecting: map[string]string{},
+		vms:   map[string]*machine{}, groups: map[string]*endpointGroup{}, requests: map[string]*pastRequest{}, exhausted: map[string]bool{}, rejecting: map[string]string{},
 		quota: 1 << 30, nextID: 1000, calls: map[string]int{}, ever: map[string]int{}, disks: map[string]bool{},
 	}
 }
@@ -223,14 +226,17 @@ func (s *Server) handle(r *request) (any, error) {
 		return nil, notFound("projects/" + r.variables["project"])
 	}
 	handle := map[string]func(*Server, *request) (any, error){
-		"compute.instances.insert":                 (*Server).insert,
-		"compute.instances.get":                    (*Server).get,
-		"compute.instances.list":                   (*Server).list,
-		"compute.instances.delete":                 (*Server).delete,
-		"compute.instances.updateNetworkInterface": (*Server).updateNetworkInterface,
-		"compute.zoneOperations.get":               (*Server).getOperation,
-		"compute.zoneOperations.list":              (*Server).listOperations,
-		"compute.subnetworks.get":                  (*Server).getSubnetwork,
+		"compute.instances.insert":                             (*Server).insert,
+		"compute.instances.get":                                (*Server).get,
+		"compute.instances.list":                               (*Server).list,
+		"compute.instances.delete":                             (*Server).delete,
+		"compute.instances.updateNetworkInterface":             (*Server).updateNetworkInterface,
+		"compute.networkEndpointGroups.attachNetworkEndpoints": (*Server).attachEndpoints,
+		"compute.networkEndpointGroups.detachNetworkEndpoints": (*Server).detachEndpoints,
+		"compute.networkEndpointGroups.listNetworkEndpoints":   (*Server).listEndpoints,
+		"compute.zoneOperations.get":                           (*Server).getOperation,
+		"compute.zoneOperations.list":                          (*Server).listOperations,
+		"compute.subnetworks.get":                              (*Server).getSubnetwork,
 	}[r.method.ID]
 	if handle == nil {
 		return nil, &failure{http.StatusNotImplemented, "notImplemented", r.method.ID + " is not implemented"}

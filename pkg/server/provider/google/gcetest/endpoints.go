@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package gcetest
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+	"time"
+)
+
+// maxEndpoints is how many endpoints a call may have.
+const maxEndpoints = 500
+
+// endpoint is an endpoint of a network endpoint group in requests and responses.
+type endpoint struct {
+	Instance  string `json:"instance,omitempty"`
+	IPAddress string `json:"ipAddress,omitempty"`
+	Port      int    `json:"port,omitempty"`
+}
+
+// endpointGroup is a zonal network endpoint group.
+type endpointGroup struct {
+	zone, name, kind string
+	// port is the default one.
+	port      int
+	endpoints []groupEndpoint
+}
+
+// groupEndpoint is an endpoint that is attached, or that is being drained until a time.
+type groupEndpoint struct {
+	endpoint
+	drained time.Time
+}
+
+// AddEndpointGroup adds a network endpoint group of a type, with a default port or none.
+func (s *Server) AddEndpointGroup(zone, name, kind string, port int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.groups[key(zone, name)] = &endpointGroup{zone: zone, name: name, kind: kind, port: port}
+}
+
+// PutEndpoint attaches a machine of any name, as another client does.
+func (s *Server) PutEndpoint(zone, group, machine string, port int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	g := s.groups[key(zone, group)]
+	g.endpoints = append(g.endpoints, groupEndpoint{endpoint: endpoint{Instance: s.link(zone, machine), IPAddress: "10.0.0.2", Port: port}})
+}
+
+// Endpoints returns the ports of the endpoints of a machine that are attached.
+func (s *Server) Endpoints(zone, group, machine string) []int {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.settle(time.Now())
+	var ports []int
+	for _, one := range s.groups[key(zone, group)].endpoints {
+		if one.Instance == s.link(zone, machine) && one.drained.IsZero() {
+			ports = append(ports, one.Port)
+		}
+	}
+	return ports
+}
+
+func (s *Server) link(zone, machine string) string { return root + path(zone, "instances", machine) }
+
+// endpointGroup returns the network endpoint group of a call.
+func (s *Server) endpointGroup(r *request) (*endpointGroup, error) {
+	zone, name := r.variables["zone"], r.variables["networkEndpointGroup"]
+	g := s.groups[key(zone, name)]
+	if g == nil {
+		return nil, notFound(path(zone, "networkEndpointGroups", name))
+	}
+	g.endpoints = slices.DeleteFunc(g.endpoints, func(e groupEndpoint) bool { return !e.drained.IsZero() && !time.Now().Before(e.drained) })
+	return g, nil
+}
+
+// readEndpoints returns the endpoints of a request with all members.
+func (s *Server) readEndpoints(r *request, g *endpointGroup) ([]endpoint, error) {
+	var body struct {
+		Endpoints []endpoint `json:"networkEndpoints"`
+	}
+	if err := unmarshalStrict(r.body, &body); err != nil {
+		return nil, invalid("%v", err)
+	}
+	if len(body.Endpoints) == 0 || len(body.Endpoints) > maxEndpoints {
+		return nil, invalid("Invalid value for field 'resource.networkEndpoints': %d endpoints, at most %d are allowed", len(body.Endpoints), maxEndpoints)
+	}
+	var all []endpoint
+	for _, one := range body.Endpoints {
+		name := one.Instance[strings.LastIndex(one.Instance, "/")+1:]
+		m := s.visible(g.zone, name)
+		switch {
+		case m == nil:
+			return nil, invalid("Invalid value for field 'resource.instance': '%s'. The referenced instance resource cannot be found.", one.Instance)
+		case g.kind == "GCE_VM_IP" && one.Port != 0:
+			return nil, invalid("Invalid value for field 'resource.port': '%d'. Port must not be specified for endpoints of type GCE_VM_IP.", one.Port)
+		case g.kind != "GCE_VM_IP" && one.Port == 0 && g.port == 0:
+			return nil, invalid("Invalid value for field 'resource.port': '0'. Port must be specified if the group has no default port.")
+		case one.IPAddress != "" && one.IPAddress != m.NetworkInterfaces[0].NetworkIP:
+			return nil, invalid("Invalid value for field 'resource.ipAddress': '%s'. It does not belong to the instance.", one.IPAddress)
+		}
+		one.Instance, one.IPAddress = s.link(g.zone, name), m.NetworkInterfaces[0].NetworkIP
+		if one.Port == 0 {
+			one.Port = g.port
+		}
+		if slices.Contains(all, one) {
+			return nil, invalid("Invalid value for field 'resource.networkEndpoints': '%s' is there twice", one.Instance)
+		}
+		all = append(all, one)
+	}
+	return all, nil
+}
+
+// index returns where an endpoint is that is attached, less than zero if it is not.
+func (g *endpointGroup) index(e endpoint) int {
+	return slices.IndexFunc(g.endpoints, func(one groupEndpoint) bool { return one.endpoint == e && one.drained.IsZero() })
+}
+
+// changeEndpoints begins to attach or to detach endpoints, which is so when the operation has
+// finished. The documents do not say what a repeated call does: here it changes nothing and is
+// refused, at once or by its operation.
+func (s *Server) changeEndpoints(r *request, kind string, isDone func(*endpointGroup, endpoint) bool, do func(*endpointGroup, endpoint)) (any, error) {
+	if op, err := s.repeated(r); op != nil || err != nil {
+		return op.resource(), err
+	}
+	g, err := s.endpointGroup(r)
+	if err != nil {
+		return nil, err
+	}
+	list, err := s.readEndpoints(r, g)
+	if err != nil {
+		return nil, err
+	}
+	if n := slices.IndexFunc(list, func(e endpoint) bool { return isDone(g, e) }); n >= 0 {
+		return nil, invalid("Invalid value for field 'resource.networkEndpoints[%d]': %s of '%s' was done before", n, kind, list[n].Instance)
+	}
+	op := s.begin(g.zone, kind, g.name, s.OperationTime)
+	op.finish = func(time.Time) {
+		for _, one := range list {
+			if isDone(g, one) {
+				op.fail("INVALID_USAGE", fmt.Sprintf("%s of '%s' was done before", kind, one.Instance))
+				return
+			}
+		}
+		for _, one := range list {
+			do(g, one)
+		}
+	}
+	s.remember(r, op)
+	return op.resource(), nil
+}
+
+func (s *Server) attachEndpoints(r *request) (any, error) {
+	return s.changeEndpoints(r, "attachNetworkEndpoints",
+		func(g *endpointGroup, e endpoint) bool { return g.index(e) >= 0 },
+		func(g *endpointGroup, e endpoint) {
+			g.endpoints = slices.DeleteFunc(g.endpoints, func(one groupEndpoint) bool { return one.endpoint == e })
+			g.endpoints = append(g.endpoints, groupEndpoint{endpoint: e})
+		})
+}
+
+func (s *Server) detachEndpoints(r *request) (any, error) {
+	return s.changeEndpoints(r, "detachNetworkEndpoints",
+		func(g *endpointGroup, e endpoint) bool { return g.index(e) < 0 },
+		func(g *endpointGroup, e endpoint) { g.endpoints[g.index(e)].drained = time.Now().Add(s.DrainingTime) })
+}
+
+// listEndpoints lists the endpoints that are attached, and those that are being drained.
+func (s *Server) listEndpoints(r *request) (any, error) {
+	g, err := s.endpointGroup(r)
+	if err != nil {
+		return nil, err
+	}
+	var body struct {
+		HealthStatus string `json:"healthStatus"`
+	}
+	if err := unmarshalStrict(r.body, &body); err != nil {
+		return nil, invalid("%v", err)
+	}
+	var all []any
+	for _, one := range g.endpoints {
+		item := map[string]any{"networkEndpoint": one.endpoint}
+		if body.HealthStatus == "SHOW" {
+			state := "HEALTHY"
+			if !one.drained.IsZero() {
+				state = "DRAINING"
+			}
+			item["healths"] = []any{map[string]string{"healthState": state}}
+		}
+		all = append(all, item)
+	}
+	first, end, next, err := s.page(r.URL.Query(), len(all))
+	if err != nil {
+		return nil, err
+	}
+	page := map[string]any{"kind": "compute#networkEndpointGroupsListNetworkEndpoints", "id": g.name}
+	if first < end {
+		page["items"] = all[first:end]
+	}
+	if next != "" {
+		page["nextPageToken"] = next
+	}
+	return page, nil
+}
