@@ -166,6 +166,9 @@ func TestEndpointPorts(t *testing.T) {
 		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Draining}, b.list())
 		b.settings.port = &other
 		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Registered}, b.list())
+		none := int32(9002)
+		b.settings.port = &none
+		assert.Empty(t, b.list())
 	})
 }
 
@@ -180,7 +183,9 @@ func TestRefusedEndpoints(t *testing.T) {
 		assert.Equal(t, 4, calls["compute.networkEndpointGroups.attachNetworkEndpoints"], "all, and those that are not attached, of each group")
 		assert.Equal(t, 2, calls["compute.networkEndpointGroups.listNetworkEndpoints"])
 		b.Terminate(deleted)
+		b.Calls()
 		require.ErrorContains(t, b.register(deleted), "The referenced instance resource cannot be found")
+		assert.Equal(t, 2, b.Calls()["compute.networkEndpointGroups.attachNetworkEndpoints"], "what is refused as a whole is not requested again")
 		require.NoError(t, b.deregister(deleted, first), "one that does not exist")
 		assert.Equal(t, map[string]provider.TargetState{
 			first.ID: provider.Draining, deleted.ID: provider.Draining, second.ID: provider.Registered,
@@ -230,6 +235,16 @@ func TestDrainingEndpoints(t *testing.T) {
 		time.Sleep(drainingTimeout - time.Minute)
 		require.NoError(t, b.deregister(vm))
 		assert.Equal(t, draining, b.list())
+		time.Sleep(time.Minute)
+		assert.Empty(t, b.list(), "a repeated call does not begin again")
+
+		require.NoError(t, b.register(vm))
+		require.NoError(t, b.deregister(vm))
+		time.Sleep(drainingTimeout - time.Minute)
+		require.NoError(t, b.register(vm))
+		require.NoError(t, b.deregister(vm))
+		time.Sleep(2 * time.Minute)
+		assert.Equal(t, draining, b.list(), "it was attached again")
 		b.balancers = b.process()
 		assert.Empty(t, b.list())
 		require.NoError(t, b.deregister(vm), "by the next leader")
@@ -281,9 +296,11 @@ func TestFailedEndpointLists(t *testing.T) {
 			_, err := b.balancers.Targets(t.Context(), b.Balancer())
 			require.ErrorContains(t, err, "list network endpoint group web")
 		}
-		b.SetFaults(&gcetest.Fault{Before: true, Status: http.StatusTooManyRequests, Reason: "rateLimitExceeded"})
+		throttled := &gcetest.Fault{Before: true, Status: http.StatusTooManyRequests, Reason: "rateLimitExceeded"}
+		b.SetFaults(throttled)
 		require.ErrorIs(t, b.register(vm), machines.ErrThrottled)
 		require.ErrorIs(t, b.deregister(vm), machines.ErrThrottled)
+		assert.Equal(t, 4, b.Seen(throttled), "one call of each group")
 		_, err := b.balancers.Targets(t.Context(), b.Balancer())
 		require.ErrorIs(t, err, machines.ErrThrottled)
 	})
