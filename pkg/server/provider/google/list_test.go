@@ -267,6 +267,11 @@ func TestTerminate(t *testing.T) {
 		assert.Empty(t, w.Disks())
 		w.SetFaults(&gcetest.Fault{Method: "instances.delete", Before: true, Status: 404})
 		assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}), 2, "errors")
+		w.SetFaults(&gcetest.Fault{
+			Method: "instances.delete", Before: true, Status: 404, Reason: "notFound",
+			Message: "The resource 'projects/test-project/zones/zone-a' was not found",
+		})
+		assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}), 2, "a response that names no machine")
 	})
 }
 
