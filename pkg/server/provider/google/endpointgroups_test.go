@@ -233,3 +233,19 @@ func TestPausedBalancers(t *testing.T) {
 		assert.Equal(t, map[string]provider.TargetState{vm.ID: provider.Partial}, b.list())
 	})
 }
+
+// TestParts: each group of an entry is a part of its own, and with another port it is another
+// part.
+func TestParts(t *testing.T) {
+	port, other := int32(80), int32(8080)
+	web, admin := balancerSettings{groups: []string{"web"}}, balancerSettings{groups: []string{"admin"}}
+	assert.Equal(t, map[string]provider.LoadBalancerSettings{"web": web, "admin": admin}, balancerSettings{groups: []string{"admin", "web"}}.Parts())
+	names := map[string]bool{}
+	for _, settings := range []balancerSettings{web, {web.groups, &port}, {web.groups, &other}, {admin.groups, &port}} {
+		for name, part := range settings.Parts() {
+			assert.Equal(t, settings, part)
+			names[name] = true
+		}
+	}
+	assert.Len(t, names, 4)
+}

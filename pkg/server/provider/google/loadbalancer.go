@@ -4,6 +4,7 @@
 package google
 
 import (
+	"fmt"
 	"slices"
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
@@ -25,6 +26,20 @@ var _ provider.LoadBalancerOptions = (*Options)(nil)
 // ReadLoadBalancer reads an entry of load_balancers.
 func (*Options) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings {
 	return balancerSettings{groups: o.Strings("network_endpoint_groups"), port: o.Int32("port")}
+}
+
+// Parts returns the network endpoint groups, each with the port: a target is one of a group
+// and a port.
+func (s balancerSettings) Parts() map[string]provider.LoadBalancerSettings {
+	parts := map[string]provider.LoadBalancerSettings{}
+	for _, group := range s.groups {
+		name := group
+		if s.port != nil {
+			name += fmt.Sprintf(" port %d", *s.port)
+		}
+		parts[name] = balancerSettings{groups: []string{group}, port: s.port}
+	}
+	return parts
 }
 
 // Validate requires network endpoint groups.
