@@ -61,7 +61,7 @@ func TestLoadBalancersAndLeaderNetwork(t *testing.T) {
 
 func TestInvalidLoadBalancersAndLeaderNetwork(t *testing.T) {
 	tests := []struct{ name, old, new, want string }{
-		{"field of another provider", `{"endpoint": "w"}`, `{"endpoint": "w", "target_group_arns": ["a"]}`, `load_balancers.web.target_group_arns: Invalid value: ["a"]: unknown key, allowed are endpoint`},
+		{"field of another provider", `{"endpoint": "w"}`, `{"endpoint": "w", "target_group_arns": ["a"]}`, `load_balancers.web.target_group_arns: Invalid value: ["a"]: unknown key, allowed are endpoint, other_endpoints`},
 		{"field that is missing", `{"endpoint": "w"}`, `{}`, `load_balancers.web.endpoint: Required value: must not be empty`},
 		{"entry of another type", `{"endpoint": "w"}`, `"w"`, `load_balancers.web: Invalid value: "w": must be an object`},
 		{"key", `"web": {"endpoint": "w"}`, `"web": {"endpoint": "w"}, "a--b": {"endpoint": "b"}`, `load_balancers.a--b: Invalid value: "a--b": "a--b" must not contain consecutive hyphens`},

@@ -27,7 +27,7 @@ const maxFailures = 8
 var errNotLeading = errors.New("this server does not lead the shard")
 
 // compare returns the instances to register and to deregister now, ordered by id.
-func (s *Syncer) compare(b *balancer) (toRegister, toDeregister []instance.VM) {
+func (s *Syncer) compare(p *part) (toRegister, toDeregister []instance.VM) {
 	instances := map[string]instance.Instance{}
 	for _, key := range s.Instances.Keys() {
 		for _, i := range s.Instances.List(key) {
@@ -35,7 +35,7 @@ func (s *Syncer) compare(b *balancer) (toRegister, toDeregister []instance.VM) {
 		}
 	}
 	s.mu.Lock()
-	for id := range b.targets {
+	for id := range p.targets {
 		if i, found := s.Instances.Get(id); found {
 			instances[id] = i
 		}
@@ -44,18 +44,26 @@ func (s *Syncer) compare(b *balancer) (toRegister, toDeregister []instance.VM) {
 	now := time.Now()
 	for _, id := range slices.Sorted(maps.Keys(instances)) {
 		i := instances[id]
+		// The list of a group and the entries may change together. Nothing is unwanted
+		// because of one that is newer than the other.
+		current := s.isCurrent()
 		keys, certain := s.wantedBalancers(&i)
-		intent := s.intentOf(&i, keys[b.name] && !b.dropped, certain || b.dropped)
+		current = current && s.isCurrent()
 		s.mu.Lock()
-		t := b.targets[id]
+		entries := p.wantedBy(keys)
+		intent := s.intentOf(&i, len(entries) > 0, current && (certain || p.dropped()))
+		t := p.targets[id]
 		switch {
 		case t == nil && intent == register:
 			t = &target{group: i.Key()}
-			b.targets[id] = t
-		case t == nil && intent == deregister && keys[b.name] && !s.neverReported(&i):
+			p.targets[id] = t
+		case t == nil && intent == deregister && len(entries) > 0 && !s.neverReported(&i):
 			// The leader before may have registered it.
 			t = &target{group: i.Key(), possible: true}
-			b.targets[id] = t
+			p.targets[id] = t
+		}
+		if t != nil && len(entries) > 0 {
+			t.entries = entries
 		}
 		ready := t != nil && !now.Before(t.retryAt)
 		switch {
@@ -81,10 +89,10 @@ func (s *Syncer) vm(i *instance.Instance) instance.VM {
 }
 
 // change registers or deregisters instances.
-func (s *Syncer) change(ctx context.Context, b *balancer, operation string, instances []instance.VM) {
-	do := s.Balancers.Register
+func (r *round) change(ctx context.Context, operation string, instances []instance.VM) {
+	do := r.Balancers.Register
 	if operation == operationDeregister {
-		do = s.Balancers.Deregister
+		do = r.Balancers.Deregister
 	}
 	failures := 0
 	var last error
@@ -94,14 +102,14 @@ func (s *Syncer) change(ctx context.Context, b *balancer, operation string, inst
 			return
 		}
 		if failures < maxFailures {
-			last = s.call(ctx, operation, func(ctx context.Context) error { return do(ctx, b.LoadBalancer, batch) })
+			last = r.call(ctx, operation, func(ctx context.Context) error { return do(ctx, r.balancer, batch) })
 		}
 		switch {
 		case failures < maxFailures && last == nil:
-			s.succeeded(ctx, b, operation, batch)
+			r.succeeded(ctx, operation, batch)
 		case len(batch) == 1 || failures >= maxFailures || errors.Is(last, errNotLeading):
 			failures++
-			s.failed(ctx, b, operation, batch, last)
+			r.failed(ctx, operation, batch, last)
 		default:
 			failures++
 			run(batch[:len(batch)/2])
@@ -124,12 +132,12 @@ func (s *Syncer) call(ctx context.Context, operation string, do func(context.Con
 }
 
 // succeeded stores the result of a call.
-func (s *Syncer) succeeded(ctx context.Context, b *balancer, operation string, batch []instance.VM) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
+func (r *round) succeeded(ctx context.Context, operation string, batch []instance.VM) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
 	ids := make([]string, 0, len(batch))
 	for _, vm := range batch {
-		t := b.targets[vm.ID]
+		t := r.part.targets[vm.ID]
 		t.registered, t.deregistered = operation == operationRegister, operation == operationDeregister
 		t.retryAt, t.failures = time.Time{}, 0
 		ids = append(ids, vm.ID)
@@ -138,24 +146,24 @@ func (s *Syncer) succeeded(ctx context.Context, b *balancer, operation string, b
 }
 
 // failed stores that a call has failed, and reports it once for each group.
-func (s *Syncer) failed(ctx context.Context, b *balancer, operation string, batch []instance.VM, err error) {
+func (r *round) failed(ctx context.Context, operation string, batch []instance.VM, err error) {
 	report := map[instance.GroupKey]string{}
-	s.mu.Lock()
+	r.mu.Lock()
 	for _, vm := range batch {
-		t := b.targets[vm.ID]
+		t := r.part.targets[vm.ID]
 		t.failures++
 		t.retryAt = time.Now().Add(backoff(t.failures))
 		if report[t.group] == "" {
 			report[t.group] = vm.ID
 		}
 	}
-	s.mu.Unlock()
+	r.mu.Unlock()
 	if ctx.Err() != nil || errors.Is(err, errNotLeading) {
 		return
 	}
 	for group, id := range report {
-		err := fmt.Errorf("%s instance %s at load balancer %s: %w", operation, id, b.name, err)
+		err := fmt.Errorf("%s instance %s at load balancer %s: %w", operation, id, r.label, err)
 		klog.FromContext(ctx).Error(err, "The targets of a load balancer could not be changed, will retry", "instances", len(batch))
-		s.Failed(group, id, err)
+		r.Failed(group, id, err)
 	}
 }

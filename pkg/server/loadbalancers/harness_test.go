@@ -40,9 +40,11 @@ type world struct {
 	wanted      []string
 	config      *config.Config
 	unconfirmed bool
-	changed     int
-	failures    []string
-	listErrors  int
+	// afterGet is called after a group was read.
+	afterGet   func()
+	changed    int
+	failures   []string
+	listErrors int
 }
 
 // newWorld returns a world of instances with agents whose group has a load balancer. Its
@@ -205,7 +207,13 @@ type worldGroups struct{ *world }
 
 func (w worldGroups) Get(instance.GroupKey) (*groups.Group, bool) {
 	w.mu.Lock()
-	defer w.mu.Unlock()
+	defer func() {
+		afterGet := w.afterGet
+		w.mu.Unlock()
+		if afterGet != nil {
+			afterGet()
+		}
+	}()
 	return &groups.Group{Key: workersKey, Settings: groups.Settings{Template: "worker"}, LoadBalancers: w.wanted}, true
 }
 

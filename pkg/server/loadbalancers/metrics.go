@@ -4,6 +4,8 @@
 package loadbalancers
 
 import (
+	"slices"
+
 	"github.com/prometheus/client_golang/prometheus"
 
 	"nstance.dev/operator/pkg/server/provider"
@@ -66,25 +68,65 @@ func (s *Syncer) Describe(descs chan<- *prometheus.Desc) {
 func (s *Syncer) Collect(metrics chan<- prometheus.Metric) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name, b := range s.balancers {
-		counts := map[string]int{stateRegistered: 0, stateRegistering: 0, stateDeregistering: 0}
-		for _, t := range b.targets {
-			switch {
-			case t.listed && t.state == provider.Draining, t.deregistered:
-				counts[stateDeregistering]++
-			case t.listed && t.state == provider.Registered:
-				counts[stateRegistered]++
-			case t.possible:
-				counts[stateRegistering]++
+	parts := map[string][]*part{}
+	for _, p := range s.parts {
+		for _, label := range p.labels() {
+			parts[label] = append(parts[label], p)
+		}
+	}
+	for label, parts := range parts {
+		for state, count := range countTargets(label, parts) {
+			metrics <- prometheus.MustNewConstMetric(targets, prometheus.GaugeValue, float64(count), label, state)
+		}
+		known := 1.0
+		for _, p := range parts {
+			if !p.listed || p.failures > 0 {
+				known = 0
 			}
 		}
-		for state, count := range counts {
-			metrics <- prometheus.MustNewConstMetric(targets, prometheus.GaugeValue, float64(count), name, state)
-		}
-		known := 0.0
-		if b.listed && b.failures == 0 {
-			known = 1
-		}
-		metrics <- prometheus.MustNewConstMetric(listed, prometheus.GaugeValue, known, name)
+		metrics <- prometheus.MustNewConstMetric(listed, prometheus.GaugeValue, known, label)
 	}
+}
+
+// countTargets counts the instances at the parts of an entry by state. An instance is
+// registered when it is at all parts, and deregistering when it is so at each that has it.
+func countTargets(entry string, parts []*part) map[string]int {
+	states := map[string]map[string]int{}
+	for _, p := range parts {
+		for id, t := range p.targets {
+			state := t.metricState()
+			if state == "" || t.entries != nil && !p.dropped() && !slices.Contains(t.entries, entry) {
+				continue // is there for another entry
+			}
+			if states[id] == nil {
+				states[id] = map[string]int{}
+			}
+			states[id][state]++
+		}
+	}
+	counts := map[string]int{stateRegistered: 0, stateRegistering: 0, stateDeregistering: 0}
+	for _, at := range states {
+		switch {
+		case at[stateRegistered] == len(parts):
+			counts[stateRegistered]++
+		case at[stateRegistered]+at[stateRegistering] == 0:
+			counts[stateDeregistering]++
+		default:
+			counts[stateRegistering]++
+		}
+	}
+	return counts
+}
+
+// metricState returns the state of a target at one part, empty if it is none.
+func (t *target) metricState() string {
+	switch {
+	case t.is(provider.Draining), t.deregistered:
+		return stateDeregistering
+	case t.is(provider.Registered):
+		return stateRegistered
+	case t.possible:
+		return stateRegistering
+	}
+	return ""
 }

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"k8s.io/klog/v2"
@@ -23,9 +24,11 @@ const (
 	maxRetryDelay = time.Minute
 )
 
-// target is what is known of an instance at one load balancer.
+// target is what is known of an instance at one part.
 type target struct {
 	group instance.GroupKey
+	// entries are those for which it was wanted last, nil if it never was.
+	entries []string
 	// possible is true if the instance may be a target: it was listed, or its registration
 	// was requested, or it is being deleted and was not deregistered yet. It becomes false
 	// when a list that follows a deregistration does not have it.
@@ -52,79 +55,87 @@ func (t *target) needsDeregistration() bool {
 	return t.possible && !t.deregistered && !t.is(provider.Draining)
 }
 
-// sync makes one load balancer equal to what is wanted, as far as one list and a few calls
-// can. It returns when to do that again, zero for never.
+// round is one synchronization of a part.
+type round struct {
+	*Syncer
+	part *part
+	// balancer and label are those of the part when the round began.
+	balancer provider.LoadBalancer
+	label    string
+}
+
+// sync makes the targets of one part equal to what is wanted, as far as one list and a few
+// calls can. It returns when to do that again, zero for never.
 func (s *Syncer) sync(ctx context.Context, name string) time.Duration {
 	s.mu.Lock()
-	b := s.balancers[name]
-	due := b != nil && !time.Now().Before(b.due)
-	s.mu.Unlock()
-	if b == nil {
+	p := s.parts[name]
+	if p == nil {
+		s.mu.Unlock()
 		return 0
 	}
-	// The name may have changed, so that another worker has begun.
-	b.working.Lock()
-	defer b.working.Unlock()
-	logger := klog.LoggerWithValues(klog.FromContext(ctx), "loadBalancer", b.name)
+	due, label := !time.Now().Before(p.due), strings.Join(p.labels(), ", ")
+	r := round{Syncer: s, part: p, balancer: p.balancer, label: label}
+	s.mu.Unlock()
+	logger := klog.LoggerWithValues(klog.FromContext(ctx), "loadBalancer", label)
 	ctx = klog.NewContext(ctx, logger)
 	changed := map[instance.GroupKey]bool{}
 	if due {
-		s.list(ctx, b, changed)
+		r.list(ctx, changed)
 	}
-	toRegister, toDeregister := s.compare(b)
-	s.change(ctx, b, operationDeregister, toDeregister)
-	s.change(ctx, b, operationRegister, toRegister)
+	toRegister, toDeregister := s.compare(p)
+	r.change(ctx, operationDeregister, toDeregister)
+	r.change(ctx, operationRegister, toRegister)
 	for key := range changed {
 		s.Changed(key)
 	}
-	return s.next(b, len(toRegister)+len(toDeregister) > 0)
+	return s.next(name, p, len(toRegister)+len(toDeregister) > 0)
 }
 
 // list reads the targets. It adds the groups with an instance that waits no longer.
-func (s *Syncer) list(ctx context.Context, b *balancer, changed map[instance.GroupKey]bool) {
+func (r *round) list(ctx context.Context, changed map[instance.GroupKey]bool) {
 	var targets []provider.Target
-	err := s.call(ctx, operationList, func(ctx context.Context) (err error) {
-		targets, err = s.Balancers.Targets(ctx, b.LoadBalancer)
+	err := r.call(ctx, operationList, func(ctx context.Context) (err error) {
+		targets, err = r.Balancers.Targets(ctx, r.balancer)
 		return err
 	})
 	if err != nil {
-		s.mu.Lock()
-		b.failures++
-		b.due = time.Now().Add(backoff(b.failures))
-		s.mu.Unlock()
+		r.mu.Lock()
+		r.part.failures++
+		r.part.due = time.Now().Add(backoff(r.part.failures))
+		r.mu.Unlock()
 		if ctx.Err() == nil && !errors.Is(err, errNotLeading) {
-			err = fmt.Errorf("list the targets of load balancer %s: %w", b.name, err)
+			err = fmt.Errorf("list the targets of load balancer %s: %w", r.label, err)
 			klog.FromContext(ctx).Error(err, "The targets are not known, no instance of theirs is terminated before the deadline of its drain")
-			s.FailedList(err)
+			r.FailedList(err)
 		}
 		return
 	}
-	own := s.own(targets)
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	first := !b.listed
-	b.listed, b.failures = true, 0
+	own := r.own(targets)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	first := !r.part.listed
+	r.part.listed, r.part.failures = true, 0
 	for id, listed := range own {
-		t := b.targets[id]
+		t := r.part.targets[id]
 		if t == nil {
 			t = &target{group: listed.group}
-			b.targets[id] = t
+			r.part.targets[id] = t
 		}
 		t.possible = true
 	}
-	for id, t := range b.targets {
+	for id, t := range r.part.targets {
 		listed, found := own[id]
 		if !found && t.possible && (t.deregistered || t.is(provider.Draining)) {
 			t.possible = false
 			changed[t.group] = true
 		}
 		t.listed, t.state, t.registered, t.deregistered = found, listed.state, false, t.deregistered && found && listed.state == provider.Draining
-		if _, known := s.Instances.Get(id); !known {
-			delete(b.targets, id)
+		if _, known := r.Instances.Get(id); !known {
+			delete(r.part.targets, id)
 		}
 	}
 	if first {
-		for _, key := range s.Instances.Keys() {
+		for _, key := range r.Instances.Keys() {
 			changed[key] = true
 		}
 	}
@@ -174,15 +185,15 @@ func (s *Syncer) byProviderID() map[string]string {
 	return ids
 }
 
-// next returns when to synchronize a load balancer again, and sets when to list its
+// next returns when to synchronize a part again, and sets when to list its
 // targets. called is true if a call was due.
-func (s *Syncer) next(b *balancer, called bool) time.Duration {
+func (s *Syncer) next(name string, p *part, called bool) time.Duration {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	now := time.Now()
 	inProgress := false
 	retryAt := time.Time{}
-	for _, t := range b.targets {
+	for _, t := range p.targets {
 		if t.registered || t.deregistered || t.listed && t.state != provider.Registered || t.possible && !t.listed {
 			inProgress = true
 		}
@@ -190,11 +201,11 @@ func (s *Syncer) next(b *balancer, called bool) time.Duration {
 			retryAt = t.retryAt
 		}
 	}
-	if b.dropped && b.listed && !inProgress && !slices.ContainsFunc(slices.Collect(maps.Values(b.targets)), func(t *target) bool { return t.possible }) {
-		delete(s.balancers, b.name)
+	if p.dropped() && p.listed && !inProgress && !slices.ContainsFunc(slices.Collect(maps.Values(p.targets)), func(t *target) bool { return t.possible }) {
+		delete(s.parts, name)
 		return 0
 	}
-	if b.failures == 0 {
+	if p.failures == 0 {
 		interval := idleInterval
 		switch {
 		case called:
@@ -202,11 +213,11 @@ func (s *Syncer) next(b *balancer, called bool) time.Duration {
 		case inProgress:
 			interval = busyInterval
 		}
-		if due := now.Add(interval); b.due.Before(now) || due.Before(b.due) {
-			b.due = due
+		if due := now.Add(interval); p.due.Before(now) || due.Before(p.due) {
+			p.due = due
 		}
 	}
-	next := b.due
+	next := p.due
 	if !retryAt.IsZero() && retryAt.Before(next) {
 		next = retryAt
 	}

@@ -7,7 +7,8 @@ package loadbalancers
 
 import (
 	"context"
-	"reflect"
+	"maps"
+	"slices"
 	"sync"
 	"time"
 
@@ -75,26 +76,27 @@ type Options struct {
 // concurrent use.
 type Syncer struct {
 	Options
-	// queue has the names of the balancers to synchronize. No two workers work on the same.
+	// queue has the names of the parts to synchronize. No two workers work on the same.
 	queue workqueue.TypedDelayingInterface[string]
 
-	// mu guards the fields below, and those of the balancers. It is never locked during a
+	// mu guards the fields below, and those of the parts. It is never locked during a
 	// call.
-	mu        sync.Mutex
-	balancers map[string]*balancer
+	mu    sync.Mutex
+	parts map[string]*part
+	// configured is the configuration whose entries the parts have.
+	configured *config.Config
 }
 
-// balancer is what is known of one load balancer.
-type balancer struct {
-	provider.LoadBalancer
-	// working is locked while it is synchronized: its lists and calls follow each other.
-	working sync.Mutex
-	// name is its key, or a longer one if the configuration does not have these settings
-	// any more.
-	name string
-	// dropped is true if the configuration does not have it any more. Its targets are
-	// deregistered.
-	dropped bool
+// part is what is known of one part of the load balancers: entries of the configuration may
+// list several, and share some.
+type part struct {
+	// balancer is what calls get: an entry that lists this part only.
+	balancer provider.LoadBalancer
+	// entries are the keys of the entries that list it, in order. If there are none any
+	// more, its targets are deregistered.
+	entries []string
+	// label is what metrics and messages call it without an entry.
+	label string
 	// listed is true once the targets were listed in this term.
 	listed bool
 	// due is when to list them again, and failures how often that has failed in a row.
@@ -104,12 +106,34 @@ type balancer struct {
 	targets map[string]*target
 }
 
+// dropped reports whether no entry lists the part any more.
+func (p *part) dropped() bool { return len(p.entries) == 0 }
+
+// labels are what metrics call the part.
+func (p *part) labels() []string {
+	if p.dropped() {
+		return []string{p.label}
+	}
+	return p.entries
+}
+
+// wantedBy returns the entries of the part that are among keys.
+func (p *part) wantedBy(keys map[string]bool) []string {
+	var entries []string
+	for _, key := range p.entries {
+		if keys[key] {
+			entries = append(entries, key)
+		}
+	}
+	return entries
+}
+
 // New returns a Syncer, which starts to work in Run.
 func New(o Options) *Syncer {
 	s := &Syncer{
-		Options:   o,
-		queue:     workqueue.NewTypedDelayingQueue[string](),
-		balancers: map[string]*balancer{},
+		Options: o,
+		queue:   workqueue.NewTypedDelayingQueue[string](),
+		parts:   map[string]*part{},
 	}
 	s.update()
 	return s
@@ -139,33 +163,45 @@ func (s *Syncer) Enqueue() {
 	}
 }
 
-// update adds the load balancers that are new in the configuration, and marks those that it
-// does not have any more. It returns the names of all.
+// update adds the parts that are new in the configuration, and marks those that it does not
+// have any more. It returns the names of all.
 func (s *Syncer) update() []string {
-	configured := s.Groups.Config().LoadBalancers
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for key, b := range s.balancers {
-		if current, found := configured[b.Key]; b.dropped || found && reflect.DeepEqual(current, b.LoadBalancer) {
-			continue
-		}
-		delete(s.balancers, key)
-		b.dropped, b.due = true, time.Time{}
-		// A key of the configuration has no space.
-		for b.name = key + " (before)"; s.balancers[b.name] != nil; b.name += " (before)" {
-		}
-		s.balancers[b.name] = b
+	s.configured = s.Groups.Config()
+	configured := s.configured.LoadBalancers
+	before := map[string][]string{}
+	for name, p := range s.parts {
+		before[name], p.entries = p.entries, nil
 	}
-	for key, current := range configured {
-		if s.balancers[key] == nil {
-			s.balancers[key] = &balancer{LoadBalancer: current, name: key, targets: map[string]*target{}}
+	for _, key := range slices.Sorted(maps.Keys(configured)) {
+		for name, settings := range configured[key].Settings.Parts() {
+			p := s.parts[name]
+			if p == nil {
+				p = &part{targets: map[string]*target{}}
+				s.parts[name] = p
+			}
+			if p.dropped() {
+				// A key of the configuration has no space.
+				p.balancer, p.label = provider.LoadBalancer{Key: key, Settings: settings}, key+" (before)"
+			}
+			p.entries = append(p.entries, key)
 		}
 	}
-	names := make([]string, 0, len(s.balancers))
-	for name := range s.balancers {
-		names = append(names, name)
+	for name, p := range s.parts {
+		if p.dropped() != (len(before[name]) == 0) {
+			p.due = time.Time{}
+		}
 	}
-	return names
+	return slices.Collect(maps.Keys(s.parts))
+}
+
+// isCurrent reports whether the parts are those of the configuration in force.
+func (s *Syncer) isCurrent() bool {
+	configured := s.Groups.Config()
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	return configured == s.configured
 }
 
 // Waits reports whether an instance that is being deleted is a target of a load balancer,
@@ -175,15 +211,18 @@ func (s *Syncer) Waits(i *instance.Instance) bool {
 	if s.neverReported(i) {
 		return false
 	}
+	if !s.isCurrent() {
+		s.update()
+	}
 	keys, _ := s.wantedBalancers(i)
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, b := range s.balancers {
-		t, known := b.targets[i.ID]
+	for _, p := range s.parts {
+		t, known := p.targets[i.ID]
 		switch {
-		case !b.listed, known && t.possible:
+		case !p.listed, known && t.possible:
 			return true
-		case !known && keys[b.name]:
+		case !known && len(p.wantedBy(keys)) > 0:
 			// Its deregistration has not begun.
 			return true
 		}
@@ -191,7 +230,7 @@ func (s *Syncer) Waits(i *instance.Instance) bool {
 	return false
 }
 
-// work synchronizes one load balancer. It returns false when the queue is shut down.
+// work synchronizes one part. It returns false when the queue is shut down.
 func (s *Syncer) work(ctx context.Context) bool {
 	name, shutdown := s.queue.Get()
 	if shutdown {

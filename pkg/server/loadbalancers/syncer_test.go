@@ -257,7 +257,7 @@ func TestTheConfigurationDropsALoadBalancer(t *testing.T) {
 		assert.True(t, w.waits("a"))
 		w.pass(5 * time.Minute)
 		assert.False(t, w.waits("a"))
-		assert.Len(t, w.syncer.balancers, 1)
+		assert.Len(t, w.syncer.parts, 1)
 	})
 }
 
@@ -317,7 +317,7 @@ func TestDeletedInstancesAreForgotten(t *testing.T) {
 		delete(w.instances, "a")
 		w.mu.Unlock()
 		w.pass(2 * time.Minute)
-		assert.Empty(t, w.syncer.balancers["web"].targets)
+		assert.Empty(t, w.syncer.parts["web"].targets)
 	})
 }
 

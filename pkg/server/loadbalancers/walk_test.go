@@ -101,13 +101,14 @@ func walk(t *testing.T, random *rand.Rand) {
 		case 12:
 			w.balancer.Remove("web", id)
 		case 13:
-			if random.IntN(3) == 0 && !slices.Contains(w.wantedNow(), "api") {
-				w.configure("web")
-			} else {
-				w.configure("web", "api")
-			}
+			w.setEntries([]entries{
+				{"web": {"web"}},
+				{"web": {"web"}, "api": {"api"}},
+				{"web": {"web", "api"}, "api": {"api"}},
+				{"web": {"api"}, "api": {"web"}},
+			}[random.IntN(4)])
 		}
-		if slices.Contains(w.wantedNow(), "api") {
+		if _, found := (worldGroups{w}).Config().LoadBalancers["api"]; !found && slices.Contains(w.wantedNow(), "api") {
 			w.configure("web", "api")
 		}
 		w.pass(time.Duration(random.IntN(60)) * time.Second)

@@ -79,4 +79,9 @@ type LoadBalancerOptions interface {
 type LoadBalancerSettings interface {
 	// Validate returns every rule that the entry at path breaks.
 	Validate(path *field.Path) field.ErrorList
+	// Parts returns the settings of each thing that the entry lists, such as each of several
+	// target groups, by a name. Parts of the same name have the same targets, in whichever
+	// entry they are. The server decides for each part, so that a change of an entry does
+	// not touch the parts that stay.
+	Parts() map[string]LoadBalancerSettings
 }

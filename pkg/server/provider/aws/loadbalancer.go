@@ -4,6 +4,7 @@
 package aws
 
 import (
+	"fmt"
 	"regexp"
 	"slices"
 
@@ -32,6 +33,20 @@ var _ provider.LoadBalancerOptions = (*Options)(nil)
 // ReadLoadBalancer reads an entry of load_balancers.
 func (*Options) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings {
 	return balancerSettings{arns: o.Strings("target_group_arns"), port: o.Int32("port")}
+}
+
+// Parts returns the target groups, each with the port: a target is one of a target group and
+// a port.
+func (s balancerSettings) Parts() map[string]provider.LoadBalancerSettings {
+	parts := map[string]provider.LoadBalancerSettings{}
+	for _, arn := range s.arns {
+		name := arn
+		if s.port != nil {
+			name += fmt.Sprintf(" port %d", *s.port)
+		}
+		parts[name] = balancerSettings{arns: []string{arn}, port: s.port}
+	}
+	return parts
 }
 
 // Validate requires target groups of one region and account.

@@ -156,6 +156,22 @@ func TestPort(t *testing.T) {
 	assert.Equal(t, map[string]provider.TargetState{vm.ProviderID: provider.Draining}, b.list())
 }
 
+// TestParts: each target group of an entry is a part of its own, and with another port it is
+// another part.
+func TestParts(t *testing.T) {
+	port, other := int32(80), int32(8080)
+	web, admin := balancerSettings{arns: []string{webARN}}, balancerSettings{arns: []string{adminARN}}
+	assert.Equal(t, map[string]provider.LoadBalancerSettings{webARN: web, adminARN: admin}, balancerSettings{arns: []string{adminARN, webARN}}.Parts())
+	names := map[string]bool{}
+	for _, settings := range []balancerSettings{web, {web.arns, &port}, {web.arns, &other}, {admin.arns, &port}} {
+		for name, part := range settings.Parts() {
+			assert.Equal(t, settings, part)
+			names[name] = true
+		}
+	}
+	assert.Len(t, names, 4)
+}
+
 // TestTargetsThatAreNoInstances are those of others. A response that is not complete is an
 // error.
 func TestTargetsThatAreNoInstances(t *testing.T) {

@@ -28,6 +28,8 @@ var ErrUnavailable = errors.New("the cloud is not available")
 type BalancerSettings struct {
 	// Endpoint is mandatory.
 	Endpoint string
+	// Others are further endpoints. An instance is registered when it is with all.
+	Others []string
 }
 
 // Validate requires an endpoint.
@@ -35,12 +37,24 @@ func (s BalancerSettings) Validate(path *field.Path) field.ErrorList {
 	return validation.Required(path.Child("endpoint"), s.Endpoint)
 }
 
+// Parts returns the endpoints.
+func (s BalancerSettings) Parts() map[string]provider.LoadBalancerSettings {
+	parts := map[string]provider.LoadBalancerSettings{}
+	for _, endpoint := range s.endpoints() {
+		parts[endpoint] = BalancerSettings{Endpoint: endpoint}
+	}
+	return parts
+}
+
+// endpoints returns all endpoints of the entry.
+func (s BalancerSettings) endpoints() []string { return append([]string{s.Endpoint}, s.Others...) }
+
 // BalancerOptions make the options of another provider those of one with Balancers.
 type BalancerOptions struct{ provider.Options }
 
 // ReadLoadBalancer reads the endpoint.
 func (BalancerOptions) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings {
-	return BalancerSettings{Endpoint: o.String("endpoint")}
+	return BalancerSettings{Endpoint: o.String("endpoint"), Others: o.Strings("other_endpoints")}
 }
 
 // Balancers are load balancers in memory. One exists for each endpoint of Endpoints.
@@ -126,25 +140,49 @@ func (b *Balancers) Deregister(ctx context.Context, balancer provider.LoadBalanc
 
 // Targets lists the targets.
 func (b *Balancers) Targets(ctx context.Context, balancer provider.LoadBalancer) (list []provider.Target, err error) {
+	lists := 0
+	all := map[string][]provider.Target{}
 	err = b.call(ctx, "list", balancer, nil, func(targets map[string]memoryTarget) {
-		for _, id := range slices.Sorted(maps.Keys(targets)) {
-			list = append(list, targets[id].Target)
+		lists++
+		for id := range targets {
+			all[id] = append(all[id], targets[id].Target)
 		}
 	})
 	if err != nil {
 		return nil, err
 	}
+	for _, id := range slices.Sorted(maps.Keys(all)) {
+		target, registered := all[id][0], 0
+		for _, t := range all[id] {
+			if t.State != provider.Draining {
+				registered++
+			}
+		}
+		if registered > 0 && registered < lists {
+			target.State = provider.Partial
+		}
+		list = append(list, target)
+	}
 	return list, nil
 }
 
+// call makes one call for each endpoint.
 func (b *Balancers) call(ctx context.Context, operation string, balancer provider.LoadBalancer, instances []instance.VM, do func(map[string]memoryTarget)) error {
-	if err := deadline.Check(ctx); err != nil {
-		return err
-	}
-	endpoint := balancer.Settings.(BalancerSettings).Endpoint
 	ids := make([]string, len(instances))
 	for n, vm := range instances {
 		ids[n] = vm.ID
+	}
+	for _, endpoint := range balancer.Settings.(BalancerSettings).endpoints() {
+		if err := b.callOne(ctx, operation, endpoint, ids, do); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (b *Balancers) callOne(ctx context.Context, operation, endpoint string, ids []string, do func(map[string]memoryTarget)) error {
+	if err := deadline.Check(ctx); err != nil {
+		return err
 	}
 	if b.Called != nil {
 		if err := b.Called(operation, endpoint, ids); err != nil {

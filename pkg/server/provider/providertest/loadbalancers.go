@@ -250,12 +250,12 @@ func (b *MemoryBalancers) LoadBalancers() provider.LoadBalancers { return b.Bala
 
 // Balancer returns the one that exists.
 func (b *MemoryBalancers) Balancer() provider.LoadBalancer {
-	return provider.LoadBalancer{Key: "web", Settings: BalancerSettings{"web"}}
+	return provider.LoadBalancer{Key: "web", Settings: BalancerSettings{Endpoint: "web"}}
 }
 
 // Unknown returns one that does not exist.
 func (b *MemoryBalancers) Unknown() provider.LoadBalancer {
-	return provider.LoadBalancer{Key: "none", Settings: BalancerSettings{"none"}}
+	return provider.LoadBalancer{Key: "none", Settings: BalancerSettings{Endpoint: "none"}}
 }
 
 // NewInstance returns another instance.
