@@ -62,6 +62,39 @@ func TestSecretsInAService(t *testing.T) {
 	assert.Equal(t, []string{storage.AuthoritySecret, storage.NonceSecret}, list)
 }
 
+// TestKeyOfKMS: the key of the secrets in the storage is one that AWS KMS has encrypted for
+// this cluster.
+func TestKeyOfKMS(t *testing.T) {
+	k := secretstest.StartKMS(t)
+	k.SetKey("1", secretstest.KeyEnabled, "nstance")
+	setAWS(t, "AWS_ENDPOINT_URL_KMS", k.URL)
+	t.Setenv("AWS_REGION", "eu-north-1") // the option has another
+	key := []byte("0123456789abcdef0123456789abcdef")
+	bucket := t.TempDir()
+	objects, err := file.Open(bucket)
+	require.NoError(t, err)
+	nonce := func(value string) error {
+		_, err := run(t, "cluster", "nonce", "--storage", "file", "--storage-bucket", bucket, "--key-provider", "aws-kms", "--key", value)
+		return err
+	}
+	of := func(cluster string) string {
+		blob := k.Encrypt("1", map[string]string{"nstance:cluster-id": cluster}, key)
+		return `{"ciphertext": "` + base64.StdEncoding.EncodeToString(blob) + `", "key_id": "alias/nstance", "region": "us-east-1"}`
+	}
+	wantError(t, nonce(of("prod")), "--key:", "the id of the cluster is not known", "ca.crt")
+	encrypted, err := secrets.New(objects, key)
+	require.NoError(t, err)
+	_, err = clusterkeys.Ensure(t.Context(), objects, encrypted, "prod")
+	require.NoError(t, err)
+	require.NoError(t, nonce(of("prod")))
+	wantError(t, nonce(of("test")), "--key:", "InvalidCiphertextException", "nstance:cluster-id:prod")
+	for _, value := range []string{string(key), `"` + string(key) + `"`, `{"ciphertext": "` + string(key) + `", "key_id": "alias/nstance"}`, `{}`} {
+		err := nonce(value)
+		wantError(t, err, "--key:", "must be the value of aws_kms in the configuration")
+		assert.NotContains(t, err.Error(), string(key))
+	}
+}
+
 // TestKeyInAService: the key of the secrets in the storage is in Parameter Store.
 func TestKeyInAService(t *testing.T) {
 	url, _ := secretstest.StartParameterStore(t)

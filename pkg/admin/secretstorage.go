@@ -25,13 +25,15 @@ import (
 const (
 	keyProviderEnv  = "env"
 	keyProviderFile = "file"
+	// keyProviderKMS is AWS KMS, whose key is given as it is in the configuration.
+	keyProviderKMS = "aws-kms"
 	// defaultKey is the environment variable of the encryption key.
 	defaultKey = "NSTANCE_ENCRYPTION_KEY"
 )
 
 // keyProviders are all values of --key-provider.
 var keyProviders = []string{
-	keyProviderEnv, keyProviderFile, config.SecretsInSecretsManager, config.SecretsInParameterStore, config.SecretsInGoogle,
+	keyProviderEnv, keyProviderFile, config.SecretsInSecretsManager, config.SecretsInParameterStore, config.SecretsInGoogle, keyProviderKMS,
 }
 
 // secretOptions are the options that select the secrets of a cluster, to list or delete them.
@@ -118,7 +120,7 @@ type keyOptions struct {
 func (o *keyOptions) addFlags(flags *pflag.FlagSet) {
 	o.secretOptions.addFlags(flags)
 	flags.StringVar(&o.keyProvider, "key-provider", keyProviderEnv, "where the key is that secrets in the storage are encrypted with: "+strings.Join(keyProviders, ", "))
-	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+"), path of the file, or name in the service that holds the key")
+	flags.StringVar(&o.key, "key", "", "environment variable (default "+defaultKey+"), path of the file, or name in the service that holds the key; for "+keyProviderKMS+" the value of aws_kms in the configuration")
 	flags.StringArrayVar(&o.oldKeys, "old-key", nil, "like --key, a key that secrets were encrypted with before; may be repeated")
 }
 
@@ -133,13 +135,41 @@ func (o *keyOptions) validate(wrong *mistakes) {
 		wrong.addf("key-provider", "%q is unknown, known are %q", o.keyProvider, keyProviders)
 	case o.keyProvider == keyProviderFile && o.key == "":
 		wrong.addf("key", "must be the path of the file with the key when --key-provider is %q", keyProviderFile)
+	case o.keyProvider == keyProviderKMS && o.key == "":
+		wrong.addf("key", "must be the value of aws_kms in the configuration when --key-provider is %q", keyProviderKMS)
 	case o.keyProvider != keyProviderEnv && o.key == "":
 		wrong.addf("key", "must be the name of the key in the service when --key-provider is %q", o.keyProvider)
 	}
 }
 
-// source locates the key of that name.
-func (o *keyOptions) source(name string) config.KeySource {
+// source locates the key of that name. The encryption context of KMS has the id of the
+// cluster, which the certificate of its authority names.
+func (o *keyOptions) source(ctx context.Context, store storage.Store, name string) (config.KeySource, error) {
+	if o.keyProvider != keyProviderKMS {
+		return o.named(name), nil
+	}
+	cluster, err := authorityName(ctx, store)
+	if err != nil {
+		return config.KeySource{}, fmt.Errorf("the id of the cluster is not known: %w", err)
+	}
+	key, err := config.ParseKMSKey(name, cluster)
+	if err != nil {
+		return config.KeySource{}, fmt.Errorf("must be the value of aws_kms in the configuration: %w", err)
+	}
+	return config.KeySource{KMS: key}, nil
+}
+
+// readKey returns the key of that name.
+func (o *keyOptions) readKey(ctx context.Context, store storage.Store, name string) ([]byte, error) {
+	source, err := o.source(ctx, store, name)
+	if err != nil {
+		return nil, err
+	}
+	return backend.ReadKey(ctx, source)
+}
+
+// named locates the key of that name, which is not in KMS.
+func (o *keyOptions) named(name string) config.KeySource {
 	switch o.keyProvider {
 	case keyProviderFile:
 		return config.KeySource{File: name}
@@ -184,19 +214,19 @@ func (o *keyOptions) openStores(ctx context.Context) (storage.Store, secrets.Sto
 		opened, err := backend.Open(ctx, location, store)
 		return store, opened, err
 	}
-	key, err := backend.ReadKey(ctx, o.source(cmp.Or(o.key, defaultKey)))
+	store, err := o.open(ctx)
+	if err != nil {
+		return nil, nil, err
+	}
+	key, err := o.readKey(ctx, store, cmp.Or(o.key, defaultKey))
 	if err != nil {
 		return nil, nil, fmt.Errorf("--key: %w", err)
 	}
 	old := make([][]byte, len(o.oldKeys))
 	for i, name := range o.oldKeys {
-		if old[i], err = backend.ReadKey(ctx, o.source(name)); err != nil {
+		if old[i], err = o.readKey(ctx, store, name); err != nil {
 			return nil, nil, fmt.Errorf("--old-key: %w", err)
 		}
-	}
-	store, err := o.open(ctx)
-	if err != nil {
-		return nil, nil, err
 	}
 	encrypted, err := secrets.New(store, key, old...)
 	if err != nil {

@@ -61,13 +61,15 @@ type KeySource struct {
 	SecretsManager string
 	// ParameterStore is the name or ARN of a parameter of AWS Parameter Store.
 	ParameterStore string
+	// KMS is a key that AWS KMS has encrypted, nil if the key is elsewhere.
+	KMS *KMSKey
 	// GoogleSecret is a secret of Google Secret Manager, projects/PROJECT/secrets/NAME, with
 	// or without /versions/VERSION.
 	GoogleSecret string
 }
 
 // keySources are the names of the fields above in the configuration.
-var keySources = []string{"env", "file", "aws_secrets_manager", "aws_parameter_store", "google_secret_manager"}
+var keySources = []string{"env", "file", "aws_secrets_manager", "aws_parameter_store", "aws_kms", "google_secret_manager"}
 
 // String returns the location of the key.
 func (k KeySource) String() string {
@@ -78,6 +80,8 @@ func (k KeySource) String() string {
 		return "aws_secrets_manager " + k.SecretsManager
 	case k.ParameterStore != "":
 		return "aws_parameter_store " + k.ParameterStore
+	case k.KMS != nil:
+		return "aws_kms " + k.KMS.String()
 	case k.GoogleSecret != "":
 		return "google_secret_manager " + k.GoogleSecret
 	}
@@ -115,9 +119,9 @@ func readSecrets(cluster *jsonc.Object, clusterID string) Secrets {
 	}
 	ttl := time.Duration(0)
 	if secrets.Provider == SecretsInStorage {
-		secrets.EncryptionKey = readKeySource(o.Object("encryption_key"))
+		secrets.EncryptionKey = readKeySource(o.Object("encryption_key"), clusterID)
 		for _, key := range o.Objects("old_encryption_keys") {
-			secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, readKeySource(key))
+			secrets.OldEncryptionKeys = append(secrets.OldEncryptionKeys, readKeySource(key, clusterID))
 		}
 	} else {
 		ttl = defaultSecretsCacheTTL
@@ -134,12 +138,15 @@ func readSecrets(cluster *jsonc.Object, clusterID string) Secrets {
 	return secrets
 }
 
-func readKeySource(o *jsonc.Object) KeySource {
+func readKeySource(o *jsonc.Object, cluster string) KeySource {
 	defer o.Finish()
 	source := KeySource{
 		Env: o.String("env"), File: o.String("file"),
 		SecretsManager: o.String("aws_secrets_manager"), ParameterStore: o.String("aws_parameter_store"),
 		GoogleSecret: o.String("google_secret_manager"),
+	}
+	if o.Has("aws_kms") {
+		source.KMS = readKMSKey(o.Object("aws_kms"), cluster)
 	}
 	o.ExactlyOneOf(keySources...)
 	return source
@@ -200,6 +207,8 @@ func (k KeySource) validate(path *field.Path) field.ErrorList {
 	switch {
 	case k.File != "" && !filepath.IsAbs(k.File):
 		return field.ErrorList{field.Invalid(path.Child("file"), hidden, validation.NotAbsolute)}
+	case k.KMS != nil:
+		return k.KMS.validate(path.Child("aws_kms"))
 	case k.GoogleSecret != "" && !googleSecretPattern.MatchString(k.GoogleSecret):
 		return field.ErrorList{field.Invalid(path.Child("google_secret_manager"), hidden, "must be projects/PROJECT/secrets/NAME")}
 	}

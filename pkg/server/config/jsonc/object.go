@@ -8,6 +8,7 @@ package jsonc
 
 import (
 	"encoding/json"
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -40,6 +41,15 @@ func Parse(data []byte, errs *field.ErrorList) (*Object, error) {
 		return nil, err
 	}
 	return newObject(nil, &root, errs, false), nil
+}
+
+// ParseConfidential is Parse for an object none of whose values an error may show.
+func ParseConfidential(data []byte, errs *field.ErrorList) (*Object, error) {
+	root, err := hujson.Parse(data)
+	if err != nil {
+		return nil, errors.New("is not JSON")
+	}
+	return newObject(nil, &root, errs, true), nil
 }
 
 // newObject reads value, which is nil for a missing member. All members of a

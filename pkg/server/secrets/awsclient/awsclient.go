@@ -18,10 +18,16 @@ import (
 // LoadConfig returns the configuration of clients. Endpoint, region and credentials come
 // from the standard AWS_* environment variables and the other sources of the SDK. No
 // credentials are looked up before the first request.
-func LoadConfig(ctx context.Context) (aws.Config, error) {
+func LoadConfig(ctx context.Context) (aws.Config, error) { return LoadConfigOf(ctx, "") }
+
+// LoadConfigOf is LoadConfig for a region, unless that is empty.
+func LoadConfigOf(ctx context.Context, region string) (aws.Config, error) {
 	c, err := config.LoadDefaultConfig(ctx)
 	if err != nil {
 		return aws.Config{}, err
+	}
+	if region != "" {
+		c.Region = region
 	}
 	if c.Region == "" {
 		return aws.Config{}, errors.New("the region is not known, set AWS_REGION")

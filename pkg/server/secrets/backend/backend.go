@@ -14,6 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/secrets"
 	"nstance.dev/operator/pkg/server/secrets/awsclient"
 	"nstance.dev/operator/pkg/server/secrets/googlesecrets"
+	"nstance.dev/operator/pkg/server/secrets/kmskey"
 	"nstance.dev/operator/pkg/server/secrets/parameterstore"
 	"nstance.dev/operator/pkg/server/secrets/secretsmanager"
 	"nstance.dev/operator/pkg/server/storage"
@@ -86,6 +87,9 @@ func readService(ctx context.Context, source config.KeySource) ([]byte, error) {
 	if source.GoogleSecret != "" {
 		return googlesecrets.Access(ctx, googlesecrets.Options{}, source.GoogleSecret)
 	}
+	if source.KMS != nil {
+		return readKMS(ctx, source.KMS)
+	}
 	if source.SecretsManager == "" && source.ParameterStore == "" {
 		return nil, errNoService
 	}
@@ -97,4 +101,12 @@ func readService(ctx context.Context, source config.KeySource) ([]byte, error) {
 		return secretsmanager.New(client, "").Get(ctx, source.SecretsManager)
 	}
 	return parameterstore.New(client, "").Get(ctx, source.ParameterStore)
+}
+
+func readKMS(ctx context.Context, key *config.KMSKey) ([]byte, error) {
+	client, err := awsclient.LoadConfigOf(ctx, key.Region)
+	if err != nil {
+		return nil, fmt.Errorf("aws_kms: %w", err)
+	}
+	return kmskey.Decrypt(ctx, client, key)
 }
