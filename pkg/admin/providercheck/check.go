@@ -18,7 +18,8 @@ import (
 )
 
 // The steps, in this order. stepRemoveFormer is left out if there is nothing to remove,
-// stepFind if the provider cannot do it, and stepCleanUp if nothing is left.
+// stepFind if the provider cannot do it, the two of load balancers if no flag names one, and
+// stepCleanUp if nothing is left.
 const (
 	stepList         = "list the instances"
 	stepRemoveFormer = "remove what an earlier check has left"
@@ -27,6 +28,8 @@ const (
 	stepRun          = "wait until it runs"
 	stepListAgain    = "list it as another process does"
 	stepFind         = "find it by its id"
+	stepRegister     = "register it with the load balancers"
+	stepDeregister   = "deregister it"
 	stepTerminate    = "terminate it"
 	stepConfirm      = "confirm as another process that it does not exist"
 	stepCleanUp      = "remove what the check has created"
@@ -42,15 +45,17 @@ type check struct {
 	session *session
 	// existing are the instances that may exist and belong to a check, by id.
 	existing map[string]instance.VM
+	// targets are those that load balancers may have as targets, by id.
+	targets map[string]instance.VM
 }
 
 // run makes all steps and removes what they have created.
 func (c *check) run(ctx context.Context) error {
-	c.existing = map[string]instance.VM{}
+	c.existing, c.targets = map[string]instance.VM{}, map[string]instance.VM{}
 	c.print("Checking provider %s as shard %s of cluster %s: template %s, instance type %s, subnet %s.\n",
 		c.config.Shard.Infra.Provider, c.shard.ID, c.shard.ClusterID, c.group.Template, c.group.InstanceType, c.subnet)
 	err := c.steps(ctx)
-	if len(c.existing) > 0 {
+	if len(c.existing)+len(c.targets) > 0 {
 		err = errors.Join(err, c.cleanUp(ctx))
 	}
 	if c.session != nil {
@@ -95,12 +100,16 @@ func (c *check) steps(ctx context.Context) error {
 		{stepRun, func(ctx context.Context) (string, error) { return c.awaitRunning(ctx, spec.ID) }},
 		{stepListAgain, func(ctx context.Context) (string, error) { return c.listAgain(ctx, spec.ID) }},
 		{stepFind, func(ctx context.Context) (string, error) { return c.find(ctx, spec.ID) }},
+		{stepRegister, func(ctx context.Context) (string, error) { return c.register(ctx, spec.ID) }},
+		{stepDeregister, func(ctx context.Context) (string, error) { return "", c.deregister(ctx) }},
 		{stepTerminate, func(ctx context.Context) (string, error) {
 			return "", c.session.remove(ctx, []string{spec.ID})
 		}},
 		{stepConfirm, func(ctx context.Context) (string, error) { return "", c.confirm(ctx) }},
 	} {
-		if _, can := c.session.Provider.(provider.Finder); step.name == stepFind && !can {
+		_, canFind := c.session.Provider.(provider.Finder)
+		leftOut := map[string]bool{stepFind: !canFind, stepRegister: len(c.balancers) == 0, stepDeregister: len(c.balancers) == 0}
+		if leftOut[step.name] {
 			continue
 		}
 		if err := c.step(ctx, step.name, step.do); err != nil {
@@ -165,6 +174,9 @@ func (c *check) list(ctx context.Context) (ids []string, err error) {
 	list, err := c.session.instances()
 	for _, vm := range list {
 		c.existing[vm.ID] = vm
+		if len(c.balancers) > 0 {
+			c.targets[vm.ID] = vm
+		}
 		ids = append(ids, vm.ID)
 	}
 	return ids, err
@@ -172,6 +184,9 @@ func (c *check) list(ctx context.Context) (ids []string, err error) {
 
 // remove removes instances and notes that they do not exist.
 func (c *check) remove(ctx context.Context, ids []string) error {
+	if err := c.deregister(ctx); err != nil {
+		return err
+	}
 	if err := c.session.remove(ctx, ids); err != nil {
 		return err
 	}
@@ -281,47 +296,4 @@ func (c *check) find(ctx context.Context, id string) (string, error) {
 		return "", fmt.Errorf("another instance is found, %s of group %s", vm.ProviderID, vm.Group)
 	}
 	return vm.ProviderID, nil
-}
-
-// confirm waits until a provider that knows nothing finds no instance of a check, and notes
-// that none exists.
-func (c *check) confirm(ctx context.Context) error {
-	if err := c.restartWithoutKnowledge(ctx); err != nil {
-		return err
-	}
-	err := c.session.await(ctx, "", func() (bool, error) {
-		list, err := c.session.instances()
-		return len(list) == 0, err
-	})
-	return errors.Join(err, c.noteMissing(ctx))
-}
-
-// restartWithoutKnowledge is restart, and the provider is not given what exists.
-func (c *check) restartWithoutKnowledge(ctx context.Context) error {
-	known := c.existing
-	c.existing = nil
-	defer func() { c.existing = known }()
-	return c.restart(ctx)
-}
-
-// noteMissing notes that no instance exists, or returns an error that names those that do.
-func (c *check) noteMissing(ctx context.Context) error {
-	list, err := c.session.instances()
-	for _, vm := range list {
-		c.existing[vm.ID] = vm
-		err = errors.Join(err, fmt.Errorf("instance %s is listed, %s", vm.ID, vm.ProviderID))
-	}
-	if finder, can := c.session.Provider.(provider.Finder); can && err == nil {
-		for _, id := range slices.Sorted(maps.Keys(c.existing)) {
-			vm, found, findErr := finder.Find(ctx, id)
-			if found {
-				findErr = fmt.Errorf("instance %s is found, %s", id, vm.ProviderID)
-			}
-			err = errors.Join(err, findErr)
-		}
-	}
-	if err == nil {
-		clear(c.existing)
-	}
-	return err
 }

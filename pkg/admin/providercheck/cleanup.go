@@ -5,10 +5,13 @@ package providercheck
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"slices"
 	"time"
+
+	"nstance.dev/operator/pkg/server/provider"
 )
 
 // cleanupRetryDelay is the delay before the removal is tried again.
@@ -43,6 +46,9 @@ func (c *check) cleanUp(ctx context.Context) error {
 	for _, id := range slices.Sorted(maps.Keys(c.existing)) {
 		c.print("  instance %s, provider id %q\n", id, c.existing[id].ProviderID)
 	}
+	for _, id := range slices.Sorted(maps.Keys(c.targets)) {
+		c.print("  instance %s, provider id %q, as a target of load balancers\n", id, c.targets[id].ProviderID)
+	}
 	c.print("They belong to shard %s of cluster %s. The next check removes them.\n", c.shard.ID, c.shard.ClusterID)
 	return err
 }
@@ -55,7 +61,9 @@ func (c *check) removeAll(ctx context.Context) error {
 			return err
 		}
 	}
-	if err := c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))); err != nil {
+	// An instance is removed also if it could not be deregistered: it costs more.
+	deregistered := c.deregister(ctx)
+	if err := errors.Join(c.session.remove(ctx, slices.Sorted(maps.Keys(c.existing))), deregistered); err != nil {
 		return err
 	}
 	if err := c.restartWithoutKnowledge(ctx); err != nil {
@@ -63,4 +71,47 @@ func (c *check) removeAll(ctx context.Context) error {
 	}
 	// What is listed now is removed by the next attempt.
 	return c.noteMissing(ctx)
+}
+
+// confirm waits until a provider that knows nothing finds no instance of a check, and notes
+// that none exists.
+func (c *check) confirm(ctx context.Context) error {
+	if err := c.restartWithoutKnowledge(ctx); err != nil {
+		return err
+	}
+	err := c.session.await(ctx, "", func() (bool, error) {
+		list, err := c.session.instances()
+		return len(list) == 0, err
+	})
+	return errors.Join(err, c.noteMissing(ctx))
+}
+
+// restartWithoutKnowledge is restart, and the provider is not given what exists.
+func (c *check) restartWithoutKnowledge(ctx context.Context) error {
+	known := c.existing
+	c.existing = nil
+	defer func() { c.existing = known }()
+	return c.restart(ctx)
+}
+
+// noteMissing notes that no instance exists, or returns an error that names those that do.
+func (c *check) noteMissing(ctx context.Context) error {
+	list, err := c.session.instances()
+	for _, vm := range list {
+		c.existing[vm.ID] = vm
+		err = errors.Join(err, fmt.Errorf("instance %s is listed, %s", vm.ID, vm.ProviderID))
+	}
+	if finder, can := c.session.Provider.(provider.Finder); can && err == nil {
+		for _, id := range slices.Sorted(maps.Keys(c.existing)) {
+			vm, found, findErr := finder.Find(ctx, id)
+			if found {
+				findErr = fmt.Errorf("instance %s is found, %s", id, vm.ProviderID)
+			}
+			err = errors.Join(err, findErr)
+		}
+	}
+	if err == nil {
+		clear(c.existing)
+	}
+	return err
 }

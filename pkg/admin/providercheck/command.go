@@ -34,6 +34,7 @@ func (e *UsageError) Unwrap() error { return e.err }
 // options are the flags.
 type options struct {
 	config, template, instanceType, subnet string
+	balancers                              []string
 	stepTimeout, cleanupTimeout            time.Duration
 }
 
@@ -71,6 +72,7 @@ func NewCommand(providers provider.Registry) *cobra.Command {
 	flags.StringVar(&o.template, "template", "", "template of the instance (default: the only one)")
 	flags.StringVar(&o.instanceType, "instance-type", "", "type of the instance (default: the smallest one of the template's architecture)")
 	flags.StringVar(&o.subnet, "subnet", "", "subnet of the instance (default: the first one of the template's pool)")
+	flags.StringSliceVar(&o.balancers, "load-balancers", nil, "load balancers of the configuration that the instance is registered with (default: none)")
 	flags.DurationVar(&o.stepTimeout, "timeout", defaultStepTimeout, "longest time for one step")
 	flags.DurationVar(&o.cleanupTimeout, "cleanup-timeout", defaultCleanupTimeout, "longest time for the removal after a failed step or an interruption")
 	return command

@@ -78,7 +78,18 @@ func (o fakeOptions) NewProvider(shard provider.Shard, callContext provider.Call
 		shard = serverShard
 	}
 	api := &mortal{API: o.faults.Wrap(o.cloud.API(shard)), world: o.world}
-	return machines.New(api, machines.Options{CallContext: callContext}), nil
+	return balanced{machines.New(api, machines.Options{CallContext: callContext}), o.balancers}, nil
+}
+
+// ReadLoadBalancer implements provider.LoadBalancerOptions.
+func (fakeOptions) ReadLoadBalancer(o *jsonc.Object) provider.LoadBalancerSettings {
+	return providertest.BalancerOptions{}.ReadLoadBalancer(o)
+}
+
+// balanced is a provider with load balancers.
+type balanced struct {
+	*machines.Provider
+	*providertest.Balancers
 }
 
 // mortal are the calls of a process that may be killed: then they have no effect.
@@ -133,6 +144,8 @@ type world struct {
 	cloud  *machinestest.Cloud
 	faults *machinestest.Faults
 	types  provider.Catalogue
+	// balancers are web and api.
+	balancers *providertest.Balancers
 	// ignoreShard is true of a provider that knows one shard only.
 	ignoreShard bool
 	// dead is true once the process is killed, and dieInLaunch if the next launch does it.
@@ -156,6 +169,7 @@ func inBubble(t *testing.T, test func(*testing.T, *world)) {
 	synctest.Test(t, func(t *testing.T) {
 		w := &world{
 			t: t, cloud: machinestest.NewCloud(), faults: machinestest.NewFaults(), at: map[string]func(){}, config: shardConfig,
+			balancers: providertest.NewBalancers("web", "api"),
 			types: provider.Catalogue{
 				"large": {Name: "large", Arch: "amd64", CPU: resource.MustParse("8"), Memory: resource.MustParse("8Gi")},
 				"small": {Name: "small", Arch: "amd64", CPU: resource.MustParse("2"), Memory: resource.MustParse("2Gi")},

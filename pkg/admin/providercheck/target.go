@@ -44,6 +44,8 @@ type target struct {
 	config *config.Config
 	group  *groups.Group
 	subnet string
+	// balancers are those that the instance is registered with.
+	balancers []provider.LoadBalancer
 	// shard is that of the check.
 	shard provider.Shard
 }
@@ -56,7 +58,8 @@ func (o *options) target(c *config.Config) (*target, error) {
 	}
 	instanceType, typeErr := selectType(c, template.Arch, o.instanceType)
 	subnet, subnetErr := selectSubnet(c, template, o.subnet)
-	if err := errors.Join(typeErr, subnetErr); err != nil {
+	balancers, balancersErr := selectBalancers(c, o.balancers)
+	if err := errors.Join(typeErr, subnetErr, balancersErr); err != nil {
 		return nil, err
 	}
 	return &target{
@@ -70,8 +73,9 @@ func (o *options) target(c *config.Config) (*target, error) {
 			Type:     instanceType,
 			Userdata: config.Userdata{Inline: userdata},
 		},
-		subnet: subnet,
-		shard:  provider.Shard{ClusterID: checkPrefix + c.ClusterID, ID: c.Shard.ID, Region: c.Shard.Infra.Region, Zone: c.Shard.Infra.Zone},
+		subnet:    subnet,
+		balancers: balancers,
+		shard:     provider.Shard{ClusterID: checkPrefix + c.ClusterID, ID: c.Shard.ID, Region: c.Shard.Infra.Region, Zone: c.Shard.Infra.Zone},
 	}, nil
 }
 

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package providercheck
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"time"
+
+	"nstance.dev/operator/pkg/server/config"
+	"nstance.dev/operator/pkg/server/config/validation"
+	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/server/provider"
+)
+
+// targetsDelay is the delay between two lists of targets.
+const targetsDelay = 2 * time.Second
+
+// selectBalancers returns the entries of load_balancers with these keys.
+func selectBalancers(c *config.Config, keys []string) ([]provider.LoadBalancer, error) {
+	var selected []provider.LoadBalancer
+	for _, key := range keys {
+		balancer, found := c.LoadBalancers[key]
+		if !found {
+			return nil, fmt.Errorf("--load-balancers: %q is unknown, known are %s", key, validation.Keys(c.LoadBalancers))
+		}
+		selected = append(selected, balancer)
+	}
+	return selected, nil
+}
+
+// register registers an instance with all load balancers, and waits until all list it.
+func (c *check) register(ctx context.Context, id string) (string, error) {
+	vm := c.existing[id]
+	api, err := c.session.balancers()
+	if err != nil {
+		return "", err
+	}
+	// A request that fails may have had its effect.
+	c.targets[id] = vm
+	var keys []string
+	for _, balancer := range c.balancers {
+		if err := api.Register(ctx, balancer, []instance.VM{vm}); err != nil {
+			return "", fmt.Errorf("load balancer %s: %w", balancer.Key, err)
+		}
+		if err := awaitTarget(ctx, api, balancer, vm, func(state provider.TargetState, listed bool) bool {
+			return listed && state == provider.Registered
+		}); err != nil {
+			return "", err
+		}
+		keys = append(keys, balancer.Key)
+	}
+	return strings.Join(keys, ", "), nil
+}
+
+// deregister deregisters the instances that may be targets. It waits until no load balancer
+// has them as registered, but not for the deregistration delay: nothing has used them.
+func (c *check) deregister(ctx context.Context) error {
+	if len(c.targets) == 0 {
+		return nil
+	}
+	api, err := c.session.balancers()
+	if err != nil {
+		return err
+	}
+	list := slices.Collect(maps.Values(c.targets))
+	var errs []error
+	for _, balancer := range c.balancers {
+		if err := api.Deregister(ctx, balancer, list); err != nil {
+			errs = append(errs, fmt.Errorf("load balancer %s: %w", balancer.Key, err))
+			continue
+		}
+		for _, vm := range list {
+			errs = append(errs, awaitTarget(ctx, api, balancer, vm, func(state provider.TargetState, listed bool) bool {
+				return !listed || state == provider.Draining
+			}))
+		}
+	}
+	err = errors.Join(errs...)
+	if err == nil {
+		clear(c.targets)
+	}
+	return err
+}
+
+// awaitTarget lists the targets of a load balancer until done returns true for an instance.
+func awaitTarget(
+	ctx context.Context, api provider.LoadBalancers, balancer provider.LoadBalancer, vm instance.VM, done func(state provider.TargetState, listed bool) bool,
+) error {
+	for {
+		targets, err := api.Targets(ctx, balancer)
+		if err != nil {
+			return fmt.Errorf("load balancer %s: %w", balancer.Key, err)
+		}
+		at := slices.IndexFunc(targets, func(t provider.Target) bool {
+			return t.ID == vm.ID || t.ID == "" && t.ProviderID != "" && t.ProviderID == vm.ProviderID
+		})
+		state := provider.Draining
+		if at >= 0 {
+			state = targets[at].State
+		}
+		if done(state, at >= 0) {
+			return nil
+		}
+		select {
+		case <-ctx.Done():
+			return fmt.Errorf("load balancer %s does not list what was requested: %w", balancer.Key, context.Cause(ctx))
+		case <-time.After(targetsDelay):
+		}
+	}
+}
+
+// balancers returns the calls for load balancers.
+func (s *session) balancers() (provider.LoadBalancers, error) {
+	api, can := s.Provider.(provider.LoadBalancers)
+	if !can {
+		return nil, errors.New("the provider has no load balancers")
+	}
+	return api, nil
+}
