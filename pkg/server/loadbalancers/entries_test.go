@@ -175,10 +175,10 @@ func TestAnEntryThatComesBack(t *testing.T) {
 func TestEntryAndListChangeTogether(t *testing.T) {
 	for name, change := range map[string]func(w *world, change func()){
 		"not enqueued": func(_ *world, change func()) { change() },
-		"while a group is read": func(w *world, change func()) {
+		"before a group is read": func(w *world, change func()) {
 			w.mu.Lock()
 			defer w.mu.Unlock()
-			w.afterGet = sync.OnceFunc(change)
+			w.beforeGet = sync.OnceFunc(change)
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

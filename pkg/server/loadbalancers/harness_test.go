@@ -40,8 +40,8 @@ type world struct {
 	wanted      []string
 	config      *config.Config
 	unconfirmed bool
-	// afterGet is called after a group was read.
-	afterGet   func()
+	// beforeGet is called before a group is read.
+	beforeGet  func()
 	changed    int
 	failures   []string
 	listErrors int
@@ -207,13 +207,13 @@ type worldGroups struct{ *world }
 
 func (w worldGroups) Get(instance.GroupKey) (*groups.Group, bool) {
 	w.mu.Lock()
-	defer func() {
-		afterGet := w.afterGet
-		w.mu.Unlock()
-		if afterGet != nil {
-			afterGet()
-		}
-	}()
+	beforeGet := w.beforeGet
+	w.mu.Unlock()
+	if beforeGet != nil {
+		beforeGet()
+	}
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	return &groups.Group{Key: workersKey, Settings: groups.Settings{Template: "worker"}, LoadBalancers: w.wanted}, true
 }
 
