@@ -42,6 +42,7 @@ func TestTargetsWhileTheConfigurationChanges(t *testing.T) {
 		s := servertest.Start(t, o)
 		upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 3})
 		time.Sleep(time.Minute)
+		synctest.Wait()
 		assert.Equal(t, map[string]int{"register web": 3}, calls)
 		entries, list := o.LoadBalancers, `["web"]`
 		for n, step := range []struct {
@@ -72,6 +73,7 @@ func TestTargetsWhileTheConfigurationChanges(t *testing.T) {
 				s = servertest.Start(t, o)
 			}
 			time.Sleep(10 * time.Minute)
+			synctest.Wait()
 			assert.Equal(t, step.want, calls, "step %d", n)
 		}
 		s.Stop()

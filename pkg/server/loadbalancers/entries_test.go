@@ -8,6 +8,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -190,12 +191,14 @@ func TestEntryAndListChangeTogether(t *testing.T) {
 				for _, key := range []string{"y", "z", "x"} {
 					change(w, func() { w.setEntries(entries{key: {"web"}}, key) })
 					time.Sleep(time.Hour)
+					synctest.Wait()
 					assert.Empty(t, calls)
 					w.pass(time.Hour)
 				}
 				// Another entry is not taken for the one that was dropped.
 				change(w, func() { w.setEntries(entries{"y": {"api"}}, "y") })
 				time.Sleep(time.Hour)
+				synctest.Wait()
 				w.pass(time.Hour)
 				assert.Equal(t, map[string]int{"deregister web a": 1, "register api a": 1}, calls)
 			})

@@ -19,6 +19,9 @@ import (
 // instance.
 func (w *world) countCalls() map[string]int {
 	calls := map[string]int{}
+	// A round locks it before it calls.
+	w.syncer.mu.Lock()
+	defer w.syncer.mu.Unlock()
 	w.balancer.Called = func(operation, endpoint string, ids []string) error {
 		w.mu.Lock()
 		defer w.mu.Unlock()
