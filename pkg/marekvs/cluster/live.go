@@ -80,11 +80,14 @@ func (c *Controller) reclaim(ctx context.Context, cluster *v1alpha1.MarekvsClust
 	}
 	var errs []error
 	for _, volume := range did.decision.Reclaim {
-		if err := c.deleteClaim(ctx, cluster, volume); err != nil {
+		deleted, err := c.deleteClaim(ctx, cluster, volume)
+		if err != nil {
 			errs = append(errs, &reclaimError{volume.Name, err})
 			continue
 		}
-		did.reclaimed = append(did.reclaimed, volume.Name)
+		if deleted {
+			did.reclaimed = append(did.reclaimed, volume.Name)
+		}
 	}
 	return errors.Join(errs...)
 }
@@ -101,19 +104,25 @@ func (e *reclaimError) Error() string {
 
 func (e *reclaimError) Unwrap() error { return e.err }
 
-func (c *Controller) deleteClaim(ctx context.Context, cluster *v1alpha1.MarekvsCluster, volume scale.Volume) error {
+// deleteClaim deletes a claim, and reports whether it did: another client may have deleted it
+// meanwhile.
+func (c *Controller) deleteClaim(ctx context.Context, cluster *v1alpha1.MarekvsCluster, volume scale.Volume) (deleted bool, err error) {
 	claims := c.Kube.CoreV1().PersistentVolumeClaims(cluster.Namespace)
 	live, err := claims.Get(ctx, volume.Name, metav1.GetOptions{})
 	switch {
 	case apierrors.IsNotFound(err):
-		return nil
+		return false, nil
 	case err != nil:
-		return err
+		return false, err
 	}
 	if len(volumesOf(cluster, []*corev1.PersistentVolumeClaim{live})) == 0 {
-		return errStale
+		return false, errStale
 	}
-	return claims.Delete(ctx, volume.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
+	err = claims.Delete(ctx, volume.Name, metav1.DeleteOptions{Preconditions: &metav1.Preconditions{
 		UID: &live.UID, ResourceVersion: &live.ResourceVersion,
 	}})
+	if apierrors.IsNotFound(err) {
+		return false, nil
+	}
+	return err == nil, err
 }
