@@ -168,3 +168,33 @@ func TestAvailable(t *testing.T) {
 	assert.Equal(t, "True NotAllReady", reason(newStatus(demo(), unready(1), nil), "Available"), "the other copy is ready")
 	assert.Equal(t, "False NotAllReady", reason(newStatus(demo(), unready(2), nil), "Available"))
 }
+
+// Progressing is true while the size or the Pods are to change, and says why.
+func TestProgressing(t *testing.T) {
+	for name, c := range map[string]struct {
+		did  *result
+		want string
+	}{
+		"at its size": {done(3, nil), "False AsExpected "},
+		"not ready":   {done(3, func(o *scale.Observation) { o.Pods[1].Ready = false }), "False AsExpected "},
+		"growth":      {done(5, nil), "True ScaledUp 3 of 5 nodes."},
+		"removal": {done(3, func(o *scale.Observation) {
+			o.Replicas, o.StatusReplicas = 4, 4
+			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
+		}), "True ScaledDown 4 of 3 nodes."},
+		"a removal is blocked": {done(3, func(o *scale.Observation) { o.Replicas, o.StatusReplicas = 4, 4 }),
+			"True MetricsUnavailable metrics unreachable (3 of 4 pods scraped)."},
+		"update": {done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), "True RollingOut Pods are being updated."},
+		"the update is halted": {done(3, func(o *scale.Observation) {
+			o.UpdateRevision, o.Partition = "2", 2
+			o.Pods[2] = scale.Pod{Ordinal: 2, Revision: "2", Failing: "ErrImagePull"}
+		}), "False AsExpected "},
+	} {
+		status := newStatus(demo(), c.did, nil)
+		condition := meta.FindStatusCondition(status.Conditions, v1alpha1.ConditionProgressing)
+		if assert.NotNil(t, condition, name) {
+			assert.Equal(t, c.want, string(condition.Status)+" "+condition.Reason+" "+condition.Message, name)
+			assert.Equal(t, int64(7), condition.ObservedGeneration, name)
+		}
+	}
+}

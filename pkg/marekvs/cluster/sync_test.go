@@ -245,6 +245,28 @@ func TestOnlyNodesAreScraped(t *testing.T) {
 	assert.Equal(t, ptr.To[int32](2), h.cluster().Status.ReadyNodes)
 }
 
+// The rate is that of the nodes that remain, and known, while a Pod is being deleted: its node
+// still executes commands, which the others will have to.
+func TestTheRateWhileAPodIsBeingDeleted(t *testing.T) {
+	h := newHarness(t, sized(4))
+	h.rate = 24_000
+	h.settle()
+	require.Equal(t, "24000.0", h.cluster().Status.OpsPerSecond)
+	h.draining = true
+	h.change(sized(3))
+	assert.Equal(t, []int32{4, 3}, h.sizes(1))
+	for range 10 {
+		h.pass()
+		require.Len(t, h.pods(), 4, "the Pod is being deleted")
+		require.Equal(t, "18000.0", h.cluster().Status.OpsPerSecond, "of 3 of 4 nodes")
+		require.Equal(t, "True AsExpected", reason(h.cluster().Status, v1alpha1.ConditionMetricsAvailable))
+	}
+	h.draining = false
+	h.settle()
+	require.Len(t, h.pods(), 3)
+	assert.Equal(t, "24000.0", h.cluster().Status.OpsPerSecond)
+}
+
 // One node that does not report blocks a removal, and the autoscaler keeps the size.
 func TestOneSilentNodeBlocks(t *testing.T) {
 	h := newHarness(t, sized(4))
