@@ -56,7 +56,9 @@ func TestADeletionIsWatched(t *testing.T) {
 		assert.Equal(t, scrapes+1, scraper.scrapes.Load(), "one sync")
 		assert.Equal(t, v1alpha1.PhaseHealthy, h.cluster().Status.Phase, "%+v", h.cluster().Status)
 		assert.Contains(t, remove(setResource, "demo"), applySet)
-		assert.Equal(t, int32(3), *h.set().Spec.Replicas)
+		if set := h.set(); assert.NotNil(t, set) {
+			assert.Equal(t, int32(3), *set.Spec.Replicas)
+		}
 		cancel()
 		<-stopped
 		synctest.Wait()

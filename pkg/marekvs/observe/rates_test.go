@@ -69,10 +69,10 @@ func TestAMissedReadingDoesNotRaiseTheRate(t *testing.T) {
 		case i == 0:
 			assert.Nil(t, rate)
 		case missed:
-			assert.InDelta(t, 2000, *rate, 1)
+			assert.InDelta(t, 2000, ptr.Deref(rate, 0), 1)
 			assert.False(t, complete)
 		default:
-			assert.InDelta(t, 3000, *rate, 1)
+			assert.InDelta(t, 3000, ptr.Deref(rate, 0), 1)
 			assert.True(t, complete)
 		}
 	}
