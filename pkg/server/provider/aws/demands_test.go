@@ -139,6 +139,34 @@ func TestDemandReadsAreLate(t *testing.T) {
 	})
 }
 
+// TestDemandAnOutageEndsNothing: empty lists, responses that an instance is not found, and
+// errors replace nothing, but one that was terminated is replaced. TestAnOutage has more of
+// them.
+func TestDemandAnOutageEndsNothing(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r := &wanted{Harness: w.startProvider(), world: w, spec: spec()}
+		r.during(time.Minute)
+		first := r.id
+		for name, fault := range map[string]*ec2test.Fault{
+			"three empty lists": {Before: true, Times: 3, Status: 200},
+			"three not found":   {Before: true, Times: 3, Status: 400, Code: "InvalidInstanceID.NotFound"},
+			"HTTP 500":          {Before: true, Status: 500, Code: "InternalError"},
+		} {
+			w.SetFaults(fault)
+			r.during(10 * time.Minute)
+			w.SetFaults()
+			r.during(5 * time.Minute)
+			assert.Equal(t, map[string]instance.State{first: instance.Running}, r.States(workers), name)
+			w.expectMade(first)
+			assert.Empty(t, w.Terminated(), name)
+		}
+		w.Terminate(first)
+		r.during(10 * time.Minute)
+		assert.Equal(t, map[string]instance.State{r.id: instance.Running}, r.States(workers))
+		w.expectMade(first, r.id)
+	})
+}
+
 // TestDemandLackOfCapacityIsRemembered for type, zone and market.
 func TestDemandLackOfCapacityIsRemembered(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
