@@ -91,8 +91,8 @@ func TestEntriesThatShareATargetGroup(t *testing.T) {
 			map[string]int{"deregister web a": 1},
 		},
 	} {
-		for when, newTerm := range map[string]bool{"": false, " before a new term": true} {
-			t.Run(tc.name+when, func(t *testing.T) {
+		for when, newTerm := range map[string]bool{"in one term": false, "before a new term": true} {
+			t.Run(tc.name+" "+when, func(t *testing.T) {
 				run(t, func(w *world) {
 					w.setEntries(tc.before.entries)
 					w.want(tc.before.wanted...)

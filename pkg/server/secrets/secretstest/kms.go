@@ -89,7 +89,7 @@ func (k *KMS) decrypt(body []byte) (any, error) {
 	var request struct {
 		CiphertextBlob    []byte
 		EncryptionContext map[string]string
-		KeyId             string //nolint:revive // the name of the service
+		KeyId             string
 	}
 	if err := decodeAWS(body, &request); err != nil {
 		return nil, err
