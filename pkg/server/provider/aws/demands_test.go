@@ -147,16 +147,24 @@ func TestDemandAnOutageEndsNothing(t *testing.T) {
 		r := &wanted{Harness: w.startProvider(), world: w, spec: spec()}
 		r.during(time.Minute)
 		first := r.id
+		w.Calls()
 		for name, fault := range map[string]*ec2test.Fault{
 			"three empty lists": {Before: true, Times: 3, Status: 200},
-			"three not found":   {Before: true, Times: 3, Status: 400, Code: "InvalidInstanceID.NotFound"},
 			"HTTP 500":          {Before: true, Status: 500, Code: "InternalError"},
+			"not found":         nil, // in lists, and by its id
 		} {
-			w.SetFaults(fault)
+			if fault == nil {
+				w.DelayVisibility(24 * time.Hour)
+			} else {
+				w.SetFaults(fault)
+			}
 			r.during(10 * time.Minute)
 			w.SetFaults()
+			w.DelayVisibility(0)
 			r.during(5 * time.Minute)
 			assert.Equal(t, map[string]instance.State{first: instance.Running}, r.States(workers), name)
+			// A repeated launch would give the same instance.
+			assert.Zero(t, w.Calls()["RunInstances"], name)
 			w.expectMade(first)
 			assert.Empty(t, w.Terminated(), name)
 		}

@@ -96,6 +96,17 @@ func TestLaunch(t *testing.T) {
 	})
 }
 
+// TestNoCallFollowsALaunch, since one that fails would leave an instance that nobody knows.
+func TestNoCallFollowsALaunch(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		r := request(t)
+		r.Args = nil
+		w.Calls()
+		w.launch(r)
+		assert.Equal(t, map[string]int{"RunInstances": 1}, w.Calls())
+	})
+}
+
 // TestLaunchDefaults: without arguments, only version 2 of the metadata service is used,
 // and no market is named.
 func TestLaunchDefaults(t *testing.T) {
