@@ -12,6 +12,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/apimachinery/pkg/util/wait"
+
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/instance"
@@ -92,27 +94,23 @@ func (c *check) deregister(ctx context.Context) error {
 func awaitTarget(
 	ctx context.Context, api provider.LoadBalancers, balancer provider.LoadBalancer, vm instance.VM, done func(state provider.TargetState, listed bool) bool,
 ) error {
-	for {
+	err := wait.PollUntilContextCancel(ctx, targetsDelay, true, func(ctx context.Context) (bool, error) {
 		targets, err := api.Targets(ctx, balancer)
 		if err != nil {
-			return fmt.Errorf("load balancer %s: %w", balancer.Key, err)
+			return false, fmt.Errorf("load balancer %s: %w", balancer.Key, err)
 		}
 		at := slices.IndexFunc(targets, func(t provider.Target) bool {
 			return t.ID == vm.ID || t.ID == "" && t.ProviderID != "" && t.ProviderID == vm.ProviderID
 		})
-		state := provider.Draining
-		if at >= 0 {
-			state = targets[at].State
+		if at < 0 {
+			return done(provider.Draining, false), nil
 		}
-		if done(state, at >= 0) {
-			return nil
-		}
-		select {
-		case <-ctx.Done():
-			return fmt.Errorf("load balancer %s does not list what was requested: %w", balancer.Key, context.Cause(ctx))
-		case <-time.After(targetsDelay):
-		}
+		return done(targets[at].State, true), nil
+	})
+	if err != nil && ctx.Err() != nil {
+		return fmt.Errorf("load balancer %s does not list what was requested: %w", balancer.Key, context.Cause(ctx))
 	}
+	return err
 }
 
 // balancers returns the calls for load balancers.

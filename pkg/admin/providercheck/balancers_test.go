@@ -70,6 +70,30 @@ func TestLoadBalancers(t *testing.T) {
 	}
 }
 
+// TestLateTargets: a step lasts until the lists agree with it.
+func TestLateTargets(t *testing.T) {
+	inBalancedBubble(t, func(t *testing.T, w *world) {
+		var target provider.Target
+		lists, changed := map[string]int{}, ""
+		w.balancers.Called = func(operation, endpoint string, ids []string) error {
+			if operation != "list" {
+				target, changed = provider.Target{ID: ids[0]}, operation
+				return nil
+			}
+			// The first two lists are as before the change.
+			lists[changed]++
+			if late := lists[changed] <= 2; late == (changed == "register") {
+				w.balancers.Remove(endpoint, target.ID)
+			} else {
+				w.balancers.Put(endpoint, target)
+			}
+			return nil
+		}
+		require.Equal(t, 0, w.check(t.Context(), "--load-balancers", "web"), w.output.String())
+		assert.Equal(t, map[string]int{"register": 3, "deregister": 3}, lists)
+	})
+}
+
 // TestLoadBalancersThatFail: the instance is no target and does not exist afterwards.
 func TestLoadBalancersThatFail(t *testing.T) {
 	failures := 0

@@ -108,9 +108,15 @@ func (c *check) steps(ctx context.Context) error {
 		{stepConfirm, func(ctx context.Context) (string, error) { return "", c.confirm(ctx) }},
 	} {
 		_, canFind := c.session.Provider.(provider.Finder)
-		leftOut := map[string]bool{stepFind: !canFind, stepRegister: len(c.balancers) == 0, stepDeregister: len(c.balancers) == 0}
-		if leftOut[step.name] {
-			continue
+		switch step.name {
+		case stepFind:
+			if !canFind {
+				continue
+			}
+		case stepRegister, stepDeregister:
+			if len(c.balancers) == 0 {
+				continue
+			}
 		}
 		if err := c.step(ctx, step.name, step.do); err != nil {
 			return err

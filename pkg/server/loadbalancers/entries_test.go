@@ -171,8 +171,8 @@ func TestAnEntryThatComesBack(t *testing.T) {
 	})
 }
 
-// A configuration in force that the syncer was not told of yet, or that changes while a group
-// is read, deregisters nothing: an entry and the list that names it change together.
+// An entry and the list of the group that names it change together: nothing is deregistered
+// before Enqueue is called for the new configuration, or if it changes during a sync.
 func TestEntryAndListChangeTogether(t *testing.T) {
 	for name, change := range map[string]func(w *world, change func()){
 		"not enqueued": func(_ *world, change func()) { change() },

@@ -182,7 +182,7 @@ func (s *Syncer) update() []string {
 				s.parts[name] = p
 			}
 			if p.dropped() {
-				// A key of the configuration has no space.
+				// No entry has a key with a space, and so this label.
 				p.balancer, p.label = provider.LoadBalancer{Key: key, Settings: settings}, key+" (before)"
 			}
 			p.entries = append(p.entries, key)

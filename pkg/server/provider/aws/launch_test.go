@@ -96,7 +96,8 @@ func TestLaunch(t *testing.T) {
 	})
 }
 
-// TestNoCallFollowsALaunch, since one that fails would leave an instance that nobody knows.
+// TestNoCallFollowsALaunch: if a second call failed, the request could be rejected although
+// its instance exists.
 func TestNoCallFollowsALaunch(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		r := request(t)

@@ -5,7 +5,6 @@ package google
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"net/http"
 	"net/url"
@@ -88,9 +87,6 @@ func (a *API) changeEndpoints(ctx context.Context, method, group string, list []
 // isRefused reports whether an error is one of the API about a request: some of what was
 // requested may be true already.
 func isRefused(err error) bool {
-	if _, failed := errors.AsType[*operationFailure](err); failed {
-		return true
-	}
 	response, ok := googleapi.AsError(err)
-	return ok && len(response.Reasons) > 0 && response.Status/100 == 4 && !googleapi.IsThrottled(err)
+	return isFailure(err) || ok && len(response.Reasons) > 0 && response.Status/100 == 4 && !googleapi.IsThrottled(err)
 }
