@@ -54,7 +54,7 @@ func (s *server) serve(ctx context.Context, connection *net.UDPConn) error {
 	buffer := make([]byte, 512)
 	for {
 		length, from, err := connection.ReadFromUDP(buffer)
-		if ctx.Err() != nil || errors.Is(err, net.ErrClosed) {
+		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
 		if err != nil {
