@@ -52,7 +52,8 @@ const isTrue = "true"
 // labelsOf returns the labels of an instance's container. None has a secret: users who
 // can list containers can read them.
 func labelsOf(shard provider.Shard, spec provider.Spec, a arguments) map[string]string {
-	labels := maps.Clone(a.labels)
+	labels := map[string]string{}
+	maps.Copy(labels, a.labels)
 	maps.Copy(labels, map[string]string{
 		LabelInstanceID:   spec.ID,
 		LabelManaged:      isTrue,

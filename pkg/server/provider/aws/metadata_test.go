@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package aws
+
+import (
+	"testing"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/provider/providertest"
+)
+
+// TestDocumentedMetadata: the table of docs/providers.md has what an instance stores, and no
+// more.
+func TestDocumentedMetadata(t *testing.T) {
+	tags := tagsOf(testShard, providertest.MetadataSpec(t), nil)
+	assert.Equal(t, providertest.DocumentedMetadata(t, Name), providertest.MetadataNames(tagPrefix, tags))
+}
