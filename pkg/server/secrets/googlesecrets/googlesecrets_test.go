@@ -41,7 +41,7 @@ func TestConformance(t *testing.T) {
 		url, faults := secretstest.StartGoogle(t)
 		return secretstest.Backend{
 			Open:   func(cluster string) secrets.Store { return googlesecrets.New(options(url, cluster)) },
-			Faults: faults, MaxValue: 65536,
+			Faults: faults, Provider: config.SecretsInGoogle, MaxValue: 65536,
 		}
 	})
 }

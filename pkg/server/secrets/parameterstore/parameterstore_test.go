@@ -24,7 +24,7 @@ func opener(url string) func(string) secrets.Store {
 func TestConformance(t *testing.T) {
 	secretstest.Test(t, func(t *testing.T) secretstest.Backend {
 		url, faults := secretstest.StartParameterStore(t)
-		return secretstest.Backend{Open: opener(url), Faults: faults, MaxValue: 4096, Text: true}
+		return secretstest.Backend{Open: opener(url), Faults: faults, Provider: config.SecretsInParameterStore, MaxValue: 4096, Text: true}
 	})
 }
 

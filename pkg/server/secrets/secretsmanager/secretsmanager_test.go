@@ -24,7 +24,7 @@ func opener(url string) func(string) secrets.Store {
 func TestConformance(t *testing.T) {
 	secretstest.Test(t, func(t *testing.T) secretstest.Backend {
 		url, faults := secretstest.StartSecretsManager(t)
-		return secretstest.Backend{Open: opener(url), Faults: faults, MaxValue: 65536}
+		return secretstest.Backend{Open: opener(url), Faults: faults, Provider: config.SecretsInSecretsManager, MaxValue: 65536}
 	})
 }
 

@@ -81,6 +81,11 @@ func (s *awsService) call(request *http.Request, body []byte) (any, error) {
 	return do(body)
 }
 
+func (s *awsService) permission(request *http.Request) string {
+	operation := request.Header.Get("X-Amz-Target")
+	return s.name + ":" + operation[strings.LastIndexByte(operation, '.')+1:]
+}
+
 func (s *awsService) fail(kind Kind, body []byte) response {
 	switch kind {
 	case Throttled:

@@ -32,6 +32,8 @@ type Backend struct {
 	Open func(cluster string) secrets.Store
 	// Faults are those of the requests, nil if there can be none.
 	Faults *Faults
+	// Provider is the value of cluster.secrets.provider.
+	Provider string
 	// Text is true if values must be UTF-8.
 	Text bool
 	// MaxValue is the size of the largest value, in bytes, zero for no limit.
@@ -56,6 +58,7 @@ func Test(t *testing.T, newBackend func(*testing.T) Backend) {
 		{"requests are repeated", true, testRepeated},
 		{"errors have no value", true, testConfidential},
 		{"the keys of a cluster are created once", true, testKeys},
+		{"the permissions are documented", true, testPermissions},
 	} {
 		t.Run(tc.name, func(t *testing.T) {
 			backend := newBackend(t)

@@ -7,6 +7,7 @@ import (
 	"bytes"
 	"fmt"
 	"io"
+	"maps"
 	"net/http"
 	"net/http/httptest"
 	"slices"
@@ -47,6 +48,8 @@ type Faults struct {
 	requests int
 	from, to int
 	kind     Kind
+	// permissions are those that all requests have needed.
+	permissions map[string]bool
 }
 
 // Set makes the requests from a number on, which is 0 for the next one, have a fault, count
@@ -64,10 +67,20 @@ func (f *Faults) Count() int {
 	return f.requests
 }
 
-// next returns the fault of a request.
-func (f *Faults) next() (Kind, bool) {
+// Permissions returns those that the requests since the last time have needed, in order.
+func (f *Faults) Permissions() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	permissions := slices.Sorted(maps.Keys(f.permissions))
+	clear(f.permissions)
+	return permissions
+}
+
+// next returns the fault of a request that needs a permission.
+func (f *Faults) next(permission string) (Kind, bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.permissions[permission] = true
 	f.requests++
 	return f.kind, f.from < f.requests && f.requests <= f.to
 }
@@ -76,6 +89,8 @@ func (f *Faults) next() (Kind, bool) {
 type service interface {
 	// serve handles a request. The mutex of the service is locked.
 	serve(request *http.Request, body []byte) response
+	// permission returns the permission that a request needs.
+	permission(request *http.Request) string
 	// fail returns the response of the service for an error.
 	fail(kind Kind, body []byte) response
 }
@@ -91,14 +106,14 @@ type response struct {
 // start starts a service with faults. It stops with the test.
 func start(t testing.TB, s service) (url string, faults *Faults) {
 	t.Helper()
-	faults = &Faults{}
+	faults = &Faults{permissions: map[string]bool{}}
 	var mu sync.Mutex
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, request *http.Request) {
 		body, err := io.ReadAll(request.Body)
 		if err != nil {
 			return
 		}
-		kind, faulty := faults.next()
+		kind, faulty := faults.next(s.permission(request))
 		var got response
 		switch {
 		case !faulty || kind == Lost || kind == Garbled:

@@ -76,25 +76,58 @@ func (s *googleSecrets) call(request *http.Request, body []byte) (any, error) {
 		return nil, errGoogleInvalid
 	}
 	id, number := parts[1], parts[2]
-	switch request.Method + " " + strings.Join([]string{mark(id), mark(number), parts[3]}, ",") {
-	case "GET x,x,access":
+	switch s.permission(request) {
+	case permissionAccess:
 		return s.access(id, number)
-	case "POST ,,":
+	case permissionCreate:
 		return s.create(request.URL.Query().Get("secretId"), body)
-	case "POST x,,addVersion":
+	case permissionAdd:
 		return s.addVersion(id, body)
-	case "POST x,x,destroy":
+	case permissionDestroy:
 		return s.destroy(id, number)
-	case "DELETE x,,":
+	case permissionDelete:
 		if s.secrets[id] == nil {
 			return nil, errGoogleNotFound
 		}
 		delete(s.secrets, id)
 		return struct{}{}, nil
-	case "GET ,,":
+	case permissionList:
 		return s.list(request)
 	}
 	return nil, errGoogleInvalid
+}
+
+// The permissions of the methods.
+const (
+	permissionAccess  = "secretmanager.versions.access"
+	permissionAdd     = "secretmanager.versions.add"
+	permissionDestroy = "secretmanager.versions.destroy"
+	permissionCreate  = "secretmanager.secrets.create"
+	permissionDelete  = "secretmanager.secrets.delete"
+	permissionList    = "secretmanager.secrets.list"
+)
+
+// permission returns "" for a request of no method.
+func (*googleSecrets) permission(request *http.Request) string {
+	parts := googleSecret.FindStringSubmatch(request.URL.Path)
+	if parts == nil {
+		return ""
+	}
+	switch request.Method + " " + strings.Join([]string{mark(parts[1]), mark(parts[2]), parts[3]}, ",") {
+	case "GET x,x,access":
+		return permissionAccess
+	case "POST ,,":
+		return permissionCreate
+	case "POST x,,addVersion":
+		return permissionAdd
+	case "POST x,x,destroy":
+		return permissionDestroy
+	case "DELETE x,,":
+		return permissionDelete
+	case "GET ,,":
+		return permissionList
+	}
+	return ""
 }
 
 func mark(part string) string {
