@@ -102,7 +102,7 @@ func setErrors(set setter, err error) {
 func setProgress(set setter, did *result) {
 	o, decision := did.observed, &did.decision
 	rollout := decision.Rollout
-	progressing, reason, message := decision.Target != o.Replicas, v1alpha1.ReasonScaledUp, fmt.Sprintf("%d of %d nodes.", o.Replicas, decision.Target)
+	progressing, reason, message := decision.Target != o.Replicas, v1alpha1.ReasonScaledUp, fmt.Sprintf("Scaling from %d to %d nodes.", o.Replicas, decision.Target)
 	if decision.Target < o.Replicas {
 		reason = v1alpha1.ReasonScaledDown
 	}

@@ -177,11 +177,11 @@ func TestProgressing(t *testing.T) {
 	}{
 		"at its size": {done(3, nil), "False AsExpected "},
 		"not ready":   {done(3, func(o *scale.Observation) { o.Pods[1].Ready = false }), "False AsExpected "},
-		"growth":      {done(5, nil), "True ScaledUp 3 of 5 nodes."},
+		"growth":      {done(5, nil), "True ScaledUp Scaling from 3 to 5 nodes."},
 		"removal": {done(3, func(o *scale.Observation) {
 			o.Replicas, o.StatusReplicas = 4, 4
 			o.Pods = append(o.Pods, scale.Pod{Ordinal: 3, Ready: true, Revision: "1", Sample: &scale.Sample{Underreplicated: ptr.To[int64](0)}})
-		}), "True ScaledDown 4 of 3 nodes."},
+		}), "True ScaledDown Scaling from 4 to 3 nodes."},
 		"a removal is blocked": {done(3, func(o *scale.Observation) { o.Replicas, o.StatusReplicas = 4, 4 }),
 			"True MetricsUnavailable metrics unreachable (3 of 4 pods scraped)."},
 		"update": {done(3, func(o *scale.Observation) { o.TemplateCurrent = false }), "True RollingOut Pods are being updated."},
