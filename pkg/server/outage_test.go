@@ -5,6 +5,7 @@ package server_test
 
 import (
 	"errors"
+	"fmt"
 	"testing"
 	"testing/synctest"
 	"time"
@@ -56,13 +57,21 @@ type outage struct {
 	vanish func(id string)
 	// existing are the instances that exist, and made those that were ever created.
 	existing, made func() []string
+	// alone is true if each instance is the only one of its group.
+	alone bool
 }
 
 // test begins an outage of ten minutes for five instances: none is terminated, and none is
 // replaced. One vanishes in the last moment, and is replaced afterwards.
 func (o outage) test(t *testing.T) {
 	s := o.start()
-	upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 5})
+	if o.alone {
+		for n := range 5 {
+			upsert(t, s.Operator("default"), fmt.Sprint("group", n), &nstancev1.GroupConfig{Template: "worker", Size: 1})
+		}
+	} else {
+		upsert(t, s.Operator("default"), "workers", &nstancev1.GroupConfig{Template: "worker", Size: 5})
+	}
 	time.Sleep(2 * time.Minute)
 	before := o.existing()
 	require.Len(t, before, 5)
@@ -79,7 +88,11 @@ func (o outage) test(t *testing.T) {
 	require.Len(t, after, 5)
 	assert.Equal(t, before[1:], after[:4], "instances that were there all the time")
 	assert.Len(t, o.made(), 6, "instances that were ever created")
-	assert.ElementsMatch(t, after, instanceIDs(list(t, s.Operator("default"))[0]))
+	var listed []string
+	for _, group := range list(t, s.Operator("default")) {
+		listed = append(listed, instanceIDs(group)...)
+	}
+	assert.ElementsMatch(t, after, listed)
 	s.Stop()
 }
 
@@ -95,28 +108,38 @@ func TestAnOutageOfTheCloud(t *testing.T) {
 		"all calls are throttled": func(f *machinestest.Faults) { f.Throttle(10 * time.Minute) },
 		"lists are empty":         func(f *machinestest.Faults) { f.EmptyLists(10_000) },
 		"nothing is found":        func(f *machinestest.Faults) { f.DelayVisibility(24 * time.Hour) },
+		"nothing is found, slowly": func(f *machinestest.Faults) {
+			f.DelayVisibility(24 * time.Hour)
+			f.SlowFinds(time.Second)
+		},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
-				outage{
-					start: func() *servertest.Server { return startInCloud(t, nil, cloud, faults) },
-					begin: func() { begin(faults) },
-					end: func() {
-						for _, operation := range []machinestest.Operation{machinestest.List, machinestest.Find, machinestest.Launch, machinestest.Terminate} {
-							faults.Fail(operation, 0)
-						}
-						faults.EmptyLists(0)
-						faults.DelayVisibility(0)
-					},
-					vanish:   func(id string) { cloud.Vanish(id) },
-					existing: cloud.Existing,
-					made:     cloud.Made,
-				}.test(t)
-				assert.Empty(t, cloud.Terminated())
+		for _, alone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, groups of one: %t", name, alone), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { testOutageOfTheCloud(t, begin, alone) })
 			})
-		})
+		}
 	}
+}
+
+func testOutageOfTheCloud(t *testing.T, begin func(*machinestest.Faults), alone bool) {
+	cloud, faults := machinestest.NewCloud(), machinestest.NewFaults()
+	outage{
+		start: func() *servertest.Server { return startInCloud(t, nil, cloud, faults) },
+		begin: func() { begin(faults) },
+		end: func() {
+			for _, operation := range []machinestest.Operation{machinestest.List, machinestest.Find, machinestest.Launch, machinestest.Terminate} {
+				faults.Fail(operation, 0)
+			}
+			faults.EmptyLists(0)
+			faults.DelayVisibility(0)
+			faults.SlowFinds(0)
+		},
+		vanish:   func(id string) { cloud.Vanish(id) },
+		existing: cloud.Existing,
+		made:     cloud.Made,
+		alone:    alone,
+	}.test(t)
+	assert.Empty(t, cloud.Terminated())
 }
 
 // TestAnOutageOfTheAPIServer is the same with Nodes.
@@ -129,19 +152,26 @@ func TestAnOutageOfTheAPIServer(t *testing.T) {
 		"HTTP 500":         {Err: apierrors.NewInternalError(errLost)},
 		"lists are empty":  {EmptyLists: true},
 		"nothing is found": {EmptyLists: true, Err: notFound},
+		// More slowly than the workers of the provider look for all.
+		"nothing is found, slowly": {EmptyLists: true, Err: notFound, Slow: time.Second},
 	} {
-		t.Run(name, func(t *testing.T) {
-			synctest.Test(t, func(t *testing.T) {
-				c := kwoktest.NewCluster()
-				outage{
-					start:    func() *servertest.Server { return startWithNodes(t, nil, c) },
-					begin:    func() { c.Begin(f) },
-					end:      c.End,
-					vanish:   func(id string) { require.NoError(t, c.Remove(t.Context(), id)) },
-					existing: func() []string { return existingNodes(t, c) },
-					made:     c.Made,
-				}.test(t)
+		for _, alone := range []bool{false, true} {
+			t.Run(fmt.Sprintf("%s, groups of one: %t", name, alone), func(t *testing.T) {
+				synctest.Test(t, func(t *testing.T) { testOutageOfTheAPIServer(t, f, alone) })
 			})
-		})
+		}
 	}
+}
+
+func testOutageOfTheAPIServer(t *testing.T, f *kwoktest.Fault, alone bool) {
+	c := kwoktest.NewCluster()
+	outage{
+		start:    func() *servertest.Server { return startWithNodes(t, nil, c) },
+		begin:    func() { c.Begin(f) },
+		end:      c.End,
+		vanish:   func(id string) { require.NoError(t, c.Remove(t.Context(), id)) },
+		existing: func() []string { return existingNodes(t, c) },
+		made:     c.Made,
+		alone:    alone,
+	}.test(t)
 }

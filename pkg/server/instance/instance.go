@@ -40,6 +40,9 @@ type Instance struct {
 	// Found is true once the provider has found the instance, or was requested to create
 	// it, since this server began to lead.
 	Found bool
+	// Unlisted is true while the provider looks for the instance, which its latest list has
+	// left out.
+	Unlisted bool
 	// Stopped is true once the provider has reported that the instance is being terminated,
 	// or was stopped.
 	Stopped bool

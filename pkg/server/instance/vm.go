@@ -51,9 +51,13 @@ type VM struct {
 	// Expected is true of an instance that the provider has not found yet: it only
 	// existed when it was last reported.
 	Expected bool
+	// Unlisted is true of an instance that the latest list of the provider has left out,
+	// until its machine was found, or is known to be missing. That alone is no change that
+	// the provider reports: lists may be wrong for a long time.
+	Unlisted bool
 }
 
-// Equal reports whether two reports are the same.
+// Equal reports whether two reports are the same but for Unlisted.
 func (v VM) Equal(other VM) bool {
 	return v.ID == other.ID && v.ProviderID == other.ProviderID && v.Group == other.Group && v.Origin == other.Origin &&
 		v.State == other.State && v.Reason == other.Reason && slices.Equal(v.Addresses, other.Addresses) && v.Expected == other.Expected

@@ -204,7 +204,7 @@ func (s *Store) view(e entry, i *instance.Instance) {
 		if !vm.Expected {
 			e.found.Store(true)
 		}
-		i.Known, i.State = true, vm.State
+		i.Known, i.State, i.Unlisted = true, vm.State, vm.Unlisted
 		if i.State == instance.Terminating || i.Down() {
 			e.stopped.Store(true)
 		}

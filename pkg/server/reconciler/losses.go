@@ -6,6 +6,7 @@ package reconciler
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -15,8 +16,8 @@ import (
 )
 
 const (
-	// lossWindow is the time in which no more than a share of a group is given up because
-	// the provider does not list it.
+	// lossWindow is the time in which no more than a share of a group, and of all groups
+	// together, is given up because the provider does not list it.
 	lossWindow = 15 * time.Minute
 	// lossShare is that share, as a divisor, and minLosses how many instances may be given up
 	// in any case.
@@ -35,8 +36,8 @@ type AcceptedLosses interface {
 	Reset(context.Context, instance.GroupKey) error
 }
 
-// losses limit how many instances of a group are given up at once: many that are missing
-// at the same time may be a mistake of the provider, or of its configuration
+// losses limit how many instances of a group, and of the shard, are given up at once: many
+// that are missing at the same time may be a mistake of the provider, or of its configuration
 // (docs/server.md#missing-instances). A new leader starts without losses.
 type losses struct {
 	mu      sync.Mutex
@@ -59,32 +60,35 @@ func isLost(i *instance.Instance) bool {
 	return i.State == instance.Missing && !i.BeingDeleted() && !i.Stopped && i.ProviderID != "" && !i.Returned
 }
 
-// update returns the missing instances of a group that are left alone. began is true if
-// there were none before.
-func (l *losses) update(key instance.GroupKey, instances []instance.Instance, now time.Time, accepted bool) (kept map[string]bool, began bool) {
+// update returns the missing instances of a group that are left alone, and how many are
+// missing if there were none before. others returns the instances of the other groups.
+func (l *losses) update(key instance.GroupKey, instances []instance.Instance, others func() map[instance.GroupKey][]instance.Instance, now time.Time, accepted bool) (kept map[string]bool, began string) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	current := l.byGroup[key]
 	if current == nil {
 		current = &groupLosses{givenUp: map[string]time.Time{}}
 	}
-	for id, at := range current.givenUp {
-		if now.Sub(at) >= lossWindow {
-			delete(current.givenUp, id)
-		}
-	}
-	missing, total := current.count(instances)
-	switch allowed := max(minLosses, total/lossShare); {
+	count := current.count(instances, now)
+	missing := count.missing
+	switch {
 	case len(missing) == 0:
-	case accepted, current.keptSince.IsZero() && len(current.givenUp)+len(missing) <= allowed:
-		current.giveUp(missing, now)
-		missing = nil
+	case accepted:
+		missing = current.giveUp(missing, len(missing), now)
 	case current.keptSince.IsZero():
-		current.keptSince, began = now, true
+		shard := l.countShard(count, others(), now)
+		switch {
+		case count.isMany(0), shard.isMany(0):
+			current.keptSince = now
+			began = fmt.Sprintf("%d of %d instances of group %s, and %d of %d of the shard", len(missing), count.total, key, len(shard.missing), shard.total)
+		case count.isMany(count.unlisted), shard.isMany(shard.unlisted):
+			// Those that the provider looks for may be missing too.
+		default:
+			missing = current.giveUp(missing, len(missing), now)
+		}
 	case now.Sub(current.keptSince) >= lossWindow:
-		share := min(allowed, len(missing))
-		current.giveUp(missing[:share], now)
-		missing, current.keptSince = missing[share:], now
+		missing = current.giveUp(missing, min(count.allowed(), len(missing)), now)
+		current.keptSince = now
 	}
 	if len(missing) == 0 {
 		current.keptSince = time.Time{}
@@ -103,26 +107,75 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, no
 	return kept, began
 }
 
-// count returns the missing instances that were not given up, and how many instances the
-// group has, with the missing ones.
-func (g *groupLosses) count(instances []instance.Instance) (missing []string, total int) {
+// lossCount counts the instances of a group, or of all groups of the shard.
+type lossCount struct {
+	// missing are those that were not given up, and unlisted is how many others the provider
+	// looks for.
+	missing  []string
+	unlisted int
+	// givenUp is how many were given up in the window.
+	givenUp int
+	// total is how many instances there are, with those that are missing and not given up.
+	total int
+}
+
+// allowed returns how many instances may be given up in the window.
+func (c lossCount) allowed() int { return max(minLosses, c.total/lossShare) }
+
+// isMany reports whether more instances are missing than may be given up, if so many others
+// are missing too.
+func (c lossCount) isMany(others int) bool {
+	return c.givenUp+len(c.missing)+others > c.allowed()
+}
+
+// count counts the instances of the group.
+func (g *groupLosses) count(instances []instance.Instance, now time.Time) lossCount {
+	var c lossCount
+	for id, at := range g.givenUp {
+		if now.Sub(at) >= lossWindow {
+			delete(g.givenUp, id)
+		}
+	}
+	c.givenUp = len(g.givenUp)
 	for n := range instances {
 		i := &instances[n]
 		if _, givenUp := g.givenUp[i.ID]; givenUp || i.BeingDeleted() || isUncreated(i) {
 			continue
 		}
-		total++
-		if isLost(i) {
-			missing = append(missing, i.ID)
+		c.total++
+		switch {
+		case isLost(i):
+			c.missing = append(c.missing, i.ID)
+		case i.Unlisted:
+			c.unlisted++
 		}
 	}
-	return missing, total
+	return c
 }
 
-func (g *groupLosses) giveUp(ids []string, now time.Time) {
-	for _, id := range ids {
+// countShard counts the instances of all groups: those of one group were counted. mu must be
+// locked.
+func (l *losses) countShard(c lossCount, others map[instance.GroupKey][]instance.Instance, now time.Time) lossCount {
+	for key, instances := range others {
+		group := l.byGroup[key]
+		if group == nil {
+			group = new(groupLosses)
+		}
+		other := group.count(instances, now)
+		c.missing = append(slices.Clip(c.missing), other.missing...)
+		c.unlisted += other.unlisted
+		c.givenUp += other.givenUp
+		c.total += other.total
+	}
+	return c
+}
+
+// giveUp gives up the first of the missing instances, and returns the others.
+func (g *groupLosses) giveUp(missing []string, count int, now time.Time) []string {
+	for _, id := range missing[:count] {
 		g.givenUp[id] = now
 	}
+	return missing[count:]
 }
 
 // keeps reports whether instances of a group are left alone.
@@ -151,17 +204,16 @@ func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time
 			logger.Error(err, "Failed to read whether losses were accepted, will retry")
 		}
 	}
-	kept, began := r.losses.update(r.key, observed.instances, now, accepted)
-	if r.Losses != nil && (accepted || began) {
+	kept, began := r.losses.update(r.key, observed.instances, r.others, now, accepted)
+	if r.Losses != nil && (accepted || began != "") {
 		// A confirmation is of the instances that are missing now.
 		if err := r.withCallContext(ctx, func(ctx context.Context) error { return r.Losses.Reset(ctx, r.key) }); err != nil {
 			logger.Error(err, "Failed to remove the confirmation of losses")
 		}
 	}
-	if began {
-		err := fmt.Errorf("the provider does not list %d of %d instances of group %s: they are left alone for %s, and then replaced in parts, "+
-			"unless they come back or an administrator runs nstance-admin shard accept-losses",
-			len(kept), len(observed.instances), r.key, lossWindow)
+	if began != "" {
+		err := fmt.Errorf("the provider does not list %s: they are left alone for %s, and then replaced in parts, "+
+			"unless they come back or an administrator runs nstance-admin shard accept-losses", began, lossWindow)
 		logger.Error(err, "Too many instances are missing")
 		r.Failed(r.key, "", err)
 	}
@@ -169,4 +221,15 @@ func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time
 		r.outcome.within(acceptInterval)
 	}
 	return kept
+}
+
+// others returns the instances of the other groups.
+func (r *reconciliation) others() map[instance.GroupKey][]instance.Instance {
+	all := map[instance.GroupKey][]instance.Instance{}
+	for _, key := range r.Instances.Keys() {
+		if key != r.key {
+			all[key] = r.Instances.List(key)
+		}
+	}
+	return all
 }

@@ -114,6 +114,8 @@ func TestManyMissingInstancesAreLeftAlone(t *testing.T) {
 	})
 }
 
+func noOthers() map[instance.GroupKey][]instance.Instance { return nil }
+
 // TestSmallGroupWithoutMissingInstances: those that were given up while the group was large
 // exceed the share of the small group, but nothing is missing.
 func TestSmallGroupWithoutMissingInstances(t *testing.T) {
@@ -124,16 +126,16 @@ func TestSmallGroupWithoutMissingInstances(t *testing.T) {
 		return instance.Instance{Record: instance.Record{ID: id, ProviderID: id}, State: instance.Missing}
 	}
 	l, now := new(losses), time.Now()
-	kept, began := l.update(workersKey, append(running(12), missing("a"), missing("b"), missing("c"), missing("d"), missing("e"), missing("f")), now, false)
+	kept, began := l.update(workersKey, append(running(12), missing("a"), missing("b"), missing("c"), missing("d"), missing("e"), missing("f")), noOthers, now, false)
 	assert.Empty(t, kept)
-	assert.False(t, began)
+	assert.Empty(t, began)
 
-	kept, began = l.update(workersKey, running(9), now, false)
+	kept, began = l.update(workersKey, running(9), noOthers, now, false)
 	assert.Empty(t, kept)
-	assert.False(t, began, "an error without missing instances")
-	kept, began = l.update(workersKey, append(running(9), missing("g")), now, false)
+	assert.Empty(t, began, "an error without missing instances")
+	kept, began = l.update(workersKey, append(running(9), missing("g")), noOthers, now, false)
 	assert.Len(t, kept, 1)
-	assert.True(t, began)
+	assert.Equal(t, "1 of 10 instances of group default/workers, and 1 of 10 of the shard", began)
 }
 
 // TestAnIncompleteListTerminatesNothing: the instances come back, none was replaced.

@@ -6,6 +6,7 @@ package kwok
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -16,6 +17,10 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 )
+
+// listDelay is after a list that has left out Nodes: how many there are is known before the
+// first of them is missing.
+const listDelay = time.Second
 
 var _ provider.Expecter = (*Provider)(nil)
 
@@ -47,18 +52,20 @@ func (p *Provider) Expect(instances []instance.VM) {
 		if _, known := p.vm(vm.ID); known || vm.ProviderID == "" {
 			continue
 		}
-		vm.State, vm.Expected = instance.Running, true
+		vm.State, vm.Expected, vm.Unlisted = instance.Running, true, true
 		p.absent[vm.ID] = absence{vm: vm}
 		p.queue.Add(vm.ID)
 	}
 }
 
-// addAbsent has the Node be looked for that has left the cache.
-func (p *Provider) addAbsent(node *corev1.Node) {
+// addAbsent has the Node be looked for that has left the cache, after a delay.
+func (p *Provider) addAbsent(node *corev1.Node, delay time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.absent[node.Name] = absence{vm: fromNode(node), uid: node.UID}
-	p.queue.Add(node.Name)
+	vm := fromNode(node)
+	vm.Unlisted = true
+	p.absent[node.Name] = absence{vm: vm, uid: node.UID}
+	p.queue.AddAfter(node.Name, delay)
 }
 
 // removeAbsent stops looking for a Node, because the cache has it.
@@ -92,7 +99,7 @@ func (p *Provider) confirm(ctx context.Context, id string, changed func(instance
 		return false, nil
 	}
 	next := absence{vm: absent.vm, uid: node.UID, reported: absent.reported || !p.hasLabels(node)}
-	next.vm.ProviderID, next.vm.State, next.vm.Expected = node.Spec.ProviderID, stateOf(node), false
+	next.vm.ProviderID, next.vm.State, next.vm.Expected, next.vm.Unlisted = node.Spec.ProviderID, stateOf(node), false, false
 	if !p.keep(id, absent, next) {
 		return false, nil
 	}

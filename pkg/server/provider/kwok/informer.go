@@ -6,6 +6,7 @@ package kwok
 import (
 	"context"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -110,14 +111,16 @@ func (p *Provider) handler(changed func(instance.GroupKey)) cache.ResourceEventH
 			changed(groupOf(after))
 		},
 		DeleteFunc: func(obj any) {
+			delay := time.Duration(0)
 			if tombstone, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-				obj = tombstone.Obj
+				// A list does not have the Node, and no event has said that it was deleted.
+				obj, delay = tombstone.Obj, listDelay
 			}
 			node, ok := obj.(*corev1.Node)
 			if !ok {
 				return
 			}
-			p.addAbsent(node)
+			p.addAbsent(node, delay)
 		},
 	}
 }

@@ -171,6 +171,7 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		}
 		if e.terminated.IsZero() || !e.terminated.Before(began) {
 			absent = append(absent, id)
+			e.unlisted = true // all of them before the first one is missing
 			continue
 		}
 		// Its deletion was accepted, and the list confirms it.
@@ -260,7 +261,7 @@ func (p *Provider) show(m Machine, o *outcome) {
 		// Terminate may not have known the machine yet.
 		e.due = time.Time{}
 	}
-	e.listed, e.expected, e.refresh, e.absences = true, false, false, 0
+	e.listed, e.expected, e.refresh, e.unlisted, e.absences = true, false, false, false, 0
 	e.update(m)
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)

@@ -37,6 +37,8 @@ type entry struct {
 	refresh bool
 	// ran is true once the machine has been running.
 	ran bool
+	// unlisted is true of a machine that the latest list has left out, until it was found.
+	unlisted bool
 	// absences is how many times in succession Find did not find the machine.
 	absences int
 	// delete is true once the instance shall be deleted.
@@ -73,7 +75,7 @@ type request struct {
 // id and does not run: the next process, which may not see it in its first list, would
 // take an instance whose provider id is known for one that is missing.
 func (e *entry) vm() instance.VM {
-	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending, Expected: e.expected}
+	vm := instance.VM{ID: e.id, Group: e.group, Origin: e.origin, State: instance.Pending, Expected: e.expected, Unlisted: e.unlisted}
 	switch m := e.machine; {
 	case m == nil:
 	case e.listed:

@@ -7,6 +7,7 @@ import (
 	"context"
 	"slices"
 	"sync"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -24,6 +25,8 @@ type Fault struct {
 	EmptyLists bool
 	// After is true if a call has its effect before.
 	After bool
+	// Slow is how long a call takes.
+	Slow time.Duration
 	// Hang is true if calls do not return before the outage ends or the caller gives up.
 	Hang bool
 }
@@ -112,6 +115,7 @@ func (c *Cluster) call(ctx context.Context, verb string, do func() error) error 
 	if f == nil || f.Err == nil || f.EmptyLists && verb == "list" {
 		return do()
 	}
+	time.Sleep(f.Slow)
 	if f.After && (verb == "create" || verb == "delete") {
 		_ = do() // its response is lost
 	}

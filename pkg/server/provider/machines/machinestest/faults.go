@@ -45,6 +45,7 @@ type Faults struct {
 	throttled    time.Time
 	delay        time.Duration
 	launched     map[string]time.Time
+	findTime     time.Duration
 }
 
 // NewFaults returns one without faults.
@@ -90,6 +91,13 @@ func (f *Faults) DelayVisibility(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.delay = d
+}
+
+// SlowFinds makes each call of Find take a time.
+func (f *Faults) SlowFinds(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.findTime = d
 }
 
 // Count returns how many calls of an operation there were since the last time.
@@ -216,6 +224,10 @@ func (f faulty) List(ctx context.Context) ([]machines.Machine, error) {
 
 // Find implements machines.API.
 func (f faulty) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
+	f.mu.Lock()
+	findTime := f.findTime
+	f.mu.Unlock()
+	time.Sleep(findTime)
 	if err := f.before(Find); err != nil {
 		return machines.Machine{}, false, err
 	}

@@ -1,0 +1,110 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package reconciler
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+
+	"nstance.dev/operator/pkg/server/instance"
+)
+
+// members returns instances of a group of which the first ones are missing, and the next ones
+// are unlisted.
+func members(group string, total, missing, unlisted int) []instance.Instance {
+	all := make([]instance.Instance, total)
+	for n := range all {
+		id := fmt.Sprint(group, n)
+		all[n] = instance.Instance{Record: instance.Record{ID: id, ProviderID: id}, State: instance.Running}
+		switch {
+		case n < missing:
+			all[n].State = instance.Missing
+		case n < missing+unlisted:
+			all[n].Unlisted = true
+		}
+	}
+	return all
+}
+
+// TestMissingInstancesWaitForThoseThatAreUnlisted: while the provider looks for others, the
+// first that are missing may be two of many.
+func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
+	for name, tc := range map[string]struct {
+		missing, unlisted int
+		kept              int
+		began             string
+	}{
+		"one of ten, and all others are listed":  {missing: 1},
+		"one of ten, and two more are unlisted":  {missing: 1, unlisted: 2},
+		"one of ten, and many more are unlisted": {missing: 1, unlisted: 9, kept: 1},
+		"all are unlisted":                       {unlisted: 10},
+		"most are missing":                       {missing: 9, unlisted: 1, kept: 9, began: "9 of 10 instances of group default/workers, and 9 of 10 of the shard"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kept, began := new(losses).update(workersKey, members("", 10, tc.missing, tc.unlisted), noOthers, time.Now(), false)
+			assert.Len(t, kept, tc.kept)
+			assert.Equal(t, tc.began, began)
+		})
+	}
+
+	// What was found again does not keep the others, and what is missing as well does.
+	l, now := new(losses), time.Now()
+	kept, began := l.update(workersKey, members("", 10, 2, 8), noOthers, now, false)
+	assert.Len(t, kept, 2)
+	assert.Empty(t, began)
+	kept, _ = l.update(workersKey, members("", 10, 2, 0), noOthers, now, false)
+	assert.Empty(t, kept, "the others were found")
+}
+
+// TestManyGroupsOfWhichAllInstancesAreMissing are too many for the shard, though two of each
+// group are not.
+func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
+	key := func(n int) instance.GroupKey {
+		return instance.GroupKey{Tenant: "default", Group: fmt.Sprint("group", n)}
+	}
+	groups := func(missing, unlisted int) map[instance.GroupKey][]instance.Instance {
+		all := map[instance.GroupKey][]instance.Instance{}
+		for n := range 9 {
+			all[key(n)] = members(key(n).Group, 2, missing, unlisted)
+		}
+		return all
+	}
+	own := members("own", 2, 2, 0)
+	others := func(all map[instance.GroupKey][]instance.Instance) func() map[instance.GroupKey][]instance.Instance {
+		return func() map[instance.GroupKey][]instance.Instance { return all }
+	}
+	now := time.Now()
+
+	l := new(losses)
+	kept, began := l.update(workersKey, own, others(groups(0, 2)), now, false)
+	assert.Len(t, kept, 2, "others are unlisted")
+	assert.Empty(t, began)
+	kept, began = l.update(workersKey, own, others(groups(2, 0)), now, false)
+	assert.Len(t, kept, 2, "others are missing")
+	assert.Equal(t, "2 of 2 instances of group default/workers, and 20 of 20 of the shard", began)
+	kept, began = l.update(workersKey, own, others(groups(2, 0)), now.Add(lossWindow-time.Second), false)
+	assert.Len(t, kept, 2)
+	assert.Empty(t, began, "reported once")
+	kept, _ = l.update(workersKey, own, others(groups(2, 0)), now.Add(lossWindow), false)
+	assert.Empty(t, kept, "after the window")
+
+	// What other groups have given up counts too.
+	l = new(losses)
+	all := groups(0, 0)
+	for n := range 3 {
+		all[key(n)] = members(key(n).Group, 2, 2, 0)
+		kept, _ = l.update(key(n), all[key(n)], others(map[instance.GroupKey][]instance.Instance{workersKey: members("x", 20, 0, 0)}), now, false)
+		assert.Empty(t, kept)
+	}
+	kept, began = l.update(workersKey, own, others(all), now, false)
+	assert.Len(t, kept, 2, "6 of 14 were given up before")
+	assert.Equal(t, "2 of 2 instances of group default/workers, and 2 of 14 of the shard", began)
+	kept, _ = new(losses).update(workersKey, own, others(groups(0, 0)), now, false)
+	assert.Empty(t, kept, "2 of 20")
+	accepted, _ := l.update(workersKey, own, others(all), now, true)
+	assert.Empty(t, accepted, "an administrator has confirmed")
+}
