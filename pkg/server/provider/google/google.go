@@ -21,6 +21,10 @@ const parallel = 8
 // visibilityDelay is how long a machine may be missing from responses after its launch.
 const visibilityDelay = time.Minute
 
+// emptyDelay is how long lists prove nothing that show no machine of the shard although there
+// were some, even if none is found by its name.
+const emptyDelay = 15 * time.Minute
+
 // API are the calls for the virtual machines of one shard. It implements machines.API and
 // keeps nothing: Compute Engine remembers requests and their operations.
 type API struct {
@@ -58,6 +62,7 @@ func newAPI(o *Options, shard provider.Shard, transport http.RoundTripper) (*API
 			Launches:        10,
 			Batch:           50,
 			VisibilityDelay: visibilityDelay,
+			EmptyDelay:      emptyDelay,
 			PollInterval:    3 * time.Second,
 			IdleInterval:    30 * time.Second,
 		},

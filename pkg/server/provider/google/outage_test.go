@@ -89,3 +89,34 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 		})
 	}
 }
+
+// TestNothingIsFound: lists are empty, and the API responds that the only machine does not
+// exist, by its name. That is not believed for a while.
+func TestNothingIsFound(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		id := h.MustRun(newSpec(t))
+		time.Sleep(5 * time.Minute)
+		nothing := []*gcetest.Fault{
+			{Method: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+			{
+				Method: "instances.get", Before: true, Status: http.StatusNotFound, Reason: "notFound",
+				Message: "The resource 'projects/test-project/zones/zone-a/instances/" + id + "' was not found",
+			},
+		}
+		w.SetFaults(nothing...)
+		for range 60 {
+			time.Sleep(10 * time.Second)
+			assert.Equal(t, map[string]instance.State{id: instance.Running}, h.States(workers))
+		}
+		w.SetFaults()
+		time.Sleep(30 * time.Minute)
+		assert.Equal(t, []string{id}, w.All())
+		assert.Empty(t, w.Deleted())
+
+		// One that is really gone is missing in the end.
+		w.Remove(id)
+		time.Sleep(emptyDelay + time.Minute)
+		assert.Empty(t, h.States(workers))
+	})
+}

@@ -85,6 +85,9 @@ type Limits struct {
 	// VisibilityDelay is how long List and Find may take to show a machine that was
 	// launched, and Terminate to know it. Zero means no time.
 	VisibilityDelay time.Duration
+	// EmptyDelay is how long lists prove nothing that show none of the machines that were
+	// known: they may be of other credentials. Zero means no time.
+	EmptyDelay time.Duration
 	// PollInterval is the time between two calls of List while something is in progress,
 	// and IdleInterval while nothing is.
 	PollInterval, IdleInterval time.Duration

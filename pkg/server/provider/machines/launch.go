@@ -76,6 +76,7 @@ func (p *Provider) advance(ctx context.Context, id string, r request, deleted bo
 			return p.limits.PollInterval, nil
 		}
 		p.endSearch(id)
+		r.uncertain = false
 	}
 	if deleted {
 		p.remove(id)
@@ -149,6 +150,10 @@ func (p *Provider) launch(ctx context.Context, id string, r request) (again time
 	switch {
 	case err == nil:
 		p.settle(ctx, id, m, false)
+		return 0, nil
+	case isRejection && r.uncertain:
+		// What was rejected is this call. An earlier one had no response.
+		p.searchRejected(id, rejection)
 		return 0, nil
 	case isRejection:
 		p.giveUp(ctx, spec, err, rejection)
@@ -245,6 +250,18 @@ func (p *Provider) searchLaunched(id string) {
 	if e, known := p.table[id]; known && e.request != nil {
 		e.request.search, e.request.tokenUsed = true, true
 		e.request.hiddenUntil = time.Now().Add(p.limits.VisibilityDelay)
+		p.launches.Add(id)
+	}
+}
+
+// searchRejected notes that a request was rejected whose machine may exist. If it is not
+// found, the request is given up.
+func (p *Provider) searchRejected(id string, rejection *Rejection) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.rejections.rejected(rejection, time.Now())
+	if e, known := p.table[id]; known && e.request != nil {
+		e.request.search = true
 		p.launches.Add(id)
 	}
 }

@@ -4,8 +4,11 @@
 package machines
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -22,6 +25,8 @@ const (
 	// maxConfirmations is how many machines are confirmed between two lists. If many are
 	// missing at once, the next lists may show that only the lists were wrong.
 	maxConfirmations = 20
+	// maxUnconfirmed is how many of them may fail before the others wait for the next list.
+	maxUnconfirmed = 3
 )
 
 // sync lists the machines for the first time. It returns false when ctx is done.
@@ -104,12 +109,17 @@ func (p *Provider) pollOnce(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("list the machines: %w", err)
 	}
+	var errs []error
 	for _, id := range p.apply(ctx, list, began) {
+		// One that cannot be looked up does not keep the others.
 		if err := p.confirm(ctx, id); err != nil {
-			return fmt.Errorf("find the machine of instance %s: %w", id, err)
+			errs = append(errs, fmt.Errorf("find the machine of instance %s: %w", id, err))
+		}
+		if ctx.Err() != nil || len(errs) == maxUnconfirmed {
+			break
 		}
 	}
-	return nil
+	return errors.Join(errs...)
 }
 
 // outcome collects what to report after the table is unlocked.
@@ -178,15 +188,34 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		p.drop(e)
 		o.change(e.group)
 	}
+	slices.SortFunc(absent, func(a, b string) int {
+		return cmp.Or(cmp.Compare(p.table[a].unconfirmed, p.table[b].unconfirmed), strings.Compare(a, b))
+	})
 	clear(p.launchEnds) // the next list begins later
+	if p.isEmpty(machines, len(absent) > 0) {
+		absent = nil
+	}
 	p.mu.Unlock()
 	p.reportOutcome(ctx, o)
-	slices.Sort(absent)
 	if len(absent) > maxConfirmations {
 		klog.FromContext(ctx).Info("Many machines were not listed, confirming some of them", "machines", len(absent), "confirming", maxConfirmations)
 		absent = absent[:maxConfirmations]
 	}
 	return absent
+}
+
+// isEmpty reports whether a list that has left out machines shows none that was known, and
+// proves nothing yet. mu must be locked.
+func (p *Provider) isEmpty(machines map[string]Machine, absent bool) bool {
+	known := func(id string) bool { return p.table[id] != nil && p.table[id].listed }
+	if !absent || slices.ContainsFunc(slices.Collect(maps.Keys(machines)), known) {
+		p.emptySince = time.Time{}
+		return false
+	}
+	if p.emptySince.IsZero() {
+		p.emptySince = time.Now()
+	}
+	return time.Since(p.emptySince) < p.limits.EmptyDelay
 }
 
 // byID returns the machines by instance id. If there are several of one instance, it is the
@@ -261,7 +290,8 @@ func (p *Provider) show(m Machine, o *outcome) {
 		// Terminate may not have known the machine yet.
 		e.due = time.Time{}
 	}
-	e.listed, e.expected, e.refresh, e.unlisted, e.absences = true, false, false, false, 0
+	e.listed, e.expected, e.refresh, e.unlisted = true, false, false, false
+	e.absences, e.unconfirmed = 0, 0
 	e.update(m)
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)
@@ -281,12 +311,13 @@ func (p *Provider) show(m Machine, o *outcome) {
 // confirm looks for the machine of one instance that a list has left out.
 func (p *Provider) confirm(ctx context.Context, id string) error {
 	m, found, err := p.find(ctx, id)
-	if err != nil {
-		return err
-	}
 	var o outcome
 	p.mu.Lock()
 	switch e, known := p.table[id]; {
+	case err != nil:
+		if known {
+			e.unconfirmed++
+		}
 	case found:
 		p.show(m, &o)
 	case !known || e.machine == nil:
@@ -299,5 +330,5 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	}
 	p.mu.Unlock()
 	p.reportOutcome(ctx, o)
-	return nil
+	return err
 }

@@ -28,7 +28,7 @@ func TestErrorsMakeNothingMissing(t *testing.T) {
 		{"lists are empty and finding fails", func(w *world) {
 			w.faults.EmptyLists(1000)
 			w.faults.Fail(machinestest.Find, 1000)
-		}, 21},
+		}, 63},
 		{"all calls are throttled", func(w *world) { w.faults.Throttle(20 * time.Minute) }, 0},
 	} {
 		t.Run(tc.name, func(t *testing.T) {

@@ -75,6 +75,8 @@ type Provider struct {
 	former map[string]instance.VM
 	// renewed are the instances whose launch is in progress and needs a new request.
 	renewed map[string]instance.VM
+	// emptySince is when lists began to show none of the machines that were known.
+	emptySince time.Time
 	// launchEnds is when calls of Launch have ended since the last list.
 	launchEnds map[string]time.Time
 	rejections rejections

@@ -41,6 +41,8 @@ type entry struct {
 	unlisted bool
 	// absences is how many times in succession Find did not find the machine.
 	absences int
+	// unconfirmed is how many times Find has failed since a list has shown the machine.
+	unconfirmed int
 	// delete is true once the instance shall be deleted.
 	delete bool
 	// terminated is when Terminate last succeeded.
