@@ -17,6 +17,7 @@ import (
 	"github.com/stretchr/testify/require"
 	"sigs.k8s.io/yaml"
 
+	"nstance.dev/operator/pkg/agent/notice"
 	"nstance.dev/operator/pkg/server"
 )
 
@@ -96,6 +97,10 @@ func TestProviderUserdata(t *testing.T) {
 			nonce, err := os.ReadFile(folder + "/opt/nstance-agent/identity/nonce.jwt")
 			require.NoError(t, err)
 			assert.Equal(t, "SECRET\n", string(nonce))
+			environment, err := os.ReadFile(folder + "/etc/nstance-agent.env")
+			require.NoError(t, err)
+			// Without it the agent reports no termination notice.
+			assert.Equal(t, notice.New(tc.kind, "") != nil, strings.Contains(string(environment), "\nNSTANCE_PROVIDER="+tc.kind+"\n"))
 			data, err := os.ReadFile(folder + "/etc/kubernetes/join.yaml")
 			require.NoError(t, err)
 			var join struct {
