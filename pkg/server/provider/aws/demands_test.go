@@ -307,8 +307,8 @@ func TestDemandFewCalls(t *testing.T) {
 	})
 }
 
-// TestDemandALimitOfCalls: with the limits of the service for calls that change something,
-// many launches at once succeed.
+// TestDemandALimitOfCalls: with the limits of the service, 500 launches at once succeed, and
+// so do the terminations, and no call is one too many.
 func TestDemandALimitOfCalls(t *testing.T) {
 	s := newRegion()
 	s.Writes = newLimiter(2, 5)
@@ -317,13 +317,22 @@ func TestDemandALimitOfCalls(t *testing.T) {
 		h := w.startProvider()
 		want := map[string]instance.State{}
 		var ids []string
-		for range 40 {
+		for range 500 {
 			ids = append(ids, h.MustCreate(spec()))
 			want[ids[len(ids)-1]] = instance.Running
 		}
 		h.Await(workers, want)
 		w.expectMade(ids...)
 		assert.Empty(t, h.Failures)
+		assert.Equal(t, 500, w.Calls()["RunInstances"], "a call that is rejected is repeated")
+		for _, id := range ids {
+			h.MustDelete(id)
+			want[id] = providertest.Deleted
+		}
+		h.Await(workers, want)
+		assert.Empty(t, w.Existing())
+		assert.Empty(t, h.Failures)
+		assert.Equal(t, 10, w.Calls()["TerminateInstances"])
 	})
 }
 

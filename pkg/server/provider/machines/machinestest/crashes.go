@@ -25,10 +25,17 @@ const (
 	// crashEnv has the crash of a process that a test binary is started as.
 	crashEnv = "NSTANCE_TEST_CRASH"
 	// crashTimeout is how long a process may take to reach the step where it is killed.
-	crashTimeout = 5 * time.Second
+	crashTimeout = 20 * time.Second
 	// settleTimeout is how long the last process may take.
-	settleTimeout = 30 * time.Second
+	settleTimeout = 3 * time.Minute
 )
+
+// unrecorded are the steps between the creation of a machine and its record. The provider makes
+// the first, and the reconciler the second.
+var unrecorded = []string{"return the machine", recordStep}
+
+// maxCrashSize is more than any process has before those that are killed at these steps.
+const maxCrashSize = 20
 
 // Crashes are those of processes that reconcile with a provider whose options are O. The
 // cloud is a server, which all processes use.
@@ -126,8 +133,9 @@ func (one *crash[O]) run(t *testing.T) (reached bool) {
 	return ctx.Err() == nil
 }
 
-// Test kills 50 processes, at each step of launches and terminations: each instance has had
-// at most one machine, none was missing, and nothing is left that is not wanted.
+// Test kills 50 processes at the steps of launches and terminations, and 50 others when a
+// machine was created and is not recorded: each instance has had at most one machine, none was
+// missing, and nothing is left that is not wanted.
 func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
 	kills := 50
 	if testing.Short() {
@@ -143,6 +151,17 @@ func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
 	}
 	for _, step := range c.Steps {
 		assert.Positive(t, at[step], "kills at the step %q", step)
+	}
+	one.Size = maxCrashSize
+	for n := range kills {
+		one.Step = unrecorded[n%len(unrecorded)]
+		one.Size++
+		if one.run(t) {
+			at[one.Step]++
+		}
+	}
+	for _, step := range unrecorded {
+		assert.GreaterOrEqual(t, at[step], kills/len(unrecorded)*9/10, "kills at the step %q", step)
 	}
 
 	one.Size = 3
