@@ -15,9 +15,12 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 	"sigs.k8s.io/yaml"
 
 	"nstance.dev/operator/pkg/agent/notice"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server"
 )
 
@@ -48,24 +51,58 @@ func TestProviderDocuments(t *testing.T) {
 func checkDocument(t *testing.T, document string) {
 	configurations := blocks(t, document, "jsonc")
 	require.Len(t, configurations, 1)
-	path := filepath.Join(t.TempDir(), "shard.jsonc")
-	require.NoError(t, os.WriteFile(path, []byte(configurations[0]), 0o600))
-	var said strings.Builder
-	require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said))
+	validate(t, configurations[0])
+	for _, part := range parts(t, document) {
+		// A part belongs into the shard or the whole.
+		place := "{"
+		if strings.HasPrefix(part, `"leader_network"`) {
+			place = `"shard": {`
+		}
+		require.Contains(t, configurations[0], place)
+		validate(t, strings.Replace(configurations[0], place, place+"\n"+part, 1))
+	}
 
 	manifests := blocks(t, document, "yaml")
 	require.Len(t, manifests, 1)
 	for text := range strings.SplitSeq(manifests[0], "\n---\n") {
-		var object struct{ APIVersion, Kind string }
-		require.NoError(t, yaml.Unmarshal([]byte(text), &object))
-		assert.NotEmpty(t, object.APIVersion)
-		assert.NotEmpty(t, object.Kind)
+		var kind metav1.TypeMeta
+		require.NoError(t, yaml.Unmarshal([]byte(text), &kind))
+		object := map[metav1.TypeMeta]any{
+			{APIVersion: clusterv1.GroupVersion.String(), Kind: "MachinePool"}:            new(clusterv1.MachinePool),
+			{APIVersion: v1beta1.SchemeGroupVersion.String(), Kind: "NstanceMachinePool"}: new(v1beta1.NstanceMachinePool),
+		}[kind]
+		require.NotNil(t, object, kind)
+		assert.NoError(t, yaml.UnmarshalStrict([]byte(text), object))
 	}
 	for _, text := range blocks(t, document, "sh") {
 		if !strings.HasPrefix(text, "#!") {
 			checkSyntax(t, text)
 		}
 	}
+}
+
+// validate expects that a configuration is valid.
+func validate(t *testing.T, configuration string) {
+	t.Helper()
+	path := filepath.Join(t.TempDir(), "shard.jsonc")
+	require.NoError(t, os.WriteFile(path, []byte(configuration), 0o600))
+	var said strings.Builder
+	require.NoError(t, server.Validate(t.Context(), server.Options{}, path, &said), configuration)
+}
+
+// parts returns the parts of configurations in a document, which have no language, but for
+// those that leave something out.
+func parts(t *testing.T, document string) []string {
+	t.Helper()
+	var found []string
+	data, err := os.ReadFile(filepath.Join("..", "..", "docs", document))
+	require.NoError(t, err)
+	for _, match := range regexp.MustCompile("(?ms)^ *```\n *(\"[a-z_]+\": .*?)\n *```$").FindAllStringSubmatch(string(data), -1) {
+		if !strings.Contains(match[1], "…") {
+			found = append(found, match[1])
+		}
+	}
+	return found
 }
 
 // checkSyntax reports a script that the shell cannot parse.
