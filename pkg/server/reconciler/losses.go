@@ -87,8 +87,11 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, ot
 			missing = current.giveUp(missing, len(missing), now)
 		}
 	case now.Sub(current.keptSince) >= lossWindow:
-		missing = current.giveUp(missing, min(count.allowed(), len(missing)), now)
-		current.keptSince = now
+		shard := l.countShard(count, others(), now)
+		if share := min(count.allowed(), len(missing), shard.allowed()-shard.givenUp); share > 0 {
+			missing = current.giveUp(missing, share, now)
+			current.keptSince = now
+		}
 	}
 	if len(missing) == 0 {
 		current.keptSince = time.Time{}

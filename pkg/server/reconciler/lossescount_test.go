@@ -5,6 +5,7 @@ package reconciler
 
 import (
 	"fmt"
+	"maps"
 	"testing"
 	"time"
 
@@ -60,6 +61,13 @@ func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
 	assert.Empty(t, kept, "the others were found")
 }
 
+// without returns the groups but one.
+func without(all map[instance.GroupKey][]instance.Instance, key instance.GroupKey) map[instance.GroupKey][]instance.Instance {
+	others := maps.Clone(all)
+	delete(others, key)
+	return others
+}
+
 // TestManyGroupsOfWhichAllInstancesAreMissing are too many for the shard, though two of each
 // group are not.
 func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
@@ -92,9 +100,31 @@ func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
 	kept, _ = l.update(workersKey, own, others(groups(2, 0)), now.Add(lossWindow), false)
 	assert.Empty(t, kept, "after the window")
 
-	// What other groups have given up counts too.
+	// Afterwards a third of the shard is given up in each window.
 	l = new(losses)
-	all := groups(0, 0)
+	left, all := map[instance.GroupKey][]instance.Instance{}, groups(2, 0)
+	update := func(at time.Time) (kept int) {
+		for n := range 9 {
+			k, _ := l.update(key(n), left[key(n)], others(without(left, key(n))), at, false)
+			kept += len(k)
+			// The others are replaced.
+			for i := range left[key(n)] {
+				if one := &left[key(n)][i]; one.State == instance.Missing && !k[one.ID] {
+					*one = members("replacement-of-"+one.ID, 1, 0, 0)[0]
+				}
+			}
+		}
+		return kept
+	}
+	maps.Copy(left, all)
+	assert.Equal(t, 18, update(now))
+	assert.Equal(t, 18, update(now.Add(lossWindow-time.Second)))
+	assert.Equal(t, 12, update(now.Add(lossWindow)))
+	assert.Equal(t, 12, update(now.Add(2*lossWindow-time.Second)))
+	assert.Equal(t, 6, update(now.Add(2*lossWindow)))
+
+	// What other groups have given up counts too.
+	l, all = new(losses), groups(0, 0)
 	for n := range 3 {
 		all[key(n)] = members(key(n).Group, 2, 2, 0)
 		kept, _ = l.update(key(n), all[key(n)], others(map[instance.GroupKey][]instance.Instance{workersKey: members("x", 20, 0, 0)}), now, false)
