@@ -8,7 +8,6 @@ import (
 	"fmt"
 	"net/http"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -290,13 +289,14 @@ func TestTerminate(t *testing.T) {
 		w.Protect(list[5].ID, true)
 		w.Calls()
 		errs := w.api.Terminate(t.Context(), list)
-		require.Len(t, errs, 1)
+		require.Len(t, errs, 2)
+		require.ErrorIs(t, errs[list[3].ID], machines.ErrNotFound)
 		require.ErrorContains(t, errs[list[5].ID], "may not be terminated")
 		assert.Equal(t, []string{list[5].ID}, w.Existing())
 		assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 5)
 
-		// That one does not exist is no error, nor that one is being terminated.
-		assert.Empty(t, w.api.Terminate(t.Context(), slices.Delete(list, 5, 6)))
+		// That one is being terminated is no error.
+		assert.Empty(t, w.api.Terminate(t.Context(), append(list[:3:3], list[6:]...)))
 	})
 }
 
@@ -308,6 +308,8 @@ func TestTerminateAMachineThatWasNotSeen(t *testing.T) {
 		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
 		assert.Empty(t, w.Existing())
 		assert.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+		m.ID = request(t).ID
+		require.ErrorIs(t, w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID], machines.ErrNotFound)
 	})
 }
 

@@ -168,7 +168,9 @@ func TestMoto(t *testing.T) {
 	// An instance that does not exist does not keep others from being terminated.
 	missing := launched
 	missing.ID, missing.ProviderID = providertest.NewID(t), "aws:///"+motoZone+"/i-00000000000000000"
-	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{missing, launched}))
+	errs := api.Terminate(t.Context(), []machines.Machine{missing, launched})
+	require.Len(t, errs, 1)
+	require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
 	list, err = api.List(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, list)

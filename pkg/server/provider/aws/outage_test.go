@@ -88,6 +88,26 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 	}
 }
 
+// TestADeletionThatFindsNoInstance proves nothing: the instance is terminated when the
+// service knows it again.
+func TestADeletionThatFindsNoInstance(t *testing.T) {
+	inBubble(t, newRegion(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		id := h.MustRun(spec())
+		one := w.Instance(id)
+		w.DelayVisibility(24 * time.Hour)
+		w.Calls()
+		h.MustDelete(id)
+		time.Sleep(10 * time.Minute)
+		assert.NotZero(t, w.Calls()["TerminateInstances"])
+		assert.Equal(t, map[string]instance.State{id: instance.Terminating}, h.States(workers))
+		assert.Empty(t, w.Terminated())
+		w.DelayVisibility(0)
+		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		assert.Equal(t, []string{one.ID}, w.Terminated())
+	})
+}
+
 // TestARestartDuringAnOutage: the instances that were recorded are not missing while lists
 // are empty and the service does not know them, such as with the credentials of another
 // account.

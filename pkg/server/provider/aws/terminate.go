@@ -29,6 +29,7 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 		found, err := a.toTerminate(ctx, m)
 		if err != nil {
 			errs[m.ID] = fmt.Errorf("terminate the instance of %s: %w", m.ID, err)
+			continue
 		}
 		for _, id := range found {
 			byID[id] = m
@@ -53,7 +54,8 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 }
 
 // toTerminate returns the ids of the instances of a machine. The launch of one without a
-// provider id was only known from its token.
+// provider id was only known from its token. The error wraps machines.ErrNotFound if the
+// service does not know any.
 func (a *API) toTerminate(ctx context.Context, m machines.Machine) ([]string, error) {
 	if m.ProviderID != "" {
 		id, err := instanceID(m.ProviderID)
@@ -62,6 +64,9 @@ func (a *API) toTerminate(ctx context.Context, m machines.Machine) ([]string, er
 	all, err := a.describe(ctx, append(a.filters(), filter("tag:"+tagInstanceID, m.ID)))
 	if err != nil {
 		return nil, err
+	}
+	if len(all) == 0 {
+		return nil, machines.ErrNotFound
 	}
 	var ids []string
 	for n := range all {
@@ -79,7 +84,7 @@ func (a *API) terminate(ctx context.Context, ids []string, report func(id string
 	switch {
 	case err == nil:
 	case codeOf(err) == codeNotFound && len(ids) == 1:
-		err = nil // it does not exist, or is not visible yet
+		err = fmt.Errorf("%w: %w", machines.ErrNotFound, err) // or is not visible yet
 	case isRefusal(err) && len(ids) > 1 && codeOf(err) != codeUnauthorized && !errors.Is(classify(err), machines.ErrThrottled):
 		bad, others := named(err, ids)
 		for _, some := range [][]string{bad, others} {

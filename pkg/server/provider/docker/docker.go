@@ -186,7 +186,7 @@ func (a *API) terminate(ctx context.Context, id string) error {
 	seconds := int(a.options.StopTimeout / time.Second)
 	_, err := a.docker.ContainerStop(ctx, id, client.ContainerStopOptions{Timeout: &seconds})
 	if errdefs.IsNotFound(err) {
-		return nil
+		return fmt.Errorf("%w: stop container %s: %w", machines.ErrNotFound, id, err)
 	}
 	// A container that cannot be stopped, such as a paused one, is killed.
 	if ctx.Err() != nil {

@@ -202,10 +202,14 @@ func TestTerminateLeavesNothing(t *testing.T) {
 	require.NoError(t, err)
 	f.daemon.Remove(t, list[2].ID)
 
-	assert.Empty(t, f.Terminate(t.Context(), list))
+	errs := f.Terminate(t.Context(), list)
+	assert.Len(t, errs, 1)
+	require.ErrorIs(t, errs[list[2].ID], machines.ErrNotFound)
 	assert.Empty(t, f.daemon.Containers(t, f.label))
 	assert.ElementsMatch(t, before, volumes())
-	assert.Empty(t, f.Terminate(t.Context(), list), "again")
+	for id, err := range f.Terminate(t.Context(), list) {
+		assert.ErrorIs(t, err, machines.ErrNotFound, id)
+	}
 }
 
 // TestAContainerThatWasNeverStarted: a process has stopped between creation and start. The

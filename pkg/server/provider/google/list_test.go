@@ -258,14 +258,17 @@ func TestRoom(t *testing.T) {
 	}
 }
 
-// TestTerminate: a machine that is being deleted, or does not exist, is no error.
+// TestTerminate: a machine that is being deleted is no error, and one that does not exist
+// machines.ErrNotFound.
 func TestTerminate(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 		r := request(t)
 		m := w.launch(r)
 		missing := machines.Machine{ID: request(t).ID}
 		for range 2 {
-			assert.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}))
+			errs := w.api.Terminate(t.Context(), []machines.Machine{m, missing})
+			assert.Len(t, errs, 1)
+			require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
 		}
 		time.Sleep(w.DeleteTime)
 		assert.Empty(t, w.All())
@@ -276,7 +279,9 @@ func TestTerminate(t *testing.T) {
 			Method: "instances.delete", Before: true, Status: 404, Reason: "notFound",
 			Message: "The resource 'projects/test-project/zones/zone-a' was not found",
 		})
-		assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m, missing}), 2, "a response that names no machine")
+		errs := w.api.Terminate(t.Context(), []machines.Machine{m, missing})
+		assert.Len(t, errs, 2, "a response that names no machine")
+		assert.NotErrorIs(t, errs[missing.ID], machines.ErrNotFound)
 	})
 }
 

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/server/provider/providertest"
 )
 
 // TestAnOutage: for ten minutes the API does not respond, or wrongly. No instance changes
@@ -53,6 +54,28 @@ func TestAnOutage(t *testing.T) {
 			})
 		})
 	}
+}
+
+// TestADeletionThatFindsNoMachine proves nothing, nor does a list that is empty: the machine
+// is deleted when the API knows it again.
+func TestADeletionThatFindsNoMachine(t *testing.T) {
+	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
+		h := w.startProvider()
+		id := h.MustRun(newSpec(t))
+		w.SetFaults(
+			&gcetest.Fault{Method: "instances.list", Before: true, Status: http.StatusOK, Body: map[string]any{"kind": "compute#instanceList"}},
+			&gcetest.Fault{
+				Method: "instances.delete", Before: true, Status: 404, Reason: "notFound",
+				Message: "The resource 'projects/test-project/zones/zone-a/instances/" + id + "' was not found",
+			})
+		h.MustDelete(id)
+		time.Sleep(10 * time.Minute)
+		assert.Equal(t, map[string]instance.State{id: instance.Terminating}, h.States(workers))
+		assert.Empty(t, w.Deleted())
+		w.SetFaults()
+		h.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		assert.Equal(t, []string{id}, w.Deleted())
+	})
 }
 
 // TestAnOutageWhileInstancesAreCreatedAndDeleted delays them.

@@ -5,6 +5,7 @@ package google
 
 import (
 	"context"
+	"fmt"
 	"sync"
 
 	"github.com/google/uuid"
@@ -51,7 +52,7 @@ func (a *API) terminate(ctx context.Context, id string) error {
 	op, err := a.delete(ctx, id, requestID.String())
 	switch response, ok := googleapi.AsError(err); {
 	case isNotFound(err, id):
-		return nil
+		return fmt.Errorf("%w: %w", machines.ErrNotFound, err)
 	case ok && response.Has("resourceNotReady"):
 		return nil // it is being stopped or deleted, and listed until it is deleted
 	case err != nil:

@@ -28,9 +28,9 @@ type API interface {
 	// next call with the same token continues it. After any other error the machine may
 	// exist.
 	Launch(ctx context.Context, r Request) (Machine, error)
-	// Terminate deletes machines. That a machine does not exist, or is being deleted, is
-	// no error. It returns an error by instance id for each machine that is not being
-	// deleted.
+	// Terminate deletes machines. That a machine is being deleted is no error. It returns
+	// an error by instance id for each machine that is not being deleted. The error wraps
+	// ErrNotFound if the cloud does not know the machine.
 	Terminate(ctx context.Context, machines []Machine) map[string]error
 	// List returns all machines, or an error: never a part of them.
 	List(ctx context.Context) ([]Machine, error)
@@ -106,6 +106,10 @@ var (
 	// ErrThrottled means that the cloud rejected a call because there were too many. The
 	// call has changed nothing. It is repeated and not reported as a failure.
 	ErrThrottled = errors.New("the cloud throttles calls")
+	// ErrNotFound means that the cloud does not know a machine that it shall terminate. The
+	// machine may only be invisible, so lists and Find decide whether it exists. It is not
+	// reported as a failure.
+	ErrNotFound = errors.New("the machine was not found")
 	// ErrInProgress means that a launch has begun and takes longer than one call. It is
 	// continued by another call, maybe with other userdata, and not reported as a failure.
 	ErrInProgress = errors.New("the launch is in progress")

@@ -170,6 +170,10 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		if p.launchEnds[id].After(began) {
 			continue // the launch has the result that counts
 		}
+		if e, known := p.table[id]; known && e.leftOut {
+			// Terminate may not have known the machine either.
+			e.leftOut, e.due = false, time.Time{}
+		}
 		p.show(m, &o)
 		if count := duplicates[id]; count > 0 {
 			o.fail(p.table[id], fmt.Errorf("there are %d machines of one instance", count+1))
@@ -181,7 +185,7 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		}
 		if e.terminated.IsZero() || !e.terminated.Before(began) {
 			absent = append(absent, id)
-			e.unlisted = true // all of them before the first one is missing
+			e.leftOut, e.unlisted = true, true // all of them before the first one is missing
 			continue
 		}
 		// Its deletion was accepted, and the list confirms it.
@@ -286,7 +290,7 @@ func (p *Provider) show(m Machine, o *outcome) {
 	if e.request != nil {
 		p.adopt(e, m, time.Now())
 	}
-	if !e.listed && !e.terminated.IsZero() {
+	if !e.listed {
 		// Terminate may not have known the machine yet.
 		e.due = time.Time{}
 	}

@@ -30,6 +30,8 @@ type entry struct {
 	launched time.Time
 	// listed is true once List or Find has shown the machine, or would show it.
 	listed bool
+	// leftOut is true while lists leave out a machine that they have shown.
+	leftOut bool
 	// expected is true of an instance from Expect until this process has found its
 	// machine.
 	expected bool
@@ -37,7 +39,7 @@ type entry struct {
 	refresh bool
 	// ran is true once the machine has been running.
 	ran bool
-	// unlisted is true of a machine that the latest list has left out, until it was found.
+	// unlisted is the same until Find has found the machine.
 	unlisted bool
 	// absences is how many times in succession Find did not find the machine.
 	absences int

@@ -18,7 +18,7 @@ const (
 	// gatherDelay is how long Terminate waits for further machines.
 	gatherDelay = 100 * time.Millisecond
 	// confirmTimeout is how long the cloud may report that a machine runs after Terminate
-	// has succeeded. Then the call is repeated.
+	// has succeeded, or has not found it. Then the call is repeated.
 	confirmTimeout = time.Minute
 )
 
@@ -99,12 +99,15 @@ func (p *Provider) terminatedOne(ctx context.Context, m Machine, err error) {
 	case !known:
 	case err == nil:
 		e.terminated, e.due, e.backoff = now, now.Add(confirmTimeout), 0
+	case errors.Is(err, ErrNotFound):
+		// The machine may be invisible to this call. Lists and Find decide whether it exists.
+		e.due, e.backoff = now.Add(confirmTimeout), 0
 	default:
 		e.backoff = min(max(minRetryDelay, 2*e.backoff), maxRetryDelay)
 		e.due = now.Add(e.backoff)
 	}
 	p.mu.Unlock()
-	if err != nil {
+	if err != nil && !errors.Is(err, ErrNotFound) {
 		p.reportFailure(ctx, m.Group, m.ID, err)
 	}
 }

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
@@ -105,5 +106,43 @@ func TestAHiddenMachineIsTerminatedWhenItIsListed(t *testing.T) {
 			t.Errorf("it was deleted %v after its launch", took)
 		}
 		assert.Empty(t, w.cloud.Existing())
+	})
+}
+
+// TestATerminationThatDoesNotFindTheMachine proves nothing, nor does a list that leaves the
+// machine out: Find decides. The call is repeated when a list shows the machine again.
+func TestATerminationThatDoesNotFindTheMachine(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		id := w.runs(1)[0]
+		const behind = 10*time.Minute + 15*time.Second
+		w.faults.FallBehind(behind)
+		began := time.Now()
+		w.MustDelete(id)
+		for range 61 {
+			time.Sleep(10 * time.Second)
+			require.Equal(t, map[string]instance.State{id: instance.Terminating}, w.States(workers))
+		}
+		if calls := w.count(); calls.terminations == 0 || calls.terminations > 12 || calls.lists == 0 {
+			t.Errorf("meanwhile there were %+v calls", calls)
+		}
+		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		assert.Equal(t, []string{id}, w.cloud.Terminated())
+		assert.Empty(t, w.cloud.Existing())
+		if took := time.Since(began) - behind; took > 30*time.Second {
+			t.Errorf("it was deleted %v after the machine was known again", took)
+		}
+		assert.Empty(t, w.Failures, "failures")
+	})
+}
+
+// TestAMachineThatHasVanishedIsDeleted once two lookups have not found it.
+func TestAMachineThatHasVanishedIsDeleted(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		id := w.runs(1)[0]
+		w.cloud.Vanish(id)
+		w.MustDelete(id)
+		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
+		assert.Equal(t, 2, w.count().finds)
+		assert.Empty(t, w.Failures, "failures")
 	})
 }

@@ -24,6 +24,9 @@ type RemoteBackend interface {
 	// DelayVisibility hides each instance for a time after its creation. It is called
 	// before there is a provider.
 	DelayVisibility(d time.Duration)
+	// FallBehind makes lists and terminations know no instance for a time, as where they read
+	// a replica that is behind. What reads one instance finds it.
+	FallBehind(d time.Duration)
 	// Throttle rejects all calls for a time. They do not count as calls.
 	Throttle(d time.Duration)
 }
@@ -41,6 +44,7 @@ var remoteCases = []struct {
 }{
 	{"an instance that is not visible yet is not created again", remoteSuite.testHidden},
 	{"an instance that is not visible yet is deleted", remoteSuite.testDeleteHidden},
+	{"an instance that a termination does not find is deleted later", remoteSuite.testDeleteUnknown},
 	{"lists that fail or are empty make no instance missing", remoteSuite.testWrongLists},
 	{"throttled calls are delayed", remoteSuite.testThrottle},
 }
@@ -111,6 +115,23 @@ func (s remoteSuite) testDeleteHidden() {
 	id := h.MustCreate(s.spec(workers))
 	s.awaitInstances(id)
 	h.MustDelete(id)
+	h.Await(workers, map[string]instance.State{id: Deleted})
+	s.awaitInstances()
+	assert.Empty(s.t, h.Failures, "failures")
+}
+
+func (s remoteSuite) testDeleteUnknown() {
+	h := s.start()
+	id := h.MustRun(s.spec(workers))
+	s.suite.Calls()
+	s.FallBehind(s.QuietPeriod)
+	h.MustDelete(id)
+	time.Sleep(s.QuietPeriod / 2)
+	if _, deletes := s.suite.Calls(); deletes == 0 {
+		s.t.Error("no termination was tried")
+	}
+	assert.Equal(s.t, map[string]instance.State{id: instance.Terminating}, h.States(workers))
+	s.awaitInstances(id)
 	h.Await(workers, map[string]instance.State{id: Deleted})
 	s.awaitInstances()
 	assert.Empty(s.t, h.Failures, "failures")

@@ -276,7 +276,7 @@ func (a *API) abandon(ctx context.Context, one vm, p plan, err error, until time
 		return err
 	}
 	deleted, removal := a.terminate(ctx, one, until)
-	if removal != nil || !deleted {
+	if !deleted && !errors.Is(removal, machines.ErrNotFound) {
 		return errors.Join(err, removal)
 	}
 	return rejection

@@ -32,7 +32,11 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 	group.SetLimit(parallel)
 	for _, m := range list {
 		all := found.of(m.ID)
-		if err := found.certain(); err != nil && len(all) == 0 {
+		if len(all) == 0 {
+			err := found.certain()
+			if err == nil {
+				err = machines.ErrNotFound
+			}
 			mu.Lock()
 			errs[m.ID] = fmt.Errorf("terminate the machine of instance %s: %w", m.ID, err)
 			mu.Unlock()
@@ -54,13 +58,17 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 
 // terminate stops and deletes a virtual machine. The disk with the userdata is deleted
 // first: as long as the virtual machine exists, it says which one that is. It reports
-// whether nothing is left; without an error it is being deleted.
+// whether nothing is left; without an error it is being deleted. The error wraps
+// machines.ErrNotFound if the node does not know it.
 func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
 	deleted, err = a.terminateSteps(ctx, one, until)
 	if errors.Is(err, machines.ErrInProgress) {
 		return false, nil
 	}
-	if deleted {
+	if isNotExist(err) {
+		err = fmt.Errorf("%w: %w", machines.ErrNotFound, err)
+	}
+	if deleted || errors.Is(err, machines.ErrNotFound) {
 		a.mu.Lock()
 		delete(a.identities, one.vmid)
 		delete(a.states, one.vmid)
@@ -72,12 +80,12 @@ func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted b
 func (a *API) terminateSteps(ctx context.Context, one vm, until time.Time) (deleted bool, err error) {
 	status, err := a.client.status(ctx, one.node, one.vmid)
 	if err != nil {
-		return isNotExist(err), ignoreNotExist(err)
+		return false, err
 	}
 	if status.Status != statusStopped {
 		a.step("stop the virtual machine")
 		if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.stop(ctx, one.node, one.vmid) }); err != nil {
-			return isNotExist(err), ignoreNotExist(err)
+			return false, err
 		}
 	}
 	if status.Status == statusStopped {
@@ -91,7 +99,7 @@ func (a *API) terminateSteps(ctx context.Context, one vm, until time.Time) (dele
 	}
 	a.step("delete the virtual machine")
 	if err := a.run(ctx, until, nil, func() (upid, error) { return a.client.destroy(ctx, one.node, one.vmid) }); err != nil {
-		return isNotExist(err), ignoreNotExist(err)
+		return false, err
 	}
 	a.step("return")
 	return true, nil

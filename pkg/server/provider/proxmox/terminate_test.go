@@ -26,7 +26,10 @@ func TestTerminate(t *testing.T) {
 		w.SetStatus(w.vmid(list[1].ID), "stopped")
 		w.SetStatus(w.vmid(list[2].ID), "paused")
 		kept := w.launch(request(t))
-		require.Empty(t, w.api.Terminate(t.Context(), append(list, machines.Machine{ID: "knd06bgm7733st2576nx5jht4ecj"})))
+		missing := machines.Machine{ID: "knd06bgm7733st2576nx5jht4ecj"}
+		errs := w.api.Terminate(t.Context(), append(list, missing))
+		require.Len(t, errs, 1)
+		require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
 		assert.Equal(t, []int{w.vmid(kept.ID)}, w.VMs(""))
 		assert.Len(t, w.ISOs(), 1)
 		assert.Len(t, w.Disks(), 1)
@@ -50,7 +53,11 @@ func TestATerminationThatFails(t *testing.T) {
 				assert.Len(t, w.api.Terminate(t.Context(), []machines.Machine{m}), 1)
 				time.Sleep(5 * time.Second)
 				w.api = w.newAPI(testShard)
-				require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+				if err := w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID]; tc.suffix == "/qemu/10000" && !tc.before {
+					require.ErrorIs(t, err, machines.ErrNotFound, "the first call has deleted it")
+				} else {
+					require.NoError(t, err)
+				}
 				assert.Empty(t, w.VMs(""))
 				assert.Empty(t, w.ISOs())
 				assert.Empty(t, w.Disks())
@@ -131,4 +138,25 @@ func TestALostCloneIsNotRejected(t *testing.T) {
 		assert.Len(t, w.Made(), 1)
 		assert.Len(t, w.VMs(""), 1)
 	})
+}
+
+// TestATerminationThatFindsNoMachine, because it was migrated for example, is none that was
+// accepted.
+func TestATerminationThatFindsNoMachine(t *testing.T) {
+	for _, suffix := range []string{"/status/current", "/status/stop", "/qemu/10000"} {
+		t.Run(suffix, func(t *testing.T) {
+			inBubble(t, newCluster(), func(t *testing.T, w *world) {
+				m := w.launch(request(t))
+				w.SetFaults(&pvetest.Fault{
+					Suffix: suffix, Before: true, Status: http.StatusInternalServerError,
+					Message: "Configuration file 'nodes/one/qemu-server/10000.conf' does not exist",
+				})
+				require.ErrorIs(t, w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID], machines.ErrNotFound)
+				assert.Len(t, w.VMs(""), 1)
+				w.SetFaults()
+				require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
+				assert.Empty(t, w.VMs(""))
+			})
+		})
+	}
 }

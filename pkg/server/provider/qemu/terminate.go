@@ -39,8 +39,11 @@ func (a *API) terminate(ctx context.Context, f folder) error {
 		return err
 	}
 	_, found, err := f.readIdentity(a.shard)
-	if err != nil || !found {
+	if err != nil {
 		return err
+	}
+	if !found {
+		return machines.ErrNotFound
 	}
 	a.step("write the deletion")
 	if _, err := os.Stat(f.file(deletionFile)); errors.Is(err, fs.ErrNotExist) {

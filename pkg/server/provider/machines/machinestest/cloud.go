@@ -252,13 +252,19 @@ func (a api) room(subnet string) (int, bool) {
 func (a api) Terminate(_ context.Context, list []machines.Machine) map[string]error {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	a.settle()
+	errs := map[string]error{}
 	for _, one := range list {
-		if m, exists := a.machines[one.ProviderID]; exists && m.shard == a.shard && m.stopping.IsZero() {
+		m, exists := a.machines[one.ProviderID]
+		switch {
+		case !exists || m.shard != a.shard:
+			errs[one.ID] = machines.ErrNotFound
+		case m.stopping.IsZero():
 			m.stopping = time.Now()
 			a.stopped = append(a.stopped, m.ID)
 		}
 	}
-	return nil
+	return errs
 }
 
 // List returns the machines of the shard.

@@ -43,9 +43,12 @@ type Faults struct {
 	lost         map[Operation]int
 	emptyLists   int
 	throttled    time.Time
-	delay        time.Duration
-	launched     map[string]time.Time
-	findTime     time.Duration
+	// behind is how long lists and terminations do not know the machines.
+	behind   time.Time
+	delay    time.Duration
+	launched map[string]time.Time
+	// findTime is how long a call of Find takes.
+	findTime time.Duration
 }
 
 // NewFaults returns one without faults.
@@ -83,6 +86,14 @@ func (f *Faults) Throttle(d time.Duration) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	f.throttled = time.Now().Add(d)
+}
+
+// FallBehind makes lists and terminations know no machine for a time, as where they read a
+// replica that is behind. Find reads the machines.
+func (f *Faults) FallBehind(d time.Duration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.behind = time.Now().Add(d)
 }
 
 // DelayVisibility hides machines for a time after their launch: they are not found, and
@@ -193,15 +204,22 @@ func (f faulty) Terminate(ctx context.Context, list []machines.Machine) map[stri
 	}
 	f.mu.Lock()
 	f.terminations = append(f.terminations, ids)
+	behind := time.Now().Before(f.behind)
 	f.mu.Unlock()
-	visible := slices.DeleteFunc(slices.Clone(list), f.hidden)
-	if errs := f.api.Terminate(ctx, visible); len(errs) > 0 {
-		return errs
+	if behind {
+		return fail(machines.ErrNotFound)
 	}
+	visible := slices.DeleteFunc(slices.Clone(list), f.hidden)
+	errs := f.api.Terminate(ctx, visible)
 	if err := f.after(Terminate); err != nil {
 		return fail(err)
 	}
-	return nil
+	for _, m := range list {
+		if f.hidden(m) {
+			errs[m.ID] = machines.ErrNotFound
+		}
+	}
+	return errs
 }
 
 // List implements machines.API.
@@ -214,6 +232,7 @@ func (f faulty) List(ctx context.Context) ([]machines.Machine, error) {
 	if empty {
 		f.emptyLists--
 	}
+	empty = empty || time.Now().Before(f.behind)
 	f.mu.Unlock()
 	if empty {
 		return nil, nil
