@@ -63,10 +63,16 @@ func (f folders) of(id string) folder {
 	return folder{id: id, path: filepath.Join(f.path, id)}
 }
 
+// check returns an error if the whole file system is missing: then nothing is known about
+// the machines, and a folder that is created would hide that.
+func (f folders) check() error {
+	_, err := os.Stat(f.root)
+	return err
+}
+
 // list returns the folders that exist, and removes what is left of deleted ones.
 func (f folders) list() ([]folder, error) {
-	// If the whole file system is missing, nothing is known about the machines.
-	if _, err := os.Stat(f.root); err != nil {
+	if err := f.check(); err != nil {
 		return nil, err
 	}
 	entries, err := os.ReadDir(f.path)

@@ -30,7 +30,7 @@ const (
 // is removed unless a process works on it.
 func (a *API) inspect(ctx context.Context, f folder) (m machines.Machine, exists bool, err error) {
 	if _, err := os.Stat(f.path); err != nil {
-		return m, false, ignoreNotExist(err)
+		return m, false, errors.Join(ignoreNotExist(err), a.folders.check())
 	}
 	// While the lock is shared no process can start QEMU in the folder.
 	lock, err := f.lock(syscall.LOCK_SH)

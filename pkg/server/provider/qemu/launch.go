@@ -63,6 +63,9 @@ func (a *API) Launch(ctx context.Context, r machines.Request) (machines.Machine,
 // returns that.
 func (a *API) claim(ctx context.Context, f folder) (lock *os.File, existing *machines.Machine, err error) {
 	for {
+		if err := a.folders.check(); err != nil {
+			return nil, nil, err
+		}
 		a.step("make the folder")
 		if err := f.create(); err != nil {
 			return nil, nil, err
