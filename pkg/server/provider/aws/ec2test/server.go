@@ -68,6 +68,7 @@ type Server struct {
 	faults      []*Fault
 	calls       map[string]int
 	permissions map[string]bool
+	policy      *Policy
 	requestSeq  int
 
 	interfaces       map[string]*networkInterface
@@ -221,6 +222,9 @@ func (s *Server) handle(r *http.Request, name string, form url.Values) (any, err
 		return nil, err
 	}
 	s.settle(time.Now())
+	if err := s.authorize(name, parsed); err != nil {
+		return nil, err
+	}
 	return one.handle(s, parsed)
 }
 

@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package ec2test
+
+import (
+	"bytes"
+	"encoding/json"
+	"fmt"
+	"net/http"
+	"os"
+	"regexp"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/stretchr/testify/require"
+)
+
+// arnPrefix is that of the resources of EC2 in the account of the region.
+const arnPrefix = "arn:aws:ec2:us-test-1:" + owner + ":"
+
+// Policy is a policy of IAM with statements that allow something.
+type Policy struct {
+	Statements []statement `json:"Statement"`
+}
+
+// statement allows actions on resources if all of its conditions are met. Fields and
+// operators that the server does not evaluate are errors.
+type statement struct {
+	Effect    string
+	Action    texts
+	Resource  texts
+	Condition struct{ StringEquals map[string]texts }
+}
+
+// texts are one text or a list of them.
+type texts []string
+
+// UnmarshalJSON implements json.Unmarshaler.
+func (t *texts) UnmarshalJSON(data []byte) error {
+	if !bytes.HasPrefix(data, []byte(`"`)) {
+		return json.Unmarshal(data, (*[]string)(t))
+	}
+	*t = texts{""}
+	return json.Unmarshal(data, &(*t)[0])
+}
+
+var documentedPolicy = regexp.MustCompile("(?s)```json\n( *{\n *\"Version\".*?)```")
+
+// ReadPolicy returns the first policy of a document, with texts replaced by others as users
+// do that.
+func ReadPolicy(t testing.TB, path string, replaced ...string) *Policy {
+	t.Helper()
+	document, err := os.ReadFile(path)
+	require.NoError(t, err)
+	match := documentedPolicy.FindSubmatch(document)
+	require.NotNil(t, match, "policies of %s", path)
+	var policy struct {
+		Version string
+		Policy
+	}
+	decoder := json.NewDecoder(strings.NewReader(strings.NewReplacer(replaced...).Replace(string(match[1]))))
+	decoder.DisallowUnknownFields()
+	require.NoError(t, decoder.Decode(&policy))
+	for _, one := range policy.Statements {
+		require.Equal(t, "Allow", one.Effect)
+	}
+	return &policy.Policy
+}
+
+// Actions returns the actions that the policy allows on some resource, in order.
+func (p *Policy) Actions() []string {
+	var all []string
+	for _, one := range p.Statements {
+		all = append(all, one.Action...)
+	}
+	slices.Sort(all)
+	return all
+}
+
+// allows reports whether the policy allows a call. A condition on a key that the call does
+// not have is not met.
+func (p *Policy) allows(c authorization) bool {
+	return slices.ContainsFunc(p.Statements, func(one statement) bool {
+		for key, values := range one.Condition.StringEquals {
+			if value, has := c.context[key]; !has || !slices.Contains(values, value) {
+				return false
+			}
+		}
+		return one.Action.match(c.action) && one.Resource.match(c.resource)
+	})
+}
+
+// match reports whether one of the patterns matches.
+func (t texts) match(text string) bool {
+	return slices.ContainsFunc(t, func(pattern string) bool { return wildcard(pattern).MatchString(text) })
+}
+
+// authorization is an action on a resource that a call needs.
+type authorization struct {
+	action, resource string
+	context          map[string]string
+}
+
+// Enforce makes the server refuse calls that a policy does not allow.
+func (s *Server) Enforce(policy *Policy) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.policy = policy
+}
+
+// authorize refuses a call that the policy does not allow, as a whole: of instances that may
+// not be terminated, the service terminates none. The error does not name the resource, as
+// that of a client without the permission to decode it. mu must be locked.
+func (s *Server) authorize(name string, p params) error {
+	if s.policy == nil {
+		return nil
+	}
+	for _, one := range s.authorizations(name, p) {
+		if !s.policy.allows(one) {
+			return &refusal{
+				status: http.StatusForbidden, code: "UnauthorizedOperation",
+				message: fmt.Sprintf("You are not authorized to perform this operation. The identity-based policies do not allow the %s action.", one.action),
+			}
+		}
+	}
+	return nil
+}
+
+// authorizations returns what a call needs. mu must be locked.
+func (s *Server) authorizations(name string, p params) []authorization {
+	action := "ec2:" + name
+	on := func(resource string) authorization {
+		return authorization{action: action, resource: arnPrefix + resource}
+	}
+	switch name {
+	case "RunInstances":
+		all := []authorization{on("instance/*"), on("subnet/" + p.get("SubnetId"))}
+		for _, one := range p.structures("TagSpecification") {
+			all = append(all, authorization{"ec2:CreateTags", arnPrefix + one.get("ResourceType") + "/*", map[string]string{"ec2:CreateAction": name}})
+		}
+		if profile := p.get("IamInstanceProfile.Name"); profile != "" {
+			// The console gives a role and its profile the same name.
+			all = append(all, authorization{"iam:PassRole", "arn:aws:iam::" + owner + ":role/" + profile, map[string]string{"iam:PassedToService": "ec2.amazonaws.com"}})
+		}
+		return all
+	case "TerminateInstances":
+		var all []authorization
+		for _, id := range p.list("InstanceId") {
+			one := on("instance/" + id)
+			one.context = map[string]string{}
+			if i, exists := s.instances[id]; exists {
+				for key, value := range i.Tags {
+					one.context["aws:ResourceTag/"+key] = value
+				}
+				all = append(all, one)
+			}
+		}
+		return all
+	case "AttachNetworkInterface":
+		return []authorization{on("network-interface/" + p.get("NetworkInterfaceId")), on("instance/" + p.get("InstanceId"))}
+	case "DetachNetworkInterface":
+		for id, one := range s.interfaces {
+			for _, a := range one.attachments {
+				if a.id == p.get("AttachmentId") {
+					return []authorization{on("network-interface/" + id), on("instance/" + a.instance)}
+				}
+			}
+		}
+		return nil
+	}
+	return []authorization{{action: action, resource: "*"}}
+}
