@@ -54,46 +54,51 @@ const proxmoxConfig = `{
 	"templates": {"worker": {"kind": "knd", "arch": "amd64", "instance_type": "small", "subnet_pool": "default"}},
 }`
 
-// TestProxmox runs the program four times: it is killed while it clones, it gets SIGTERM
-// while the machine starts, it loses its terminal then, and it runs to its end.
+// TestProxmox runs the program five times: it is killed while it clones, it is interrupted
+// while the machine starts, stopped then, it loses its terminal then, and it runs to its end.
 func TestProxmox(t *testing.T) {
 	s := pvetest.New("pve1")
 	s.CloneTime, s.TaskTime, s.ReportInterval, s.SyncDelay = time.Second, 100*time.Millisecond, 200*time.Millisecond, 100*time.Millisecond
 	s.AddTemplate(9000, "pve1", "debian", "ceph", 4)
 	s.AddVM(10000, "pve1", "of-a-user", 0)
 	s.Start(t)
+	env := []string{"NSTANCE_TEST_PROXMOX_TOKEN=" + pvetest.Token}
 	path := filepath.Join(t.TempDir(), "shard.jsonc")
 	require.NoError(t, os.WriteFile(path, fmt.Appendf(nil, proxmoxConfig, s.URL, s.Fingerprint), 0o600))
 
-	output, code := runProgram(t, path, "create an instance", func(process *os.Process, _ io.Closer) {
+	output, code := runProgram(t, env, path, "create an instance", func(process *os.Process, _ io.Closer) {
 		assert.Eventually(t, func() bool { return len(s.Made()) == 1 }, time.Minute, time.Millisecond)
 		require.NoError(t, process.Kill())
 	})
 	assert.Equal(t, -1, code, output)
 	require.Len(t, s.VMs(s.Made()[0].Name), 1, "virtual machines that the killed check has left")
 
-	output, code = runProgram(t, path, "wait until it runs", func(process *os.Process, _ io.Closer) {
-		require.NoError(t, process.Signal(syscall.SIGTERM))
-	})
-	assert.Equal(t, 1, code, output)
-	assert.Contains(t, output, "remove what an earlier check has left ... ok")
-	assert.Contains(t, output, s.Made()[0].Name)
-	assert.Contains(t, output, "remove what the check has created ... ok")
-	expectNoMachine(t, s, 2)
+	for n, signal := range []os.Signal{os.Interrupt, syscall.SIGTERM} {
+		output, code = runProgram(t, env, path, "wait until it runs", func(process *os.Process, _ io.Closer) {
+			require.NoError(t, process.Signal(signal))
+		})
+		assert.Equal(t, 1, code, output)
+		if n == 0 {
+			assert.Contains(t, output, "remove what an earlier check has left ... ok")
+			assert.Contains(t, output, s.Made()[0].Name)
+		}
+		assert.Contains(t, output, "remove what the check has created ... ok")
+		expectNoMachine(t, s, 2+n)
+	}
 
-	output, code = runProgram(t, path, "wait until it runs", func(process *os.Process, stdout io.Closer) {
+	output, code = runProgram(t, env, path, "wait until it runs", func(process *os.Process, stdout io.Closer) {
 		require.NoError(t, stdout.Close())
 		require.NoError(t, process.Signal(syscall.SIGHUP))
 	})
 	assert.Equal(t, 1, code, output)
-	expectNoMachine(t, s, 3)
+	expectNoMachine(t, s, 4)
 
-	output, code = runProgram(t, path, "", nil)
+	output, code = runProgram(t, env, path, "", nil)
 	assert.Equal(t, 0, code, output)
 	for _, step := range append(append([]string{}, steps[:1]...), steps[2:]...) {
 		assert.Contains(t, output, step+" ... ok")
 	}
-	expectNoMachine(t, s, 4)
+	expectNoMachine(t, s, 5)
 }
 
 // expectNoMachine expects that of so many machines of checks none is left, nor one of their
@@ -110,10 +115,10 @@ func expectNoMachine(t *testing.T, s *pvetest.Server, made int) {
 
 // runProgram runs the check as a program and calls do when a step begins. It returns the
 // standard output and the exit code, which is -1 after a signal.
-func runProgram(t *testing.T, config, step string, do func(process *os.Process, stdout io.Closer)) (output string, code int) {
+func runProgram(t *testing.T, env []string, config, step string, do func(process *os.Process, stdout io.Closer), args ...string) (output string, code int) {
 	t.Helper()
-	program := exec.CommandContext(t.Context(), os.Args[0], "provider", "check", "--config", config)
-	program.Env = append(os.Environ(), commandEnv+"=1", "NSTANCE_TEST_PROXMOX_TOKEN="+pvetest.Token)
+	program := exec.CommandContext(t.Context(), os.Args[0], append([]string{"provider", "check", "--config", config}, args...)...)
+	program.Env = append(append(os.Environ(), commandEnv+"=1"), env...)
 	log, err := os.Create(filepath.Join(t.TempDir(), "stderr"))
 	require.NoError(t, err)
 	defer func() { _ = log.Close() }()

@@ -15,7 +15,6 @@ import (
 
 	"k8s.io/apimachinery/pkg/util/validation/field"
 
-	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/config/validation"
 	"nstance.dev/operator/pkg/server/groups"
@@ -26,14 +25,9 @@ import (
 	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
-// checkPrefix is the prefix of the cluster of a check. No configuration can have such a
-// cluster, because no identifier contains the separator: a provider that lists the instances
-// of one cluster and shard never lists those of a server and of a check together.
-const checkPrefix = "check" + identifier.Separator
-
 // checkGroup is the group of the instances of all checks. No operator and no configuration
 // can have it.
-var checkGroup = instance.GroupKey{Tenant: checkPrefix + "tenant", Group: checkPrefix + "group"}
+var checkGroup = instance.GroupKey{Tenant: provider.CheckPrefix + "tenant", Group: provider.CheckPrefix + "group"}
 
 // userdata starts nothing. cloud-init and the images of nodes run it as a script. The
 // package provision requires the id and the nonce, which is none.
@@ -75,7 +69,7 @@ func (o *options) target(c *config.Config) (*target, error) {
 		},
 		subnet:    subnet,
 		balancers: balancers,
-		shard:     provider.Shard{ClusterID: checkPrefix + c.ClusterID, ID: c.Shard.ID, Region: c.Shard.Infra.Region, Zone: c.Shard.Infra.Zone},
+		shard:     provider.Shard{ClusterID: provider.CheckPrefix + c.ClusterID, ID: c.Shard.ID, Region: c.Shard.Infra.Region, Zone: c.Shard.Infra.Zone},
 	}, nil
 }
 

@@ -31,10 +31,11 @@ type connection struct {
 
 // connect reads the configuration of the SDK. It sends no request.
 func connect(shard provider.Shard, dial dialer) (connection, error) {
-	for what, id := range map[string]string{"cluster": shard.ClusterID, "shard": shard.ID} {
-		if err := identifier.Validate(id); err != nil {
-			return connection{}, fmt.Errorf("%s id: %w", what, err)
-		}
+	if err := provider.ValidateID(shard.ClusterID); err != nil {
+		return connection{}, fmt.Errorf("cluster id: %w", err)
+	}
+	if err := identifier.Validate(shard.ID); err != nil {
+		return connection{}, fmt.Errorf("shard id: %w", err)
 	}
 	if !regions.MatchString(shard.Region) {
 		return connection{}, fmt.Errorf("region: %q must be the name of a region, such as us-west-2", shard.Region)

@@ -164,10 +164,11 @@ func validateShard(shard provider.Shard) error {
 			return fmt.Errorf("%s %q: %s", name, value, nameRule)
 		}
 	}
-	for name, value := range map[string]string{"cluster": shard.ClusterID, "shard": shard.ID} {
-		if err := identifier.Validate(value); err != nil {
-			return fmt.Errorf("id of the %s: %w", name, err)
-		}
+	if err := provider.ValidateID(shard.ClusterID); err != nil {
+		return fmt.Errorf("id of the cluster: %w", err)
+	}
+	if err := identifier.Validate(shard.ID); err != nil {
+		return fmt.Errorf("id of the shard: %w", err)
 	}
 	return nil
 }
@@ -177,7 +178,7 @@ func validateSpec(spec provider.Spec) error {
 	_, err := puidv7.Parse(spec.ID)
 	errs := []error{err}
 	for name, value := range map[string]string{"tenant": spec.Group.Tenant, "group": spec.Group.Group} {
-		if err := identifier.Validate(value); err != nil {
+		if err := provider.ValidateID(value); err != nil {
 			errs = append(errs, fmt.Errorf("id of the %s: %w", name, err))
 		}
 	}
