@@ -23,7 +23,6 @@ const (
 	codeTokenMismatch   = "IdempotentParameterMismatch"
 	codeTokenTerminated = "IdempotentInstanceTerminated"
 	codeNoAddress       = "InsufficientFreeAddressesInSubnet"
-	codeUnauthorized    = "UnauthorizedOperation"
 )
 
 var (

@@ -6,7 +6,6 @@ package aws
 import (
 	"errors"
 	"fmt"
-	"net/http"
 	"net/netip"
 	"strings"
 	"testing"
@@ -275,61 +274,6 @@ func TestRejectedBeforeACall(t *testing.T) {
 		_, err := NewAPI(&Options{}, shard)
 		assert.Error(t, err, "%v", shard)
 	}
-}
-
-// TestTerminate: one instance that cannot be terminated does not keep the others.
-func TestTerminate(t *testing.T) {
-	inBubble(t, newRegion(), func(t *testing.T, w *world) {
-		var list []machines.Machine
-		for range 12 {
-			list = append(list, w.launch(request(t)))
-		}
-		time.Sleep(time.Minute)
-		w.Forget(list[3].ID)
-		w.Protect(list[5].ID, true)
-		w.Calls()
-		errs := w.api.Terminate(t.Context(), list)
-		require.Len(t, errs, 2)
-		require.ErrorIs(t, errs[list[3].ID], machines.ErrNotFound)
-		require.ErrorContains(t, errs[list[5].ID], "may not be terminated")
-		assert.Equal(t, []string{list[5].ID}, w.Existing())
-		assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 5)
-
-		// That one is being terminated is no error.
-		assert.Empty(t, w.api.Terminate(t.Context(), append(list[:3:3], list[6:]...)))
-	})
-}
-
-// TestTerminateAMachineThatWasNotSeen, whose launch is only known by its token.
-func TestTerminateAMachineThatWasNotSeen(t *testing.T) {
-	inBubble(t, newRegion(), func(t *testing.T, w *world) {
-		m := w.launch(request(t))
-		m.ProviderID = ""
-		require.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
-		assert.Empty(t, w.Existing())
-		assert.Empty(t, w.api.Terminate(t.Context(), []machines.Machine{m}))
-		m.ID = request(t).ID
-		require.ErrorIs(t, w.api.Terminate(t.Context(), []machines.Machine{m})[m.ID], machines.ErrNotFound)
-	})
-}
-
-// TestTerminateFails: an error of the service is one for each machine.
-func TestTerminateFails(t *testing.T) {
-	inBubble(t, newRegion(), func(t *testing.T, w *world) {
-		list := []machines.Machine{w.launch(request(t)), w.launch(request(t))}
-		for _, fault := range []*ec2test.Fault{
-			{Before: true, Status: http.StatusInternalServerError, Code: "InternalError"},
-			{Before: true, Status: http.StatusForbidden, Code: "UnauthorizedOperation"},
-			{Before: true, Status: http.StatusServiceUnavailable, Code: "RequestLimitExceeded"},
-			{Before: true},
-		} {
-			w.SetFaults(fault)
-			errs := w.api.Terminate(t.Context(), list)
-			assert.Len(t, errs, 2)
-			assert.Equal(t, fault.Code == "RequestLimitExceeded", errorIs(errs[list[0].ID], machines.ErrThrottled))
-		}
-		assert.Len(t, w.Existing(), 2)
-	})
 }
 
 // TestMarketsOfRequests: what is known before a text is rendered.

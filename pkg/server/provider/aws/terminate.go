@@ -5,8 +5,8 @@ package aws
 
 import (
 	"context"
-	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	awssdk "github.com/aws/aws-sdk-go-v2/aws"
@@ -17,8 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/machines"
 )
 
-// Terminate terminates instances, and one of them alone if the others could not be
-// terminated because of it.
+// Terminate terminates instances with one call.
 func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string]error {
 	ctx, cancel := context.WithTimeout(ctx, callTimeout)
 	defer cancel()
@@ -39,8 +38,12 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 	if len(ids) == 0 {
 		return errs
 	}
+	size := len(ids)
+	if len(list) == 1 {
+		size = 1 // the caller cannot divide the call further
+	}
 	a.step("terminate the instance")
-	a.terminate(ctx, ids, func(id string, err error) {
+	report := func(id string, err error) {
 		m := byID[id]
 		switch {
 		case err != nil:
@@ -48,7 +51,10 @@ func (a *API) Terminate(ctx context.Context, list []machines.Machine) map[string
 		case m.State == instance.Failed:
 			a.end(id)
 		}
-	})
+	}
+	for some := range slices.Chunk(ids, size) {
+		a.terminate(ctx, some, report)
+	}
 	a.step("return")
 	return errs
 }
@@ -77,37 +83,46 @@ func (a *API) toTerminate(ctx context.Context, m machines.Machine) ([]string, er
 	return ids, nil
 }
 
-// terminate terminates instances and reports the result of each. If the service refuses a
+// terminate terminates instances and reports the result of each. If the service refuses the
 // call because of some of them, it has terminated none.
 func (a *API) terminate(ctx context.Context, ids []string, report func(id string, err error)) {
 	_, err := a.calls.terminateInstances(ctx, &ec2.TerminateInstancesInput{InstanceIds: ids})
-	switch {
-	case err == nil:
-	case codeOf(err) == codeNotFound && len(ids) == 1:
-		err = fmt.Errorf("%w: %w", machines.ErrNotFound, err) // or is not visible yet
-	case isRefusal(err) && len(ids) > 1 && codeOf(err) != codeUnauthorized && !errors.Is(classify(err), machines.ErrThrottled):
-		bad, others := named(err, ids)
-		for _, some := range [][]string{bad, others} {
-			if len(some) > 0 {
-				a.terminate(ctx, some, report)
+	err = classify(err)
+	isMissing := codeOf(err) == codeNotFound
+	bad := mentioned(err, ids)
+	for _, id := range ids {
+		switch {
+		case !isRefusal(err) || isAccess(err):
+			report(id, err)
+		case isMissing && (len(ids) == 1 || bad[id]):
+			report(id, fmt.Errorf("%w: %w", machines.ErrNotFound, err)) // or it is not visible yet
+		case len(ids) == 1 || bad[id] && len(bad) < len(ids):
+			report(id, fmt.Errorf("%w: %w", machines.ErrRefused, err))
+		default:
+			report(id, fmt.Errorf("%w: %w", machines.ErrRefusedTogether, err))
+		}
+	}
+}
+
+// mentioned returns those of ids that an error names.
+func mentioned(err error, ids []string) map[string]bool {
+	found := map[string]bool{}
+	if err != nil {
+		for _, id := range mentions.FindAllString(err.Error(), -1) {
+			if slices.Contains(ids, id) {
+				found[id] = true
 			}
 		}
-		return
 	}
-	for _, id := range ids {
-		report(id, classify(err))
-	}
+	return found
 }
 
 // named divides ids in those that an error names and the others. If it names none or all,
 // they are two halves.
 func named(err error, ids []string) (bad, others []string) {
-	mentioned := map[string]bool{}
-	for _, id := range mentions.FindAllString(err.Error(), -1) {
-		mentioned[id] = true
-	}
+	found := mentioned(err, ids)
 	for _, id := range ids {
-		if mentioned[id] {
+		if found[id] {
 			bad = append(bad, id)
 		} else {
 			others = append(others, id)

@@ -30,7 +30,9 @@ type API interface {
 	Launch(ctx context.Context, r Request) (Machine, error)
 	// Terminate deletes machines. That a machine is being deleted is no error. It returns
 	// an error by instance id for each machine that is not being deleted. The error wraps
-	// ErrNotFound if the cloud does not know the machine.
+	// ErrNotFound if the cloud does not know the machine, ErrRefused if it has refused the
+	// call because of this machine, and ErrRefusedTogether if others of the call may be the
+	// reason.
 	Terminate(ctx context.Context, machines []Machine) map[string]error
 	// List returns all machines, or an error: never a part of them.
 	List(ctx context.Context) ([]Machine, error)
@@ -110,6 +112,13 @@ var (
 	// machine may only be invisible, so lists and Find decide whether it exists. It is not
 	// reported as a failure.
 	ErrNotFound = errors.New("the machine was not found")
+	// ErrRefused means that the cloud has refused to terminate a machine, and that the same
+	// call will fail until a user changes something there.
+	ErrRefused = errors.New("the cloud refused the call")
+	// ErrRefusedTogether means that the cloud has refused to terminate several machines, and
+	// has terminated none, maybe because of others than this one. Calls for a part of them
+	// follow.
+	ErrRefusedTogether = errors.New("the cloud refused the call for several machines")
 	// ErrInProgress means that a launch has begun and takes longer than one call. It is
 	// continued by another call, maybe with other userdata, and not reported as a failure.
 	ErrInProgress = errors.New("the launch is in progress")

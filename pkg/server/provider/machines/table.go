@@ -53,6 +53,9 @@ type entry struct {
 	// failure.
 	due     time.Time
 	backoff time.Duration
+	// refused is when the cloud has last refused to terminate the machine alone, the zero
+	// time if it has not.
+	refused time.Time
 }
 
 // request is a request that has not given a machine yet.

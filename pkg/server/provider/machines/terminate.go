@@ -4,6 +4,7 @@
 package machines
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"maps"
@@ -20,6 +21,9 @@ const (
 	// confirmTimeout is how long the cloud may report that a machine runs after Terminate
 	// has succeeded, or has not found it. Then the call is repeated.
 	confirmTimeout = time.Minute
+	// maxAlone is how many machines that were refused alone before get a call of their own
+	// after each call for many of them.
+	maxAlone = 4
 )
 
 // terminateDue terminates machines, many with one call, until ctx is done.
@@ -52,42 +56,105 @@ func (p *Provider) terminateDue(ctx context.Context) {
 }
 
 // dueTerminations returns the machines to terminate now, as many as one call may have, or
-// else when the next one is due, zero for never.
+// else when the next one is due, zero for never. Machines that were refused alone are not
+// together with others, and those that were refused least recently are the first.
 func (p *Provider) dueTerminations(now time.Time) (batch []Machine, wait time.Duration) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	var due []*entry
 	for _, e := range p.table {
 		if !e.delete || e.machine == nil || e.machine.State == instance.Terminating {
 			continue
 		}
 		if delay := e.due.Sub(now); delay <= 0 {
-			batch = append(batch, *e.machine)
+			due = append(due, e)
 		} else if wait == 0 || delay < wait {
 			wait = delay
 		}
 	}
-	slices.SortFunc(batch, func(a, b Machine) int { return strings.Compare(a.ID, b.ID) })
-	return batch[:min(len(batch), max(1, p.limits.Batch))], wait
+	slices.SortFunc(due, func(a, b *entry) int { return cmp.Or(a.refused.Compare(b.refused), strings.Compare(a.id, b.id)) })
+	for _, e := range due[:min(len(due), max(1, p.limits.Batch))] {
+		if e.refused.IsZero() != due[0].refused.IsZero() {
+			break
+		}
+		batch = append(batch, *e.machine)
+	}
+	return batch, wait
 }
 
-// terminateBatch terminates machines with one call.
+// terminateBatch terminates machines with one call, and with further ones those of them that
+// others may have kept.
 func (p *Provider) terminateBatch(ctx context.Context, batch []Machine) {
+	kept := p.terminateSome(ctx, batch)
+	if len(kept) > 0 && p.wereRefused(kept) {
+		// Each was refused alone before: maybe all are, so that there are few more calls.
+		alone := kept[:min(len(kept), maxAlone)]
+		for n := range alone {
+			p.terminateSome(ctx, alone[n:n+1])
+		}
+		p.postpone(kept[len(alone):])
+	} else {
+		p.terminateHalves(ctx, kept)
+	}
+	p.poll.send()
+}
+
+// terminateHalves terminates machines of a call that was refused.
+func (p *Provider) terminateHalves(ctx context.Context, kept []Machine) {
+	if len(kept) == 0 {
+		return
+	}
+	middle := (len(kept) + 1) / 2
+	for _, half := range [][]Machine{kept[:middle], kept[middle:]} {
+		if len(half) > 0 && ctx.Err() == nil {
+			p.terminateHalves(ctx, p.terminateSome(ctx, half))
+		}
+	}
+}
+
+// terminateSome terminates machines with one call. It returns those that others may have
+// kept, none if there is one machine only.
+func (p *Provider) terminateSome(ctx context.Context, batch []Machine) (kept []Machine) {
 	var errs map[string]error
 	err := p.write(ctx, func(ctx context.Context) error {
 		errs = p.api.Terminate(ctx, batch)
 		return errors.Join(slices.Collect(maps.Values(errs))...)
 	})
 	if ctx.Err() != nil {
-		return
+		return nil
 	}
 	for _, m := range batch {
 		failure := errs[m.ID]
 		if errs == nil {
 			failure = err // the call was not made
 		}
+		if len(batch) > 1 && errors.Is(failure, ErrRefusedTogether) {
+			kept = append(kept, m)
+			continue
+		}
 		p.terminatedOne(ctx, m, failure)
 	}
-	p.poll.send()
+	return kept
+}
+
+// wereRefused reports whether machines, which are of one batch, were refused alone before.
+func (p *Provider) wereRefused(batch []Machine) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	e, known := p.table[batch[0].ID]
+	return known && !e.refused.IsZero()
+}
+
+// postpone delays the next calls for machines without a call for each. Their last failure was
+// reported.
+func (p *Provider) postpone(list []Machine) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, m := range list {
+		if e, known := p.table[m.ID]; known {
+			e.delay(time.Now())
+		}
+	}
 }
 
 // terminatedOne stores the result of a call for one machine.
@@ -98,16 +165,28 @@ func (p *Provider) terminatedOne(ctx context.Context, m Machine, err error) {
 	switch {
 	case !known:
 	case err == nil:
-		e.terminated, e.due, e.backoff = now, now.Add(confirmTimeout), 0
+		e.terminated, e.due, e.backoff, e.refused = now, now.Add(confirmTimeout), 0, time.Time{}
 	case errors.Is(err, ErrNotFound):
 		// The machine may be invisible to this call. Lists and Find decide whether it exists.
 		e.due, e.backoff = now.Add(confirmTimeout), 0
 	default:
-		e.backoff = min(max(minRetryDelay, 2*e.backoff), maxRetryDelay)
-		e.due = now.Add(e.backoff)
+		if errors.Is(err, ErrRefused) || errors.Is(err, ErrRefusedTogether) {
+			e.refused = now
+		}
+		e.delay(now)
 	}
 	p.mu.Unlock()
 	if err != nil && !errors.Is(err, ErrNotFound) {
 		p.reportFailure(ctx, m.Group, m.ID, err)
+	}
+}
+
+// delay delays the next call for the machine, each time longer. Those that were refused are
+// due at the same times, so that one call has many of them.
+func (e *entry) delay(now time.Time) {
+	e.backoff = min(max(minRetryDelay, 2*e.backoff), maxRetryDelay)
+	e.due = now.Add(e.backoff)
+	if !e.refused.IsZero() {
+		e.due = e.due.Truncate(maxRetryDelay).Add(maxRetryDelay)
 	}
 }
