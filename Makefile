@@ -102,6 +102,7 @@ test: test-unit test-e2e ## Run every test.
 test-unit: ## Run the tests that need no cluster.
 	$(RACETEST) ./...
 	cd hack/tools && $(COMPILE) $(GOTEST) ./image
+	@$(if $(NSTANCE_TEST_MOTO),,echo 'NOT TESTED: the provider and the secrets of AWS with moto and the AWS CLI. make test-moto runs these tests.' >&2)
 
 .PHONY: test-e2e
 test-e2e: ## Run the tests against a real control plane.

@@ -14,15 +14,22 @@ import (
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 )
 
+// needModel skips a test without a model of botocore, or fails it with make test-moto.
+func needModel(t *testing.T, model *ec2test.Model, service string) {
+	t.Helper()
+	switch {
+	case model != nil:
+	case os.Getenv("NSTANCE_TEST_MOTO") != "":
+		t.Fatal("botocore is not installed: pip install botocore")
+	default:
+		t.Skipf("NOT TESTED: botocore is not installed, so that no call of the provider was compared with its model of %s", service)
+	}
+}
+
 // TestModel: what the model of botocore refuses.
 func TestModel(t *testing.T) {
 	model := ec2test.LoadModel(t)
-	if model == nil && os.Getenv("NSTANCE_TEST_MOTO") != "" {
-		t.Fatal("botocore is not installed: pip install botocore")
-	}
-	if model == nil {
-		t.Skip("NOT TESTED: botocore is not installed, so that no call of the provider was compared with its model of EC2")
-	}
+	needModel(t, model, "EC2")
 	valid := url.Values{
 		"Action": {"RunInstances"}, "Version": {"2016-11-15"}, "MinCount": {"1"}, "MaxCount": {"1"}, "MetadataOptions.HttpTokens": {"required"},
 		"TagSpecification.1.ResourceType": {"instance"}, "TagSpecification.1.Tag.1.Key": {"a"},
@@ -55,9 +62,7 @@ func TestModel(t *testing.T) {
 func TestModelOfLoadBalancers(t *testing.T) {
 	model, err := ec2test.ReadModel("elbv2/2015-12-01", "")
 	require.NoError(t, err)
-	if model == nil {
-		t.Skip("NOT TESTED: botocore is not installed, so that no call of the provider was compared with its model of load balancers")
-	}
+	needModel(t, model, "load balancers")
 	form := url.Values{"Action": {"RegisterTargets"}, "TargetGroupArn": {"a"}, "Targets.member.1.Id": {"i-1"}, "Targets.member.1.Port": {"80"}}
 	require.NoError(t, model.Check("RegisterTargets", form))
 	form.Set("Targets.member.1.Port", "65536")
