@@ -13,7 +13,6 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
 	"google.golang.org/grpc/credentials/insecure"
 	"google.golang.org/protobuf/types/known/emptypb"
 
@@ -51,7 +50,7 @@ func TestOneMessageHasAFile(t *testing.T) {
 	nstancev1.RegisterAgentServiceServer(server, s)
 	go func() { _ = server.Serve(listener) }()
 	t.Cleanup(server.Stop)
-	conn, err := connection.New(listener.Addr().String(), func() credentials.TransportCredentials { return insecure.NewCredentials() })
+	conn, err := connection.New(listener.Addr().String(), insecure.NewCredentials)
 	require.NoError(t, err)
 	t.Cleanup(func() { assert.NoError(t, conn.Close()) })
 
