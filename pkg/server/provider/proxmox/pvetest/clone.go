@@ -13,8 +13,8 @@ import (
 // temporaryNotes are those of a virtual machine while it is cloned.
 const temporaryNotes = "qmclone temporary file"
 
-// postClone claims a VMID and starts the task that clones. Until it has finished, the
-// virtual machine has no name.
+// postClone claims a VMID and starts the task that clones. Until its first disk is cloned,
+// the virtual machine has no name. Until the last one is, it is locked.
 func (s *Server) postClone(r *request) (any, error) {
 	template, err := s.unlocked(r)
 	if err != nil {
@@ -39,9 +39,19 @@ func (s *Server) postClone(r *request) (any, error) {
 	v := &vm{node: r.path["node"], lock: "clone", status: "stopped", pool: r.form["pool"], visible: now.Add(s.SyncDelay), config: map[string]string{"description": temporaryNotes}}
 	s.vms[newID] = v
 	upid, err := s.startTask(r.path["node"], "qmclone", r.vmid(), s.CloneTime, func() string {
-		return s.finishClone(r, newID, v, maps.Clone(template.config), target)
+		return s.finishClone(r, newID, v, r.cloneConfig(template), target)
 	})
-	s.tasks[len(s.tasks)-1].key = key
+	started := s.tasks[len(s.tasks)-1]
+	started.key = key
+	if disks := slices.Sorted(maps.Keys(template.disks())); len(disks) > 1 {
+		started.middle = now.Add(s.CloneTime / time.Duration(len(disks)))
+		started.halfway = func() {
+			v.config = r.cloneConfig(template)
+			for _, later := range disks[1:] {
+				delete(v.config, later)
+			}
+		}
+	}
 	return upid, err
 }
 
@@ -65,10 +75,11 @@ func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
 	if id != "" && !r.isTrue("full") {
 		return "", failed("parameter 'storage' not allowed for linked clones")
 	}
-	name, _ := template.disk()
-	from := s.storageOf(template.config[name], source)
-	if target != source && !from.shared {
-		return "", failed("can't clone VM to node '%s' (VM uses local storage)", target)
+	for name := range template.disks() {
+		from := s.storageOf(template.config[name], source)
+		if target != source && !from.shared {
+			return "", failed("can't clone VM to node '%s' (VM uses local storage)", target)
+		}
 	}
 	if id == "" {
 		return target, nil
@@ -83,22 +94,31 @@ func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
 	return target, nil
 }
 
-// finishClone gives a virtual machine the configuration of its template, a name and notes,
-// or removes it if there is no space.
-func (s *Server) finishClone(r *request, vmid int, v *vm, config map[string]string, target string) string {
-	name, size := (&vm{config: config}).disk()
-	storage := s.storageOf(config[name], r.path["node"])
-	if id := r.form["storage"]; id != "" {
-		storage = s.storage(id, target)
-	}
-	if r.isTrue("full") && !storage.allocate(vmid, size) {
-		delete(s.vms, vmid)
-		return "clone failed: copy failed: error while writing: No space left on device"
-	}
+// cloneConfig returns the configuration of a clone: that of the template, also its tags, with
+// a name and notes.
+func (r *request) cloneConfig(template *vm) map[string]string {
+	config := maps.Clone(template.config)
 	delete(config, "template")
 	config["name"], config["description"] = r.form["name"], r.form["description"]
 	if config["name"] == "" {
 		config["name"] = "Copy-of-VM-" + r.path["vmid"]
+	}
+	return config
+}
+
+// finishClone gives a virtual machine its configuration and unlocks it, or removes it if
+// there is no space.
+func (s *Server) finishClone(r *request, vmid int, v *vm, config map[string]string, target string) string {
+	for name, size := range (&vm{config: config}).disks() {
+		storage := s.storageOf(config[name], r.path["node"])
+		if id := r.form["storage"]; id != "" {
+			storage = s.storage(id, target)
+		}
+		if r.isTrue("full") && !storage.allocate(vmid, size) {
+			s.free(vmid)
+			delete(s.vms, vmid)
+			return "clone failed: copy failed: error while writing: No space left on device"
+		}
 	}
 	v.config, v.lock, v.node = config, "", target
 	if target != r.path["node"] {

@@ -48,8 +48,8 @@ func (s *Server) putResize(r *request) (any, error) {
 	if !found {
 		return nil, failed("disk '%s' does not exist", name)
 	}
-	_, before := v.disk()
-	_, after := (&vm{config: map[string]string{name: drive + ",size=" + r.form["size"]}}).disk()
+	before := v.disks()[name]
+	after := (&vm{config: map[string]string{name: drive + ",size=" + r.form["size"]}}).disks()[name]
 	if after < before {
 		return nil, failed("shrinking disks is not supported")
 	}

@@ -15,6 +15,9 @@ type task struct {
 	upid, node, kind string
 	vmid             int
 	start, end       time.Time
+	// halfway makes an effect in the middle of the task, nil if there is none.
+	halfway func()
+	middle  time.Time
 	// finish makes the effect and returns the result.
 	finish func() string
 	// exit is the result, empty while the task runs.
@@ -44,6 +47,10 @@ func (s *Server) startTask(node, kind string, vmid int, takes time.Duration, fin
 func (s *Server) settle(now time.Time) {
 	var due []*task
 	for _, t := range s.tasks {
+		if t.exit == "" && t.halfway != nil && !now.Before(t.middle) {
+			t.halfway()
+			t.halfway = nil
+		}
 		if t.exit == "" && !now.Before(t.end) {
 			due = append(due, t)
 		}

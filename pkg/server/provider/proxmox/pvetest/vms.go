@@ -72,18 +72,20 @@ func (v *vm) memory() int64 {
 	return n << 20
 }
 
-// disk returns the name and size of its disk.
-func (v *vm) disk() (name string, size int64) {
-	for _, name := range slices.Sorted(maps.Keys(v.config)) {
-		if _, text, found := strings.Cut(v.config[name], ",size="); found {
-			n, _ := strconv.ParseInt(strings.TrimRight(text, "MG"), 10, 64) // written by this package
-			if strings.HasSuffix(text, "G") {
-				n <<= 10
-			}
-			return name, n << 20
+// units are those of sizes of disks, by how many bits they shift.
+var units = map[string]int{"K": 10, "M": 20, "G": 30}
+
+// disks returns the bytes of its disks, by name.
+func (v *vm) disks() map[string]int64 {
+	sizes := map[string]int64{}
+	for name, drive := range v.config {
+		if _, text, found := strings.Cut(drive, ",size="); found {
+			digits := strings.TrimRight(text, "KMG")
+			n, _ := strconv.ParseInt(digits, 10, 64) // written by this package
+			sizes[name] = n << units[text[len(digits):]]
 		}
 	}
-	return "", 0
+	return sizes
 }
 
 // AddTemplate adds a template with a disk in a storage, and returns a function that changes
