@@ -14,15 +14,14 @@ import (
 	"strings"
 )
 
-// entry is one of the list of the whole cluster. Of a virtual machine, node, tags
-// and lock are current on each node; the name and what follows it are what its node last
-// reported, which may be a minute ago, and nothing if the node has not reported for long.
+// entry is one of the list of the whole cluster. Of a virtual machine, node and tags are
+// current on each node; the name and what follows it are what its node last reported, which
+// may be a minute ago, and nothing if the node has not reported for long.
 type entry struct {
 	Type     string  `json:"type"`
 	Node     string  `json:"node"`
 	VMID     int     `json:"vmid"`
 	Tags     string  `json:"tags"`
-	Lock     string  `json:"lock"`
 	Name     string  `json:"name"`
 	Status   string  `json:"status"`
 	Template flag    `json:"template"`

@@ -21,6 +21,9 @@ const (
 	lastVMID  = 999_999_999
 )
 
+// lockClone is the lock of a virtual machine that is being cloned.
+const lockClone = "clone"
+
 // vm is a virtual machine of the shard.
 type vm struct {
 	vmid     int
@@ -28,8 +31,6 @@ type vm struct {
 	identity identity
 	// complete is true once it has the tags of the shard: everything was configured.
 	complete bool
-	// lock is why it must not be changed, empty if it may be.
-	lock string
 	// status is what its node last reported, maybe not for long.
 	status string
 	// reachable is false if its node is offline.
@@ -42,10 +43,10 @@ type inventory struct {
 	ours      []vm
 	// online are the nodes of the cluster that are.
 	online map[string]bool
-	// unknown are virtual machines that may be ours: those that are being cloned, which have
-	// no name yet, those that were moved since, and others without tags whose configuration
-	// cannot be read.
-	unknown []entry
+	// unknown are virtual machines that may be ours: those that are being cloned, those that
+	// were moved since, and others without tags whose configuration cannot be read. A clone
+	// has its identity before the last of several disks is cloned.
+	unknown []vm
 }
 
 // of returns the virtual machines of an instance.
@@ -60,7 +61,7 @@ func (i *inventory) certain() error {
 	}
 	var names []string
 	for _, one := range i.unknown {
-		names = append(names, fmt.Sprintf("%d on node %s", one.VMID, one.Node))
+		names = append(names, fmt.Sprintf("%d on node %s", one.vmid, one.node))
 	}
 	return fmt.Errorf("it is not known yet whose virtual machines these are: %s", strings.Join(names, ", "))
 }
@@ -141,14 +142,16 @@ func (a *API) identify(ctx context.Context, found *inventory) error {
 		return err
 	}
 	for n, one := range candidates {
-		switch result := results[n]; {
+		result := results[n]
+		candidate := vm{
+			vmid: one.VMID, node: one.Node, identity: result.identity, complete: hasTags(a.shard, one.Tags),
+			status: one.Status, reachable: found.online[one.Node],
+		}
+		switch {
 		case result.ours:
-			found.ours = append(found.ours, vm{
-				vmid: one.VMID, node: one.Node, identity: result.identity, complete: hasTags(a.shard, one.Tags),
-				lock: one.Lock, status: one.Status, reachable: found.online[one.Node],
-			})
+			found.ours = append(found.ours, candidate)
 		case result.unknown:
-			found.unknown = append(found.unknown, one)
+			found.unknown = append(found.unknown, candidate)
 		}
 	}
 	return nil
@@ -197,15 +200,16 @@ func (a *API) identifyOne(ctx context.Context, one entry, online bool) (identifi
 		return a.unreadable(one, tagged, err)
 	case err != nil:
 		return identification{}, err
-	case config.text("name") == "" && config.text("lock") != "":
-		cloning, err := a.isBeingCloned(ctx, one)
-		return identification{unknown: cloning}, err
 	}
 	identity, found := parseNotes(config.text("description"))
+	ours := found && identity.VMID == one.VMID && identity.Association == associationOf(a.shard)
 	switch _, err := puidv7.Parse(config.text("name")); {
+	case config.text("lock") == lockClone && (ours || config.text("name") == ""):
+		cloning, err := a.isBeingCloned(ctx, one)
+		return identification{identity: identity, unknown: cloning}, err
 	case !found && tagged && err == nil:
 		return identification{}, fmt.Errorf("virtual machine %d has the tags of this shard, but its notes do not say of which group its instance is", one.VMID)
-	case !found, identity.VMID != one.VMID, identity.Association != associationOf(a.shard):
+	case !ours:
 		// That includes a copy that a user has made.
 		return identification{}, nil
 	}
@@ -224,8 +228,8 @@ func (a *API) unreadable(one entry, tagged bool, err error) (identification, err
 	return identification{unknown: true}, nil
 }
 
-// isBeingCloned reports whether a virtual machine without a name will have one. If its node
-// has failed during the clone it never will, and it is not a machine.
+// isBeingCloned reports whether a virtual machine with the lock of a clone will be complete.
+// If its node has failed during the clone it never will, and it is not a machine.
 func (a *API) isBeingCloned(ctx context.Context, one entry) (bool, error) {
 	running, err := a.client.hasTask(ctx, one.Node, taskClone)
 	if err != nil || running {
@@ -236,5 +240,5 @@ func (a *API) isBeingCloned(ctx context.Context, one entry) (bool, error) {
 	if isNotExist(err) {
 		return true, nil // it was moved to its node
 	}
-	return err == nil && config.text("name") != "", err
+	return err == nil && config.text("name") != "" && config.text("lock") != lockClone, err
 }

@@ -158,9 +158,6 @@ func (a *API) locate(ctx context.Context, l *launch, found *inventory, until tim
 		a.release(l)
 		return all[0], true, nil
 	}
-	if l.vmid == 0 {
-		return vm{}, false, nil
-	}
 	if l.task != "" {
 		one, err := a.awaitClone(ctx, l, until)
 		switch {
@@ -174,10 +171,12 @@ func (a *API) locate(ctx context.Context, l *launch, found *inventory, until tim
 	}
 	// It is not known whether the call to clone has arrived. A repetition claims the same
 	// VMID, so there is only one virtual machine.
-	switch {
-	case slices.ContainsFunc(found.unknown, func(r entry) bool { return r.VMID == l.vmid }):
-		return vm{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", l.vmid, machines.ErrInProgress)
-	case slices.ContainsFunc(found.resources, func(r entry) bool { return r.VMID == l.vmid }):
+	for _, one := range found.unknown {
+		if one.vmid == l.vmid || one.identity.InstanceID == l.id {
+			return vm{}, false, fmt.Errorf("virtual machine %d is being cloned: %w", one.vmid, machines.ErrInProgress)
+		}
+	}
+	if l.vmid != 0 && slices.ContainsFunc(found.resources, func(r entry) bool { return r.VMID == l.vmid }) {
 		a.claim(l, 0) // it is of another client
 	}
 	return vm{}, false, nil

@@ -169,7 +169,7 @@ func (a *API) Room(ctx context.Context, subnet string) (int, error) {
 	}
 	for _, one := range found.unknown {
 		// It may be of a process that was stopped.
-		if !a.isClaimed(one.VMID) {
+		if !a.isClaimed(one.vmid) {
 			room--
 		}
 	}

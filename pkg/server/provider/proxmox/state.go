@@ -69,7 +69,7 @@ func (a *API) current(ctx context.Context, one vm) (state vmState, exists bool, 
 func (one vm) stateOf(status vmStatus) vmState {
 	if status.Status == statusStopped {
 		switch {
-		case status.Lock == "clone":
+		case status.Lock == lockClone:
 			return vmState{state: instance.Pending}
 		case !one.complete:
 			return vmState{state: instance.Failed, reason: "the virtual machine was cloned and never started"}
