@@ -27,7 +27,8 @@ type identity struct {
 	Resources   resources   `json:"resources"`
 }
 
-// association is whose virtual machine it is. The tags say the same once it is complete.
+// association is whose virtual machine it is. The tags have the same once it is configured,
+// so that users can search for them.
 type association struct {
 	ClusterID string `json:"cluster_id"`
 	Shard     string `json:"shard"`
@@ -112,10 +113,15 @@ func (i identity) machine(shard provider.Shard) machines.Machine {
 // ownershipTag is on each virtual machine of this project.
 const ownershipTag = "nstance"
 
-// tagsOf returns the tags of the virtual machines of a shard. The ids have prefixes: a
-// cluster may have the name of a shard of another one.
+// The prefixes of the tags with ids: a cluster may have the name of a shard of another one.
+const (
+	clusterTag = "nstance-cluster-"
+	shardTag   = "nstance-shard-"
+)
+
+// tagsOf returns the tags of the virtual machines of a shard.
 func tagsOf(shard provider.Shard) []string {
-	return []string{ownershipTag, "nstance-cluster-" + shard.ClusterID, "nstance-shard-" + shard.ID}
+	return []string{ownershipTag, clusterTag + shard.ClusterID, shardTag + shard.ID}
 }
 
 // splitTags returns the tags in a text.
@@ -129,7 +135,11 @@ func hasTags(shard provider.Shard, text string) bool {
 	return !slices.ContainsFunc(tagsOf(shard), func(tag string) bool { return !slices.Contains(tags, tag) })
 }
 
-// hasOtherTags reports whether a text has the tags of another shard.
+// hasOtherTags reports whether a text has all tags of another shard.
 func hasOtherTags(shard provider.Shard, text string) bool {
-	return slices.Contains(splitTags(text), ownershipTag) && !hasTags(shard, text)
+	tags := splitTags(text)
+	lacks := func(prefix string) bool {
+		return !slices.ContainsFunc(tags, func(tag string) bool { return strings.HasPrefix(tag, prefix) })
+	}
+	return slices.Contains(tags, ownershipTag) && !lacks(clusterTag) && !lacks(shardTag) && !hasTags(shard, text)
 }

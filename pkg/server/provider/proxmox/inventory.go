@@ -11,8 +11,6 @@ import (
 	"strings"
 
 	"golang.org/x/sync/errgroup"
-
-	"nstance.dev/operator/pkg/server/puidv7"
 )
 
 // firstVMID and lastVMID bound those of instances.
@@ -21,15 +19,12 @@ const (
 	lastVMID  = 999_999_999
 )
 
-// lockClone is the lock of a virtual machine that is being cloned.
-const lockClone = "clone"
-
 // vm is a virtual machine of the shard.
 type vm struct {
 	vmid     int
 	node     string
 	identity identity
-	// complete is true once it has the tags of the shard: everything was configured.
+	// complete is true once everything was configured.
 	complete bool
 	// status is what its node last reported, maybe not for long.
 	status string
@@ -109,9 +104,9 @@ func (a *API) forgetOthers(list []entry) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	for vmid := range a.identities {
+	for vmid := range a.readings {
 		if !listed[vmid] {
-			delete(a.identities, vmid)
+			delete(a.readings, vmid)
 		}
 	}
 	for vmid := range a.states {
@@ -144,7 +139,7 @@ func (a *API) identify(ctx context.Context, found *inventory) error {
 	for n, one := range candidates {
 		result := results[n]
 		candidate := vm{
-			vmid: one.VMID, node: one.Node, identity: result.identity, complete: hasTags(a.shard, one.Tags),
+			vmid: one.VMID, node: one.Node, identity: result.identity, complete: result.complete,
 			status: one.Status, reachable: found.online[one.Node],
 		}
 		switch {
@@ -155,90 +150,4 @@ func (a *API) identify(ctx context.Context, found *inventory) error {
 		}
 	}
 	return nil
-}
-
-// mayBeOurs reports whether a resource may be a virtual machine of the shard, as far as the
-// list shows. One without tags is ours if a launch was interrupted; the list may not show
-// its name yet.
-func (a *API) mayBeOurs(one entry) bool {
-	if one.Type != typeVM || one.VMID < firstVMID || bool(one.Template) || hasOtherTags(a.shard, one.Tags) {
-		return false
-	}
-	if hasTags(a.shard, one.Tags) || one.Name == "" {
-		return true
-	}
-	_, err := puidv7.Parse(one.Name)
-	return err == nil
-}
-
-// identification is whose virtual machine one is.
-type identification struct {
-	identity identity
-	ours     bool
-	// unknown is true if that cannot be known at present.
-	unknown bool
-}
-
-// identifyOne reads whose virtual machine one is. What was read before is repeated only for
-// one without tags: another one may have its id by now.
-func (a *API) identifyOne(ctx context.Context, one entry, online bool) (identification, error) {
-	tagged := hasTags(a.shard, one.Tags)
-	a.mu.Lock()
-	known, found := a.identities[one.VMID]
-	a.mu.Unlock()
-	if tagged && found {
-		return identification{identity: known, ours: true}, nil
-	}
-	if !online {
-		return a.unreadable(one, tagged, errors.New("the node is offline"))
-	}
-	config, err := a.client.config(ctx, one.Node, one.VMID)
-	switch {
-	case isNotExist(err):
-		return identification{unknown: true}, nil // it was deleted or moved since
-	case isUnreachable(err):
-		return a.unreadable(one, tagged, err)
-	case err != nil:
-		return identification{}, err
-	}
-	identity, found := parseNotes(config.text("description"))
-	ours := found && identity.VMID == one.VMID && identity.Association == associationOf(a.shard)
-	switch _, err := puidv7.Parse(config.text("name")); {
-	case config.text("lock") == lockClone && (ours || config.text("name") == ""):
-		cloning, err := a.isBeingCloned(ctx, one)
-		return identification{identity: identity, unknown: cloning}, err
-	case !found && tagged && err == nil:
-		return identification{}, fmt.Errorf("virtual machine %d has the tags of this shard, but its notes do not say of which group its instance is", one.VMID)
-	case !ours:
-		// That includes a copy that a user has made.
-		return identification{}, nil
-	}
-	a.mu.Lock()
-	a.identities[one.VMID] = identity
-	a.mu.Unlock()
-	return identification{identity: identity, ours: true}, nil
-}
-
-// unreadable returns what is known of a virtual machine whose configuration cannot be read.
-// A list without one that has the tags of the shard would be incomplete.
-func (a *API) unreadable(one entry, tagged bool, err error) (identification, error) {
-	if tagged {
-		return identification{}, fmt.Errorf("read the configuration of virtual machine %d on node %s: %w", one.VMID, one.Node, err)
-	}
-	return identification{unknown: true}, nil
-}
-
-// isBeingCloned reports whether a virtual machine with the lock of a clone will be complete.
-// If its node has failed during the clone it never will, and it is not a machine.
-func (a *API) isBeingCloned(ctx context.Context, one entry) (bool, error) {
-	running, err := a.client.hasTask(ctx, one.Node, taskClone)
-	if err != nil || running {
-		return err == nil, err
-	}
-	// The clone may have finished in between.
-	config, err := a.client.config(ctx, one.Node, one.VMID)
-	if isNotExist(err) {
-		return true, nil // it was moved to its node
-	}
-	return err == nil && config.text("name") != "" && config.text("lock") != lockClone, err
 }

@@ -223,8 +223,7 @@ func (a *API) complete(ctx context.Context, l *launch, one vm, p plan, until tim
 	return nil
 }
 
-// configuration returns what is configured of a virtual machine: the tags with the rest, so
-// that one with tags is complete.
+// configuration returns what is configured of a virtual machine.
 func (a *API) configuration(one vm, p plan) url.Values {
 	network := "virtio,bridge=" + p.subnet.Bridge
 	if p.subnet.VLAN != nil {

@@ -27,8 +27,8 @@ const visibilityDelay = 15 * time.Second
 
 // API are the calls for the virtual machines of one shard. It implements machines.API.
 //
-// What the cluster stores about them is in their configurations: tags, which every list
-// shows, and notes, which are read once and remembered.
+// What the cluster stores about them is in their configurations: notes, which are read once
+// and remembered, and tags, which every list shows.
 type API struct {
 	client  *client
 	options *Options
@@ -46,9 +46,9 @@ type API struct {
 	checked bool
 	// lastVMID is the highest VMID that was claimed.
 	lastVMID int
-	// identities and states have what was last read, by VMID.
-	identities map[int]identity
-	states     map[int]vmState
+	// readings and states have what was last read, by VMID.
+	readings map[int]*reading
+	states   map[int]vmState
 	// launches are those that have begun and not finished, by instance id.
 	launches map[string]*launch
 	// cloning has the launch that clones at present.
@@ -79,12 +79,12 @@ func newAPI(o *Options, shard provider.Shard, dial dialer) (*API, error) {
 			PollInterval:    3 * time.Second,
 			IdleInterval:    15 * time.Second,
 		},
-		timeout:    taskTimeout,
-		step:       func(string) {},
-		identities: map[int]identity{},
-		states:     map[int]vmState{},
-		launches:   map[string]*launch{},
-		cloning:    map[cloneKey]*launch{},
+		timeout:  taskTimeout,
+		step:     func(string) {},
+		readings: map[int]*reading{},
+		states:   map[int]vmState{},
+		launches: map[string]*launch{},
+		cloning:  map[cloneKey]*launch{},
 	}, nil
 }
 

@@ -70,7 +70,7 @@ func (a *API) terminate(ctx context.Context, one vm, until time.Time) (deleted b
 	}
 	if deleted || errors.Is(err, machines.ErrNotFound) {
 		a.mu.Lock()
-		delete(a.identities, one.vmid)
+		delete(a.readings, one.vmid)
 		delete(a.states, one.vmid)
 		a.mu.Unlock()
 	}
