@@ -10,7 +10,9 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/assert"
+	"github.com/stretchr/testify/require"
 
+	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
 )
 
@@ -109,5 +111,11 @@ func TestLinkedClones(t *testing.T) {
 		w.launch(r)
 		assert.Empty(t, w.Disks())
 		assert.True(t, strings.HasPrefix(w.Config(w.vmid(r.ID))["scsi0"], "ceph:"))
+
+		// Their storage is known only from the template, so the first launch reports this.
+		w.Grant("/storage", "Datastore.AllocateSpace", false)
+		_, err := w.api.Launch(t.Context(), request(t))
+		require.ErrorAs(t, err, new(*machines.Rejection))
+		assert.ErrorContains(t, err, "/storage/ceph, Datastore.AllocateSpace")
 	})
 }

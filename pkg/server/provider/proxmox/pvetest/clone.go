@@ -5,6 +5,7 @@ package pvetest
 
 import (
 	"maps"
+	"net/http"
 	"slices"
 	"strconv"
 	"time"
@@ -79,6 +80,10 @@ func (s *Server) cloneTarget(r *request, template *vm) (string, error) {
 		from := s.storageOf(template.config[name], source)
 		if target != source && !from.shared {
 			return "", failed("can't clone VM to node '%s' (VM uses local storage)", target)
+		}
+		// A linked clone has its disks where those of the template are.
+		if at := "/storage/" + from.id; id == "" && !s.has(at, "Datastore.AllocateSpace") {
+			return "", &failure{status: http.StatusForbidden, message: "Permission check failed (" + at + ", Datastore.AllocateSpace)"}
 		}
 	}
 	if id == "" {
