@@ -2,9 +2,10 @@
 // Copyright The Nstance Authors.
 
 // Package pvetest has a server that responds as the API of a Proxmox VE cluster does, for
-// the calls that the provider makes. It refuses what the published schema of the API
-// refuses, its tasks take time, and what it lists is as late as in a cluster. It was written
-// from the documentation and never compared with a cluster.
+// the calls that the provider makes. It refuses parameters that it does not know: its schema
+// is a part of the published one, typed by hand. Its tasks take time, and what it lists is as
+// late as in a cluster. It was written from the documentation and never compared with a
+// cluster.
 package pvetest
 
 import (
