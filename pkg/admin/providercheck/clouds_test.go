@@ -53,14 +53,15 @@ func writeCloudConfig(t *testing.T, values ...any) string {
 // checkCloud interrupts the program while the machine starts, and then runs it to its end.
 func checkCloud(t *testing.T, env []string, config string) {
 	t.Helper()
+	timeouts := []string{"--timeout", "1m", "--cleanup-timeout", "1m"}
 	output, code := runProgram(t, env, config, "wait until it runs", func(process *os.Process, _ io.Closer) {
 		require.NoError(t, process.Signal(os.Interrupt))
-	})
+	}, timeouts...)
 	require.Equal(t, 1, code, output)
 	assert.Contains(t, output, "create an instance ... ok")
 	assert.Contains(t, output, "remove what the check has created ... ok")
 
-	output, code = runProgram(t, env, config, "", nil, "--load-balancers", "web")
+	output, code = runProgram(t, env, config, "", nil, append(timeouts, "--load-balancers", "web")...)
 	require.Equal(t, 0, code, output)
 	for _, step := range append(append([]string{}, steps[:1]...), append([]string{registerStep, deregisterStep}, steps[2:]...)...) {
 		assert.Contains(t, output, step+" ... ok")
