@@ -169,8 +169,10 @@ func TestMoto(t *testing.T) {
 	missing := launched
 	missing.ID, missing.ProviderID = providertest.NewID(t), "aws:///"+motoZone+"/i-00000000000000000"
 	errs := api.Terminate(t.Context(), []machines.Machine{missing, launched})
-	require.Len(t, errs, 1)
+	require.Len(t, errs, 2)
 	require.ErrorIs(t, errs[missing.ID], machines.ErrNotFound)
+	require.ErrorIs(t, errs[launched.ID], machines.ErrRefusedTogether)
+	require.Empty(t, api.Terminate(t.Context(), []machines.Machine{launched}))
 	list, err = api.List(t.Context())
 	require.NoError(t, err)
 	assert.Empty(t, list)
