@@ -67,8 +67,9 @@ func Poll(ctx context.Context, interval, timeout time.Duration, what string, che
 		attempt, cancel := context.WithTimeout(ctx, attemptTimeout)
 		defer cancel()
 		err := check(attempt)
-		// A check that the timeout interrupts only reports the timeout.
-		if err == nil || ctx.Err() == nil {
+		// A check that the timeout interrupts only reports the timeout, maybe before the
+		// context has an error.
+		if deadline, _ := ctx.Deadline(); err == nil || ctx.Err() == nil && time.Now().Before(deadline) {
 			last = err
 		}
 		return err == nil, nil

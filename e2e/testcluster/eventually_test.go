@@ -12,6 +12,25 @@ import (
 	"time"
 )
 
+// TestPollReportsTheErrorBeforeTheTimeout with a check that ends at the deadline of its
+// context, as calls of gRPC do.
+func TestPollReportsTheErrorBeforeTheTimeout(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		checks := 0
+		err := Poll(t.Context(), time.Second, 10*time.Second, "all exist", func(ctx context.Context) error {
+			if checks++; checks == 1 {
+				return errors.New("some are missing")
+			}
+			deadline, _ := ctx.Deadline()
+			time.Sleep(time.Until(deadline))
+			return context.DeadlineExceeded
+		})
+		if err == nil || err.Error() != "all exist: not within 10s: some are missing" {
+			t.Errorf("got %v", err)
+		}
+	})
+}
+
 func TestPollByProgressTakesAsLongAsThereIsProgress(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		begin, checks := time.Now(), 0
