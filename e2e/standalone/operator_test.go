@@ -75,6 +75,7 @@ func newOperator(s *server) *operator {
 
 // sendSize sends each size of the group until a server has accepted it.
 func (o *operator) sendSize(ctx context.Context) {
+	const unknown = -1
 	accepted := int32(0)
 	_ = wait.PollUntilContextCancel(ctx, 10*time.Millisecond, true, func(ctx context.Context) (bool, error) {
 		size := o.size.Load()
@@ -82,6 +83,7 @@ func (o *operator) sendSize(ctx context.Context) {
 			return false, nil
 		}
 		request := &nstancev1.UpsertGroupRequest{Key: groupName, Config: &nstancev1.GroupConfig{Template: "worker", Size: size}}
+		accepted = unknown // a server that was killed may have stored the size
 		if _, err := o.UpsertGroup(ctx, request); err == nil {
 			accepted = size
 		}
