@@ -72,15 +72,8 @@ var registrationSteps = []string{
 	storeProviderID, storeRegistration,
 }
 
-const (
-	// dockerKills is how often the server is killed in all.
-	dockerKills = 100
-	// maxSize is more than the group has while the server is killed at random, and lastSize is
-	// its size in the end.
-	maxSize, lastSize = 10, 6
-	// pause is how long a server may make no step before it is killed in any case.
-	pause = 2 * time.Second
-)
+// dockerKills is how often the server is killed in all.
+const dockerKills = 100
 
 // TestServerIsKilledWithDocker kills the server before and after each step from the request
 // of an instance to its registration, and then at random steps while the group grows and
@@ -110,7 +103,7 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 	seen := follow(t, docker, cluster)
 	o := newOperator(s)
 
-	kills := killAtEachStep(t, s, o, k)
+	kills := killAtEachStep(t, s, o, k, registrationSteps, 1)
 	s.start()
 	ids := o.scale(kills)
 	assert.Equal(t, recordNames(t, ids), s.records(), "records that exist")
@@ -150,55 +143,14 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 		assert.Equal(t, 1, count, "containers that were started for instance %s", id)
 	}
 	t.Logf("%d instances were recorded, %d had a container, %d a container that was started; %d volumes; steps: %v",
-		len(records.list()), len(seen.everCreated()), len(seen.starts()), len(seen.mounted()), k.steps)
+		len(records.list()), len(seen.everCreated()), len(seen.starts()), len(seen.mounted()), k.counts())
 	assert.GreaterOrEqual(t, len(seen.mounted()), len(seen.starts()), "volumes")
-}
-
-// killAtEachStep kills the server before and after each step, each time while the group
-// grows, and returns how often.
-func killAtEachStep(t *testing.T, s *server, o *operator, k *killer) (kills int) {
-	t.Helper()
-	for _, step := range registrationSteps {
-		for _, at := range []when{before, after} {
-			fired := k.arm(at, func(name string) bool { return name == step })
-			s.start()
-			kills++
-			o.size.Store(int32(kills))
-			select {
-			case <-fired:
-			case <-time.After(waitTimeout):
-				t.Fatalf("the server did not %s", step)
-			}
-		}
-	}
-	return kills
-}
-
-// killAtStep starts the server and kills it at a random step, at most after so many others,
-// while the group gets a random size.
-func killAtStep(s *server, o *operator, k *killer, random *rand.Rand, others int) {
-	skip := random.IntN(others + 1)
-	at := []when{before, after}[random.IntN(2)]
-	fired := k.arm(at, func(string) bool {
-		skip--
-		return skip < 0
-	})
-	s.start()
-	o.size.Store(int32(random.IntN(maxSize)))
-	select {
-	case <-fired:
-	case <-time.After(pause):
-		if k.disarm() {
-			s.kill()
-		} else {
-			<-fired
-		}
-	}
 }
 
 // openDocker returns the daemon of this machine.
 func openDocker(t *testing.T) (*dockertest.Daemon, *dockerhost.Host) {
 	t.Helper()
+	skipUnlessEnabled(t)
 	root, err := controlplane.FindRoot(".")
 	require.NoError(t, err)
 	host, err := dockerhost.Open(t.Context(), filepath.Join(root, "e2e", ".cache", "docker"))

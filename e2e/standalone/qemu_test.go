@@ -66,7 +66,7 @@ func TestServerIsKilledWithQEMU(t *testing.T) {
 	assert.Empty(t, s.records(), "records")
 	eventually(t, "no machine is left", func(context.Context) error { return host.expect(nil) })
 	started := host.started(t)
-	t.Logf("%d instances were recorded, QEMU was started for %d; steps: %v", len(records.list()), len(started), k.steps)
+	t.Logf("%d instances were recorded, QEMU was started for %d; steps: %v", len(records.list()), len(started), k.counts())
 	assert.Subset(t, records.list(), recordNames(t, slices.Collect(maps.Keys(started))), "instances with a record, want all that had a machine")
 	for id, count := range started {
 		assert.Equal(t, 1, count, "starts of QEMU for instance %s", id)
@@ -88,6 +88,7 @@ type qemuHost struct {
 
 func newQEMUHost(t *testing.T) *qemuHost {
 	t.Helper()
+	skipUnlessEnabled(t)
 	dir := t.TempDir()
 	h := &qemuHost{dir: filepath.Join(dir, "machines"), starts: filepath.Join(dir, "starts"), kill: filepath.Join(dir, "kill"), binary: filepath.Join(dir, "qemu")}
 	script := fmt.Sprintf("#!/bin/sh\necho \"$PWD\" >>'%s'\nif rm '%s' 2>/dev/null; then kill -9 $PPID; fi\nexec qemu-system-x86_64 \"$@\"\n",

@@ -15,18 +15,14 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 )
 
-// enabled is the environment variable without which the tests are skipped: make
-// test-machines sets it.
+// enabled is the environment variable without which the tests with containers and virtual
+// machines are skipped: make test-machines sets it.
 const enabled = "NSTANCE_TEST_MACHINES"
 
 // programs is the folder of the programs.
 var programs string
 
 func TestMain(m *testing.M) {
-	if os.Getenv(enabled) == "" {
-		fmt.Printf("skipped: %s is not set (make test-machines)\n", enabled)
-		os.Exit(0)
-	}
 	code, err := run(m)
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -58,3 +54,10 @@ func run(m *testing.M) (code int, err error) {
 }
 
 func program(name string) string { return filepath.Join(programs, name) }
+
+func skipUnlessEnabled(t *testing.T) {
+	t.Helper()
+	if os.Getenv(enabled) == "" {
+		t.Skipf("%s is not set (make test-machines)", enabled)
+	}
+}

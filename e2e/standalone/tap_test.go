@@ -114,6 +114,13 @@ func (k *killer) reached(name string) when {
 	return at
 }
 
+// counts returns how often each step was made.
+func (k *killer) counts() map[string]int {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return maps.Clone(k.steps)
+}
+
 // strike kills the server.
 func (k *killer) strike() {
 	k.kill()

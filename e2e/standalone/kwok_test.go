@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+package standalone
+
+import (
+	"bytes"
+	"context"
+	"fmt"
+	"io"
+	"maps"
+	"math/rand/v2"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/assert"
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes/scheme"
+
+	"nstance.dev/operator/pkg/server/puidv7"
+)
+
+// The steps that a server makes in an API server.
+const (
+	createNode = "create the Node"
+	readNode   = "read the Node"
+	deleteNode = "delete the Node"
+)
+
+// nodeCalls are the calls of a server for Nodes.
+type nodeCalls struct {
+	records *recorded
+
+	// mu guards early, which are the names of the Nodes whose creation was requested before
+	// there was a record.
+	mu    sync.Mutex
+	early []string
+}
+
+// step returns the step that a request to an API server is. The watch of all Nodes is none: it
+// has no end.
+func (c *nodeCalls) step(r *http.Request) string {
+	const all = "/api/v1/nodes"
+	switch {
+	case r.Method == http.MethodPost && r.URL.Path == all:
+		c.create(r)
+		return createNode
+	case r.Method == http.MethodGet && strings.HasPrefix(r.URL.Path, all+"/"):
+		return readNode
+	case r.Method == http.MethodDelete && strings.HasPrefix(r.URL.Path, all+"/"):
+		return deleteNode
+	default:
+		return ""
+	}
+}
+
+// create compares a request to create a Node with the records.
+func (c *nodeCalls) create(r *http.Request) {
+	body, err := io.ReadAll(r.Body)
+	r.Body = io.NopCloser(bytes.NewReader(body))
+	if err != nil {
+		return // the server was killed before it had sent the request
+	}
+	var node corev1.Node
+	_, _, err = scheme.Codecs.UniversalDeserializer().Decode(body, nil, &node)
+	id, invalid := puidv7.Parse(node.Name)
+	if err == nil && invalid == nil && slices.Contains(c.records.list(), id.StorageKey()) {
+		return
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.early = append(c.early, node.Name)
+}
+
+// withoutRecord returns the names of the Nodes that were to be created without a record.
+func (c *nodeCalls) withoutRecord() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return slices.Clone(c.early)
+}
+
+// All steps from a larger size to an instance whose provider id is recorded, and from a
+// smaller one to the end of an instance. A server reads a Node that the one before has
+// deleted.
+var (
+	creationSteps = []string{storeGroups, createRecord, createNode, storeProviderID}
+	deletionSteps = []string{storeGroups, deleteNode, readNode, removeRecord}
+)
+
+const (
+	// creations and deletions are how often the server is killed before and after each step of
+	// either.
+	creations, deletions = 7, 3
+	// rounds is how often it is killed randomKills times at random steps before the group is
+	// compared with the Nodes.
+	rounds, randomKills = 8, 5
+)
+
+// TestServerIsKilledWithKwok kills the server before and after each step from a larger size to
+// an instance whose provider id is recorded, again and again, then at those from a smaller
+// size to the removal of the record, and then at random steps while the group grows and
+// shrinks. Each instance that had a record has had one Node or, if it was not needed any more
+// before the server created one, none, and nothing is left.
+func TestServerIsKilledWithKwok(t *testing.T) {
+	k, records := new(killer), new(recorded)
+	api, calls := startAPIServer(t), &nodeCalls{records: records}
+	s := newServer(t, options{
+		cluster: "e2e", provider: "kwok", instanceType: "m7i.large", subnet: "local", userdata: userdata,
+		providerOptions: object{"kubeconfig": api.serve(t, &tap{killer: k, name: calls.step})},
+		bindHost:        loopback, advertiseHost: loopback, drainTimeout: "0s",
+	}, &tap{killer: k, name: records.step, done: records.done})
+	k.kill = s.kill
+	o := newOperator(s)
+
+	kills := 0
+	for range creations {
+		kills += killAtEachStep(t, s, o, k, creationSteps, 1)
+	}
+	s.start()
+	ids := o.scale(kills)
+	expectNodes(t, api, s, ids)
+	assert.Equal(t, recordNames(t, ids), records.list(), "instances with a record, want those of the group: it has only grown")
+	assert.ElementsMatch(t, ids, slices.Collect(maps.Keys(api.everCreated(t))), "instances that had a Node, want those of the group")
+
+	s.kill()
+	for range deletions {
+		kills += killAtEachStep(t, s, o, k, deletionSteps, -1)
+	}
+	s.start()
+	left := o.scale(lastSize)
+	expectNodes(t, api, s, left)
+	assert.Subset(t, ids, left, "the group has only shrunk")
+	assert.Equal(t, recordNames(t, ids), records.list(), "instances with a record, want those from before")
+
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	random := rand.New(rand.NewPCG(seed, 0))
+	// Without its cache, a server does not know which Nodes it has deleted. It leaves many
+	// missing instances alone until an administrator confirms that they are lost.
+	o.acceptsLosses = true
+	// Until it has looked for their Nodes, it counts instances as running.
+	o.running = func() []string { return api.nodes(t) }
+	for range rounds {
+		s.kill()
+		lost := random.IntN(2 * randomKills)
+		for n := range randomKills {
+			if n == lost {
+				s.caches++ // the cache is lost
+			}
+			killAtStep(s, o, k, random, 12)
+			kills++
+		}
+		s.start()
+		expectNodes(t, api, s, o.scale(lastSize))
+	}
+
+	o.scale(0)
+	expectNodes(t, api, s, nil)
+	created := api.everCreated(t)
+	t.Logf("%d kills; %d instances were recorded, %d had a Node; steps: %v", kills, len(records.list()), len(created), k.counts())
+	assert.Subset(t, records.list(), recordNames(t, slices.Collect(maps.Keys(created))), "instances with a record, want all that had a Node")
+	for id, count := range created {
+		assert.Equal(t, 1, count, "Nodes that were created for instance %s", id)
+	}
+	assert.Empty(t, calls.withoutRecord(), "Nodes that a server wanted to create before their record")
+}
+
+// expectNodes waits until exactly these instances have a Node, and a record.
+func expectNodes(t *testing.T, api *apiServer, s *server, ids []string) {
+	t.Helper()
+	want := slices.Sorted(slices.Values(ids))
+	eventually(t, "only the Nodes and the records of the group are left", func(context.Context) error {
+		nodes, records := api.nodes(t), s.records() //nolint:contextcheck // They use that of the test.
+		if !slices.Equal(nodes, want) {
+			return fmt.Errorf("the Nodes are %q, and the instances %q", nodes, want)
+		}
+		if !slices.Equal(records, recordNames(t, ids)) {
+			return fmt.Errorf("the records are %q, want those of the instances %q", records, want)
+		}
+		return nil
+	})
+}
