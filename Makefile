@@ -108,7 +108,8 @@ test-unit: ## Run the tests that need no cluster.
 test-e2e: ## Run the tests against a real control plane.
 	@# The race detector is for the tests' own goroutines: operator and servers run in
 	@# processes of their own.
-	cd e2e && $(RACETEST) $$(comm -23 <(go list ./... | sort) <(go list $(CLUSTERS) | sort))
+	@# The first package that needs the control plane builds it.
+	cd e2e && $(RACETEST) -timeout 40m $$(comm -23 <(go list ./... | sort) <(go list $(CLUSTERS) | sort))
 	@# Three clusters at a time, because most tests wait, and the longest first. The 500
 	@# Pods at once keep the whole machine busy. In the end, all clusters together must
 	@# have used every right of the operator.
