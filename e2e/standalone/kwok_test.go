@@ -166,7 +166,7 @@ func TestServerIsKilledWithKwok(t *testing.T) {
 	for id, count := range created {
 		assert.Equal(t, 1, count, "Nodes that were created for instance %s", id)
 	}
-	assert.Empty(t, calls.withoutRecord(), "Nodes that a server wanted to create before their record")
+	assert.Empty(t, calls.withoutRecord(), "Nodes whose creation was requested before their record")
 }
 
 // expectNodes waits until exactly these instances have a Node, and a record.

@@ -53,7 +53,7 @@ func writeCloudConfig(t *testing.T, values ...any) string {
 // checkCloud interrupts the program while the machine starts, and then runs it to its end.
 func checkCloud(t *testing.T, env []string, config string) {
 	t.Helper()
-	timeouts := []string{"--timeout", "1m", "--cleanup-timeout", "1m"}
+	timeouts := []string{"--timeout", "3m", "--cleanup-timeout", "3m"}
 	output, code := runProgram(t, env, config, "wait until it runs", func(process *os.Process, _ io.Closer) {
 		require.NoError(t, process.Signal(os.Interrupt))
 	}, timeouts...)

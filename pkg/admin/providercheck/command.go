@@ -20,7 +20,7 @@ import (
 // to show that a machine was deleted.
 const (
 	defaultStepTimeout    = 10 * time.Minute
-	defaultCleanupTimeout = 10 * time.Minute
+	defaultCleanupTimeout = 20 * time.Minute
 )
 
 // UsageError is an error in the flags or the configuration. Nothing was called.

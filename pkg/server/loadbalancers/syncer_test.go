@@ -128,6 +128,8 @@ func TestInstancesThatWereNeverTargetsDoNotWait(t *testing.T) {
 		assert.False(t, w.waits("a"))
 		var called []string
 		w.balancer.Called = func(operation, _ string, _ []string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			called = append(called, operation)
 			return nil
 		}
@@ -215,6 +217,8 @@ func TestANewTermReadsTheTargets(t *testing.T) {
 		w.set("drained", draining)
 		var calls []string
 		w.balancer.Called = func(operation, endpoint string, ids []string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			if operation != "list" {
 				calls = append(calls, operation+" "+endpoint+" "+strings.Join(ids, " "))
 			}
@@ -267,6 +271,8 @@ func TestOneInstanceIsRejected(t *testing.T) {
 	run(t, func(w *world) {
 		calls, rejecting := 0, true
 		w.balancer.Called = func(operation, _ string, ids []string) error {
+			w.mu.Lock()
+			defer w.mu.Unlock()
 			if operation == "register" && slices.Contains(ids, "bad") && rejecting {
 				calls++
 				return providertest.ErrUnavailable

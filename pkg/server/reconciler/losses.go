@@ -46,18 +46,32 @@ type losses struct {
 
 // groupLosses are those of one group.
 type groupLosses struct {
-	// givenUp is when each instance was given up, as far as it is in the window.
-	givenUp map[string]time.Time
+	// givenUp has the instances that were given up in the window.
+	givenUp map[string]givenUp
 	// keptSince is when the missing instances began to be left alone, or a share of them was
 	// given up. It is zero if no instance is left alone.
 	keptSince time.Time
+	// waitingSince is when missing instances began to wait for others that the provider looks
+	// for, zero if none waits.
+	waitingSince time.Time
+}
+
+// givenUp is an instance that was given up.
+type givenUp struct {
+	at time.Time
+	// accepted is true if an administrator has confirmed that it is lost: that is no mistake of
+	// the provider.
+	accepted bool
 }
 
 // isLost reports whether an instance is missing and was not seen being terminated. One without
 // a provider id never ran: the provider has rejected it. One that has returned was given up
 // before.
-func isLost(i *instance.Instance) bool {
-	return i.State == instance.Missing && !i.BeingDeleted() && !i.Stopped && i.ProviderID != "" && !i.Returned
+func isLost(i *instance.Instance) bool { return i.State == instance.Missing && mayBeLost(i) }
+
+// mayBeLost reports whether an instance that is missing would be lost.
+func mayBeLost(i *instance.Instance) bool {
+	return !i.BeingDeleted() && !i.Stopped && i.ProviderID != "" && !i.Returned
 }
 
 // update returns the missing instances of a group that are left alone, and how many are
@@ -67,40 +81,46 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, ot
 	defer l.mu.Unlock()
 	current := l.byGroup[key]
 	if current == nil {
-		current = &groupLosses{givenUp: map[string]time.Time{}}
+		current = &groupLosses{givenUp: map[string]givenUp{}}
 	}
 	count := current.count(instances, now)
 	missing := count.missing
 	switch {
 	case len(missing) == 0:
 	case accepted:
-		missing = current.giveUp(missing, len(missing), now)
+		missing = current.giveUp(missing, len(missing), givenUp{now, true})
 	case current.keptSince.IsZero():
 		shard := l.countShard(count, others(), now)
+		began = fmt.Sprintf("%d of %d instances of group %s, and %d of %d of the shard", len(missing), count.total, key, len(shard.missing), shard.total)
 		switch {
 		case count.isMany(0), shard.isMany(0):
 			current.keptSince = now
-			began = fmt.Sprintf("%d of %d instances of group %s, and %d of %d of the shard", len(missing), count.total, key, len(shard.missing), shard.total)
-		case count.isMany(count.unlisted), shard.isMany(shard.unlisted):
-			// Those that the provider looks for may be missing too.
+		case !count.isMany(count.unlisted) && !shard.isMany(shard.unlisted):
+			missing, began = current.giveUp(missing, len(missing), givenUp{at: now}), ""
+		// Those that the provider looks for may be missing too.
+		case current.waitingSince.IsZero():
+			current.waitingSince, began = now, ""
+		case now.Sub(current.waitingSince) < lossWindow:
+			began = ""
 		default:
-			missing = current.giveUp(missing, len(missing), now)
+			current.keptSince = now
+			began += fmt.Sprintf(", which has %d more that it could not look up", shard.unlisted)
 		}
 	case now.Sub(current.keptSince) >= lossWindow:
 		shard := l.countShard(count, others(), now)
 		if share := min(count.allowed(), len(missing), shard.allowed()-shard.givenUp); share > 0 {
-			missing = current.giveUp(missing, share, now)
+			missing = current.giveUp(missing, share, givenUp{at: now})
 			current.keptSince = now
 		}
 	}
 	if len(missing) == 0 {
-		current.keptSince = time.Time{}
+		current.keptSince, current.waitingSince = time.Time{}, time.Time{}
 	}
 	if l.byGroup == nil {
 		l.byGroup = map[instance.GroupKey]*groupLosses{}
 	}
 	l.byGroup[key] = current
-	if len(current.givenUp) == 0 && current.keptSince.IsZero() {
+	if len(current.givenUp) == 0 && current.keptSince.IsZero() && current.waitingSince.IsZero() {
 		delete(l.byGroup, key)
 	}
 	kept = map[string]bool{}
@@ -116,7 +136,8 @@ type lossCount struct {
 	// looks for.
 	missing  []string
 	unlisted int
-	// givenUp is how many were given up in the window.
+	// givenUp is how many were given up in the window, without those that an administrator has
+	// confirmed.
 	givenUp int
 	// total is how many instances there are, with those that are missing and not given up.
 	total int
@@ -134,12 +155,14 @@ func (c lossCount) isMany(others int) bool {
 // count counts the instances of the group.
 func (g *groupLosses) count(instances []instance.Instance, now time.Time) lossCount {
 	var c lossCount
-	for id, at := range g.givenUp {
-		if now.Sub(at) >= lossWindow {
+	for id, one := range g.givenUp {
+		switch {
+		case now.Sub(one.at) >= lossWindow:
 			delete(g.givenUp, id)
+		case !one.accepted:
+			c.givenUp++
 		}
 	}
-	c.givenUp = len(g.givenUp)
 	for n := range instances {
 		i := &instances[n]
 		if _, givenUp := g.givenUp[i.ID]; givenUp || i.BeingDeleted() || isUncreated(i) {
@@ -149,7 +172,7 @@ func (g *groupLosses) count(instances []instance.Instance, now time.Time) lossCo
 		switch {
 		case isLost(i):
 			c.missing = append(c.missing, i.ID)
-		case i.Unlisted:
+		case i.Unlisted && mayBeLost(i):
 			c.unlisted++
 		}
 	}
@@ -174,9 +197,9 @@ func (l *losses) countShard(c lossCount, others map[instance.GroupKey][]instance
 }
 
 // giveUp gives up the first of the missing instances, and returns the others.
-func (g *groupLosses) giveUp(missing []string, count int, now time.Time) []string {
+func (g *groupLosses) giveUp(missing []string, count int, as givenUp) []string {
 	for _, id := range missing[:count] {
-		g.givenUp[id] = now
+		g.givenUp[id] = as
 	}
 	return missing[count:]
 }
@@ -226,11 +249,11 @@ func (r *reconciliation) keepLost(ctx context.Context, observed *state, now time
 	return kept
 }
 
-// others returns the instances of the other groups.
+// others returns the instances of the other groups that were not deleted.
 func (r *reconciliation) others() map[instance.GroupKey][]instance.Instance {
 	all := map[instance.GroupKey][]instance.Instance{}
 	for _, key := range r.Instances.Keys() {
-		if key != r.key {
+		if key != r.key && !r.Groups.Deleted(key) {
 			all[key] = r.Instances.List(key)
 		}
 	}

@@ -52,6 +52,28 @@ func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
 		})
 	}
 
+	// Lookups that fail for long are reported, so that an administrator can confirm the losses.
+	waiting, begin := new(losses), time.Now()
+	_, reported := waiting.update(workersKey, members("", 10, 1, 9), noOthers, begin, false)
+	assert.Empty(t, reported)
+	assert.False(t, waiting.keeps(workersKey))
+	_, reported = waiting.update(workersKey, members("", 10, 1, 9), noOthers, begin.Add(lossWindow-time.Second), false)
+	assert.Empty(t, reported)
+	left, reported := waiting.update(workersKey, members("", 10, 1, 9), noOthers, begin.Add(lossWindow), false)
+	assert.Len(t, left, 1)
+	assert.Equal(t, "1 of 10 instances of group default/workers, and 1 of 10 of the shard, which has 9 more that it could not look up", reported)
+	assert.True(t, waiting.keeps(workersKey))
+	left, _ = waiting.update(workersKey, members("", 10, 1, 9), noOthers, begin.Add(lossWindow), true)
+	assert.Empty(t, left, "accepted")
+
+	// Stopped instances cannot be lost.
+	stopped := members("", 10, 1, 9)
+	for n := range stopped {
+		stopped[n].Stopped = n > 0
+	}
+	left, _ = new(losses).update(workersKey, stopped, noOthers, begin, false)
+	assert.Empty(t, left)
+
 	// What was found again does not keep the others, and what is missing as well does.
 	l, now := new(losses), time.Now()
 	kept, began := l.update(workersKey, members("", 10, 2, 8), noOthers, now, false)
@@ -137,4 +159,12 @@ func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
 	assert.Empty(t, kept, "2 of 20")
 	accepted, _ := l.update(workersKey, own, others(all), now, true)
 	assert.Empty(t, accepted, "an administrator has confirmed")
+
+	// What was confirmed leaves the share to others.
+	l = new(losses)
+	large := members("large", 20, 15, 0)
+	kept, _ = l.update(workersKey, large, noOthers, now, true)
+	assert.Empty(t, kept)
+	kept, _ = l.update(key(0), members("one", 10, 1, 0), others(map[instance.GroupKey][]instance.Instance{workersKey: large}), now, false)
+	assert.Empty(t, kept)
 }

@@ -77,7 +77,7 @@ func TestTerminate(t *testing.T) {
 				reported := failed(h)
 				assert.Positive(t, reported[ids[5]])
 				delete(reported, ids[5])
-				delete(reported, ids[3]) // that it is not found is believed after some time
+				delete(reported, ids[3]) // that it is not found is reported
 				assert.Empty(t, reported)
 				assert.LessOrEqual(t, first, tc.calls, "calls in 20 seconds")
 				assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 2*60, "calls in the next hour")

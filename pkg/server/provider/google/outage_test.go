@@ -114,7 +114,7 @@ func TestAnOutageWhileInstancesAreCreatedAndDeleted(t *testing.T) {
 }
 
 // TestNothingIsFound: lists are empty, and the API responds that the only machine does not
-// exist, by its name. That is not believed for a while.
+// exist, by its name. For a while that proves nothing.
 func TestNothingIsFound(t *testing.T) {
 	inBubble(t, gcetest.New(), func(t *testing.T, w *world) {
 		h := w.startProvider()
@@ -137,7 +137,7 @@ func TestNothingIsFound(t *testing.T) {
 		assert.Equal(t, []string{id}, w.All())
 		assert.Empty(t, w.Deleted())
 
-		// One that is really gone is missing in the end.
+		// One that was deleted is missing in the end.
 		w.Remove(id)
 		time.Sleep(emptyDelay + time.Minute)
 		assert.Empty(t, h.States(workers))

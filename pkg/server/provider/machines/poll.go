@@ -8,7 +8,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -107,19 +106,28 @@ func (p *Provider) pollOnce(ctx context.Context) error {
 		return err
 	})
 	if err != nil {
+		p.restartEmptyDelay()
 		return fmt.Errorf("list the machines: %w", err)
 	}
-	var errs []error
+	failures := 0
 	for _, id := range p.apply(ctx, list, began) {
-		// One that cannot be looked up does not keep the others.
-		if err := p.confirm(ctx, id); err != nil {
-			errs = append(errs, fmt.Errorf("find the machine of instance %s: %w", id, err))
+		err := p.confirm(ctx, id)
+		if ctx.Err() != nil {
+			break
 		}
-		if ctx.Err() != nil || len(errs) == maxUnconfirmed {
+		if errors.Is(err, ErrThrottled) {
+			return fmt.Errorf("find the machine of instance %s: %w", id, err)
+		}
+		// The list has succeeded: one lookup that fails delays neither the others nor lists.
+		if err != nil {
+			klog.FromContext(ctx).Error(err, "Failed to find a machine that was not listed, will retry", "instance", id)
+			failures++
+		}
+		if failures == maxUnconfirmed {
 			break
 		}
 	}
-	return errors.Join(errs...)
+	return nil
 }
 
 // apply updates the table from a complete list that began at a time. It returns the
@@ -128,12 +136,13 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 	machines, duplicates := byID(list)
 	var o outcome
 	p.mu.Lock()
+	shown := p.showsKnown(machines)
 	for id, m := range machines {
 		if p.launchEnds[id].After(began) {
 			continue // the launch has the result that counts
 		}
 		if e, known := p.table[id]; known && e.leftOut {
-			// Terminate may not have known the machine either.
+			// Terminate may have failed to find the machine, too.
 			e.leftOut, e.due = false, time.Time{}
 		}
 		p.show(m, &o)
@@ -147,7 +156,8 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		}
 		if e.terminated.IsZero() || !e.terminated.Before(began) {
 			absent = append(absent, id)
-			e.leftOut, e.unlisted = true, true // all of them before the first one is missing
+			// The reconciler counts them before it gives up the first one.
+			e.leftOut, e.unlisted = true, true
 			continue
 		}
 		// Its deletion was accepted, and the list confirms it.
@@ -155,10 +165,10 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		o.change(e.group)
 	}
 	slices.SortFunc(absent, func(a, b string) int {
-		return cmp.Or(cmp.Compare(p.table[a].unconfirmed, p.table[b].unconfirmed), strings.Compare(a, b))
+		return cmp.Or(p.table[a].lookedUp.Compare(p.table[b].lookedUp), strings.Compare(a, b))
 	})
 	clear(p.launchEnds) // the next list begins later
-	if p.isEmpty(machines, len(absent) > 0) {
+	if p.isEmpty(shown, len(absent) > 0) {
 		absent = nil
 	}
 	p.mu.Unlock()
@@ -168,20 +178,6 @@ func (p *Provider) apply(ctx context.Context, list []Machine, began time.Time) (
 		absent = absent[:maxConfirmations]
 	}
 	return absent
-}
-
-// isEmpty reports whether a list that has left out machines shows none that was known, and
-// proves nothing yet. mu must be locked.
-func (p *Provider) isEmpty(machines map[string]Machine, absent bool) bool {
-	known := func(id string) bool { return p.table[id] != nil && p.table[id].listed }
-	if !absent || slices.ContainsFunc(slices.Collect(maps.Keys(machines)), known) {
-		p.emptySince = time.Time{}
-		return false
-	}
-	if p.emptySince.IsZero() {
-		p.emptySince = time.Now()
-	}
-	return time.Since(p.emptySince) < p.limits.EmptyDelay
 }
 
 // byID returns the machines by instance id. If there are several of one instance, it is the
@@ -257,7 +253,7 @@ func (p *Provider) show(m Machine, o *outcome) {
 		e.due = time.Time{}
 	}
 	e.listed, e.expected, e.refresh, e.unlisted = true, false, false, false
-	e.absences, e.unconfirmed = 0, 0
+	e.absences = 0
 	e.update(m)
 	if err := p.judge(e); err != nil {
 		o.fail(e, err)
@@ -279,11 +275,12 @@ func (p *Provider) confirm(ctx context.Context, id string) error {
 	m, found, err := p.find(ctx, id)
 	var o outcome
 	p.mu.Lock()
-	switch e, known := p.table[id]; {
+	e, known := p.table[id]
+	if known {
+		e.lookedUp = time.Now()
+	}
+	switch {
 	case err != nil:
-		if known {
-			e.unconfirmed++
-		}
 	case found:
 		p.show(m, &o)
 	case !known || e.machine == nil:

@@ -30,8 +30,8 @@ type entry struct {
 	launched time.Time
 	// listed is true once List or Find has shown the machine, or would show it.
 	listed bool
-	// leftOut is true while lists leave out a machine that they have shown.
-	leftOut bool
+	// leftOut is true while lists leave out the machine, and unlisted until Find has found it.
+	leftOut, unlisted bool
 	// expected is true of an instance from Expect until this process has found its
 	// machine.
 	expected bool
@@ -39,12 +39,10 @@ type entry struct {
 	refresh bool
 	// ran is true once the machine has been running.
 	ran bool
-	// unlisted is the same until Find has found the machine.
-	unlisted bool
 	// absences is how many times in succession Find did not find the machine.
 	absences int
-	// unconfirmed is how many times Find has failed since a list has shown the machine.
-	unconfirmed int
+	// lookedUp is when Find was last called because a list has left out the machine.
+	lookedUp time.Time
 	// delete is true once the instance shall be deleted.
 	delete bool
 	// terminated is when Terminate last succeeded.

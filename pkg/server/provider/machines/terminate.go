@@ -82,39 +82,42 @@ func (p *Provider) dueTerminations(now time.Time) (batch []Machine, wait time.Du
 	return batch, wait
 }
 
-// terminateBatch terminates machines with one call, and with further ones those of them that
-// others may have kept.
+// terminateBatch terminates machines with one call, and with further ones those of them whose
+// termination was refused, maybe because of others.
 func (p *Provider) terminateBatch(ctx context.Context, batch []Machine) {
-	kept := p.terminateSome(ctx, batch)
-	if len(kept) > 0 && p.wereRefused(kept) {
+	refused := p.terminateSome(ctx, batch)
+	if len(refused) > 0 && len(refused) < len(batch) {
+		refused = p.terminateSome(ctx, refused) // without those that the error has named
+	}
+	if p.wereRefused(refused) {
 		// Each was refused alone before: maybe all are, so that there are few more calls.
-		alone := kept[:min(len(kept), maxAlone)]
+		alone := refused[:min(len(refused), maxAlone)]
 		for n := range alone {
 			p.terminateSome(ctx, alone[n:n+1])
 		}
-		p.postpone(kept[len(alone):])
+		p.postpone(refused[len(alone):])
 	} else {
-		p.terminateHalves(ctx, kept)
+		p.terminateHalves(ctx, refused)
 	}
 	p.poll.send()
 }
 
 // terminateHalves terminates machines of a call that was refused.
-func (p *Provider) terminateHalves(ctx context.Context, kept []Machine) {
-	if len(kept) == 0 {
+func (p *Provider) terminateHalves(ctx context.Context, refused []Machine) {
+	if len(refused) == 0 {
 		return
 	}
-	middle := (len(kept) + 1) / 2
-	for _, half := range [][]Machine{kept[:middle], kept[middle:]} {
+	middle := (len(refused) + 1) / 2
+	for _, half := range [][]Machine{refused[:middle], refused[middle:]} {
 		if len(half) > 0 && ctx.Err() == nil {
 			p.terminateHalves(ctx, p.terminateSome(ctx, half))
 		}
 	}
 }
 
-// terminateSome terminates machines with one call. It returns those that others may have
-// kept, none if there is one machine only.
-func (p *Provider) terminateSome(ctx context.Context, batch []Machine) (kept []Machine) {
+// terminateSome terminates machines with one call. It returns those whose termination may have
+// been refused because of others, none if there is one machine only.
+func (p *Provider) terminateSome(ctx context.Context, batch []Machine) (refused []Machine) {
 	var errs map[string]error
 	err := p.write(ctx, func(ctx context.Context) error {
 		errs = p.api.Terminate(ctx, batch)
@@ -129,20 +132,22 @@ func (p *Provider) terminateSome(ctx context.Context, batch []Machine) (kept []M
 			failure = err // the call was not made
 		}
 		if len(batch) > 1 && errors.Is(failure, ErrRefusedTogether) {
-			kept = append(kept, m)
+			refused = append(refused, m)
 			continue
 		}
 		p.terminatedOne(ctx, m, failure)
 	}
-	return kept
+	return refused
 }
 
 // wereRefused reports whether machines, which are of one batch, were refused alone before.
 func (p *Provider) wereRefused(batch []Machine) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	e, known := p.table[batch[0].ID]
-	return known && !e.refused.IsZero()
+	return slices.ContainsFunc(batch, func(m Machine) bool {
+		e, known := p.table[m.ID]
+		return known && !e.refused.IsZero()
+	})
 }
 
 // postpone delays the next calls for machines without a call for each. Their last failure was

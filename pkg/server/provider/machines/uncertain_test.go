@@ -28,6 +28,14 @@ type refusing struct {
 	launches   atomic.Int32
 	refusals   int32
 	unreadable []string
+	// hidden are the instances whose machines are not shown, as with the credentials of another
+	// account.
+	hidden []string
+}
+
+func (r *refusing) List(ctx context.Context) ([]machines.Machine, error) {
+	list, err := r.API.List(ctx)
+	return slices.DeleteFunc(list, func(m machines.Machine) bool { return slices.Contains(r.hidden, m.ID) }), err
 }
 
 func (r *refusing) Launch(ctx context.Context, request machines.Request) (machines.Machine, error) {
@@ -42,6 +50,9 @@ func (r *refusing) Launch(ctx context.Context, request machines.Request) (machin
 func (r *refusing) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
 	if slices.Contains(r.unreadable, id) {
 		return machines.Machine{}, false, errors.New("the machine cannot be read")
+	}
+	if slices.Contains(r.hidden, id) {
+		return machines.Machine{}, false, nil
 	}
 	return r.API.Find(ctx, id)
 }
@@ -117,6 +128,21 @@ func TestUnreadableMachinesDoNotHideOthers(t *testing.T) {
 	})
 }
 
+// TestManyMachinesThatListsLeaveOut, and that are found by their ids, do not hide that one is
+// missing: in the end each is looked up.
+func TestManyMachinesThatListsLeaveOut(t *testing.T) {
+	run(t, func(t *testing.T, w *world) {
+		ids := w.runs(50)
+		slices.Sort(ids)
+		w.faults.EmptyLists(1000)
+		time.Sleep(10 * time.Minute)
+		assert.Len(t, w.States(workers), 50)
+		w.cloud.Vanish(ids[49])
+		w.Await(workers, map[string]instance.State{ids[49]: providertest.Deleted})
+		assert.Len(t, w.States(workers), 49)
+	})
+}
+
 // TestListsThatShowNoKnownMachine prove nothing for a while, also if no machine is found by
 // its id. One that shows another machine is of the right account.
 func TestListsThatShowNoKnownMachine(t *testing.T) {
@@ -130,8 +156,13 @@ func TestListsThatShowNoKnownMachine(t *testing.T) {
 		time.Sleep(10 * time.Minute)
 		assert.Len(t, w.States(workers), 2)
 		assert.Zero(t, w.faults.Count(machinestest.Find), "lookups")
+		// After a list that fails the time begins anew.
+		w.faults.Fail(machinestest.List, 1)
+		time.Sleep(14 * time.Minute)
+		assert.Zero(t, w.faults.Count(machinestest.Find), "lookups")
 		w.faults.DelayVisibility(0)
 		time.Sleep(time.Minute)
+		assert.Len(t, w.States(workers), 2)
 
 		w.cloud.Vanish(ids[0])
 		time.Sleep(2 * time.Minute)
@@ -148,5 +179,28 @@ func TestListsThatShowNoKnownMachine(t *testing.T) {
 		w.MustDelete(id)
 		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
 		assert.Less(t, time.Since(began), 5*time.Minute)
+	})
+}
+
+// TestALaunchProvesNothingAboutOtherMachines: a list that shows only what was launched after
+// the others were hidden is no proof that these are missing.
+func TestALaunchProvesNothingAboutOtherMachines(t *testing.T) {
+	r := &refusing{}
+	synctest.Test(t, func(t *testing.T) {
+		w := &world{t: t, cloud: machinestest.NewCloud(), faults: machinestest.NewFaults()}
+		w.cloud.Limits.EmptyDelay = 15 * time.Minute
+		w.Harness = providertest.Start(t, func(callContext provider.CallContextFunc) provider.Provider {
+			r.API = w.faults.Wrap(w.cloud.API(shard))
+			return machines.New(r, machines.Options{CallContext: callContext})
+		})
+		ids := w.runs(2)
+		r.hidden = ids
+		time.Sleep(2 * time.Minute)
+		w.runs(1)
+		assert.Len(t, w.States(workers), 3, "10 minutes later")
+		r.hidden = nil
+		time.Sleep(time.Minute)
+		assert.Len(t, w.States(workers), 3)
+		assert.Empty(t, w.cloud.Terminated())
 	})
 }

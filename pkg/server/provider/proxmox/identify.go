@@ -48,6 +48,16 @@ func isInstanceID(name string) bool {
 	return err == nil
 }
 
+// rememberOther stores that a virtual machine is none of ours: the list has no name any more
+// when its node fails.
+func (a *API) rememberOther(one entry) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if known := a.readings[one.VMID]; !known.isCurrent(one) {
+		a.readings[one.VMID] = &reading{name: one.Name, tags: one.Tags}
+	}
+}
+
 // identification is whose virtual machine one is.
 type identification struct {
 	reading

@@ -15,7 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/machines"
 )
 
-// identity is what the notes of a virtual machine say about its instance. They are set by
+// identity is what the notes of a virtual machine have about its instance. They are set by
 // the call that clones it, together with its name, and are not changed.
 type identity struct {
 	InstanceID string `json:"instance_id"`

@@ -120,8 +120,11 @@ func (a *API) forgetOthers(list []entry) {
 func (a *API) identify(ctx context.Context, found *inventory) error {
 	var candidates []entry
 	for _, one := range found.resources {
-		if a.mayBeOurs(one) {
+		switch {
+		case a.mayBeOurs(one):
 			candidates = append(candidates, one)
+		case one.Type == typeVM && one.VMID >= firstVMID && one.Name != "":
+			a.rememberOther(one)
 		}
 	}
 	results := make([]identification, len(candidates))

@@ -20,7 +20,7 @@ import (
 // otherShard is another shard of the cluster of testShard.
 var otherShard = provider.Shard{ClusterID: "test", ID: "b", Region: "region", Zone: "zone"}
 
-// TestTheTagsOfATemplate are those of a clone until it is configured. They do not say whose
+// TestTheTagsOfATemplate are those of a clone until it is configured. They are no proof whose
 // it is: the process that was started after one was killed finds the clone and no other is
 // created.
 func TestTheTagsOfATemplate(t *testing.T) {
@@ -141,7 +141,7 @@ func TestCallsForTheMachinesOfOthers(t *testing.T) {
 }
 
 // TestAVMIDThatIsUsedAgain by another shard: what was read of the machine that had it before
-// says nothing about the new one.
+// proves nothing about the new one.
 func TestAVMIDThatIsUsedAgain(t *testing.T) {
 	inBubble(t, newCluster(), func(t *testing.T, w *world) {
 		other := &world{t: t, Server: w.Server, options: w.options, api: w.newAPI(otherShard)}
