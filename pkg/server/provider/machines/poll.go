@@ -127,7 +127,7 @@ func (p *Provider) pollOnce(ctx context.Context) error {
 			break
 		}
 	}
-	return nil
+	return nil //nolint:nilerr // the list has succeeded
 }
 
 // apply updates the table from a complete list that began at a time. It returns the
