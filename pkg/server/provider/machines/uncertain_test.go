@@ -7,6 +7,7 @@ import (
 	"context"
 	"errors"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"testing/synctest"
@@ -25,17 +26,38 @@ import (
 // machines.
 type refusing struct {
 	machines.API
-	launches   atomic.Int32
-	refusals   int32
+	launches atomic.Int32
+	refusals int32
+	// mu guards the ids below.
+	mu         sync.Mutex
 	unreadable []string
 	// hidden are the instances whose machines are not shown, as with the credentials of another
 	// account.
 	hidden []string
 }
 
+// set sets the ids of machines that cannot be read, and of those that are hidden.
+func (r *refusing) set(unreadable, hidden []string) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	r.unreadable, r.hidden = unreadable, hidden
+}
+
+func (r *refusing) isUnreadable(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Contains(r.unreadable, id)
+}
+
+func (r *refusing) isHidden(id string) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	return slices.Contains(r.hidden, id)
+}
+
 func (r *refusing) List(ctx context.Context) ([]machines.Machine, error) {
 	list, err := r.API.List(ctx)
-	return slices.DeleteFunc(list, func(m machines.Machine) bool { return slices.Contains(r.hidden, m.ID) }), err
+	return slices.DeleteFunc(list, func(m machines.Machine) bool { return r.isHidden(m.ID) }), err
 }
 
 func (r *refusing) Launch(ctx context.Context, request machines.Request) (machines.Machine, error) {
@@ -48,10 +70,10 @@ func (r *refusing) Launch(ctx context.Context, request machines.Request) (machin
 }
 
 func (r *refusing) Find(ctx context.Context, id string) (machines.Machine, bool, error) {
-	if slices.Contains(r.unreadable, id) {
+	if r.isUnreadable(id) {
 		return machines.Machine{}, false, errors.New("the machine cannot be read")
 	}
-	if slices.Contains(r.hidden, id) {
+	if r.isHidden(id) {
 		return machines.Machine{}, false, nil
 	}
 	return r.API.Find(ctx, id)
@@ -119,7 +141,7 @@ func TestUnreadableMachinesDoNotHideOthers(t *testing.T) {
 	runRefusing(t, r, func(t *testing.T, w *world) {
 		ids := w.runs(8)
 		slices.Sort(ids)
-		r.unreadable = ids[:7]
+		r.set(ids[:7], nil)
 		w.cloud.Vanish(ids...)
 		began := time.Now()
 		w.Await(workers, map[string]instance.State{ids[7]: providertest.Deleted})
@@ -194,11 +216,11 @@ func TestALaunchProvesNothingAboutOtherMachines(t *testing.T) {
 			return machines.New(r, machines.Options{CallContext: callContext})
 		})
 		ids := w.runs(2)
-		r.hidden = ids
+		r.set(nil, ids)
 		time.Sleep(2 * time.Minute)
 		w.runs(1)
 		assert.Len(t, w.States(workers), 3, "10 minutes later")
-		r.hidden = nil
+		r.set(nil, nil)
 		time.Sleep(time.Minute)
 		assert.Len(t, w.States(workers), 3)
 		assert.Empty(t, w.cloud.Terminated())
