@@ -24,8 +24,11 @@ import (
 const (
 	// crashEnv has the crash of a process that a test binary is started as.
 	crashEnv = "NSTANCE_TEST_CRASH"
-	// crashTimeout is how long a process may take to reach the step where it is killed.
-	crashTimeout = 20 * time.Second
+	// crashTimeout is how long a process may take to reach the step where it is killed. Some
+	// have nothing to terminate and never reach theirs.
+	crashTimeout = 5 * time.Second
+	// launchTimeout is the same for one that certainly reaches its step.
+	launchTimeout = 30 * time.Second
 	// settleTimeout is how long the last process may take.
 	settleTimeout = 3 * time.Minute
 )
@@ -117,11 +120,11 @@ func (c *Crashes[O]) reconciler(one *crash[O], step func(string)) (*reconciler, 
 }
 
 // run starts a process for the crash, and kills it if it does not reach the step.
-func (one *crash[O]) run(t *testing.T) (reached bool) {
+func (one *crash[O]) run(t *testing.T, timeout time.Duration) (reached bool) {
 	t.Helper()
 	text, err := json.Marshal(one)
 	require.NoError(t, err)
-	ctx, cancel := context.WithTimeout(t.Context(), crashTimeout)
+	ctx, cancel := context.WithTimeout(t.Context(), timeout)
 	defer cancel()
 	var stderr bytes.Buffer
 	cmd := exec.CommandContext(ctx, os.Args[0])
@@ -145,7 +148,7 @@ func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
 	at := map[string]int{}
 	for n := range kills {
 		one.Step, one.Size = c.Steps[n%len(c.Steps)], c.Size(n)
-		if one.run(t) {
+		if one.run(t, crashTimeout) {
 			at[one.Step]++
 		}
 	}
@@ -156,7 +159,7 @@ func (c *Crashes[O]) Test(t *testing.T, options *O, cloud CrashedCloud) {
 	for n := range kills {
 		one.Step = unrecorded[n%len(unrecorded)]
 		one.Size++
-		if one.run(t) {
+		if one.run(t, launchTimeout) {
 			at[one.Step]++
 		}
 	}
