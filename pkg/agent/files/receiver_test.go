@@ -40,8 +40,8 @@ func (s sender) ReceiveFiles(_ *emptypb.Empty, stream grpc.ServerStreamingServer
 	}
 }
 
-// TestOneMessageHasAFile of the maximum size. A larger one is refused with the reason, on a
-// stream that goes on: the server would send it again and again.
+// TestOneMessageHasAFile of the maximum size. A larger one is refused with the reason, and the
+// stream stays open: the server retries the files of a stream that ends.
 func TestOneMessageHasAFile(t *testing.T) {
 	listener, err := net.Listen("tcp", "127.0.0.1:0")
 	require.NoError(t, err)

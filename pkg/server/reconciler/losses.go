@@ -91,20 +91,17 @@ func (l *losses) update(key instance.GroupKey, instances []instance.Instance, ot
 		missing = current.giveUp(missing, len(missing), givenUp{now, true})
 	case current.keptSince.IsZero():
 		shard := l.countShard(count, others(), now)
-		began = fmt.Sprintf("%d of %d instances of group %s, and %d of %d of the shard", len(missing), count.total, key, len(shard.missing), shard.total)
-		switch {
-		case count.isMany(0), shard.isMany(0):
-			current.keptSince = now
-		case !count.isMany(count.unlisted) && !shard.isMany(shard.unlisted):
-			missing, began = current.giveUp(missing, len(missing), givenUp{at: now}), ""
+		if !count.isMany(count.unlisted) && !shard.isMany(shard.unlisted) {
+			missing = current.giveUp(missing, len(missing), givenUp{at: now})
+			break
+		}
+		if current.waitingSince.IsZero() {
+			current.waitingSince = now
+		}
 		// Those that the provider looks for may be missing too.
-		case current.waitingSince.IsZero():
-			current.waitingSince, began = now, ""
-		case now.Sub(current.waitingSince) < lossWindow:
-			began = ""
-		default:
+		if count.isMany(0) || shard.isMany(0) || now.Sub(current.waitingSince) >= lossWindow {
 			current.keptSince = now
-			began += fmt.Sprintf(", which has %d more that it could not look up", shard.unlisted)
+			began = fmt.Sprintf("%d of %d instances of group %s, and %d of %d of the shard", len(missing), count.total, key, len(shard.missing), shard.total)
 		}
 	case now.Sub(current.keptSince) >= lossWindow:
 		shard := l.countShard(count, others(), now)

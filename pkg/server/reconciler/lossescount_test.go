@@ -61,7 +61,7 @@ func TestMissingInstancesWaitForThoseThatAreUnlisted(t *testing.T) {
 	assert.Empty(t, reported)
 	left, reported := waiting.update(workersKey, members("", 10, 1, 9), noOthers, begin.Add(lossWindow), false)
 	assert.Len(t, left, 1)
-	assert.Equal(t, "1 of 10 instances of group default/workers, and 1 of 10 of the shard, which has 9 more that it could not look up", reported)
+	assert.Equal(t, "1 of 10 instances of group default/workers, and 1 of 10 of the shard", reported)
 	assert.True(t, waiting.keeps(workersKey))
 	left, _ = waiting.update(workersKey, members("", 10, 1, 9), noOthers, begin.Add(lossWindow), true)
 	assert.Empty(t, left, "accepted")

@@ -63,7 +63,7 @@ func (r *refusing) List(ctx context.Context) ([]machines.Machine, error) {
 func (r *refusing) Launch(ctx context.Context, request machines.Request) (machines.Machine, error) {
 	if n := r.launches.Add(1); n > 1 && n <= 1+r.refusals {
 		return machines.Machine{}, &machines.Rejection{
-			Scope: machines.Scope{Group: request.Group}, RetryAfter: 5 * time.Second, Err: errors.New("the role may not launch instances"),
+			Scope: machines.Scope{Group: request.Group}, RetryAfter: 5 * time.Minute, Err: errors.New("the role may not launch instances"),
 		}
 	}
 	return r.API.Launch(ctx, request)
@@ -125,7 +125,7 @@ func TestARejectionAfterALostRequest(t *testing.T) {
 		assert.True(t, known, "its machine may exist")
 		w.Await(workers, map[string]instance.State{id: providertest.Deleted})
 		assert.Empty(t, w.cloud.Made())
-		assert.EqualValues(t, 3, r.launches.Load(), "calls: lost, refused, and refused when there is no machine")
+		assert.EqualValues(t, 2, r.launches.Load(), "calls: lost, and refused")
 		var reasons []string
 		for len(w.Failures) > 0 {
 			reasons = append(reasons, (<-w.Failures).Err.Error())
