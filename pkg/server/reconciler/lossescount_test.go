@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	"github.com/stretchr/testify/assert"
@@ -167,4 +168,28 @@ func TestManyGroupsOfWhichAllInstancesAreMissing(t *testing.T) {
 	assert.Empty(t, kept)
 	kept, _ = l.update(key(0), members("one", 10, 1, 0), others(map[instance.GroupKey][]instance.Instance{workersKey: large}), now, false)
 	assert.Empty(t, kept)
+}
+
+// deletedGroup is a group that was deleted, beside the others.
+type deletedGroup struct {
+	Groups
+	key instance.GroupKey
+}
+
+func (d deletedGroup) Deleted(key instance.GroupKey) bool {
+	return key == d.key || d.Groups.Deleted(key)
+}
+
+// TestInstancesOfDeletedGroupsDoNotCount for the share of the shard, as they are not replaced.
+func TestInstancesOfDeletedGroupsDoNotCount(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		s := start(t, newConfig())
+		s.run(workersKey, 1)
+		s.run(otherKey, 2)
+		r := &reconciliation{Reconciler: s.reconciler, key: workersKey}
+		assert.Len(t, r.others()[otherKey], 2)
+		assert.NotContains(t, r.others(), workersKey)
+		r.Reconciler = &Reconciler{Options: Options{Instances: s.reconciler.Instances, Groups: deletedGroup{s.reconciler.Groups, otherKey}}}
+		assert.Empty(t, r.others())
+	})
 }
