@@ -102,7 +102,7 @@ func TestCleanUpFails(t *testing.T) {
 	inBubble(t, func(t *testing.T, w *world) {
 		w.at["terminate it"] = func() { w.faults.Fail(machinestest.Terminate, 1<<30) }
 		assert.Equal(t, 1, w.check(t.Context()), "exit code")
-		assert.Contains(t, w.output.String(), cleanup+" ... FAILED after 10m")
+		assert.Contains(t, w.output.String(), cleanup+" ... FAILED after 20m")
 		assert.Contains(t, w.output.String(), "COULD NOT REMOVE")
 		assert.Contains(t, w.output.String(), `instance `+w.checked()+`, provider id "i-000002"`)
 		assert.Contains(t, w.output.String(), "They belong to shard a of cluster check--prod.")
