@@ -4,17 +4,12 @@
 package server_test
 
 import (
-	"bufio"
 	"bytes"
 	"context"
-	"crypto/tls"
-	"fmt"
 	"io"
 	"net"
 	"net/http/httptest"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -24,193 +19,159 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
-	"google.golang.org/grpc"
-	"google.golang.org/grpc/credentials"
-	"google.golang.org/protobuf/types/known/emptypb"
 
 	"nstance.dev/operator/pkg/runtest"
-	"nstance.dev/operator/pkg/server"
-	"nstance.dev/operator/pkg/server/config/jsonc"
-	"nstance.dev/operator/pkg/server/pki"
 	"nstance.dev/operator/pkg/server/pki/pkitest"
-	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/servertest"
-	"nstance.dev/operator/pkg/server/storage/file"
+	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/shard/connpool"
+	shardidentity "nstance.dev/operator/pkg/shard/identity"
+	"nstance.dev/operator/pkg/shard/informer"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
-// Environment variables of a process that runs as a server instead of the tests.
-const (
-	machineEnv = "NETWORK_TEST_MACHINE"
-	dirEnv     = "NETWORK_TEST_DIR"
-	cloudEnv   = "NETWORK_TEST_CLOUD"
-)
+// leaderAddress is the address of the leader, which the certificate of the servers must
+// have. The test forwards its connections to the machine that has it in the cloud.
+const leaderAddress = "127.0.2.10"
 
-// leaderAddress is the address of the leader. Only the certificate of the servers has it:
-// the network of the test leads to the machine that has it in the cloud.
-const leaderAddress = "192.0.2.10"
+// leaderShard is the shard of the servers.
+const leaderShard = "us-west-2a"
 
-func TestMain(m *testing.M) {
-	if machine := os.Getenv(machineEnv); machine != "" {
-		if err := runMachine(machine, os.Getenv(dirEnv), os.Getenv(cloudEnv)); err != nil {
-			fmt.Fprintln(os.Stderr, err)
-			os.Exit(1)
-		}
-		os.Exit(0)
-	}
-	os.Exit(m.Run())
-}
-
-// remoteOptions are those of kwok, for a machine in a cloud.
-type remoteOptions struct {
-	providertest.NetworkOptions
-	cloud string
-}
-
-func (o remoteOptions) NewLeaderNetwork(provider.Shard) (provider.LeaderNetwork, error) {
-	return providertest.RemoteMachine(o.cloud, o.Name, 100*time.Millisecond), nil
-}
-
-// runMachine is a server that runs until its standard input is closed. It prints the
-// address for operators.
-func runMachine(machine, dir, cloud string) error {
-	store, err := file.Open(filepath.Join(dir, "bucket"))
-	if err != nil {
-		return err
-	}
-	ctx, stop := context.WithCancel(context.Background())
-	defer stop()
-	go func() {
-		_, _ = io.Copy(io.Discard, os.Stdin)
-		stop()
-	}()
-	kubernetes := kwoktest.NewClientset()
-	s := &server.Server{
-		Shard: "us-west-2a", ID: machine, Storage: store, CacheDir: filepath.Join(dir, "cache-"+machine),
-		Providers: provider.Registry{kwoktest.Name: func(o *jsonc.Object) provider.Options {
-			options := kwoktest.Providers(kubernetes)[kwoktest.Name](o)
-			return remoteOptions{providertest.NetworkOptions{Options: options, Name: machine}, cloud}
-		}},
-		Listen: func(ctx context.Context, address string) (net.Listener, error) {
-			listener, err := new(net.ListenConfig).Listen(ctx, "tcp", "127.0.0.1:0")
-			if err == nil && strings.HasSuffix(address, ":8993") {
-				fmt.Println(listener.Addr())
-			}
-			return listener, err
-		},
-	}
-	return s.Run(ctx)
-}
-
-// machine is a server that runs in its own process.
-type machine struct {
-	cmd   *exec.Cmd
-	stdin io.Closer
-	log   *safeBuffer
-	// addr is the address for operators.
-	addr string
-}
-
-// safeBuffer is a buffer that is written and read at the same time.
-type safeBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *safeBuffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *safeBuffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
-}
-
-func startMachine(t *testing.T, name, dir, cloud string) *machine {
-	t.Helper()
-	m := &machine{cmd: exec.Command(os.Args[0]), log: &safeBuffer{}}
-	m.cmd.Env = append(os.Environ(), machineEnv+"="+name, dirEnv+"="+dir, cloudEnv+"="+cloud)
-	m.cmd.Stderr = m.log
-	var err error
-	m.stdin, err = m.cmd.StdinPipe()
-	require.NoError(t, err)
-	stdout, err := m.cmd.StdoutPipe()
-	require.NoError(t, err)
-	require.NoError(t, m.cmd.Start())
-	t.Cleanup(func() {
-		_ = m.cmd.Process.Kill()
-		_ = m.cmd.Wait()
-		if t.Failed() {
-			t.Logf("machine %s has logged:\n%s", name, m.log)
-		}
-	})
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(t, err, "the address of machine %s", name)
-	m.addr = strings.TrimSpace(line)
-	return m
-}
-
-func (m *machine) signal(t *testing.T, signal syscall.Signal) {
-	t.Helper()
-	require.NoError(t, m.cmd.Process.Signal(signal))
-}
-
-// ipNetwork carries the connections to the address of the leader to the machine that has
+// ipNetwork forwards the connections to the address of the leader to the machine that has
 // it. When another machine gets it, the connections to the one before break.
 type ipNetwork struct {
-	t        *testing.T
 	cloud    *providertest.NetworkCloud
 	machines map[string]*machine
-	// dials counts the connections of clients.
-	dials atomic.Int32
+	// addr is the address of the leader with its port.
+	addr string
+	// accepted counts the connections of clients.
+	accepted atomic.Int32
 }
 
-func (n *ipNetwork) dial(ctx context.Context, _ string) (net.Conn, error) { //nolint:contextcheck // the connection outlives ctx
-	n.dials.Add(1)
-	owner := ""
-	for owner == "" {
-		// Packets are lost while no machine has the address.
-		if owner = n.cloud.Owner(); owner == "" {
-			select {
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			case <-time.After(10 * time.Millisecond):
-			}
-		}
-	}
-	conn, err := new(net.Dialer).DialContext(ctx, "tcp", n.machines[owner].addr)
-	if err != nil {
-		return nil, err
-	}
-	done := n.t.Context()
-	go func() {
-		for done.Err() == nil {
-			if now := n.cloud.Owner(); now != "" && now != owner {
-				_ = conn.Close()
+// startNetwork forwards connections until the test is over.
+func startNetwork(t *testing.T, cloud *providertest.NetworkCloud, machines map[string]*machine) *ipNetwork {
+	t.Helper()
+	listener, err := new(net.ListenConfig).Listen(t.Context(), "tcp", leaderAddress+":0")
+	require.NoError(t, err)
+	n := &ipNetwork{cloud: cloud, machines: machines, addr: listener.Addr().String()}
+	runtest.Start(t, func(ctx context.Context) {
+		defer context.AfterFunc(ctx, func() { _ = listener.Close() })()
+		var forwarding sync.WaitGroup
+		defer forwarding.Wait()
+		for {
+			client, err := listener.Accept()
+			if err != nil {
 				return
 			}
-			select {
-			case <-done.Done():
-			case <-time.After(10 * time.Millisecond):
-			}
+			n.accepted.Add(1)
+			forwarding.Go(func() { n.forward(ctx, client) })
 		}
-	}()
-	return conn, nil
+	})
+	return n
+}
+
+// forward forwards one connection until one side closes it or another machine has the
+// address.
+func (n *ipNetwork) forward(ctx context.Context, client net.Conn) {
+	defer client.Close()
+	// Packets are lost while no machine has the address.
+	owner := n.awaitOwner(ctx, func(owner string) bool { return owner != "" })
+	if owner == "" {
+		return
+	}
+	server, err := new(net.Dialer).DialContext(ctx, "tcp", n.machines[owner].addr)
+	if err != nil {
+		return
+	}
+	defer server.Close()
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	for _, direction := range [][2]net.Conn{{client, server}, {server, client}} {
+		go func() {
+			defer stop()
+			_, _ = io.Copy(direction[0], direction[1])
+		}()
+	}
+	n.awaitOwner(ctx, func(now string) bool { return now != "" && now != owner })
+}
+
+// awaitOwner returns the machine that has the address once it is accepted, "" if ctx is
+// done before.
+func (n *ipNetwork) awaitOwner(ctx context.Context, accepted func(string) bool) string {
+	for {
+		if owner := n.cloud.Owner(); accepted(owner) {
+			return owner
+		}
+		select {
+		case <-ctx.Done():
+			return ""
+		case <-time.After(10 * time.Millisecond):
+		}
+	}
+}
+
+// leaderClient are the connections and the caches of an operator, whose only shard it reaches
+// at the address of the leader.
+type leaderClient struct {
+	*connpool.Pool
+	t       *testing.T
+	groups  *informer.Groups
+	notices *informer.Notices
+	// session is the last one that followed.
+	session int64
+}
+
+func startLeaderClient(t *testing.T, prepared *servertest.Server, address string) *leaderClient {
+	t.Helper()
+	certificate, key := pkitest.Operator(t, prepared.Authority, "operator", "default")
+	var own shardidentity.Identity
+	require.NoError(t, own.Set(certificate, key, prepared.Authority.CertificatePEM()))
+	c := &leaderClient{
+		Pool:    connpool.New(connpool.Options{Credentials: own.Credentials(servertest.ClusterID)}),
+		t:       t,
+		groups:  informer.NewGroups(informer.Options{}),
+		notices: informer.NewNotices(),
+	}
+	c.Set(map[string]shard.Endpoint{leaderShard: {Operator: address}})
+	runtest.Start(t, func(ctx context.Context) {
+		c.Run(ctx, func(ctx context.Context, id string, client nstancev1.OperatorServiceClient) {
+			var caches sync.WaitGroup
+			caches.Go(func() { c.groups.Serve(ctx, id, client) })
+			caches.Go(func() { c.notices.Serve(ctx, id, client) })
+			caches.Wait()
+		})
+	})
+	return c
+}
+
+// follow waits until the watches were opened again since the call before, and expects that a
+// group that is created now is received.
+func (c *leaderClient) follow(group string) {
+	c.t.Helper()
+	runtest.Eventually(c.t, "the watch of instances is open", func() bool {
+		return c.notices.Settled(leaderShard) && c.notices.Session(leaderShard) > c.session
+	})
+	c.session = c.notices.Session(leaderShard)
+	runtest.Eventually(c.t, "the leader accepts a group", func() bool {
+		_, err := c.UpsertGroup(c.t.Context(), leaderShard, group, shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}})
+		return err == nil
+	})
+	runtest.Eventually(c.t, "the shard is reachable, and has the group", func() bool {
+		reachable, _ := c.groups.Reachable(leaderShard)
+		_, received := c.groups.Get(leaderShard, group)
+		return reachable && received
+	})
 }
 
 // TestTheAddressFollowsTheLeader pauses the leader of two servers. The other one gets the
-// address, and the client's stream follows with one connection. When the first one
+// address, and the watches of an operator follow with one connection. When the first one
 // continues, it takes nothing back.
 func TestTheAddressFollowsTheLeader(t *testing.T) {
 	prepared := servertest.Prepare(t, servertest.Options{
+		Shard:      leaderShard,
 		HealthAddr: "127.0.0.1:8990", RegistrationAddr: "0.0.0.0:8992", Addr: "0.0.0.0:8993",
 		LeaderNetwork: `{"ip": "` + leaderAddress + `", "interface_id": "eni-1"}`,
-		Groups:        `{"default": {"main": {"template": "worker", "size": 0}}}`,
 	})
 	text, err := os.ReadFile(prepared.ConfigPath())
 	require.NoError(t, err)
@@ -220,39 +181,17 @@ func TestTheAddressFollowsTheLeader(t *testing.T) {
 	cloud := providertest.NewNetworkCloud()
 	api := httptest.NewServer(cloud)
 	defer api.Close()
-	network := &ipNetwork{t: t, cloud: cloud, machines: map[string]*machine{}}
-	for _, name := range []string{"a", "b"} {
-		network.machines[name] = startMachine(t, name, prepared.DataDir, api.URL)
-		runtest.Eventually(t, "a machine has the address", func() bool { return cloud.Owner() == "a" })
-	}
+	a := startMachine(t, "a", prepared.DataDir, api.URL)
+	runtest.Eventually(t, "a machine has the address", func() bool { return cloud.Owner() == "a" })
+	b := startMachine(t, "b", prepared.DataDir, api.URL)
+	network := startNetwork(t, cloud, map[string]*machine{"a": a, "b": b})
+	operator := startLeaderClient(t, prepared, network.addr)
+	operator.follow("first")
+	require.EqualValues(t, 1, network.accepted.Load(), "connections of the operator")
 
-	certificate, key, err := prepared.Authority.IssueClient(pki.Client{ID: "client", Tenant: "default", Role: pki.RoleOperator}, time.Hour)
-	require.NoError(t, err)
-	connection, err := grpc.NewClient("passthrough:///"+leaderAddress+":8993", grpc.WithContextDialer(network.dial),
-		grpc.WithTransportCredentials(credentials.NewTLS(clientTLS(t, prepared.Authority, certificate, key))))
-	require.NoError(t, err)
-	defer connection.Close()
-	operator := nstancev1.NewOperatorServiceClient(connection)
-	var stream grpc.ServerStreamingClient[nstancev1.GroupEvent]
-	follow := func() {
-		t.Helper()
-		runtest.Eventually(t, "the leader serves a stream", func() bool {
-			var err error
-			if stream, err = operator.WatchGroups(t.Context(), &emptypb.Empty{}, grpc.WaitForReady(true)); err == nil {
-				_, err = stream.Recv()
-			}
-			return err == nil
-		})
-	}
-	follow()
-	require.EqualValues(t, 1, network.dials.Load())
-
-	a, b := network.machines["a"], network.machines["b"]
 	pauseWithoutLock(t, prepared, a)
-	_, err = stream.Recv()
-	require.Error(t, err, "the stream of the leader before")
-	follow()
-	assert.EqualValues(t, 2, network.dials.Load(), "connections of the client")
+	operator.follow("second")
+	assert.EqualValues(t, 2, network.accepted.Load(), "connections of the operator")
 	assert.Equal(t, []string{"a", "b"}, cloud.Owners())
 
 	cloud.Changes()
@@ -264,41 +203,16 @@ func TestTheAddressFollowsTheLeader(t *testing.T) {
 	})
 	assert.Zero(t, tried.Load(), "calls for changes by the server that was paused")
 	assert.Equal(t, "b", cloud.Owner())
+	assert.EqualValues(t, 2, network.accepted.Load(), "connections of the operator")
 
 	// An orderly end releases the address, and the other server gets it.
 	require.NoError(t, b.stdin.Close())
-	_, err = stream.Recv()
-	require.Error(t, err)
-	follow()
+	operator.follow("third")
 	assert.Equal(t, []string{"a", "b", "a"}, cloud.Owners())
 	assert.Contains(t, b.log.String(), "Released the address of the leader")
 	require.NoError(t, b.cmd.Wait())
-}
-
-// pauseWithoutLock pauses a server while it has no lock of the storage, whose folders no
-// other server could write to.
-func pauseWithoutLock(t *testing.T, s *servertest.Server, m *machine) {
-	t.Helper()
-	for attempt := range 20 {
-		m.signal(t, syscall.SIGSTOP)
-		free := true
-		for _, folder := range []string{"", "leader/", "groups/", "accepted/", "instance/"} {
-			ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
-			_, err := s.Storage.Create(ctx, fmt.Sprintf("%sprobe-%d", folder, attempt), nil)
-			cancel()
-			free = free && err == nil
-		}
-		if free {
-			return
-		}
-		m.signal(t, syscall.SIGCONT)
+	for _, group := range []string{"first", "second"} {
+		_, kept := operator.groups.Get(leaderShard, group)
+		assert.True(t, kept, "group %s, which was created before", group)
 	}
-	t.Fatal("the server could not be paused")
-}
-
-func clientTLS(t *testing.T, authority *pki.Authority, certificatePEM, keyPEM []byte) *tls.Config {
-	t.Helper()
-	pair, err := tls.X509KeyPair(certificatePEM, keyPEM)
-	require.NoError(t, err)
-	return &tls.Config{MinVersion: tls.VersionTLS13, RootCAs: pkitest.Roots(authority), ServerName: leaderAddress, Certificates: []tls.Certificate{pair}}
 }
