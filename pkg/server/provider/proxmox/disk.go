@@ -11,8 +11,12 @@ import (
 	"strings"
 )
 
-// disks are names of disks in a configuration.
-var disks = regexp.MustCompile(`^(scsi|virtio|sata|ide)[0-9]+$`)
+// disks are names of disks in a configuration that a virtual machine can boot from, and
+// volumes those of all: the variables of its firmware and the state of its TPM have some too.
+var (
+	disks   = regexp.MustCompile(`^(scsi|virtio|sata|ide)[0-9]+$`)
+	volumes = regexp.MustCompile(`^(scsi|virtio|sata|ide|efidisk|tpmstate)[0-9]+$`)
+)
 
 // bootDisk returns the first disk in the boot order, and its size in bytes.
 func (c vmConfig) bootDisk() (name string, size int64, err error) {

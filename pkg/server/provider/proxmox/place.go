@@ -161,7 +161,7 @@ func (a *API) isShared(ctx context.Context, template source, p plan, found *inve
 	for name := range config {
 		volume := config.text(name)
 		storage, _, _ := strings.Cut(volume, ":")
-		if disks.MatchString(name) && !strings.HasPrefix(volume, "none") && !shared[storage] {
+		if volumes.MatchString(name) && !strings.HasPrefix(volume, "none") && !shared[storage] {
 			return false, nil
 		}
 	}

@@ -93,13 +93,18 @@ func TestATemplateOnALocalStorage(t *testing.T) {
 
 // TestATemplateWithALocalDisk is cloned on its own node, even to a shared storage.
 func TestATemplateWithALocalDisk(t *testing.T) {
-	s := pvetest.New("pve1", "pve2")
-	s.AddTemplate(9000, "pve1", "debian", "local", 4)
-	inBubble(t, s, func(t *testing.T, w *world) {
-		w.SetLoad("pve1", 10<<30, 0)
-		w.launch(request(t))
-		assert.Equal(t, "pve1", w.Made()[0].Node)
-	})
+	for _, local := range []string{"scsi0", "virtio1", "efidisk0", "tpmstate0"} {
+		t.Run(local, func(t *testing.T) {
+			s := pvetest.New("pve1", "pve2")
+			set := s.AddTemplate(9000, "pve1", "debian", "ceph", 4)
+			set(local, "local:base-9000-disk-1,size=4M")
+			inBubble(t, s, func(t *testing.T, w *world) {
+				w.SetLoad("pve1", 10<<30, 0)
+				w.launch(request(t))
+				assert.Equal(t, "pve1", w.Made()[0].Node)
+			})
+		})
+	}
 }
 
 // TestLinkedClones have no storage of their own.
