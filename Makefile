@@ -58,9 +58,10 @@ agent: ## Build the static agent for linux/amd64 and linux/arm64 into bin/, at m
 	done
 
 .PHONY: image
-image: build ## Write an image archive of each binary to bin/images/NAME.tar.
+image: ## Write an image archive of each binary to bin/images/NAME.tar.
 	@for name in nstance-operator nstance-server nstance-admin marekvs-operator; do \
-		(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/$$name -tag "$$name:$(VERSION)" \
+		GOOS=linux $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o bin/images/$$name ./cmd/$$name && \
+		(cd hack/tools && $(COMPILE) go run ./image -binary $(CURDIR)/bin/images/$$name -tag "$$name:$(VERSION)" \
 			-version '$(VERSION)' -revision "$$(git rev-parse HEAD)" -output $(CURDIR)/bin/images/$$name.tar) || exit; \
 		echo "bin/images/$$name.tar: $$name:$(VERSION)"; \
 	done
