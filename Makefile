@@ -101,7 +101,8 @@ test: test-unit test-e2e ## Run every test.
 
 .PHONY: test-unit
 test-unit: ## Run the tests that need no cluster.
-	$(RACETEST) ./...
+	@# Three packages at a time, because many tests wait.
+	$(RACETEST) -p 3 ./...
 	cd hack/tools && $(COMPILE) $(GOTEST) ./image
 	@$(if $(NSTANCE_TEST_MOTO),,echo 'NOT TESTED: the provider and the secrets of AWS with moto and the AWS CLI. make test-moto runs these tests.' >&2)
 
@@ -141,7 +142,8 @@ test-qemu:
 .PHONY: test-standalone
 test-standalone:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
-	cd e2e && NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -timeout 20m -v ./standalone
+	@# The test with kwok needs no machines: test-e2e runs it.
+	cd e2e && NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -timeout 20m -v -skip '^TestServerIsKilledWithKwok$$' ./standalone
 
 .PHONY: test-nodes
 test-nodes:

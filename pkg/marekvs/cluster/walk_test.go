@@ -356,7 +356,7 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 
 // From 6 to 3 nodes there are never two Pods being deleted at the same time.
 func TestAShrinkDeletesOnePodAtATime(t *testing.T) {
-	for seed := range uint64(10) {
+	for seed := range uint64(walks / 10) {
 		w := newWalk(t, seed, func(_ *rand.Rand, c *v1alpha1.MarekvsCluster) { c.Spec.Nodes = 6 })
 		w.fixed = true
 		w.change(sized(3))

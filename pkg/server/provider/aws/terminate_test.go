@@ -72,15 +72,15 @@ func TestTerminate(t *testing.T) {
 				time.Sleep(20 * time.Second)
 				assert.Equal(t, []string{ids[5]}, w.Existing(), "instances after 20 seconds")
 				first := w.Calls()["TerminateInstances"]
-				time.Sleep(time.Hour)
-				assert.Equal(t, []string{ids[5]}, w.Existing(), "instances after an hour")
+				time.Sleep(15 * time.Minute)
+				assert.Equal(t, []string{ids[5]}, w.Existing(), "instances after 15 minutes")
 				reported := failed(h)
 				assert.Positive(t, reported[ids[5]])
 				delete(reported, ids[5])
 				delete(reported, ids[3]) // that it is not found is reported
 				assert.Empty(t, reported)
 				assert.LessOrEqual(t, first, tc.calls, "calls in 20 seconds")
-				assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 2*60, "calls in the next hour")
+				assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 2*15, "calls in the next 15 minutes")
 			})
 		})
 	}
@@ -94,12 +94,12 @@ func TestNothingMayBeTerminated(t *testing.T) {
 	inBubble(t, region, func(t *testing.T, w *world) {
 		h := w.startProvider()
 		ids := w.runAndDelete(h, 60, func([]string) {})
-		time.Sleep(10 * time.Minute)
+		time.Sleep(5 * time.Minute)
 		assert.ElementsMatch(t, ids, w.Existing())
 		w.Calls()
-		time.Sleep(10 * time.Minute)
+		time.Sleep(5 * time.Minute)
 		// Two batches every 30 seconds, with a call for all and four for one.
-		assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 20*2*5, "calls in 10 minutes")
+		assert.LessOrEqual(t, w.Calls()["TerminateInstances"], 10*2*5, "calls in 5 minutes")
 		began := time.Now()
 		id := h.MustRun(spec())
 		assert.Less(t, time.Since(began), time.Minute)

@@ -82,7 +82,7 @@ func (w *world) walk(random *rand.Rand) *machinestest.Walk {
 }
 
 func TestRandomWalk(t *testing.T) {
-	seeds := uint64(5)
+	seeds := uint64(4)
 	if testing.Short() {
 		seeds = 2
 	}
