@@ -249,6 +249,10 @@ func (p *Provider) Delete(_ context.Context, id string) error {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	current, requested := p.requests[id]
+	if current.delete {
+		// The queue repeats it until the watch shows the deletion.
+		return nil
+	}
 	if !requested {
 		vm, found := p.vm(id)
 		if !found {
