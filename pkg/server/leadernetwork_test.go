@@ -21,14 +21,10 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/pkg/runtest"
-	"nstance.dev/operator/pkg/server/pki/pkitest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/servertest"
 	"nstance.dev/operator/pkg/shard"
-	"nstance.dev/operator/pkg/shard/connpool"
-	shardidentity "nstance.dev/operator/pkg/shard/identity"
-	"nstance.dev/operator/pkg/shard/informer"
-	nstancev1 "nstance.dev/operator/proto/nstance/v1"
+	"nstance.dev/operator/pkg/shard/shardtest"
 )
 
 // leaderAddress is the address of the leader, which the certificate of the servers must
@@ -111,65 +107,33 @@ func (n *ipNetwork) awaitOwner(ctx context.Context, accepted func(string) bool) 
 	}
 }
 
-// leaderClient are the connections and the caches of an operator, whose only shard it reaches
-// at the address of the leader.
-type leaderClient struct {
-	*connpool.Pool
-	t       *testing.T
-	groups  *informer.Groups
-	notices *informer.Notices
-	// session is the last one that followed.
-	session int64
-}
-
-func startLeaderClient(t *testing.T, prepared *servertest.Server, address string) *leaderClient {
+// follow waits until the watches of an operator were opened again since a session, expects
+// that it receives a group that is created now, and returns its present session.
+func follow(t *testing.T, operator *shardtest.Servers, since int64, group string) (session int64) {
 	t.Helper()
-	certificate, key := pkitest.Operator(t, prepared.Authority, "operator", "default")
-	var own shardidentity.Identity
-	require.NoError(t, own.Set(certificate, key, prepared.Authority.CertificatePEM()))
-	c := &leaderClient{
-		Pool:    connpool.New(connpool.Options{Credentials: own.Credentials(servertest.ClusterID)}),
-		t:       t,
-		groups:  informer.NewGroups(informer.Options{}),
-		notices: informer.NewNotices(),
-	}
-	c.Set(map[string]shard.Endpoint{leaderShard: {Operator: address}})
-	runtest.Start(t, func(ctx context.Context) {
-		c.Run(ctx, func(ctx context.Context, id string, client nstancev1.OperatorServiceClient) {
-			var caches sync.WaitGroup
-			caches.Go(func() { c.groups.Serve(ctx, id, client) })
-			caches.Go(func() { c.notices.Serve(ctx, id, client) })
-			caches.Wait()
-		})
+	runtest.Eventually(t, "the watch of instances is open", func() bool {
+		session = operator.Notices.Session(leaderShard)
+		return session > since
 	})
-	return c
-}
-
-// follow waits until the watches were opened again since the call before, and expects that a
-// group that is created now is received.
-func (c *leaderClient) follow(group string) {
-	c.t.Helper()
-	runtest.Eventually(c.t, "the watch of instances is open", func() bool {
-		return c.notices.Settled(leaderShard) && c.notices.Session(leaderShard) > c.session
-	})
-	c.session = c.notices.Session(leaderShard)
-	runtest.Eventually(c.t, "the leader accepts a group", func() bool {
-		_, err := c.UpsertGroup(c.t.Context(), leaderShard, group, shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}})
+	runtest.Eventually(t, "the leader accepts a group", func() bool {
+		_, err := operator.UpsertGroup(t.Context(), leaderShard, group, shard.GroupConfig{GroupSettings: shard.GroupSettings{Template: "worker"}})
 		return err == nil
 	})
-	runtest.Eventually(c.t, "the shard is reachable, and has the group", func() bool {
-		reachable, _ := c.groups.Reachable(leaderShard)
-		_, received := c.groups.Get(leaderShard, group)
-		return reachable && received
+	operator.AwaitReachable()
+	runtest.Eventually(t, "the group is received", func() bool {
+		_, received := operator.Groups.Get(leaderShard, group)
+		return received
 	})
+	return session
 }
 
 // TestTheAddressFollowsTheLeader pauses the leader of two servers. The other one gets the
 // address, and the watches of an operator follow with one connection. When the first one
 // continues, it takes nothing back.
 func TestTheAddressFollowsTheLeader(t *testing.T) {
+	operator := shardtest.StartServers(t)
 	prepared := servertest.Prepare(t, servertest.Options{
-		Shard:      leaderShard,
+		Authority: operator.Authority, Shard: leaderShard,
 		HealthAddr: "127.0.0.1:8990", RegistrationAddr: "0.0.0.0:8992", Addr: "0.0.0.0:8993",
 		LeaderNetwork: `{"ip": "` + leaderAddress + `", "interface_id": "eni-1"}`,
 	})
@@ -185,12 +149,13 @@ func TestTheAddressFollowsTheLeader(t *testing.T) {
 	runtest.Eventually(t, "a machine has the address", func() bool { return cloud.Owner() == "a" })
 	b := startMachine(t, "b", prepared.DataDir, api.URL)
 	network := startNetwork(t, cloud, map[string]*machine{"a": a, "b": b})
-	operator := startLeaderClient(t, prepared, network.addr)
-	operator.follow("first")
+	operator.Set(map[string]shard.Endpoint{leaderShard: {Operator: network.addr}})
+	operator.Connect()
+	session := follow(t, operator, 0, "first")
 	require.EqualValues(t, 1, network.accepted.Load(), "connections of the operator")
 
 	pauseWithoutLock(t, prepared, a)
-	operator.follow("second")
+	session = follow(t, operator, session, "second")
 	assert.EqualValues(t, 2, network.accepted.Load(), "connections of the operator")
 	assert.Equal(t, []string{"a", "b"}, cloud.Owners())
 
@@ -207,12 +172,12 @@ func TestTheAddressFollowsTheLeader(t *testing.T) {
 
 	// An orderly end releases the address, and the other server gets it.
 	require.NoError(t, b.stdin.Close())
-	operator.follow("third")
+	follow(t, operator, session, "third")
 	assert.Equal(t, []string{"a", "b", "a"}, cloud.Owners())
 	assert.Contains(t, b.log.String(), "Released the address of the leader")
 	require.NoError(t, b.cmd.Wait())
 	for _, group := range []string{"first", "second"} {
-		_, kept := operator.groups.Get(leaderShard, group)
+		_, kept := operator.Groups.Get(leaderShard, group)
 		assert.True(t, kept, "group %s, which was created before", group)
 	}
 }

@@ -11,8 +11,8 @@ import (
 	"strings"
 )
 
-// disks are names of disks in a configuration that a virtual machine can boot from, and
-// volumes those of all: the variables of its firmware and the state of its TPM have some too.
+// disks matches the names, in a configuration, of the disks that a virtual machine can boot
+// from. volumes also matches those of the firmware's variables and of the TPM's state.
 var (
 	disks   = regexp.MustCompile(`^(scsi|virtio|sata|ide)[0-9]+$`)
 	volumes = regexp.MustCompile(`^(scsi|virtio|sata|ide|efidisk|tpmstate)[0-9]+$`)
