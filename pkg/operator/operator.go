@@ -133,6 +133,7 @@ func newComponents(
 	c.groups = informer.NewGroups(informer.Options{
 		KnownInstances: knownInstances(informers.Nstance, options.Namespace),
 		Confirmed:      c.configuration.confirmed,
+		ProbeInterval:  options.ShardProbeInterval,
 	})
 	c.groups.AddHandler(shard.GroupHandler{OnError: c.configuration.errorReported})
 	c.state = c.newState(options, informers)

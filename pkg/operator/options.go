@@ -19,6 +19,7 @@ import (
 	"nstance.dev/operator/pkg/election"
 	"nstance.dev/operator/pkg/flagenv"
 	"nstance.dev/operator/pkg/identifier"
+	"nstance.dev/operator/pkg/shard/informer"
 )
 
 // Options are the settings of the operator. Each is a flag, and an environment
@@ -74,6 +75,9 @@ type Options struct {
 	OnDemandNamespaces, OnDemandGroups []string
 
 	election.Timing
+	// ShardProbeInterval is after what time the groups of every shard are listed again. A
+	// shard that does not respond meanwhile counts as unreachable.
+	ShardProbeInterval time.Duration
 	// ResyncPeriod is after what time every object is looked at again.
 	ResyncPeriod time.Duration
 }
@@ -97,6 +101,7 @@ func DefaultOptions() *Options {
 		OnDemandLimit:        100,
 		OnDemandDrainTimeout: time.Hour,
 		Timing:               election.DefaultTiming(),
+		ShardProbeInterval:   informer.DefaultProbeInterval,
 		ResyncPeriod:         10 * time.Minute,
 	}
 }
@@ -126,6 +131,7 @@ func (o *Options) AddFlags(flags *pflag.FlagSet) {
 	flags.StringSliceVar(&o.OnDemandNamespaces, "on-demand-namespaces", o.OnDemandNamespaces, "namespaces whose Pods may request machines, separated by commas; empty for all")
 	flags.StringSliceVar(&o.OnDemandGroups, "on-demand-groups", o.OnDemandGroups, "groups of which Pods may request machines, separated by commas; empty for all")
 	o.Timing.AddFlags(flags)
+	flags.DurationVar(&o.ShardProbeInterval, "shard-probe-interval", o.ShardProbeInterval, "after what time the groups of every shard are listed again, 1s to 30s; a shard that does not respond within the same time, or within 10s, is unreachable")
 	flags.DurationVar(&o.ResyncPeriod, "resync-period", o.ResyncPeriod, "after what time every object is looked at again")
 }
 
@@ -207,6 +213,9 @@ func (o *Options) Validate() error {
 		refuse("on-demand-drain-timeout", "%s must be 0s to %s", o.OnDemandDrainTimeout, ondemand.MaxDrainTimeout)
 	}
 	o.Timing.Validate(refuse)
+	if o.ShardProbeInterval < informer.MinProbeInterval || o.ShardProbeInterval > informer.MaxProbeInterval {
+		refuse("shard-probe-interval", "%s must be %s to %s", o.ShardProbeInterval, informer.MinProbeInterval, informer.MaxProbeInterval)
+	}
 	if o.ResyncPeriod < 0 {
 		refuse("resync-period", "%s must not be negative", o.ResyncPeriod)
 	}

@@ -54,6 +54,9 @@ func TestValidate(t *testing.T) {
 		"a lease of less than a second": {func(o *Options) {
 			o.RetryPeriod, o.RenewDeadline, o.LeaseDuration = 100*time.Millisecond, 500*time.Millisecond, 900*time.Millisecond
 		}, "--leader-elect-lease-duration: 900ms must be at least 1s"},
+		"an interval of nothing":   {func(o *Options) { o.ShardProbeInterval = 0 }, "--shard-probe-interval: 0s must be 1s to 30s"},
+		"too short an interval":    {func(o *Options) { o.ShardProbeInterval = 999 * time.Millisecond }, "--shard-probe-interval: 999ms must be 1s to 30s"},
+		"too long an interval":     {func(o *Options) { o.ShardProbeInterval = 31 * time.Second }, "--shard-probe-interval: 31s must be 1s to 30s"},
 		"a negative resync period": {func(o *Options) { o.ResyncPeriod = -1 }, "--resync-period: -1ns must not be negative"},
 		"a negative limit":         {func(o *Options) { o.OnDemandLimit = -1 }, "--on-demand-limit: -1 must not be negative"},
 		"a bad namespace":          {func(o *Options) { o.OnDemandNamespaces = []string{"team", "a_b"} }, `--on-demand-namespaces: "a_b": `},

@@ -17,8 +17,8 @@ const (
 	// packets are lost after 30 s. A server with gRPC's default policy counts pings
 	// that are less than 5 min apart as strikes and closes the connection at the
 	// third. It resets the strikes whenever it sends data: with its reply to the list
-	// that informer.Groups requests about every 30 s, at most one ping comes between
-	// two lists. A shorter time or rarer lists would exceed the limit.
+	// that informer.Groups requests about every 30 s or more often, at most one ping
+	// comes between two lists. A shorter time or rarer lists would exceed the limit.
 	keepaliveTime    = 20 * time.Second
 	keepaliveTimeout = 10 * time.Second
 

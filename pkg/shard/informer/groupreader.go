@@ -26,11 +26,11 @@ import (
 // ctx should have the name of the shard.
 //
 // The watch of groups receives changes at once. A list after each opening of the watch
-// and about every 30 s adds the changes that the watch missed. While the shard does not
-// respond, its groups stay and only Reachable is false. The groups also stay when Serve
-// returns, unless the cause is shard.ErrRemoved: then the shard is dropped. Another
-// watch receives errors for OnError. Its state has no effect on the other methods and
-// handlers.
+// and at every probe interval adds the changes that the watch missed. While the shard
+// does not respond, its groups stay and only Reachable is false. The groups also stay
+// when Serve returns, unless the cause is shard.ErrRemoved: then the shard is dropped.
+// Another watch receives errors for OnError. Its state has no effect on the other methods
+// and handlers.
 //
 // A server that names no shard is verified by a list (see Options). Until then its
 // events are ignored.

@@ -6,6 +6,7 @@
 package informer
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -44,7 +45,7 @@ func NewGroups(options Options) *Groups {
 	return &Groups{
 		shards:  shards[*groupCache, groupHandler]{newCache: newGroupCache, caches: map[string]*groupCache{}},
 		options: options,
-		timing:  defaultTiming,
+		timing:  defaultTiming.probing(cmp.Or(options.ProbeInterval, DefaultProbeInterval)),
 	}
 }
 

@@ -92,6 +92,7 @@ func (p *peer) ListGroups(ctx context.Context, _ *emptypb.Empty) (*nstancev1.Lis
 		select {
 		case <-block:
 		case <-ctx.Done():
+			return nil, ctx.Err()
 		}
 	}
 	return reply, err

@@ -17,7 +17,7 @@ type timing struct {
 	connectTimeout time.Duration
 	// listInterval is the time between lists, plus or minus listJitter. The
 	// keepalive of connections depends on it. Together with callTimeout it limits how
-	// long a shard that does not respond seems reachable: 43 s.
+	// long a shard that does not respond seems reachable: 43 s by default.
 	listInterval time.Duration
 	// callTimeout is the timeout of a list.
 	callTimeout time.Duration
@@ -43,9 +43,18 @@ type timing struct {
 	retention time.Duration
 }
 
+// DefaultProbeInterval is the default of Options.ProbeInterval, and MinProbeInterval and
+// MaxProbeInterval are its limits. With rarer lists the keepalive of connections would
+// exceed what servers accept.
+const (
+	DefaultProbeInterval = 30 * time.Second
+	MinProbeInterval     = time.Second
+	MaxProbeInterval     = DefaultProbeInterval
+)
+
 var defaultTiming = timing{
 	connectTimeout:     2 * time.Second,
-	listInterval:       30 * time.Second,
+	listInterval:       DefaultProbeInterval,
 	callTimeout:        10 * time.Second,
 	retryMin:           500 * time.Millisecond,
 	retryMax:           15 * time.Second,
@@ -59,6 +68,15 @@ var defaultTiming = timing{
 // listJitter spreads the lists, and the openings, of shards that were connected at the
 // same time.
 const listJitter = 0.1
+
+// probing returns t with lists at an interval. A list that takes longer than the interval
+// fails, and is retried within it.
+func (t timing) probing(interval time.Duration) timing {
+	t.listInterval = interval
+	t.callTimeout = min(t.callTimeout, interval)
+	t.retryMax = min(t.retryMax, interval)
+	return t
+}
 
 // newBackoff returns a backoff from retryMin to retryMax without a time limit.
 func (t timing) newBackoff() *backoff.ExponentialBackOff {

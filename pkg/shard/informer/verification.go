@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"time"
 
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/codes"
@@ -34,8 +35,8 @@ type Known struct {
 	OnDemand []string
 }
 
-// Options are the inputs of NewGroups. They are for servers whose certificate names no
-// shard (docs/protocol.md#authentication).
+// Options are the inputs of NewGroups. KnownInstances and Confirmed are for servers whose
+// certificate names no shard (docs/protocol.md#authentication).
 type Options struct {
 	// KnownInstances returns the known instances by shard. It is called before the
 	// handlers of Groups have received anything, after a restart. Default: none.
@@ -43,6 +44,9 @@ type Options struct {
 	// Confirmed reports whether an administrator has confirmed that the server at an
 	// address is that of a shard, and how to do so. Default: no.
 	Confirmed func(shard, address string) (confirmed bool, how string)
+	// ProbeInterval is the time between two lists of the groups of a shard. It limits how
+	// long a shard that does not respond seems reachable. Default: DefaultProbeInterval.
+	ProbeInterval time.Duration
 }
 
 // verify returns a shard.WrongServerError if the server of a connection may not be that
