@@ -3,11 +3,13 @@
 
 // Package registry lists the instance providers. It is the only package that
 // knows them all: everything else gets the one that the configuration names.
+//
+// The build tag noaws leaves AWS out of it, and out of the backends of storage and secrets:
+// the SDK is a sixth of what compiles before a cluster runs on a machine of a developer.
 package registry
 
 import (
 	"nstance.dev/operator/pkg/server/provider"
-	"nstance.dev/operator/pkg/server/provider/aws"
 	"nstance.dev/operator/pkg/server/provider/docker"
 	"nstance.dev/operator/pkg/server/provider/google"
 	"nstance.dev/operator/pkg/server/provider/kwok"
@@ -17,7 +19,6 @@ import (
 
 // Providers are the providers that a configuration can name.
 var Providers = provider.Registry{
-	aws.Name:     aws.ReadOptions,
 	docker.Name:  docker.ReadOptions,
 	google.Name:  google.ReadOptions,
 	kwok.Name:    kwok.ReadOptions,

@@ -12,11 +12,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/secrets"
-	"nstance.dev/operator/pkg/server/secrets/awsclient"
 	"nstance.dev/operator/pkg/server/secrets/googlesecrets"
-	"nstance.dev/operator/pkg/server/secrets/kmskey"
-	"nstance.dev/operator/pkg/server/secrets/parameterstore"
-	"nstance.dev/operator/pkg/server/secrets/secretsmanager"
 	"nstance.dev/operator/pkg/server/storage"
 )
 
@@ -37,14 +33,7 @@ func OpenWithoutKeys(ctx context.Context, c config.Secrets, store storage.Store)
 	case config.SecretsInGoogle:
 		return googlesecrets.New(googlesecrets.Options{Project: c.Project, Prefix: c.Prefix}), nil
 	case config.SecretsInSecretsManager, config.SecretsInParameterStore:
-		client, err := awsclient.LoadConfig(ctx)
-		if err != nil {
-			return nil, fmt.Errorf("open the secrets of provider %s: %w", c.Provider, err)
-		}
-		if c.Provider == config.SecretsInSecretsManager {
-			return secretsmanager.New(client, c.Prefix), nil
-		}
-		return parameterstore.New(client, c.Prefix), nil
+		return openAWS(ctx, c)
 	}
 	return nil, fmt.Errorf("the provider of secrets %q is unknown", c.Provider)
 }
@@ -84,29 +73,11 @@ var errNoService = errors.New("the key is not in a service")
 
 // readService returns the value of a secret, or errNoService.
 func readService(ctx context.Context, source config.KeySource) ([]byte, error) {
-	if source.GoogleSecret != "" {
+	switch {
+	case source.GoogleSecret != "":
 		return googlesecrets.Access(ctx, googlesecrets.Options{}, source.GoogleSecret)
+	case source.KMS != nil || source.SecretsManager != "" || source.ParameterStore != "":
+		return readAWS(ctx, source)
 	}
-	if source.KMS != nil {
-		return readKMS(ctx, source.KMS)
-	}
-	if source.SecretsManager == "" && source.ParameterStore == "" {
-		return nil, errNoService
-	}
-	client, err := awsclient.LoadConfig(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if source.SecretsManager != "" {
-		return secretsmanager.New(client, "").Get(ctx, source.SecretsManager)
-	}
-	return parameterstore.New(client, "").Get(ctx, source.ParameterStore)
-}
-
-func readKMS(ctx context.Context, key *config.KMSKey) ([]byte, error) {
-	client, err := awsclient.LoadConfigOf(ctx, key.Region)
-	if err != nil {
-		return nil, fmt.Errorf("aws_kms: %w", err)
-	}
-	return kmskey.Decrypt(ctx, client, key)
+	return nil, errNoService
 }

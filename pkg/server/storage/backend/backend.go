@@ -13,7 +13,6 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/server/storage/file"
 	"nstance.dev/operator/pkg/server/storage/gcs"
-	"nstance.dev/operator/pkg/server/storage/s3"
 )
 
 // Values of --storage.
@@ -52,7 +51,7 @@ func Open(ctx context.Context, provider, bucket, prefix string) (storage.Store, 
 func open(ctx context.Context, provider, bucket string) (storage.Store, error) {
 	switch provider {
 	case S3:
-		return s3.Open(ctx, bucket)
+		return openS3(ctx, bucket)
 	case GCS:
 		return gcs.Open(bucket)
 	}
