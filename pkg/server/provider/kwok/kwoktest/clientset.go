@@ -47,6 +47,20 @@ func NewClientset(objects ...runtime.Object) *fake.Clientset {
 		}
 		return true, list, listed.remember(listing, list)
 	})
+	clientset.PrependReactor("delete", "*", func(action clienttesting.Action) (bool, runtime.Object, error) {
+		deletion, ok := action.(clienttesting.DeleteAction)
+		if !ok {
+			return true, nil, fmt.Errorf("deleting %s: the action is a %T", action.GetResource(), action)
+		}
+		// An API server gives a deletion a version of its own. The fake clientset does not, so a
+		// list after a deletion would have the version of a list before it.
+		tracker := clientset.Tracker()
+		object, err := tracker.Get(action.GetResource(), action.GetNamespace(), deletion.GetName())
+		if err == nil {
+			err = tracker.Update(action.GetResource(), object, action.GetNamespace())
+		}
+		return err != nil, nil, err
+	})
 	clientset.PrependWatchReactor("*", func(action clienttesting.Action) (bool, watch.Interface, error) {
 		watching, ok := action.(clienttesting.WatchActionImpl)
 		if !ok {
@@ -89,11 +103,7 @@ func (l *lists) remember(action clienttesting.ListActionImpl, list runtime.Objec
 	key := listKey{action.GetResource(), action.GetNamespace(), accessor.GetResourceVersion()}
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	// A deletion creates no new version, so the first list of a version has all
-	// objects.
-	if _, known := l.objects[key]; !known {
-		l.objects[key] = objects
-	}
+	l.objects[key] = objects
 	return nil
 }
 

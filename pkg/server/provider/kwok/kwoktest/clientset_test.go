@@ -8,6 +8,7 @@ import (
 	"slices"
 	"testing"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -35,9 +36,10 @@ func TestAWatchMissesNothingSinceItsList(t *testing.T) {
 	}
 	remove("leaves")
 	remove("leaves-elsewhere")
-	// A later list of the same version has fewer objects.
-	_, err = nodes.List(t.Context(), metav1.ListOptions{})
+	// A later list has fewer objects, and so another version.
+	later, err := nodes.List(t.Context(), metav1.ListOptions{})
 	require.NoError(t, err)
+	assert.NotEqual(t, list.ResourceVersion, later.ResourceVersion)
 	create("comes", "a")
 	create("comes-elsewhere", "b")
 	create("comes-and-leaves", "a")
@@ -58,11 +60,38 @@ func TestAWatchMissesNothingSinceItsList(t *testing.T) {
 	relabel("comes-elsewhere", "a")
 	remove("stays")
 	var got []string
-	for range 6 {
+	// The deletion of a Node begins with an update, which gives it a version.
+	for range 7 {
 		event := <-watch.ResultChan()
 		got = append(got, fmt.Sprint(event.Type, " ", event.Object.(*corev1.Node).Name))
 	}
-	if want := []string{"DELETED leaves", "ADDED comes", "DELETED comes", "ADDED comes-elsewhere", "MODIFIED comes-elsewhere", "DELETED stays"}; !slices.Equal(got, want) {
+	if want := []string{"DELETED leaves", "ADDED comes", "DELETED comes", "ADDED comes-elsewhere", "MODIFIED comes-elsewhere", "MODIFIED stays", "DELETED stays"}; !slices.Equal(got, want) {
 		t.Errorf("the events are %q, want %q", got, want)
+	}
+}
+
+// TestAWatchHasNoDeletionFromBeforeItsList lists the same version before and after a deletion.
+func TestAWatchHasNoDeletionFromBeforeItsList(t *testing.T) {
+	node := func(name string) *corev1.Node { return &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}} }
+	nodes := NewClientset(node("first"), node("second"), node("third")).CoreV1().Nodes()
+	var lists []*corev1.NodeList
+	for _, next := range []string{"first", "second", ""} {
+		list, err := nodes.List(t.Context(), metav1.ListOptions{})
+		require.NoError(t, err)
+		lists = append(lists, list)
+		if next != "" {
+			require.NoError(t, nodes.Delete(t.Context(), next, metav1.DeleteOptions{}))
+		}
+	}
+	for _, list := range lists {
+		watch, err := nodes.Watch(t.Context(), metav1.ListOptions{ResourceVersion: list.ResourceVersion})
+		require.NoError(t, err)
+		defer watch.Stop()
+		for range len(list.Items) - 1 {
+			assert.Equal(t, "DELETED", string((<-watch.ResultChan()).Type))
+		}
+		_, err = nodes.Create(t.Context(), node(fmt.Sprint("last of ", len(list.Items))), metav1.CreateOptions{})
+		require.NoError(t, err)
+		assert.Equal(t, "ADDED", string((<-watch.ResultChan()).Type))
 	}
 }
