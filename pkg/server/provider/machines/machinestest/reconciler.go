@@ -29,6 +29,10 @@ type reconciler struct {
 	// spec has what all requests have in common.
 	spec provider.Spec
 	step func(string)
+	// rejected is true once the provider has rejected a request. It rejects others like it for
+	// half a minute if a machine has failed that an earlier process has not finished. The
+	// provider of another process does not.
+	rejected bool
 }
 
 // run reconciles until done returns true.
@@ -45,7 +49,11 @@ func (r *reconciler) run(ctx context.Context, done func() bool) error {
 			}
 		}, func(instance.GroupKey, string, error) {})
 	}()
-	<-r.provider.Synced()
+	select {
+	case <-r.provider.Synced():
+	case err := <-stopped:
+		return err
+	}
 	all, err := r.read()
 	if err != nil {
 		return err
@@ -132,7 +140,9 @@ func (r *reconciler) act(ctx context.Context, id string, one record) error {
 		spec := r.spec
 		spec.ID, spec.Group, spec.CreatedAt = id, workers, one.CreatedAt
 		spec.Userdata = []byte(fmt.Sprint("nonce ", time.Now())) // another one each time
-		_ = r.provider.Create(ctx, spec)                         // is tried again
+		if err := r.provider.Create(ctx, spec); err != nil {
+			r.rejected = true // is tried again, here or by the next process
+		}
 	}
 	return nil
 }
