@@ -12,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	coordinationv1 "k8s.io/api/coordination/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/tools/leaderelection/resourcelock"
 	"k8s.io/utils/ptr"
 )
@@ -81,6 +83,40 @@ func TestOlderLeaseEndsLeaderAndStandby(t *testing.T) {
 		close(leader.release)
 		close(standby.release)
 	})
+}
+
+// What this process has cached is not the state that the API server has.
+func TestALeaseThatWasLostOrRestoredIsNotWritten(t *testing.T) {
+	for name, change := range map[string]func(now, before *coordinationv1.Lease) *coordinationv1.Lease{
+		"another holds it": func(now, _ *coordinationv1.Lease) *coordinationv1.Lease {
+			now.Spec.HolderIdentity = ptr.To("another")
+			return now
+		},
+		"it was restored from a backup": func(_, before *coordinationv1.Lease) *coordinationv1.Lease { return before },
+	} {
+		t.Run(name, func(t *testing.T) {
+			synctest.Test(t, func(t *testing.T) {
+				l := &leases{}
+				held := l.open(t)
+				renewed := func() resourcelock.LeaderElectionRecord {
+					return resourcelock.LeaderElectionRecord{HolderIdentity: held.Identity(), RenewTime: metav1.Now()}
+				}
+				require.NoError(t, held.Create(t.Context(), renewed()))
+				before, _ := l.left()
+				<-time.After(timing().RetryPeriod)
+				require.NoError(t, held.Update(t.Context(), renewed()))
+				now, _ := l.left()
+				changed := change(now, before)
+				l.replace(changed)
+				_, _, err := held.Get(t.Context())
+				require.NoError(t, err)
+				require.ErrorIs(t, held.Update(t.Context(), renewed()), ErrLost)
+				left, _ := l.left()
+				assert.Equal(t, changed, left)
+				assert.Zero(t, held.Deadline())
+			})
+		})
+	}
 }
 
 // The clock of the next leader may be behind that of the last one.

@@ -14,6 +14,7 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/grpc/credentials"
 
 	"nstance.dev/operator/pkg/identifier"
 	"nstance.dev/operator/pkg/server/pki"
@@ -32,12 +33,17 @@ func listen(t *testing.T, authority *pki.Authority, version uint16, host string)
 
 func handshake(t *testing.T, i *Identity, address string) error {
 	t.Helper()
+	return handshakeWith(t, i.Credentials("test")("a").Clone(), address)
+}
+
+func handshakeWith(t *testing.T, client credentials.TransportCredentials, address string) error {
+	t.Helper()
 	conn, err := net.Dial("tcp", address)
 	require.NoError(t, err)
 	defer func() { _ = conn.Close() }()
 	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
 	defer cancel()
-	_, _, err = i.Credentials("test")("a").Clone().ClientHandshake(ctx, address, conn)
+	_, _, err = client.ClientHandshake(ctx, address, conn)
 	return err
 }
 
@@ -108,14 +114,19 @@ func TestServerMustNotBeOfAnotherShard(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			names := pki.Names{Hosts: []string{"127.0.0.1"}, URI: test.uri}
 			address, _ := pkitest.Listen(t, pki.NewServing(authority, names).MutualConfig())
-			err := handshake(t, &i, address)
-			if test.wrong == "" {
-				assert.NoError(t, err)
-				return
+			for kind, client := range map[string]credentials.TransportCredentials{
+				"with a certificate":    i.Credentials("test")("a"),
+				"without a certificate": AnonymousCredentials(pkitest.Roots(authority), "test", "a"),
+			} {
+				err := handshakeWith(t, client, address)
+				if test.wrong == "" {
+					assert.NoError(t, err, kind)
+					continue
+				}
+				var wrong *shard.WrongServerError
+				require.ErrorAs(t, err, &wrong, kind)
+				assert.Equal(t, shard.WrongServerError{Want: "nstance://test/a", Got: test.wrong}, *wrong, kind)
 			}
-			var wrong *shard.WrongServerError
-			require.ErrorAs(t, err, &wrong)
-			assert.Equal(t, shard.WrongServerError{Want: "nstance://test/a", Got: test.wrong}, *wrong)
 		})
 	}
 }
