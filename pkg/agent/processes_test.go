@@ -153,6 +153,7 @@ func TestPushSurvivesKillsWhileFilesArrive(t *testing.T) {
 		left.Store(unlimited)
 		killed.Store(true)
 		kill = m.startProcess()
-		runtest.Eventually(t, "the patch is applied", func() bool { return have(value) })
+		// The version before is removed after that.
+		runtest.Eventually(t, "the patch is applied", func() bool { return have(value) && m.writing() == -1 })
 	}
 }

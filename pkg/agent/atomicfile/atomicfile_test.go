@@ -55,12 +55,22 @@ func TestCreateRefusesAFileThatExists(t *testing.T) {
 	assert.True(t, info.ModTime().Equal(modified))
 }
 
-func TestRemove(t *testing.T) {
+func TestRemoveRemovesAFileThatMayBeMissing(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "a")
 	require.NoError(t, os.WriteFile(path, nil, 0o600))
 	for range 2 {
 		require.NoError(t, Remove(path))
+		assert.NoFileExists(t, path)
 	}
+	require.NoError(t, Remove(filepath.Join(path, "missing")), "in a folder that is missing too")
+}
+
+func TestRemoveReportsWhatItCannotRemove(t *testing.T) {
+	folder := t.TempDir()
+	path := filepath.Join(folder, "a")
+	require.NoError(t, os.WriteFile(path, nil, 0o600))
+	require.Error(t, Remove(folder))
+	assert.FileExists(t, path)
 }
 
 func TestWhoMayReadFilesMayListTheirFolder(t *testing.T) {

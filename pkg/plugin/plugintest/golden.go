@@ -19,7 +19,8 @@ var update = flag.Bool("update", false, "write the golden files")
 // Updating reports whether the test writes what it compares with, because of -update.
 func Updating() bool { return *update }
 
-// Golden compares a text with testdata/NAME, and writes it there with -update.
+// Golden compares a text with testdata/NAME. With -update it writes the text there instead, and
+// the test fails: a test that compares what it has written shows nothing.
 func Golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
@@ -30,6 +31,9 @@ func Golden(t *testing.T, name, got string) {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
 			t.Fatal(err)
 		}
+		// The test goes on: it may have more files to write.
+		t.Errorf("wrote %s; run the test again without -update", path)
+		return
 	}
 	want, err := os.ReadFile(path)
 	if err != nil {
