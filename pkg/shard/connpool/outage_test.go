@@ -6,6 +6,8 @@ package connpool
 import (
 	"context"
 	"fmt"
+	"io"
+	"net"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -77,6 +79,8 @@ type setup struct {
 	shards []string
 	// lossy are the shards whose packets are lost from the start.
 	lossy []string
+	// silent are shards beside them: connections to them are opened, and receive nothing.
+	silent []string
 	// groups and drains are at each shard.
 	groups []*nstancev1.GroupStatus
 	drains []*nstancev1.InstanceEvent
@@ -106,10 +110,27 @@ func inBubble(t *testing.T, s setup, test func(t *testing.T, b *bubble)) {
 		for _, id := range s.lossy {
 			b.network.lose(id, true)
 		}
+		for _, id := range s.silent {
+			endpoints[id] = shard.Endpoint{Operator: id}
+			listener := b.network.listen(id)
+			t.Cleanup(func() { _ = listener.Close() })
+			go acceptSilently(listener)
+		}
 		p.Set(endpoints)
 		runtest.Start(t, func(ctx context.Context) { p.Run(ctx, b.serve) })
 		test(t, b)
 	})
+}
+
+// acceptSilently opens connections and never replies.
+func acceptSilently(listener net.Listener) {
+	for {
+		opened, err := listener.Accept()
+		if err != nil {
+			return
+		}
+		go func() { _, _ = io.Copy(io.Discard, opened) }()
+	}
 }
 
 // serve runs both informers, as the operator does.
@@ -211,18 +232,20 @@ func TestLostPacketsDropNoDrain(t *testing.T) {
 }
 
 func TestUnreachableShardDelaysNoOther(t *testing.T) {
-	inBubble(t, setup{shards: []string{"a", "b", "c"}, lossy: []string{"a"}}, func(t *testing.T, b *bubble) {
+	inBubble(t, setup{shards: []string{"a", "b", "c"}, lossy: []string{"a"}, silent: []string{"d"}}, func(t *testing.T, b *bubble) {
 		for _, id := range []string{"b", "c"} {
 			if took := b.reachable(t, id, true, 10*time.Second); took > time.Second {
 				t.Errorf("shard %q took %v", id, took)
 			}
 		}
 		<-time.After(time.Minute)
-		if _, err := b.groups.Reachable("a"); !shard.IsUnreachable(err) {
-			t.Errorf("the reason for the lost shard is %v", err)
-		}
-		if b.groups.HasSynced("a") {
-			t.Error("a shard that was never reachable has synced")
+		for _, id := range []string{"a", "d"} {
+			if _, err := b.groups.Reachable(id); !shard.IsUnreachable(err) {
+				t.Errorf("the reason for shard %q is %v", id, err)
+			}
+			if b.groups.HasSynced(id) {
+				t.Errorf("shard %q, which was never reachable, has synced", id)
+			}
 		}
 		b.network.lose("a", false)
 		b.reachable(t, "a", true, 10*time.Second)

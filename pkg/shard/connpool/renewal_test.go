@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/identity"
 	"nstance.dev/operator/pkg/shard/informer"
+	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -34,10 +35,10 @@ func TestRenewedCertificates(t *testing.T) {
 		// interval is the time between calls.
 		interval time.Duration
 	}{
-		{15 * time.Second, 6, 20 * time.Millisecond},
-		{5 * time.Minute, 3, 100 * time.Millisecond},
+		{15 * time.Second, 6, tier.Pick(100*time.Millisecond, 20*time.Millisecond)},
+		{5 * time.Minute, 3, tier.Pick(time.Second, 100*time.Millisecond)},
 		// The grace period is over before the certificate expires.
-		{time.Hour, 2, time.Second},
+		{time.Hour, 2, tier.Pick(10*time.Second, time.Second)},
 	} {
 		t.Run(tc.ttl.String(), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { testRenewedCertificates(t, tc.ttl, tc.lifetimes, tc.interval) })
