@@ -4,10 +4,11 @@
 package distribute
 
 import (
+	"cmp"
 	"math"
+	"math/rand/v2"
 	"slices"
 	"testing"
-	"testing/quick"
 )
 
 func TestEven(t *testing.T) {
@@ -39,21 +40,15 @@ func TestEven(t *testing.T) {
 // For any input the shares add up, differ by at most one, and never increase
 // along the list.
 func TestEvenProperties(t *testing.T) {
-	property := func(replicas uint16, shards uint8) bool {
-		if shards == 0 {
-			return Even(int32(replicas), 0) == nil
-		}
-		sizes := Even(int32(replicas), int(shards))
-		var sum int32
-		for i, size := range sizes {
-			sum += size
-			if i > 0 && size > sizes[i-1] {
-				return false
+	withSeeds(t, func(t *testing.T, random *rand.Rand) {
+		for range 1000 {
+			replicas, shards := random.Int32N(1<<16), 1+random.IntN(1<<8)
+			sizes := Even(replicas, shards)
+			if len(sizes) != shards || Total(sizes) != replicas || sizes[0]-sizes[shards-1] > 1 || !slices.IsSortedFunc(sizes, descending) {
+				t.Fatalf("Even(%d, %d) = %v", replicas, shards, sizes)
 			}
 		}
-		return len(sizes) == int(shards) && sum == int32(replicas) && sizes[0]-sizes[len(sizes)-1] <= 1
-	}
-	if err := quick.Check(property, nil); err != nil {
-		t.Error(err)
-	}
+	})
 }
+
+func descending(a, b int32) int { return cmp.Compare(b, a) }

@@ -8,6 +8,8 @@ import (
 	"math/rand/v2"
 	"slices"
 	"testing"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // lendWalk is a pool whose shards have changing stock, in steps of one second.
@@ -120,7 +122,7 @@ func newLendWalk(t *testing.T, seed uint64) *lendWalk {
 // TestLendWalk: stock, connections and replicas change at random, and the operator stops in
 // the middle of its writes.
 func TestLendWalk(t *testing.T) {
-	for seed := range uint64(100) {
+	for _, seed := range tier.Seeds(t, tier.Pick(100, 500)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			w := newLendWalk(t, seed)
 			replicas := int32(w.random.IntN(20))

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // shardsOf returns shards "0", "1" and so on with these sizes. A server was not sent
@@ -99,10 +101,19 @@ func TestScale(t *testing.T) {
 	}
 }
 
+// withSeeds runs a test with random numbers from several seeds.
+func withSeeds(t *testing.T, test func(*testing.T, *rand.Rand)) {
+	t.Helper()
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 10)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { test(t, rand.New(rand.NewPCG(seed, 0))) })
+	}
+}
+
 // For all sizes and candidates: the sizes add up, candidates are removed first, no
 // instance moves without need, and a scale-up never makes the shards more uneven.
-func TestScaleProperties(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+func TestScaleProperties(t *testing.T) { withSeeds(t, testScaleProperties) }
+
+func testScaleProperties(t *testing.T, random *rand.Rand) {
 	for range 20000 {
 		sizes := make([]int32, 1+random.IntN(6))
 		notYetSent := make([]int32, len(sizes))
@@ -182,8 +193,9 @@ func expectShortfallFirst(t *testing.T, left, missing, got []int32) {
 
 // With many shards and large sizes, only the largest shrink and only the smallest grow,
 // down or up to a common level.
-func TestScaleLargeSizes(t *testing.T) {
-	random := rand.New(rand.NewPCG(7, 8))
+func TestScaleLargeSizes(t *testing.T) { withSeeds(t, testScaleLargeSizes) }
+
+func testScaleLargeSizes(t *testing.T, random *rand.Rand) {
 	for range 500 {
 		sizes := make([]int32, 64)
 		for i := range sizes {
@@ -204,8 +216,9 @@ func TestScaleLargeSizes(t *testing.T) {
 
 // From the result of Even, every change leads to the result of Even. From any other
 // sizes it does once every shard has grown.
-func TestScaleConvergesToEven(t *testing.T) {
-	random := rand.New(rand.NewPCG(3, 4))
+func TestScaleConvergesToEven(t *testing.T) { withSeeds(t, testScaleConvergesToEven) }
+
+func testScaleConvergesToEven(t *testing.T, random *rand.Rand) {
 	for range 2000 {
 		shards, replicas := 1+random.IntN(6), random.Int32N(40)
 		for next := range int32(40) {
@@ -225,8 +238,9 @@ func TestScaleConvergesToEven(t *testing.T) {
 }
 
 // Many small changes have the same result as one large change.
-func TestScaleInSteps(t *testing.T) {
-	random := rand.New(rand.NewPCG(5, 6))
+func TestScaleInSteps(t *testing.T) { withSeeds(t, testScaleInSteps) }
+
+func testScaleInSteps(t *testing.T, random *rand.Rand) {
 	for range 2000 {
 		sizes := make([]int32, 1+random.IntN(6))
 		for i := range sizes {

@@ -193,9 +193,10 @@ func (p *pool) step(replicas, limit int32, candidates []Candidate) (others int32
 // many at once, other than candidates. A scale-up is complete in one step, and if instances
 // terminate, the sizes finally add up to the replicas.
 func TestStepsNeverRemoveMoreThanTheLimit(t *testing.T) {
-	seed := rand.Uint64()
-	r := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
+	withSeeds(t, testStepsNeverRemoveMoreThanTheLimit)
+}
+
+func testStepsNeverRemoveMoreThanTheLimit(t *testing.T, r *rand.Rand) {
 	for range 3000 {
 		p := newPoolModel(r)
 		limit, replicas := 1+r.Int32N(3), Total(Sizes(p.shards))
@@ -234,9 +235,10 @@ func TestStepsNeverRemoveMoreThanTheLimit(t *testing.T) {
 
 // Without a limit, steps are what a scale-down without guards does.
 func TestStepsWithoutLimitAreTheWholeScaleDown(t *testing.T) {
-	seed := rand.Uint64()
-	r := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
+	withSeeds(t, testStepsWithoutLimitAreTheWholeScaleDown)
+}
+
+func testStepsWithoutLimitAreTheWholeScaleDown(t *testing.T, r *rand.Rand) {
 	for range 3000 {
 		p, replicas := newPoolModel(r), r.Int32N(20)
 		assert.Equal(t, replicas, Step(p.shards, replicas, replicas, nil, unlimited))

@@ -23,6 +23,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/kwok/kwoktest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -162,7 +163,7 @@ func (w *balancedWorld) checkTermination(id string) {
 // calls for load balancers fail. No instance is registered before it runs, and none is
 // terminated while it is a target, unless the deadline of its drain has passed.
 func TestTargetsOfServersThatAreKilled(t *testing.T) {
-	for seed := range uint64(2) {
+	for _, seed := range tier.Seeds(t, tier.Pick(2, 6)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { walkBalanced(t, seed) })
 		})

@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider/machines"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -126,7 +127,7 @@ func TestLoweredSizeInACloud(t *testing.T) {
 // killed at random moments, responses are lost and reads are late. In the end there are as
 // many machines as instances, and no instance has had two.
 func TestServersThatAreKilledLeaveNoMachine(t *testing.T) {
-	for seed := range uint64(2) {
+	for _, seed := range tier.Seeds(t, tier.Pick(2, 6)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				random := rand.New(rand.NewPCG(seed, 2))

@@ -12,6 +12,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // randomObservation is anything that a sync may see.
@@ -78,9 +79,12 @@ func mustCreate(observed observation) bool {
 // For every observation: a pool is created of all or of nothing, whenever it can be, beside
 // no other, and what was made is not made again.
 func TestPlanProperties(t *testing.T) {
-	seed := rand.Uint64()
-	r := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 4)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testPlanProperties(t, rand.New(rand.NewPCG(seed, 0))) })
+	}
+}
+
+func testPlanProperties(t *testing.T, r *rand.Rand) {
 	made := 0
 	for range 50_000 {
 		observed := randomObservation(r)

@@ -13,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/controller/controllertest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 func TestChoose(t *testing.T) {
@@ -64,7 +65,7 @@ func TestChoose(t *testing.T) {
 // All workers place NstanceMachines at the same time, and the cache does not show
 // any placement yet.
 func TestManyNstanceMachinesAreSpreadEvenly(t *testing.T) {
-	const each, before = 167, 20
+	each, before := tier.Pick(67, 167), 20
 	var all []*v1beta1.NstanceMachine
 	for i := range 3*each - before {
 		all = append(all, newNstanceMachine(fmt.Sprintf("m-%d", i)))

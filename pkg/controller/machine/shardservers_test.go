@@ -21,6 +21,7 @@ import (
 	"nstance.dev/operator/pkg/server/storage"
 	"nstance.dev/operator/pkg/shard"
 	"nstance.dev/operator/pkg/shard/shardtest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // serverHarness is a harness with real shard servers that have the group "workers".
@@ -98,10 +99,15 @@ func (groupsWithoutHandlers) AddHandler(shard.GroupHandler) {}
 // CreateInstance, a thousand times. Each NstanceMachine has one instance, and the
 // servers have no others.
 func TestOneInstanceOnRealServersDespiteManyFaults(t *testing.T) {
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 2)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testOneInstanceDespiteManyFaults(t, rand.New(rand.NewPCG(seed, 2))) })
+	}
+}
+
+func testOneInstanceDespiteManyFaults(t *testing.T, random *rand.Rand) {
 	const faults = 1000
 	h := newServerHarness(t, "a", "b")
 	h.Groups = groupsWithoutHandlers{h.Groups}
-	random := rand.New(rand.NewPCG(1, 2))
 	var counts [lost + 1]int
 	restarts, total, calm := 0, 0, false
 	next := func() fault {

@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/distribute"
 	"nstance.dev/operator/pkg/shard"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 type modelMachine struct {
@@ -204,9 +205,14 @@ func (s *model) live() []string {
 // terminated, and finally the number of instances is that of the replicas. Guards change
 // nothing about that, whatever they block.
 func TestOnlyCandidatesAreTerminated(t *testing.T) {
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 4)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testOnlyCandidatesAreTerminated(t, seed) })
+	}
+}
+
+func testOnlyCandidatesAreTerminated(t *testing.T, seed uint64) {
 	for run := range 2000 {
-		seed := rand.Uint64()
-		s := &model{t: t, r: rand.New(rand.NewPCG(seed, 1)), pool: newPool("a", "b", "c"),
+		s := &model{t: t, r: rand.New(rand.NewPCG(seed, uint64(run))), pool: newPool("a", "b", "c"),
 			groups: map[string]*v1beta1.NstanceShardGroup{}, servers: map[string]*modelServer{}, machines: map[string]*modelMachine{}}
 		s.pool.Spec.Machines = v1beta1.MachinesAlways
 		if run%4 > 1 {
@@ -222,7 +228,7 @@ func TestOnlyCandidatesAreTerminated(t *testing.T) {
 		}
 		// A scale-up before a scale-down was seen may keep an annotated instance.
 		grows := run%2 == 0
-		s.logf("run %d seed %d replicas %d", run, seed, s.replicas)
+		s.logf("run %d replicas %d", run, s.replicas)
 		for range 60 {
 			shardID := s.ids()[s.r.IntN(3)]
 			switch k := s.r.IntN(14); k {

@@ -14,6 +14,7 @@ import (
 
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/distribute"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // randomObservation returns an observation that a sync may make.
@@ -102,9 +103,12 @@ func carriedOut(seen observation, d decision) observation {
 // For all observations: no size is lowered and no group deleted without one explicit
 // number of replicas, and a decision that was carried out is not repeated.
 func TestPlanProperties(t *testing.T) {
-	seed := rand.Uint64()
-	r := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 4)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testPlanProperties(t, rand.New(rand.NewPCG(seed, 0))) })
+	}
+}
+
+func testPlanProperties(t *testing.T, r *rand.Rand) {
 	for range 20_000 {
 		seen := randomObservation(r)
 		d := plan(seen)
@@ -183,9 +187,12 @@ func TestPlanProperties(t *testing.T) {
 // With every MachinePool, and with crashes of the operator: an import terminates no
 // instance, as long as the replicas do not change.
 func TestImportTerminatesNothing(t *testing.T) {
-	seed := rand.Uint64()
-	r := rand.New(rand.NewPCG(seed, 0))
-	t.Logf("seed %d", seed)
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 4)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testImportTerminatesNothing(t, rand.New(rand.NewPCG(seed, 0))) })
+	}
+}
+
+func testImportTerminatesNothing(t *testing.T, r *rand.Rand) {
 	for range 20_000 {
 		pool := newPool()
 		seen := observation{pool: pool}

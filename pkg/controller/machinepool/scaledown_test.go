@@ -138,21 +138,29 @@ func TestCandidatesOneAfterTheOther(t *testing.T) {
 
 // A new leader with a stale cache does not select again.
 func TestStaleShardGroupsSelectNothing(t *testing.T) {
-	h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1"}, "c": {"c1"}}, nil)
-	h.live(2)
-	// The former leader wrote this, and the selected instance was deleted since.
-	group := h.shardGroup("a")
-	group.Spec.Size, group.Spec.RemoveFirst, group.Generation = 0, []string{"a1"}, 2
-	require.NoError(t, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), group, controllertest.Namespace))
-	writes, wait, err := h.sync()
-	if err != nil || len(writes) > 0 || wait != controller.StaleRetry {
-		t.Errorf("wrote %q and waits %s, error %v", writes, wait, err)
+	for name, change := range map[string]func(*v1beta1.NstanceShardGroup){
+		"of an older generation":              func(group *v1beta1.NstanceShardGroup) { group.Generation = 2 },
+		"deleted and created again meanwhile": func(group *v1beta1.NstanceShardGroup) { group.UID = "another" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			h := newPoolWithMachines(t, map[string][]string{"a": {"a1"}, "b": {"b1"}, "c": {"c1"}}, nil)
+			h.live(2)
+			// The former leader wrote this, and the selected instance was deleted since.
+			group := h.shardGroup("a")
+			group.Spec.Size, group.Spec.RemoveFirst = 0, []string{"a1"}
+			change(group)
+			require.NoError(t, h.Tracker().Update(v1beta1.SchemeGroupVersion.WithResource("nstanceshardgroups"), group, controllertest.Namespace))
+			writes, wait, err := h.sync()
+			if err != nil || len(writes) > 0 || wait != controller.StaleRetry {
+				t.Errorf("wrote %q and waits %s, error %v", writes, wait, err)
+			}
+			h.Show()
+			h.report("a", func(group *v1beta1.NstanceShardGroup) { ready(group) })
+			_, _, err = h.sync()
+			require.NoError(t, err)
+			h.expectSizes(map[string]int32{"a": 0, "b": 1, "c": 1})
+		})
 	}
-	h.Show()
-	h.report("a", func(group *v1beta1.NstanceShardGroup) { ready(group) })
-	_, _, err = h.sync()
-	require.NoError(t, err)
-	h.expectSizes(map[string]int32{"a": 0, "b": 1, "c": 1})
 }
 
 // Without a candidate the largest shard shrinks, and a scale-up grows the smallest.

@@ -4,12 +4,15 @@
 package observe
 
 import (
+	"fmt"
 	"math/rand/v2"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/assert"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 const minutes5 = 5 * time.Minute
@@ -72,7 +75,12 @@ func TestALongerWindowBeginsWithWhatTheShorterOneKnew(t *testing.T) {
 
 // The peak is never less than any rate of the window, and the memory is bounded.
 func TestPeakIsNeverTooLow(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 10)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testPeakIsNeverTooLow(t, rand.New(rand.NewPCG(seed, 2))) })
+	}
+}
+
+func testPeakIsNeverTooLow(t *testing.T, random *rand.Rand) {
 	for range 50 {
 		h := NewHistory(time.Minute)
 		now := start

@@ -4,6 +4,7 @@
 package scale
 
 import (
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"testing"
@@ -11,6 +12,8 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"k8s.io/utils/ptr"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 func demo() *Autoscaler {
@@ -80,7 +83,12 @@ func TestTarget(t *testing.T) {
 // The target is within the limits, and never more than one below the size, unless that is
 // above the limits; without a complete signal it is never below it.
 func TestTargetIsWithinLimits(t *testing.T) {
-	random := rand.New(rand.NewPCG(3, 4))
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 10)) {
+		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) { testTargetIsWithinLimits(t, rand.New(rand.NewPCG(seed, 4))) })
+	}
+}
+
+func testTargetIsWithinLimits(t *testing.T, random *rand.Rand) {
 	for range 20_000 {
 		a := &Autoscaler{
 			MinNodes: 1 + random.Int32N(10), MaxNodes: 1 + random.Int32N(10), ReplicationFactor: 1 + random.Int32N(4),

@@ -10,6 +10,7 @@ import (
 
 	"nstance.dev/operator/pkg/marekvs/scale"
 	"nstance.dev/operator/pkg/marekvs/storetest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // walk is a run of the operator on a model.
@@ -126,7 +127,8 @@ func (w *walk) target() int32 {
 // volume of a node is deleted, and in the end the cluster has its size.
 func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 	removals, reclaimed := 0, 0
-	for seed := range uint64(200) {
+	seeds := tier.Seeds(t, 200)
+	for _, seed := range seeds {
 		w := newWalk(seed)
 		w.run(1500, true)
 		for _, n := range w.Pods {
@@ -134,22 +136,22 @@ func TestNoCopyIsLostOnRandomWalks(t *testing.T) {
 		}
 		w.run(900, false)
 		if len(w.Problems) > 0 {
-			t.Fatalf("walk %d: %d problems, the first is: %s", seed, len(w.Problems), w.Problems[0])
+			t.Fatalf("seed %d: %d problems, the first is: %s", seed, len(w.Problems), w.Problems[0])
 		}
 		if w.Replicas != w.target() || len(w.Online()) != int(w.Replicas) {
-			t.Fatalf("walk %d ends with %d nodes, %d of them online, want %d", seed, w.Replicas, len(w.Online()), w.target())
+			t.Fatalf("the walk with seed %d ends with %d nodes, %d of them online, want %d", seed, w.Replicas, len(w.Online()), w.target())
 		}
 		if w.wanted.Autoscaler != nil {
 			per := w.Rate / float64(max(w.Replicas-1, 1))
 			if w.Replicas > w.wanted.Autoscaler.Clamp(0) && per < 0.6*5000 {
-				t.Fatalf("walk %d ends with %d nodes at %v commands per second", seed, w.Replicas, w.Rate)
+				t.Fatalf("the walk with seed %d ends with %d nodes at %v commands per second", seed, w.Replicas, w.Rate)
 			}
 		}
 		removals += w.removals
 		reclaimed += w.reclaimed
 	}
 	t.Logf("%d removals, %d volumes reclaimed", removals, reclaimed)
-	if removals < 500 || reclaimed < 100 {
+	if len(seeds) > 1 && (removals < 500 || reclaimed < 100) {
 		t.Errorf("only %d removals and %d reclaimed volumes", removals, reclaimed)
 	}
 }

@@ -5,6 +5,7 @@ package cache
 
 import (
 	"bytes"
+	"fmt"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
@@ -14,6 +15,8 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 func TestDamagedRowIsIgnored(t *testing.T) {
@@ -101,7 +104,12 @@ func TestUnusableFileIsRecreated(t *testing.T) {
 }
 
 func TestRandomDamage(t *testing.T) {
-	random := rand.New(rand.NewPCG(1, 2))
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 5)) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) { testRandomDamage(t, rand.New(rand.NewPCG(seed, 2))) })
+	}
+}
+
+func testRandomDamage(t *testing.T, random *rand.Rand) {
 	pristine := filepath.Join(t.TempDir(), "cache.db")
 	db := open(t.Context(), t, pristine)
 	all := newRows(500)

@@ -17,6 +17,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/instancestore"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // model contains the expected instances by id.
@@ -72,7 +73,7 @@ func setDeleteReason(i *instance.Instance, reason string) {
 // and replaced. The cloud lists all instances, so that their states do not
 // change.
 func TestRandomWalk(t *testing.T) {
-	for seed := range uint64(8) {
+	for _, seed := range tier.Seeds(t, tier.Pick(8, 40)) {
 		t.Run(fmt.Sprintf("seed %d", seed), func(t *testing.T) {
 			t.Parallel()
 			walk(t, rand.New(rand.NewPCG(seed, 0)), 400)

@@ -15,6 +15,7 @@ import (
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/deadline"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 const (
@@ -30,8 +31,8 @@ const (
 // through its fence. After all faults are cleared, one server leads and keeps
 // leading.
 func TestAtMostOneLeader(t *testing.T) {
-	for seed := range uint64(4) {
-		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+	for _, seed := range tier.Seeds(t, tier.Pick(4, 20)) {
+		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				random := rand.New(rand.NewPCG(seed, 0))
 				w := &walk{

@@ -18,6 +18,7 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // TestWalk changes instances, group, configuration and leader at random, while calls fail
@@ -25,7 +26,7 @@ import (
 // free for its termination while a load balancer has it as a target. In the end the targets
 // are what is wanted.
 func TestWalk(t *testing.T) {
-	for seed := range uint64(20) {
+	for _, seed := range tier.Seeds(t, tier.Pick(20, 100)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) { walk(t, rand.New(rand.NewPCG(seed, 1))) })
 		})

@@ -13,13 +13,14 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // TestPlansOfRandomWalk makes random changes, checks every plan, and carries it
 // out completely or in part. From time to time it makes no further changes, and
 // then the group must reach its desired state.
 func TestPlansOfRandomWalk(t *testing.T) {
-	for seed := range uint64(60) {
+	for _, seed := range tier.Seeds(t, tier.Pick(60, 300)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			t.Parallel()
 			w := newWorld(seed)

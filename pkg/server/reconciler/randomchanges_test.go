@@ -13,6 +13,7 @@ import (
 
 	"nstance.dev/operator/pkg/server/config"
 	"nstance.dev/operator/pkg/server/instance"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // TestRandomChanges makes one random change at a time and lets reconciler,
@@ -20,7 +21,7 @@ import (
 // without calls for another group, and every deletion must have been announced.
 func TestRandomChanges(t *testing.T) {
 	keys := []instance.GroupKey{workersKey, noDrainKey, otherKey}
-	for seed := range uint64(6) {
+	for _, seed := range tier.Seeds(t, tier.Pick(6, 30)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			synctest.Test(t, func(t *testing.T) {
 				random := rand.New(rand.NewPCG(seed, 0))

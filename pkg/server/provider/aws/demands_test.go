@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // wanted requests an instance again and again, as the reconciler does, with a new id when
@@ -254,12 +255,13 @@ func TestDemandAQuotaMakesNoStorm(t *testing.T) {
 	})
 }
 
-// TestDemandFewCalls of a shard with 500 instances, and one minute in which all calls are
-// throttled.
+// TestDemandFewCalls of a shard with 500 instances at full size, and one minute in which all
+// calls are throttled.
 func TestDemandFewCalls(t *testing.T) {
 	inBubble(t, newRegion(), func(t *testing.T, w *world) {
 		var ids []string
-		for range 500 {
+		instances := tier.Pick(150, 500)
+		for range instances {
 			r := request(t)
 			w.launch(r)
 			ids = append(ids, r.ID)
@@ -302,13 +304,13 @@ func TestDemandFewCalls(t *testing.T) {
 		h.Await(workers, want)
 		w.expectMade(ids...)
 		assert.Len(t, w.Terminated(), 130)
-		assert.Len(t, h.List(workers), 380)
+		assert.Len(t, h.List(workers), instances-120)
 		assert.Empty(t, h.Failures)
 	})
 }
 
-// TestDemandALimitOfCalls: with the limits of the service, 500 launches at once succeed, and
-// so do the terminations, and no call is one too many.
+// TestDemandALimitOfCalls: with the limits of the service, 500 launches at once at full size
+// succeed, and so do the terminations, and no call is one too many.
 func TestDemandALimitOfCalls(t *testing.T) {
 	s := newRegion()
 	s.Writes = newLimiter(2, 5)
@@ -317,14 +319,15 @@ func TestDemandALimitOfCalls(t *testing.T) {
 		h := w.startProvider()
 		want := map[string]instance.State{}
 		var ids []string
-		for range 500 {
+		launches := tier.Pick(100, 500)
+		for range launches {
 			ids = append(ids, h.MustCreate(spec()))
 			want[ids[len(ids)-1]] = instance.Running
 		}
 		h.Await(workers, want)
 		w.expectMade(ids...)
 		assert.Empty(t, h.Failures)
-		assert.Equal(t, 500, w.Calls()["RunInstances"], "a call that is rejected is repeated")
+		assert.Equal(t, launches, w.Calls()["RunInstances"], "a call that is rejected is repeated")
 		for _, id := range ids {
 			h.MustDelete(id)
 			want[id] = providertest.Deleted
@@ -332,7 +335,7 @@ func TestDemandALimitOfCalls(t *testing.T) {
 		h.Await(workers, want)
 		assert.Empty(t, w.Existing())
 		assert.Empty(t, h.Failures)
-		assert.Equal(t, 10, w.Calls()["TerminateInstances"])
+		assert.Equal(t, launches/50, w.Calls()["TerminateInstances"])
 	})
 }
 

@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/aws/ec2test"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // randomFault makes some of the next calls fail.
@@ -79,11 +80,7 @@ func (w *world) walk(random *rand.Rand) *machinestest.Walk {
 }
 
 func TestRandomWalk(t *testing.T) {
-	seeds := uint64(3)
-	if testing.Short() {
-		seeds = 1
-	}
-	for seed := range seeds {
+	for _, seed := range tier.Seeds(t, tier.Pick(1, 10)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			region := newRegion()
 			region.PageSize = 2

@@ -14,6 +14,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/google/gcetest"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // randomFault makes some of the next calls fail.
@@ -68,11 +69,7 @@ func (w *world) walk(random *rand.Rand) *machinestest.Walk {
 }
 
 func TestRandomWalk(t *testing.T) {
-	seeds := uint64(3)
-	if testing.Short() {
-		seeds = 1
-	}
-	for seed := range seeds {
+	for _, seed := range tier.Seeds(t, tier.Pick(3, 20)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			s := gcetest.New()
 			s.Lenient, s.PageSize = seed%2 == 1, 2

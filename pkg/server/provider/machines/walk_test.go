@@ -17,6 +17,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/providertest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // record is what a caller stores of an instance, and a restart does not lose.
@@ -144,7 +145,7 @@ func (w *walker) step() {
 // Each instance that was created has had exactly one machine. None was terminated without
 // a request, and none is left that should not exist.
 func TestRandomWalk(t *testing.T) {
-	for seed := range uint64(20) {
+	for _, seed := range tier.Seeds(t, tier.Pick(20, 100)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			run(t, func(t *testing.T, world *world) {
 				w := &walker{

@@ -16,6 +16,7 @@ import (
 	"nstance.dev/operator/pkg/server/provider"
 	"nstance.dev/operator/pkg/server/provider/machines/machinestest"
 	"nstance.dev/operator/pkg/server/provider/proxmox/pvetest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // randomFault makes some of the next calls fail.
@@ -82,11 +83,7 @@ func (w *world) walk(random *rand.Rand) *machinestest.Walk {
 }
 
 func TestRandomWalk(t *testing.T) {
-	seeds := uint64(4)
-	if testing.Short() {
-		seeds = 2
-	}
-	for seed := range seeds {
+	for _, seed := range tier.Seeds(t, tier.Pick(2, 10)) {
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			inBubble(t, newCluster(), func(t *testing.T, w *world) {
 				if seed%2 == 1 {

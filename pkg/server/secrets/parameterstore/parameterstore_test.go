@@ -31,7 +31,7 @@ func TestConformance(t *testing.T) {
 // TestMoto is the suite with a server of other authors.
 func TestMoto(t *testing.T) {
 	url := secretstest.StartMoto(t)
-	secretstest.Test(t, func(t *testing.T) secretstest.Backend {
+	secretstest.TestWithoutFaults(t, func(t *testing.T) secretstest.Backend {
 		secretstest.ResetMoto(t, url)
 		return secretstest.Backend{Open: opener(url), MaxValue: 4096, Text: true}
 	})
