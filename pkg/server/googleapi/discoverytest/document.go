@@ -11,7 +11,6 @@ import (
 	"net/http"
 	"net/url"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -19,6 +18,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/testing/source"
 )
 
 // The documents that are used.
@@ -114,13 +115,13 @@ func (d *Document) collect(r *resource) {
 // moduleDir returns where the module with the documents is. It has a module of ours to
 // itself, so that what it requires is not required by the server.
 var moduleDir = sync.OnceValues(func() (string, error) {
-	root, err := goCommand("", "list", "-m", "-f", "{{.Dir}}", "nstance.dev/operator")
+	root, err := source.Root("hack/discovery/go.*")
 	if err != nil {
 		return "", err
 	}
-	text, err := goCommand(filepath.Join(strings.TrimSpace(root), "hack", "discovery"), "mod", "download", "-json", "google.golang.org/api")
+	text, err := source.Go(filepath.Join(root, "hack", "discovery"), "mod", "download", "-json", "google.golang.org/api")
 	if err != nil {
-		return "", err
+		return "", fmt.Errorf("find the discovery documents: %w", err)
 	}
 	var module struct{ Dir string }
 	if err := json.Unmarshal([]byte(text), &module); err != nil {
@@ -128,18 +129,6 @@ var moduleDir = sync.OnceValues(func() (string, error) {
 	}
 	return module.Dir, nil
 })
-
-func goCommand(dir string, arguments ...string) (string, error) {
-	cmd := exec.Command("go", arguments...)
-	cmd.Dir = dir
-	cmd.Env = append(os.Environ(), "GOWORK=off", "GOFLAGS=")
-	cmd.Stderr = new(strings.Builder)
-	output, err := cmd.Output()
-	if err != nil {
-		return "", fmt.Errorf("find the discovery documents: %s: %w\n%s", cmd, err, cmd.Stderr)
-	}
-	return string(output), nil
-}
 
 // Find returns the method of a path below the root of the API and the variables in it.
 func (d *Document) Find(httpMethod, escapedPath string) (*Method, map[string]string, error) {

@@ -9,7 +9,6 @@ import (
 	"io"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"regexp"
 	"testing"
 	"time"
@@ -30,23 +29,14 @@ const motoEnv = "NSTANCE_TEST_MOTO"
 // motoZone is a zone where moto has a subnet.
 const motoZone = "us-west-2a"
 
-// program returns the path of a program of Python.
+// program returns the path of a program of Python, which make test-moto installs.
 func program(t *testing.T, name string) string {
 	t.Helper()
 	if os.Getenv(motoEnv) == "" {
 		t.Skipf("NOT TESTED with moto and the AWS CLI: %s is not set (make test-moto)", motoEnv)
 	}
-	home, err := os.UserHomeDir()
-	require.NoError(t, err)
-	found, err := filepath.Glob(home + "/.pyenv/versions/*/bin/" + name)
-	require.NoError(t, err)
-	if len(found) > 0 {
-		return found[0]
-	}
 	path, err := exec.LookPath(name)
-	if err != nil {
-		t.Fatalf("%s is not installed: pip install 'moto[server]' awscli", name)
-	}
+	require.NoError(t, err)
 	return path
 }
 

@@ -35,7 +35,11 @@ func TestConformance(t *testing.T) {
 	limited := d.Network(t, net+"0/29", net+"4", net+"5", net+"6")
 	network := d.Network(t, "")
 	providertest.TestRemote(t, providertest.Config{
-		Run:            func(t *testing.T, test func(*testing.T)) { test(t) },
+		// Machines need little of this machine, and most of the time is waiting.
+		Run: func(t *testing.T, test func(*testing.T)) {
+			t.Parallel()
+			test(t)
+		},
 		NewBackend:     func(t *testing.T) providertest.Backend { return newBackend(t, d, options) },
 		Type:           newType("tiny"),
 		OtherType:      newType("other"),

@@ -16,7 +16,11 @@ import (
 func TestConformance(t *testing.T) {
 	needPrograms(t)
 	providertest.TestRemote(t, providertest.Config{
-		Run:            func(t *testing.T, test func(*testing.T)) { test(t) },
+		// Machines need little of this machine, and most of the time is waiting.
+		Run: func(t *testing.T, test func(*testing.T)) {
+			t.Parallel()
+			test(t)
+		},
 		NewBackend:     newBackend,
 		Type:           testType,
 		OtherType:      largeType,

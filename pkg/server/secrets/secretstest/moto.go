@@ -7,8 +7,12 @@ import (
 	"context"
 	"net"
 	"net/http"
+	"net/http/httptest"
+	"net/http/httputil"
+	"net/url"
 	"os"
 	"os/exec"
+	"sync"
 	"testing"
 	"time"
 
@@ -25,7 +29,7 @@ const motoEnv = "NSTANCE_TEST_MOTO"
 
 // StartMoto runs moto, a server that mocks services of AWS, until the end of the test. It
 // skips the test unless it is required.
-func StartMoto(t testing.TB) (url string) {
+func StartMoto(t testing.TB) (address string) {
 	t.Helper()
 	if os.Getenv(motoEnv) == "" {
 		t.Skipf("NOT TESTED with moto: %s is not set (make test-moto)", motoEnv)
@@ -45,9 +49,9 @@ func StartMoto(t testing.TB) (url string) {
 		cancel()
 		_ = program.Wait()
 	})
-	url = "http://127.0.0.1:" + port
+	moto := "http://127.0.0.1:" + port
 	err = wait.PollUntilContextTimeout(t.Context(), 20*time.Millisecond, motoStartTimeout, true, func(ctx context.Context) (bool, error) {
-		request, err := http.NewRequestWithContext(ctx, http.MethodGet, url+"/moto-api/", nil)
+		request, err := http.NewRequestWithContext(ctx, http.MethodGet, moto+"/moto-api/", nil)
 		if err != nil {
 			return false, err
 		}
@@ -58,7 +62,24 @@ func StartMoto(t testing.TB) (url string) {
 		return true, response.Body.Close()
 	})
 	require.NoError(t, err, "waiting for moto")
-	return url
+	return oneAtATime(t, moto)
+}
+
+// oneAtATime passes requests on to moto one after the other: moto has no locks, so that of
+// two creations at the same time both may succeed.
+func oneAtATime(t testing.TB, moto string) (address string) {
+	t.Helper()
+	target, err := url.Parse(moto)
+	require.NoError(t, err)
+	proxy := httputil.NewSingleHostReverseProxy(target)
+	var mu sync.Mutex
+	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		mu.Lock()
+		defer mu.Unlock()
+		proxy.ServeHTTP(w, r)
+	}))
+	t.Cleanup(server.Close)
+	return server.URL
 }
 
 // ResetMoto removes everything that moto has.

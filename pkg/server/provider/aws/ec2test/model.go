@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net/url"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -56,8 +57,12 @@ func ReadModel(name, path string) (*Model, error) {
 	if path != "" {
 		paths = append(paths, path)
 	} else {
-		home, _ := os.UserHomeDir() // without one, there is no model in it
+		// Without a home or the AWS CLI, there is no model in its folder.
+		home, _ := os.UserHomeDir()
+		aws, _ := exec.LookPath("aws")
 		for _, pattern := range []string{
+			// The virtual environment of make test-moto.
+			filepath.Dir(filepath.Dir(aws)) + "/lib/python3*/site-packages/",
 			home + "/.pyenv/versions/*/lib/python3*/site-packages/", home + "/.local/lib/python3*/site-packages/",
 			"/usr/lib/python3/dist-packages/", "/usr/local/lib/python3*/*-packages/",
 		} {

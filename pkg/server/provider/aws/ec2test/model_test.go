@@ -20,7 +20,7 @@ func needModel(t *testing.T, model *ec2test.Model, service string) {
 	switch {
 	case model != nil:
 	case os.Getenv("NSTANCE_TEST_MOTO") != "":
-		t.Fatal("botocore is not installed: pip install botocore")
+		t.Fatalf("no model of %s was found: make test-moto installs botocore", service)
 	default:
 		t.Skipf("NOT TESTED: botocore is not installed, so that no call of the provider was compared with its model of %s", service)
 	}

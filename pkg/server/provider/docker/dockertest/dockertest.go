@@ -13,9 +13,9 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,6 +26,8 @@ import (
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/rand"
+
+	"nstance.dev/operator/pkg/testing/source"
 )
 
 // EnvHost names the environment variable with the address of the daemon. If it is set,
@@ -65,14 +67,31 @@ func Start(t testing.TB) *Daemon {
 // its name.
 func (d *Daemon) PauseImage(t testing.TB) string {
 	t.Helper()
-	dir := t.TempDir()
-	program := filepath.Join(dir, "pause")
-	build := exec.CommandContext(t.Context(), "go", "build", "-o", program, "nstance.dev/operator/pkg/server/provider/docker/dockertest/pause")
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	output, err := build.CombinedOutput()
-	require.NoError(t, err, string(output))
+	content, err := pause()
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "pause")
+	require.NoError(t, os.WriteFile(program, content, 0o700))
 	return d.Image(t, map[string]string{"pause": program}, "/pause")
 }
+
+// pause builds the program of PauseImage once for all tests of a process.
+var pause = sync.OnceValues(func() ([]byte, error) {
+	const folder = "pkg/server/provider/docker/dockertest/pause"
+	root, err := source.Root(folder + "/*.go")
+	if err != nil {
+		return nil, err
+	}
+	dir, err := os.MkdirTemp("", "pause")
+	if err != nil {
+		return nil, err
+	}
+	defer os.RemoveAll(dir)
+	program := filepath.Join(dir, "pause")
+	if _, err := source.Go(root, "build", "-o", program, "./"+folder); err != nil {
+		return nil, err
+	}
+	return os.ReadFile(program)
+})
 
 // Image imports an image with nothing but some files, executable and by their names in the
 // image, and returns its name. Containers run the entrypoint.

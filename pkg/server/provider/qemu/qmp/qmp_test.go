@@ -41,7 +41,9 @@ func startQEMU(t *testing.T) string {
 		require.NoError(t, os.RemoveAll(dir))
 	})
 	for {
-		if _, err := os.Stat(path); err == nil {
+		// The socket exists before QEMU listens.
+		if conn, err := net.Dial("unix", path); err == nil {
+			require.NoError(t, conn.Close())
 			return path
 		}
 		select {

@@ -14,6 +14,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/testing/source"
 )
 
 // EnabledEnv is "1" where tests use QEMU, which make test-machines sets. Elsewhere they are
@@ -27,8 +29,8 @@ const KernelEnv = "NSTANCE_TEST_KERNEL"
 // Append is the command line of the kernel.
 const Append = "console=ttyS0 quiet panic=-1"
 
-// initPackage is the program of the guest.
-const initPackage = "nstance.dev/operator/pkg/server/provider/qemu/testguest/init"
+// initFolder has the program of the guest.
+const initFolder = "pkg/server/provider/qemu/testguest/init"
 
 // modules are the modules that the guest needs, beside those that they depend on.
 var modules = []string{"virtio_pci", "virtio_net", "virtio_blk", "isofs", "button", "evdev", "pvpanic-pci", "virtio-rng"}
@@ -53,18 +55,7 @@ func Build(t testing.TB, files map[string]string) (kernel, initrd string) {
 	require.Len(t, kernels, 1, "kernels in %s", root)
 	version := strings.TrimPrefix(filepath.Base(kernels[0]), "vmlinuz-")
 
-	// The test may be one of another module, which does not require all that the program does.
-	module, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}", "nstance.dev/operator").Output()
-	require.NoError(t, err)
-	dir := t.TempDir()
-	program := filepath.Join(dir, "init")
-	build := exec.Command("go", "build", "-o", program, "-ldflags=-s -w", initPackage)
-	build.Dir = strings.TrimSpace(string(module))
-	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH=amd64")
-	output, err := build.CombinedOutput()
-	require.NoError(t, err, "%s", output)
-
-	content := []File{{Name: "init", Path: program, Mode: 0o755}}
+	content := []File{{Name: "init", Path: BuildInit(t, "amd64"), Mode: 0o755}}
 	paths, err := resolve(filepath.Join(root, "lib", "modules", version), modules)
 	require.NoError(t, err)
 	for i, path := range paths {
@@ -73,10 +64,26 @@ func Build(t testing.TB, files map[string]string) (kernel, initrd string) {
 	for name, path := range files {
 		content = append(content, File{Name: name, Path: path, Mode: 0o755})
 	}
-	initrd = filepath.Join(dir, "initrd")
+	initrd = filepath.Join(t.TempDir(), "initrd")
 	file, err := os.Create(initrd)
 	require.NoError(t, err)
 	defer file.Close()
 	require.NoError(t, WriteInitramfs(file, content))
 	return kernels[0], initrd
+}
+
+// BuildInit builds the program that is the first one of a guest or of a container, and returns
+// its path.
+func BuildInit(t testing.TB, arch string) string {
+	t.Helper()
+	// The test may be one of another module, which does not require all that the program does.
+	module, err := source.Root(initFolder+"/*.go", "go.mod", "go.sum")
+	require.NoError(t, err)
+	program := filepath.Join(t.TempDir(), "init")
+	build := exec.Command("go", "build", "-o", program, "-ldflags=-s -w", "./"+initFolder)
+	build.Dir = module
+	build.Env = append(os.Environ(), "CGO_ENABLED=0", "GOOS=linux", "GOARCH="+arch)
+	output, err := build.CombinedOutput()
+	require.NoError(t, err, "%s", output)
+	return program
 }
