@@ -15,6 +15,8 @@ import (
 	"runtime"
 
 	"golang.org/x/sys/unix"
+
+	"nstance.dev/operator/e2e/inputs"
 )
 
 // Modules whose programs or files the control plane takes. Their versions are
@@ -35,12 +37,16 @@ type Binaries struct {
 	KWOKModule string
 }
 
+// ControlPlaneInput is the name of the control plane among the inputs of a suite of tests.
+const ControlPlaneInput = "controlplane"
+
 // Builder builds programs into a folder and keeps them there.
 type Builder struct {
 	Root     string    // the repository
 	CacheDir string    // "" is e2e/.cache in the repository
 	Progress io.Writer // gets lines on what is being built and how far it is
 	flags    []string  // more flags of go build
+	kube     string    // the program to use instead of building kube
 }
 
 // stamp records what the third-party programs were built from.
@@ -53,24 +59,31 @@ type stamp struct {
 // time and nothing when none of their inputs has changed since. Concurrent
 // builds wait for one another.
 func (b Builder) ControlPlane(ctx context.Context) (Binaries, error) {
+	prebuilt, err := b.built(ControlPlaneInput)
+	if err != nil {
+		return Binaries{}, err
+	}
+	if prebuilt {
+		return b.readStamp()
+	}
 	unlock, err := b.lock()
 	if err != nil {
 		return Binaries{}, err
 	}
 	defer unlock()
 
-	inputs, err := b.inputs()
+	digest, err := b.inputs()
 	if err != nil {
 		return Binaries{}, err
 	}
-	if built, ok := b.upToDate(inputs); ok {
+	if built, ok := b.upToDate(digest); ok {
 		return built, nil
 	}
 	built, err := b.buildControlPlane(ctx)
 	if err != nil {
 		return Binaries{}, err
 	}
-	data, err := json.MarshalIndent(stamp{inputs, built}, "", "  ")
+	data, err := json.MarshalIndent(stamp{digest, built}, "", "  ")
 	if err != nil {
 		return Binaries{}, err
 	}
@@ -95,72 +108,101 @@ func (b Builder) buildControlPlane(ctx context.Context) (Binaries, error) {
 		{name: "capi", source: "sigs.k8s.io/cluster-api/core"},
 		{name: "kwok", source: "sigs.k8s.io/kwok/cmd/kwok"},
 	}
-	outdated, err := b.outdated(ctx, b.kubeModule(), programs...)
-	if err != nil {
-		return Binaries{}, err
+	if b.kube != "" {
+		built.Kube, programs = b.kube, programs[1:]
 	}
-	return built, b.build(ctx, b.kubeModule(), outdated, programs...)
+	return built, b.build(ctx, b.kubeModule(), programs...)
+}
+
+// The programs of the repository, and the packages that they are built from.
+const (
+	operatorProgram    = "nstance-operator"
+	serverProgram      = "nstance-server"
+	agentProgram       = "nstance-agent"
+	adminProgram       = "nstance-admin"
+	pluginProgram      = "kubectl-nstance"
+	marekvsProgram     = "marekvs-operator"
+	agentServerProgram = "agentserver"
+)
+
+// Products are the programs of the repository that suites of tests run.
+var Products = []string{
+	operatorProgram, serverProgram, agentProgram, adminProgram, pluginProgram, marekvsProgram, agentServerProgram,
 }
 
 // Product builds nstance-operator and nstance-server from the repository and
 // returns their paths.
 func (b Builder) Product(ctx context.Context) (operator, server string, err error) {
-	unlock, err := b.lock()
-	if err != nil {
-		return "", "", err
-	}
-	defer unlock()
-	err = b.build(ctx, b.Root, 0,
-		program{name: "nstance-operator", source: "nstance.dev/operator/cmd/nstance-operator"},
-		program{name: "nstance-server", source: "nstance.dev/operator/cmd/nstance-server"})
-	return filepath.Join(b.cache(), "nstance-operator"), filepath.Join(b.cache(), "nstance-server"), err
+	paths, err := b.Programs(ctx, operatorProgram, serverProgram)
+	return paths[operatorProgram], paths[serverProgram], err
 }
+
+// Server builds nstance-server and returns its path.
+func (b Builder) Server(ctx context.Context) (string, error) { return b.program(ctx, serverProgram) }
 
 // Plugin builds kubectl-nstance and returns its path.
-func (b Builder) Plugin(ctx context.Context) (string, error) {
-	unlock, err := b.lock()
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	err = b.build(ctx, b.Root, 0, program{name: "kubectl-nstance", source: "nstance.dev/operator/cmd/kubectl-nstance"})
-	return filepath.Join(b.cache(), "kubectl-nstance"), err
-}
+func (b Builder) Plugin(ctx context.Context) (string, error) { return b.program(ctx, pluginProgram) }
 
 // Admin builds nstance-admin and returns its path.
-func (b Builder) Admin(ctx context.Context) (string, error) {
-	unlock, err := b.lock()
-	if err != nil {
-		return "", err
-	}
-	defer unlock()
-	err = b.build(ctx, b.Root, 0, program{name: "nstance-admin", source: "nstance.dev/operator/cmd/nstance-admin"})
-	return filepath.Join(b.cache(), "nstance-admin"), err
-}
+func (b Builder) Admin(ctx context.Context) (string, error) { return b.program(ctx, adminProgram) }
 
 // Agents builds nstance-agent, and the server of shards whose machines are its processes
 // (e2e/agentcloud), and returns their paths.
 func (b Builder) Agents(ctx context.Context) (agent, server string, err error) {
-	unlock, err := b.lock()
-	if err != nil {
-		return "", "", err
-	}
-	defer unlock()
-	err = errors.Join(
-		b.build(ctx, b.Root, 0, program{name: "nstance-agent", source: "nstance.dev/operator/cmd/nstance-agent"}),
-		b.build(ctx, filepath.Join(b.Root, "e2e"), 0, program{name: "agentserver", source: "nstance.dev/operator/e2e/cmd/agentserver"}))
-	return filepath.Join(b.cache(), "nstance-agent"), filepath.Join(b.cache(), "agentserver"), err
+	paths, err := b.Programs(ctx, agentProgram, agentServerProgram)
+	return paths[agentProgram], paths[agentServerProgram], err
 }
 
 // Marekvs builds marekvs-operator and returns its path.
-func (b Builder) Marekvs(ctx context.Context) (string, error) {
+func (b Builder) Marekvs(ctx context.Context) (string, error) { return b.program(ctx, marekvsProgram) }
+
+func (b Builder) program(ctx context.Context, name string) (string, error) {
+	paths, err := b.Programs(ctx, name)
+	return paths[name], err
+}
+
+// Programs builds programs of Products, unless make has built them, and returns their paths
+// by name.
+func (b Builder) Programs(ctx context.Context, names ...string) (map[string]string, error) {
+	paths := map[string]string{}
+	var missing, ofTests []program
+	for _, name := range names {
+		paths[name] = filepath.Join(b.cache(), name)
+		built, err := b.built(name)
+		switch {
+		case err != nil:
+			return nil, err
+		case built:
+		case name == agentServerProgram:
+			ofTests = append(ofTests, program{name: name, source: "nstance.dev/operator/e2e/cmd/" + name})
+		default:
+			missing = append(missing, program{name: name, source: "nstance.dev/operator/cmd/" + name})
+		}
+	}
+	if len(missing)+len(ofTests) == 0 {
+		return paths, nil
+	}
 	unlock, err := b.lock()
 	if err != nil {
-		return "", err
+		return nil, err
 	}
 	defer unlock()
-	err = b.build(ctx, b.Root, 0, program{name: "marekvs-operator", source: "nstance.dev/operator/cmd/marekvs-operator"})
-	return filepath.Join(b.cache(), "marekvs-operator"), err
+	if len(missing) > 0 {
+		err = b.build(ctx, b.Root, missing...)
+	}
+	if len(ofTests) > 0 {
+		err = errors.Join(err, b.build(ctx, filepath.Join(b.Root, "e2e"), ofTests...))
+	}
+	return paths, err
+}
+
+// built reports whether make has built a program of this repository into the cache. Programs
+// of other versions or with other flags are always built.
+func (b Builder) built(name string) (bool, error) {
+	if b.CacheDir != "" || len(b.flags) > 0 {
+		return false, nil
+	}
+	return inputs.Built(name)
 }
 
 func (b Builder) cache() string {
@@ -172,14 +214,28 @@ func (b Builder) cache() string {
 
 func (b Builder) stampPath() string { return filepath.Join(b.cache(), "stamp.json") }
 
+// readStamp returns what the stamp records.
+func (b Builder) readStamp() (Binaries, error) {
+	s, err := b.stamp()
+	return s.Binaries, err
+}
+
+func (b Builder) stamp() (stamp, error) {
+	var s stamp
+	data, err := os.ReadFile(b.stampPath())
+	if err == nil {
+		err = json.Unmarshal(data, &s)
+	}
+	if err != nil {
+		return stamp{}, fmt.Errorf("read what the control plane was built from: %w", err)
+	}
+	return s, nil
+}
+
 // upToDate returns what was built from the same inputs and is still there.
 func (b Builder) upToDate(inputs string) (Binaries, bool) {
-	data, err := os.ReadFile(b.stampPath())
-	if err != nil {
-		return Binaries{}, false
-	}
-	var s stamp
-	if err := json.Unmarshal(data, &s); err != nil || s.Inputs != inputs {
+	s, err := b.stamp()
+	if err != nil || s.Inputs != inputs {
 		return Binaries{}, false
 	}
 	for _, path := range []string{

@@ -13,6 +13,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"nstance.dev/operator/e2e/gobuild"
 )
 
 // ClockVariable is the environment variable that sets the clock of a program that
@@ -72,7 +74,7 @@ func (b Builder) ProductWithClock(ctx context.Context) (operator, server string,
 
 // clockOverlay writes the overlay of the standard library, and returns its path.
 func (b Builder) clockOverlay(ctx context.Context) (string, error) {
-	output, err := goCommand(ctx, b.Root, "env", "GOROOT").Output()
+	output, err := gobuild.Command(ctx, b.Root, "env", "GOROOT").Output()
 	if err != nil {
 		return "", fmt.Errorf("find the standard library: %w", err)
 	}

@@ -24,12 +24,17 @@ import (
 	"sigs.k8s.io/kustomize/api/krusty"
 	"sigs.k8s.io/kustomize/api/resmap"
 	"sigs.k8s.io/kustomize/kyaml/filesys"
+
+	"nstance.dev/operator/e2e/inputs"
 )
 
 const crdKind = "CustomResourceDefinition"
 
 // Render builds a kustomization.
 func Render(dir string) ([]*unstructured.Unstructured, error) {
+	if err := inputs.Check(inputs.Manifests); err != nil {
+		return nil, err
+	}
 	built, err := build(dir)
 	if err != nil {
 		return nil, err

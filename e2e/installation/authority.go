@@ -23,24 +23,29 @@ func (n *Installation) Authority() *pki.Authority { return n.authority }
 
 // ReadAuthority reads the authority from the storage, whose servers have replaced it.
 func (n *Installation) ReadAuthority(ctx context.Context) error {
-	key, err := secrets.ReadKey(config.KeySource{File: n.encryptionKeyFile()})
-	if err != nil {
-		return err
-	}
-	store, err := file.Open(n.Bucket())
-	if err != nil {
-		return err
-	}
-	encrypted, err := secrets.New(store, key)
-	if err != nil {
-		return err
-	}
-	keys, err := clusterkeys.Load(ctx, store, encrypted)
+	keys, err := n.readKeys(ctx)
 	if err != nil {
 		return err
 	}
 	n.authority = keys.Authority
 	return nil
+}
+
+// readKeys reads the keys of the cluster, as nstance-admin does.
+func (n *Installation) readKeys(ctx context.Context) (*clusterkeys.Keys, error) {
+	key, err := secrets.ReadKey(config.KeySource{File: n.EncryptionKeyFile()})
+	if err != nil {
+		return nil, err
+	}
+	store, err := file.Open(n.Bucket())
+	if err != nil {
+		return nil, err
+	}
+	encrypted, err := secrets.New(store, key)
+	if err != nil {
+		return nil, err
+	}
+	return clusterkeys.Load(ctx, store, encrypted)
 }
 
 // CreateKeys creates an encryption key, the storage in the folder bucket, and the keys of
@@ -77,8 +82,9 @@ func CreateKeys(ctx context.Context, encryptionKeyFile, bucket string) (*pki.Aut
 
 // EncryptionKey returns the key of the secrets in the storage, base64.
 func (n *Installation) EncryptionKey() (string, error) {
-	key, err := os.ReadFile(n.encryptionKeyFile())
+	key, err := os.ReadFile(n.EncryptionKeyFile())
 	return string(key), err
 }
 
-func (n *Installation) encryptionKeyFile() string { return filepath.Join(n.dir, "encryption.key") }
+// EncryptionKeyFile is the file of that key.
+func (n *Installation) EncryptionKeyFile() string { return filepath.Join(n.dir, "encryption.key") }

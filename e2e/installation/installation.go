@@ -2,9 +2,10 @@
 // Copyright The Nstance Authors.
 
 // Package installation installs Nstance on a running control plane as an administrator
-// does: it applies the repository's manifests and what nstance-admin prints. Shard servers,
-// and operators run as processes: the operators with the
-// arguments, the environment and the ServiceAccount of their Deployment.
+// does: it applies the repository's manifests, and the CA and a nonce, which it takes from
+// the keys of the cluster like nstance-admin. Shard servers and operators run as processes:
+// the operators with the arguments, the environment and the ServiceAccount of their
+// Deployment.
 package installation
 
 import (
@@ -90,7 +91,7 @@ func Install(ctx context.Context, cp *controlplane.ControlPlane, o Options) (*In
 	if err := os.RemoveAll(n.dir); err != nil {
 		return nil, fmt.Errorf("remove old state: %w", err)
 	}
-	if n.authority, _, err = CreateKeys(ctx, n.encryptionKeyFile(), n.Bucket()); err != nil {
+	if n.authority, _, err = CreateKeys(ctx, n.EncryptionKeyFile(), n.Bucket()); err != nil {
 		return nil, fmt.Errorf("install Nstance: %w", err)
 	}
 	if err := controlplane.FillInPorts([]*int{&n.webhook}); err != nil {

@@ -15,6 +15,7 @@ import (
 	corev1 "k8s.io/client-go/applyconfigurations/core/v1"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/server/registration/nonce"
 )
 
 // fieldManager is the field manager of what an administrator would apply.
@@ -84,30 +85,34 @@ func (n *Installation) applyConfiguration(ctx context.Context) error {
 		shards[shard.ID] = address(shard.OperatorPort)
 		shards[shard.ID+".registration"] = n.machineAddress(shard.RegistrationPort)
 	}
-	ca, err := n.Admin(ctx, "cluster", "ca")
+	keys, err := n.readKeys(ctx)
 	if err != nil {
 		return err
 	}
 	for _, configMap := range []*corev1.ConfigMapApplyConfiguration{
 		corev1.ConfigMap("nstance-shards", n.namespace).WithData(shards),
 		corev1.ConfigMap("nstance-cluster-ca", n.namespace).WithData(map[string]string{
-			"ca.crt": ca,
+			"ca.crt": string(keys.Authority.CertificatePEM()),
 		}),
 	} {
 		if _, err := n.client.CoreV1().ConfigMaps(n.namespace).Apply(ctx, configMap, applyOptions()); err != nil {
 			return fmt.Errorf("apply ConfigMap %s: %w", *configMap.Name, err)
 		}
 	}
-	return n.ApplyNonce(ctx)
-}
-
-// ApplyNonce gives the operator a new nonce to register with.
-func (n *Installation) ApplyNonce(ctx context.Context) error {
-	nonce, err := n.Admin(ctx, "cluster", "nonce", "--tenant", n.tenant)
+	token, err := nonce.NewSigner(keys.Nonce).Operator(nonce.Operator{
+		ClusterID: ClusterID,
+		Tenant:    n.tenant,
+		Lifetime:  nonce.DefaultOperatorLifetime,
+	})
 	if err != nil {
 		return err
 	}
-	secret := corev1.Secret("nstance-operator-nonce", n.namespace).WithData(map[string][]byte{"nonce.jwt": []byte(nonce)})
+	return n.ApplyNonce(ctx, token)
+}
+
+// ApplyNonce gives the operator a new nonce to register with.
+func (n *Installation) ApplyNonce(ctx context.Context, token string) error {
+	secret := corev1.Secret("nstance-operator-nonce", n.namespace).WithData(map[string][]byte{"nonce.jwt": []byte(token)})
 	if _, err := n.client.CoreV1().Secrets(n.namespace).Apply(ctx, secret, applyOptions()); err != nil {
 		return fmt.Errorf("apply Secret %s: %w", *secret.Name, err)
 	}

@@ -150,7 +150,7 @@ func (n *Installation) shardConfig(shard Shard, kubeconfig string) object {
 	return object{
 		"cluster": object{
 			"id":      ClusterID,
-			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": n.encryptionKeyFile()}},
+			"secrets": object{"provider": "object-storage", "encryption_key": object{"file": n.EncryptionKeyFile()}},
 		},
 		"certificates": certificates,
 		"shard": object{

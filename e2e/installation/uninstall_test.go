@@ -85,6 +85,8 @@ func (u *uninstall) deleteKind(t *testing.T, before map[string][]string) {
 	assert.Equal(t, before, u.groups(t.Context(), t), "groups of the shards")
 
 	require.NoError(t, u.n.Apply(t.Context(), filepath.Join(u.n.options.Manifests, "operator")))
+	// The operator before had no right any more to release its lease.
+	u.kubectl(t, "delete", "--namespace", Namespace, "lease", "nstance-operator-leader-election")
 	_, err := u.n.StartOperator(t.Context(), Operator{Component: "next"})
 	require.NoError(t, err)
 	u.kubectl(t, "wait", "--for=delete", "--timeout=2m", kind)
@@ -102,7 +104,7 @@ func (u *uninstall) deleteKind(t *testing.T, before map[string][]string) {
 		}
 		return nil
 	})
-	require.NoError(t, u.cp.Component("next").Stop(t.Context()))
+	require.NoError(t, u.cp.Component("next").Kill(t.Context()))
 }
 
 // deleteNamespace deletes the namespace, which the policy for static pools does not
@@ -119,6 +121,8 @@ func (u *uninstall) deleteNamespace(t *testing.T) {
 		}
 		return nil
 	})
+	// The namespace would first wait for the Pods of the Deployment.
+	u.kubectl(t, "delete", "--namespace", Namespace, "--all", "--force", "--grace-period=0", "deployments,pods")
 	u.kubectl(t, "delete", "namespace", Namespace, "--wait=false")
 	until(t, "the pool and its shard groups are being deleted", func(ctx context.Context) error {
 		pool, err := pools.Get(ctx, uninstalledPool, metav1.GetOptions{})

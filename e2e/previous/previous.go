@@ -50,8 +50,8 @@ func Revision(ctx context.Context, root string) (string, error) {
 	return "", fmt.Errorf("%s is no clone of git, or has one commit only, and so no previous version: test in a clone with its history, or set %s", root, Variable)
 }
 
-// Source writes the files of a commit to a folder, if it is not there yet.
-func Source(ctx context.Context, root, revision, folder string) error {
+// source writes the files of a commit to a folder, if it is not there yet.
+func source(ctx context.Context, root, revision, folder string) error {
 	if _, err := os.Stat(folder); err == nil {
 		return nil
 	}

@@ -72,10 +72,10 @@ func TestSource(t *testing.T) {
 	first := commit(t, root, "first")
 	commit(t, root, "second")
 	for range 2 {
-		require.NoError(t, Source(t.Context(), root, first, folder))
+		require.NoError(t, source(t.Context(), root, first, folder))
 		content, err := os.ReadFile(filepath.Join(folder, "file"))
 		require.NoError(t, err)
 		require.Equal(t, "first", string(content))
 	}
-	require.Error(t, Source(t.Context(), root, "nothing", filepath.Join(t.TempDir(), "source")))
+	require.Error(t, source(t.Context(), root, "nothing", filepath.Join(t.TempDir(), "source")))
 }

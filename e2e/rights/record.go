@@ -17,9 +17,10 @@ import (
 // nothing is recorded.
 const FolderVariable = "NSTANCE_E2E_RIGHTS"
 
-// Record writes the rights that a user has used in a cluster to the folder. A request for
-// which the manifests grant no right is an error.
-func Record(log controlplane.AuditLog, user, manifests string) error {
+// Record writes the rights that a user has used in a cluster to a file of that name in the
+// folder, in place of what an earlier run wrote. A request for which the manifests grant no
+// right is an error.
+func Record(name string, log controlplane.AuditLog, user, manifests string) error {
 	used, refused, err := Used(log, user)
 	if err != nil {
 		return err
@@ -36,24 +37,19 @@ func Record(log controlplane.AuditLog, user, manifests string) error {
 	if folder == "" {
 		return nil
 	}
-	file, err := os.CreateTemp(folder, "cluster-*.txt")
-	if err != nil {
-		return fmt.Errorf("record the rights that were used: %w", err)
-	}
-	_, err = file.WriteString(strings.Join(used, "\n") + "\n")
-	if closeErr := file.Close(); err == nil {
-		err = closeErr
-	}
-	if err != nil {
+	if err := os.WriteFile(filepath.Join(folder, name+suffix), []byte(strings.Join(used, "\n")+"\n"), 0o600); err != nil {
 		return fmt.Errorf("record the rights that were used: %w", err)
 	}
 	return nil
 }
 
+// suffix is the end of the names of records.
+const suffix = ".txt"
+
 // Recorded returns the rights that the records in a folder have, sorted, and the number of
 // records.
 func Recorded(folder string) (used []string, records int, err error) {
-	files, err := filepath.Glob(filepath.Join(folder, "cluster-*.txt"))
+	files, err := filepath.Glob(filepath.Join(folder, "*"+suffix))
 	if err != nil {
 		return nil, 0, err
 	}

@@ -45,14 +45,15 @@ func TestRecords(t *testing.T) {
 	require.NoError(t, os.WriteFile(log, []byte(auditLog), 0o600))
 	t.Setenv(FolderVariable, folder)
 	manifests := filepath.Join("..", "..", "manifests")
-	require.NoError(t, Record(controlplane.AuditLog(log), "op", manifests))
-	require.NoError(t, Record(controlplane.AuditLog(log), "op", manifests))
+	for _, name := range []string{"first", "second", "second"} {
+		require.NoError(t, Record(name, controlplane.AuditLog(log), "op", manifests))
+	}
 	used, records, err := Recorded(folder)
 	require.NoError(t, err)
 	assert.Equal(t, 2, records)
 	assert.Len(t, used, 8)
-	assert.ErrorContains(t, Record(controlplane.AuditLog(log), "other", manifests), "other lacks the right to get pods")
-	assert.NoError(t, Record(controlplane.AuditLog(log), "early", manifests))
+	assert.ErrorContains(t, Record("third", controlplane.AuditLog(log), "other", manifests), "other lacks the right to get pods")
+	assert.NoError(t, Record("third", controlplane.AuditLog(log), "early", manifests))
 }
 
 func TestGranted(t *testing.T) {

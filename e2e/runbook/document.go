@@ -16,6 +16,8 @@ import (
 	"path/filepath"
 	"regexp"
 	"strings"
+
+	"nstance.dev/operator/e2e/inputs"
 )
 
 // untouchedMark begins the paragraph that every procedure has.
@@ -51,6 +53,9 @@ type steps struct {
 
 // readDocument returns the sections of docs/operations.md.
 func readDocument(root string) ([]section, error) {
+	if err := inputs.Check(inputs.Docs); err != nil {
+		return nil, err
+	}
 	data, err := os.ReadFile(filepath.Join(root, "docs", "operations.md"))
 	if err != nil {
 		return nil, err

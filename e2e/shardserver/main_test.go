@@ -43,7 +43,7 @@ func TestMain(m *testing.M) {
 	without := []string{controlplane.ControllerManager, controlplane.Scheduler, controlplane.CAPI, controlplane.KWOK}
 	// BenchmarkLargeShard counts the server's reads.
 	readers := []string{userOf(shardIDs[0])}
-	testcluster.Main(m, &env, testcluster.Options{Without: without, AuditReads: readers, Shards: shards})
+	testcluster.Main(m, &env, testcluster.Options{Without: without, AuditReads: readers, Shards: shards, NoOperator: true})
 }
 
 // await is testcluster.Eventually for goroutines other than the test's.

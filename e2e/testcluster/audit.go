@@ -64,6 +64,26 @@ func (c *Cluster) OperatorWrites(t testing.TB, from controlplane.Position, match
 
 func notPeriodic(r controlplane.Request) bool { return r.Resource != "leases" && r.Verb != "watch" }
 
+// Reads returns the reads among the requests of a client other than for leases, without
+// watches. It leaves out the list before a watch that was opened again: the API server had
+// forgotten where the one before ended.
+func Reads(requests []controlplane.Request) []controlplane.Request {
+	watched := map[string]time.Time{}
+	for _, r := range requests {
+		if r.Verb == "watch" && r.Time.After(watched[r.Resource]) {
+			watched[r.Resource] = r.Time
+		}
+	}
+	var reads []controlplane.Request
+	for _, r := range requests {
+		listed := r.Verb == "list" && !r.Time.Before(watched[r.Resource])
+		if notPeriodic(r) && (r.Verb == "get" || listed) {
+			reads = append(reads, r)
+		}
+	}
+	return reads
+}
+
 func all(match []Match) Match {
 	return func(r controlplane.Request) bool {
 		return !slices.ContainsFunc(match, func(m Match) bool { return !m(r) })

@@ -14,6 +14,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -58,6 +59,8 @@ type Options struct {
 	CAPIFlags []string
 	// OperatorFlags are those of the operator that is started; nil starts none.
 	OperatorFlags []string
+	// NoOperator is set if the tests run no operator: they do not depend on its program then.
+	NoOperator bool
 }
 
 // Cluster is what the tests of a package share.
@@ -100,11 +103,7 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	if err != nil {
 		return 1, err
 	}
-	build := builder.Product
-	if o.Clocks {
-		build = builder.ProductWithClock
-	}
-	operator, server, err := build(ctx)
+	operator, server, err := o.programs(ctx, builder)
 	if err != nil {
 		return 1, err
 	}
@@ -195,11 +194,25 @@ func run(ctx context.Context, m *testing.M, env **Cluster, o Options) (code int,
 	}
 	code = m.Run()
 	manifests := filepath.Join(root, "manifests")
-	err = rights.Record(cp.AuditLog(), installation.OperatorUser, manifests)
+	suite := strings.TrimSuffix(filepath.Base(os.Args[0]), ".test")
+	err = rights.Record(suite, cp.AuditLog(), installation.OperatorUser, manifests)
 	if workload != nil {
-		err = errors.Join(err, rights.Record(workload.AuditLog(), installation.OperatorUser, manifests))
+		err = errors.Join(err, rights.Record(suite+"-workload", workload.AuditLog(), installation.OperatorUser, manifests))
 	}
 	return code, err
+}
+
+// programs returns the paths of the programs that the cluster needs.
+func (o Options) programs(ctx context.Context, builder controlplane.Builder) (operator, server string, err error) {
+	switch {
+	case o.Clocks:
+		return builder.ProductWithClock(ctx)
+	case o.NoOperator:
+		server, err = builder.Server(ctx)
+		return "", server, err
+	default:
+		return builder.Product(ctx)
+	}
 }
 
 // Kubectl runs kubectl as the administrator, in the namespace of the

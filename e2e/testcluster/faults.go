@@ -13,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/e2e/controlplane"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Fault is an outage or a wrong input.
@@ -21,6 +22,15 @@ type Fault struct {
 	// Happen begins the scale-up of a pool, before or after the fault begins. The fault
 	// lasts until it has had an effect, and has ended when Happen returns.
 	Happen func(*testing.T, ScaleUp)
+}
+
+// InFull returns the faults in make test-full, and none in make test: these are faults
+// that the operator cannot distinguish from others of the same table.
+func InFull(faults ...Fault) []Fault {
+	if !tier.Full() {
+		return nil
+	}
+	return faults
 }
 
 // ScaleUp is the scale-up of a pool during which a fault happens.
@@ -54,16 +64,16 @@ func During(fault func(*testing.T)) func(*testing.T, ScaleUp) {
 	}
 }
 
-// ExpectNoLosses creates a pool, and checks for each fault that nothing is deleted:
-// no operator requests a smaller size of a group, deletes an instance or acknowledges a
-// drain, and neither Nodes nor objects of Cluster API or Nstance are deleted. With the
-// end of the fault, the scale-up completes without further changes. recovered is called
-// first, and starts again what a Deployment would. Optional.
+// ExpectNoLosses creates a pool, which stays, and checks for each fault that nothing is
+// deleted: no operator requests a smaller size of a group, deletes an instance or
+// acknowledges a drain, and neither Nodes nor objects of Cluster API or Nstance are
+// deleted. With the end of the fault, the scale-up completes without further changes.
+// recovered is called until then, and starts again what a Deployment would. Optional.
 func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, recovered func(*testing.T)) {
 	t.Helper()
 	perFault := int32(len(c.ShardIDs))
 	replicas := 2 * perFault
-	c.CreatePoolForTest(t, pool, replicas)
+	require.NoError(t, c.CreatePoolOnAllShards(t.Context(), pool, replicas))
 	c.UntilRunning(t, pool, replicas)
 	witness := c.NewWitness(t, pool)
 
@@ -73,11 +83,57 @@ func (c *Cluster) ExpectNoLosses(t *testing.T, pool string, faults []Fault, reco
 			witness.Remember(t)
 			replicas += perFault
 			fault.Happen(t, ScaleUp{c, pool, replicas})
-			if recovered != nil {
-				recovered(t)
-			}
-			c.UntilRunning(t, pool, replicas)
+			Eventually(t, 3*time.Minute, fmt.Sprintf("%s runs with %d replicas", pool, replicas), func(ctx context.Context) error {
+				if recovered != nil {
+					recovered(t)
+				}
+				return c.Running(ctx, pool, replicas)
+			})
 			if witness.ExpectNone(t) == before {
+				t.Error("no call was checked, not even those of the scale-up")
+			}
+		})
+	}
+}
+
+// PoolFault is a fault of one pool, which does not concern others.
+type PoolFault struct {
+	Name string
+	// Begin begins the fault for a pool. The result succeeds when the fault has had its
+	// effect on a scale-up of the pool.
+	Begin func(t *testing.T, pool string) (hadEffect func(context.Context) error)
+}
+
+// ExpectNoLossesAtOnce is ExpectNoLosses for faults that happen at the same time, each
+// during the scale-up of a pool of its own. end ends all of them.
+func (c *Cluster) ExpectNoLossesAtOnce(t *testing.T, prefix string, faults []PoolFault, end func()) {
+	t.Helper()
+	replicas := int32(len(c.ShardIDs))
+	pools := make([]string, len(faults))
+	for i := range faults {
+		pools[i] = fmt.Sprintf("%s-%d", prefix, i)
+		require.NoError(t, c.CreatePoolOnAllShards(t.Context(), pools[i], replicas))
+	}
+	witnesses := make([]*Witness, len(faults))
+	for i, pool := range pools {
+		c.UntilRunning(t, pool, replicas)
+		witnesses[i] = c.NewWitness(t, pool)
+	}
+
+	t.Cleanup(end)
+	hadEffect := make([]func(context.Context) error, len(faults))
+	for i, fault := range faults {
+		hadEffect[i] = fault.Begin(t, pools[i])
+		c.Scale(t, pools[i], 2*replicas)
+	}
+	for i, fault := range faults {
+		Eventually(t, 2*time.Minute, fault.Name+" has its effect", hadEffect[i])
+	}
+	end()
+	for i, fault := range faults {
+		t.Run(fault.Name, func(t *testing.T) {
+			c.UntilRunning(t, pools[i], 2*replicas)
+			if witnesses[i].ExpectNone(t) == 0 {
 				t.Error("no call was checked, not even those of the scale-up")
 			}
 		})
@@ -90,6 +146,7 @@ type Witness struct {
 	*LossChecker
 
 	pool string
+	// from is the position of the last check.
 	from controlplane.Position
 	// ids are the provider ids of the instances that the pool had before.
 	ids []string
@@ -124,9 +181,11 @@ func (w *Witness) ExpectNone(t testing.TB) int {
 func (w *Witness) Losses(t testing.TB) (losses []string, seen int) {
 	t.Helper()
 	losses, seen = w.LossChecker.Losses(t)
+	end := w.c.AuditEnd(t)
 	if deletions := w.c.Requests(t, w.from, IsDeletion); len(deletions) > 0 {
 		losses = append(losses, fmt.Sprintf("%d deletions:%s", len(deletions), Describe(deletions)))
 	}
+	w.from = end
 	now := w.c.providerIDs(t, w.pool)
 	for _, id := range w.ids {
 		if !slices.Contains(now, id) {

@@ -18,10 +18,15 @@ type LossChecker struct {
 	c *Cluster
 	// Group is the group.
 	Group string
+	// BesideOthers has it ignore deletions of other groups: tests that run at the same time
+	// delete theirs.
+	BesideOthers bool
 	// sizes and calls are the size of the group on each shard, and the number of calls
-	// that the shard had received, at the beginning.
+	// that the shard had received, at the last check.
 	sizes map[string]int32
 	calls map[string]int
+	// seen is how many UpsertGroups there were for the group.
+	seen int
 }
 
 // NewLossChecker returns a LossChecker that begins now. Every shard must be up.
@@ -37,8 +42,8 @@ func (c *Cluster) NewLossChecker(t testing.TB, group string) *LossChecker {
 	return l
 }
 
-// ExpectNone fails the test for every loss. It returns how many UpsertGroups there were for
-// the group.
+// ExpectNone fails the test for every loss since the last check. It returns how many
+// UpsertGroups there were for the group since the beginning.
 func (l *LossChecker) ExpectNone(t testing.TB) int {
 	t.Helper()
 	losses, seen := l.Losses(t)
@@ -48,17 +53,18 @@ func (l *LossChecker) ExpectNone(t testing.TB) int {
 	return seen
 }
 
-// Losses returns every call since then that requested a smaller size than before, the
-// deletion of any group, or that of an instance of the group, and how many UpsertGroups
-// there were for the group.
+// Losses returns every call since the last check that requested a smaller size than
+// before, the deletion of any group (see BesideOthers), or that of an instance of the
+// group, and how many UpsertGroups there were for the group since the beginning.
 func (l *LossChecker) Losses(t testing.TB) (losses []string, seen int) {
 	t.Helper()
 	report := func(format string, arguments ...any) { losses = append(losses, fmt.Sprintf(format, arguments...)) }
 	for _, shard := range l.c.ShardIDs {
 		size := l.sizes[shard]
-		for _, call := range l.c.Calls(t, shard)[l.calls[shard]:] {
+		calls := l.c.Calls(t, shard)
+		for _, call := range calls[l.calls[shard]:] {
 			switch {
-			case call.Method == installation.DeleteGroup:
+			case call.Method == installation.DeleteGroup && (call.Group == l.Group || !l.BesideOthers):
 				report("shard %s received DeleteGroup of %s", shard, call.Group)
 			case call.Group != l.Group:
 			case call.Method != installation.UpsertGroup:
@@ -68,11 +74,12 @@ func (l *LossChecker) Losses(t testing.TB) (losses []string, seen int) {
 				fallthrough
 			default:
 				size = call.Size
-				seen++
+				l.seen++
 			}
 		}
+		l.sizes[shard], l.calls[shard] = size, len(calls)
 	}
-	return losses, seen
+	return losses, l.seen
 }
 
 // Calls returns the calls that the server of a shard has received.

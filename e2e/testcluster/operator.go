@@ -27,6 +27,9 @@ var ShortLease = []string{
 	"--leader-elect-retry-period", "1s",
 }
 
+// ShortProbe are the flags of an operator that soon notices that a shard does not respond.
+var ShortProbe = []string{"--shard-probe-interval", "3s"}
+
 // StartOperator starts the operator that the tests share.
 func (c *Cluster) StartOperator(ctx context.Context, flags ...string) (err error) {
 	c.Operator, err = c.Installation.StartOperator(ctx, installation.Operator{Component: "operator", Flags: flags})
@@ -81,12 +84,15 @@ func (c *Cluster) ReplaceOperator(t testing.TB, flags ...string) *ProxiedOperato
 }
 
 // ReleaseLease lets the next operator lead at once: how long it waits for the
-// lease of one that was killed is not what the tests show.
+// lease of one that was killed is not what the tests show. An API server that was
+// suspended may need a moment.
 func (c *Cluster) ReleaseLease(t testing.TB) {
 	t.Helper()
-	_, err := c.Kube.CoordinationV1().Leases(installation.Namespace).Patch(t.Context(), "nstance-operator-leader-election",
-		types.MergePatchType, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
-	require.NoError(t, err)
+	Eventually(t, time.Minute, "the lease is released", func(ctx context.Context) error {
+		_, err := c.Kube.CoordinationV1().Leases(installation.Namespace).Patch(ctx, "nstance-operator-leader-election",
+			types.MergePatchType, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
+		return err
+	})
 }
 
 // QueueAdds returns how many keys an operator has added to one of its queues.

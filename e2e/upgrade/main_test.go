@@ -8,8 +8,6 @@ package upgrade
 
 import (
 	"context"
-	"os"
-	"path/filepath"
 	"testing"
 	"time"
 
@@ -17,19 +15,16 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/previous"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 var (
 	// shardIDs are the shards of the cluster, in the order in which pools list them.
-	shardIDs = []string{"us-west-2a", "us-west-2b", "us-west-2c"}
+	shardIDs = tier.Pick([]string{"us-west-2a", "us-west-2b"}, []string{"us-west-2a", "us-west-2b", "us-west-2c"})
 	// env is the cluster that the test uses.
 	env *testcluster.Cluster
 	// before is the previous version.
-	before struct {
-		// source is the folder with its files.
-		source           string
-		operator, server string
-	}
+	before previous.Version
 )
 
 func TestMain(m *testing.M) {
@@ -38,7 +33,7 @@ func TestMain(m *testing.M) {
 		// Longer than the test: a drain ends when its Pod may be evicted.
 		shards[i].DrainTimeout = time.Hour
 	}
-	testcluster.Main(m, &env, testcluster.Options{Shards: shards, Prepare: buildPrevious, OperatorFlags: testcluster.ShortLease})
+	testcluster.Main(m, &env, testcluster.Options{Shards: shards, Prepare: buildPrevious, OperatorFlags: []string{}})
 }
 
 // buildPrevious builds the programs of the previous version.
@@ -47,19 +42,6 @@ func buildPrevious(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	revision, err := previous.Revision(ctx, root)
-	if err != nil {
-		return err
-	}
-	cache := filepath.Join(root, "e2e", ".cache", "previous", revision)
-	before.source = filepath.Join(cache, "source")
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return err
-	}
-	if err := previous.Source(ctx, root, revision, before.source); err != nil {
-		return err
-	}
-	builder := controlplane.Builder{Root: before.source, CacheDir: cache, Progress: os.Stderr}
-	before.operator, before.server, err = builder.Product(ctx)
+	before, err = previous.Build(ctx, root)
 	return err
 }

@@ -43,23 +43,23 @@ const (
 // drain is the same at the end. The upgrade is that of docs/operations.md#upgrade. The kinds
 // of this version stay.
 func TestUpgradeAndRollBack(t *testing.T) {
-	standby := env.RunStandby(t, testcluster.ShortLease...)
+	standby := env.RunStandby(t)
 	operators := []*controlplane.Component{env.OperatorProcess(), env.Component(standby.Component)}
 	operator, server := operators[0].Argv[0], env.ShardServer(shardIDs[0]).Argv[0]
 	var servers []*controlplane.Component
 	for _, shard := range shardIDs {
 		servers = append(servers, env.ShardServer(shard))
-		run(t, env.ShardServer(shard), before.server)
+		run(t, env.ShardServer(shard), before.Server)
 	}
 	for _, component := range operators {
-		run(t, component, before.operator)
+		run(t, component, before.Operator)
 	}
-	env.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(before.source, "manifests", "crd"))
+	env.Kubectl(t, "apply", "--server-side", "--force-conflicts", "-k", filepath.Join(before.Source, "manifests", "crd"))
 
 	replicas := int32(6)
-	env.CreatePoolForTest(t, pool, replicas)
+	// The cluster is deleted with the pools.
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), pool, replicas))
 	require.NoError(t, env.CreatePoolOn(t.Context(), draining, 2, shardIDs[0]))
-	t.Cleanup(func() { env.DeletePools(t, draining) })
 	env.UntilRunning(t, pool, replicas)
 	env.UntilRunning(t, draining, 2)
 	pods := protectedPods(t)
@@ -77,16 +77,17 @@ func TestUpgradeAndRollBack(t *testing.T) {
 			t.Run(verb+" "+component.Name, func(t *testing.T) {
 				seen := witness.ExpectNone(t)
 				witness.Remember(t)
-				added += 3
+				added += int32(len(shardIDs))
 				env.Scale(t, pool, replicas+added)
 				run(t, component, program)
+				replaced := env.AuditEnd(t)
 				env.UntilRunning(t, pool, replicas+added)
 				if witness.ExpectNone(t) == seen {
 					t.Error("no call was checked, not even those of the scale-up")
 				}
 				assert.Equal(t, begun, untilDraining(t), "the drain")
 				expectCreated(t, from, int(added))
-				untilEvicting(t, pods)
+				untilEvicting(t, replaced, pods)
 			})
 		}
 	}
@@ -99,7 +100,7 @@ func TestUpgradeAndRollBack(t *testing.T) {
 	perform("upgrade", operator, server, operators...) // as the Deployment does with its Pods
 	p.Do("Replace the servers of a shard one by one", func() { perform("upgrade", operator, server, servers...) })
 	p.Run("Check that the operator is connected")
-	perform("roll back", before.operator, before.server, slices.Concat(servers, operators)...)
+	perform("roll back", before.Operator, before.Server, slices.Concat(servers, operators)...)
 
 	for _, pod := range pods {
 		_, err := env.Kube.PolicyV1().PodDisruptionBudgets(draining).
@@ -204,10 +205,10 @@ func untilDraining(t *testing.T) drain {
 	return found
 }
 
-// untilEvicting waits until the operator that leads now tries to evict a protected Pod.
-func untilEvicting(t *testing.T, pods []corev1.Pod) {
+// untilEvicting waits until the operator that leads since from tries to evict a protected
+// Pod.
+func untilEvicting(t *testing.T, from controlplane.Position, pods []corev1.Pod) {
 	t.Helper()
-	from := env.AuditEnd(t)
 	testcluster.Eventually(t, 2*time.Minute, "the drain continues", func(context.Context) error {
 		evictions := env.OperatorRequests(t, from, func(r controlplane.Request) bool {
 			return r.Subresource == "eviction" && slices.ContainsFunc(pods, func(p corev1.Pod) bool { return p.Name == r.Name })

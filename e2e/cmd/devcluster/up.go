@@ -11,6 +11,8 @@ import (
 	"path/filepath"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 )
@@ -83,15 +85,19 @@ type programs struct {
 func (d devcluster) build(ctx context.Context) (programs, error) {
 	builder := controlplane.Builder{Root: d.root, Progress: d.out}
 	var p programs
-	var err error
-	if p.controlPlane, err = builder.ControlPlane(ctx); err != nil {
-		return p, err
-	}
-	if p.operator, p.server, err = builder.Product(ctx); err != nil {
-		return p, err
-	}
-	plugin, err := builder.Plugin(ctx)
-	if err != nil {
+	var plugin string
+	// The longest package of the server compiles on one processor. The control plane uses the
+	// others meanwhile.
+	group, ctx := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		p.controlPlane, err = builder.ControlPlaneAtHand(ctx)
+		return err
+	})
+	group.Go(func() (err error) {
+		p.operator, p.server, plugin, err = builder.DevProduct(ctx)
+		return err
+	})
+	if err := group.Wait(); err != nil {
 		return p, err
 	}
 	// kubectl is a name of the multi-call program. It finds its plugin in PATH.

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copyright The Nstance Authors.
+
+// Package gobuild runs go build, and says how long it still takes. It imports the standard
+// library alone, because it is compiled before anything else.
+package gobuild
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"runtime"
+	"strconv"
+	"strings"
+	"syscall"
+	"time"
+)
+
+// progressInterval is how often a running build reports its progress.
+const progressInterval = 10 * time.Second
+
+// Build is one go build of main packages, which share most of their packages: one is linked
+// while others compile.
+type Build struct {
+	Name     string   // of what is built
+	Dir      string   // of the module
+	Output   string   // the program, or a folder if it ends in a slash
+	Flags    []string // more flags of go build
+	Packages []string
+}
+
+// Run builds, and writes to progress now and then how long that and the builds that follow
+// still take.
+func (b Build) Run(ctx context.Context, progress io.Writer, following ...Build) error {
+	begin := time.Now()
+	var e estimate
+	ctx, cancel := context.WithCancel(ctx)
+	listed := make(chan struct{})
+	// The build begins meanwhile.
+	go func() {
+		defer close(listed)
+		e.expect(uncompiled(ctx, append([]Build{b}, following...)))
+	}()
+	defer func() { cancel(); <-listed }()
+
+	cmd := Command(ctx, b.Dir, append([]string{"build", "-v", "-o", b.Output}, b.arguments()...)...)
+	cmd.Env = append(cmd.Env, compilerEnvironment()...)
+	cmd.Stdout, cmd.Stderr = &e, &e
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	exited := make(chan error, 1)
+	go func() { exited <- cmd.Wait() }()
+	tick := time.NewTicker(progressInterval)
+	defer tick.Stop()
+	for {
+		select {
+		case err := <-exited:
+			if err != nil {
+				return fmt.Errorf("build %s: %w\n%s", b.Name, err, e.rest.Bytes())
+			}
+			fmt.Fprintf(progress, "built %s: %d packages in %s\n", b.Name, len(e.compiled), time.Since(begin).Round(time.Second/10))
+			return nil
+		case now := <-tick.C:
+			fmt.Fprintf(progress, "building %s: %s\n", b.Name, e.left(now))
+		}
+	}
+}
+
+// arguments are those of every go command that is about the same packages.
+func (b Build) arguments() []string {
+	// The version control stamp would make every commit a reason to link again. Only
+	// debuggers need DWARF, which is a tenth of the compiler's work. One compiler more
+	// than processors uses the time in which another one waits for the disk.
+	arguments := []string{"-buildvcs=false", "-gcflags=all=-dwarf=false", "-p", strconv.Itoa(runtime.NumCPU() + 1)}
+	return append(append(arguments, b.Flags...), b.Packages...)
+}
+
+// importCost is what an import costs the compiler, in bytes of source.
+const importCost = 10 << 10
+
+// uncompiled returns what each package costs that is not compiled yet, in bytes of source, nil
+// if that cannot be found out: what is wrong ends the build too. The programs themselves are
+// left out, because a compiled one counts as stale until it is linked.
+func uncompiled(ctx context.Context, builds []Build) map[string]int64 {
+	const format = `{{if and .Stale (ne .Name "main")}}{{.ImportPath}}{{"\t"}}{{len .Imports}}{{range .GoFiles}}{{"\t"}}{{$.Dir}}/{{.}}{{end}}{{end}}`
+	costs := map[string]int64{}
+	for _, b := range builds {
+		output, err := Command(ctx, b.Dir, append([]string{"list", "-deps", "-f", format}, b.arguments()...)...).Output()
+		if err != nil {
+			return nil
+		}
+		for line := range strings.Lines(string(output)) {
+			fields := strings.Split(strings.TrimSpace(line), "\t")
+			imports, _ := strconv.ParseInt(fields[1], 10, 64)
+			costs[fields[0]] = imports * importCost
+			for _, file := range fields[2:] {
+				if info, err := os.Stat(file); err == nil {
+					costs[fields[0]] += info.Size()
+				}
+			}
+		}
+	}
+	return costs
+}
+
+// Command is a go command in a folder.
+func Command(ctx context.Context, dir string, arguments ...string) *exec.Cmd {
+	cmd := exec.CommandContext(ctx, "go", arguments...)
+	cmd.Dir = dir
+	// A workspace above the repository must not change what is built.
+	// Without cgo no C compiler is needed, and links take half the time (see Makefile).
+	cmd.Env = append(os.Environ(), "GOWORK=off", "CGO_ENABLED=0")
+	return cmd
+}
+
+// compilerEnvironment turns garbage collection in the compiler off as long as it uses
+// less than its share of half the machine's memory: collecting takes a fifth of a
+// build from scratch. Where there are few processors each compiler uses a single one, which
+// takes a twelfth less time of them: the packages that compile at once use them all.
+func compilerEnvironment() []string {
+	const leastShare, fewProcessors = 2 << 30, 4
+	var info syscall.Sysinfo_t
+	if os.Getenv("GOGC") != "" || syscall.Sysinfo(&info) != nil {
+		return nil
+	}
+	share := info.Totalram * uint64(info.Unit) / 2 / uint64(runtime.NumCPU())
+	if share < leastShare {
+		return nil
+	}
+	environment := []string{"GOGC=off", fmt.Sprintf("GOMEMLIMIT=%d", share)}
+	if runtime.NumCPU() <= fewProcessors {
+		environment = append(environment, "GOMAXPROCS=1")
+	}
+	return environment
+}
