@@ -28,8 +28,9 @@ var (
 	heading = regexp.MustCompile(`AGE +VERSION *`)
 )
 
-// kubectl prints the columns in the golden file. UPDATE_GOLDEN=1 rewrites the file.
+// kubectl prints the columns in the golden file. UPDATE_GOLDEN=1 rewrites the file, and fails.
 func TestColumns(t *testing.T) {
+	t.Parallel()
 	const name, golden = "columns", "columns.golden"
 	env.CreatePoolForTest(t, name, 4)
 	env.UntilRunning(t, name, 4)
@@ -43,6 +44,7 @@ func TestColumns(t *testing.T) {
 	path := filepath.Join("testdata", golden)
 	if os.Getenv("UPDATE_GOLDEN") != "" {
 		require.NoError(t, os.WriteFile(path, []byte(got), 0o644))
+		t.Fatalf("wrote %s; run the test again without UPDATE_GOLDEN", path)
 	}
 	want, err := os.ReadFile(path)
 	require.NoError(t, err)
@@ -53,6 +55,7 @@ func TestColumns(t *testing.T) {
 
 // Every column of every kind shows something on a live object.
 func TestColumnsResolve(t *testing.T) {
+	t.Parallel()
 	const name = "columns-resolve"
 	env.CreatePoolForTest(t, name, 3)
 	createTemplate(t, name)

@@ -27,6 +27,10 @@ import (
 func TestCAPIWorkloadRights(t *testing.T) {
 	const name = "rights"
 	from := env.AuditEnd(t)
+	// When the API server streams the first objects of a watch, Cluster API does not
+	// list what it watches. It lists with other API servers.
+	restartCAPI(t, "KUBE_FEATURE_WatchListClient=false")
+	t.Parallel()
 	// A forbidden request fails the test; Cluster API would retry it for ever.
 	await := func(what string, check func(context.Context) error) {
 		t.Helper()
@@ -38,9 +42,6 @@ func TestCAPIWorkloadRights(t *testing.T) {
 		})
 	}
 
-	// When the API server streams the first objects of a watch, Cluster API does not
-	// list what it watches. It lists with other API servers.
-	restartCAPI(t, "KUBE_FEATURE_WatchListClient=false")
 	env.CreatePoolForTest(t, name, 3)
 	await("the pool runs", func(ctx context.Context) error { return env.Running(ctx, name, 3) })
 	env.Scale(t, name, 2)

@@ -7,7 +7,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"testing"
@@ -20,6 +19,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Whenever the leader is killed, the next one finishes the drain in time, and no
@@ -27,13 +27,10 @@ import (
 //
 // It runs before the parallel tests.
 func TestLeaderKilledDuringDrain(t *testing.T) {
-	const name, kills = "killed", 20
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-
-	operators := []installation.Operator{env.Operator, env.RunStandby(t, electionFlags...)}
-	nodes := createGroup(t, steadyShard, name, kills)
+	const name = "killed"
+	kills := tier.Pick(6, 20)
+	operators := []installation.Operator{env.Operator, env.RunStandby(t)}
+	nodes := createGroup(t, steadyShard, name, int32(kills))
 	env.CreateNamespace(t, name)
 	var pods []*corev1.Pod
 	for i, node := range nodes {
@@ -44,7 +41,9 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 	}
 	createPods(t, pods...)
 
-	points := map[string]int{}
+	// The leaders are killed after none of the requests of a drain, after one, and so on.
+	const points = 8
+	killedAfter := map[string]int{}
 	for i, node := range nodes { // the oldest is deleted first
 		leader := awaitLeader(t, operators)
 		from := env.AuditEnd(t)
@@ -55,10 +54,10 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 			}
 			return nil
 		})
-		point := random.IntN(8)
-		reached := awaitRequests(t, from, node, name, i, point)
+		last := awaitRequests(t, from, node, name, i, i%points)
 		require.NoError(t, leader.Kill(t.Context()))
-		points[reached]++
+		env.ReleaseLease(t)
+		killedAfter[last]++
 		if d, _ := env.drains[steadyShard].ofInstance(node); len(d.Acknowledged) > 0 {
 			t.Errorf("instance %s was acknowledged with a Pod on its Node", node)
 		}
@@ -66,9 +65,8 @@ func TestLeaderKilledDuringDrain(t *testing.T) {
 		require.NoError(t, leader.Start(t.Context()))
 		untilDrained(t, node)
 	}
-	t.Logf("killed after: %v", points)
-	// The points are random; that all are the same one has a chance below one in a million.
-	assert.Greater(t, len(points), 2, "the leaders were killed after the same requests")
+	t.Logf("killed after: %v", killedAfter)
+	assert.Greater(t, len(killedAfter), 2, "the leaders were killed after the same requests")
 	env.forcedDeletions.expectNone(t, nodes...)
 	expectNoPodDeletions(t, 0)
 }

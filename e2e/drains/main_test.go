@@ -17,27 +17,27 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 const (
-	// steadyShard is up all the time. restartedShard is restarted by a test.
+	// steadyShard is up all the time. restartedShard and forgetfulShard are restarted by a
+	// test each, the latter without its cache. On impatientShard a drain that stays blocked
+	// times out.
 	steadyShard    = "us-west-2a"
 	restartedShard = "us-west-2b"
+	impatientShard = "us-west-2c"
+	forgetfulShard = "us-west-2d"
 
-	// drainTimeout is long enough for what has to happen while a drain is
-	// blocked, and short enough to wait for once.
-	drainTimeout = time.Minute
+	// drainTimeout is longer than the tests wait: a test whose drain times out fails.
+	drainTimeout = 5 * time.Minute
+	// shortDrainTimeout is that of impatientShard: twice the time after which a drain is
+	// reported as blocked.
+	shortDrainTimeout = 30 * time.Second
 
 	// timeout is how long a test waits for what must happen.
 	timeout = 2 * time.Minute
 )
-
-// electionFlags let a standby lead soon after the leader was killed.
-var electionFlags = []string{
-	"--leader-elect-lease-duration", "4s",
-	"--leader-elect-renew-deadline", "3s",
-	"--leader-elect-retry-period", "500ms",
-}
 
 // env is the cluster that all tests of this package share.
 var env struct {
@@ -49,21 +49,24 @@ var env struct {
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env.Cluster, testcluster.Options{
-		Clocks:     true,
+		// These are programs of their own, which take minutes to build.
+		Clocks:     tier.Full(),
 		AuditReads: []string{dashboardUser},
 		Shards: []installation.Shard{
 			{ID: steadyShard, DrainTimeout: drainTimeout},
 			{ID: restartedShard, DrainTimeout: drainTimeout},
+			{ID: impatientShard, DrainTimeout: shortDrainTimeout},
+			{ID: forgetfulShard, DrainTimeout: drainTimeout},
 		},
 		Prepare:       prepare,
-		OperatorFlags: electionFlags,
+		OperatorFlags: testcluster.ShortProbe,
 	})
 }
 
 // prepare starts the relays, through which alone the operator reaches the shards.
 func prepare(ctx context.Context) (err error) {
 	env.drains = map[string]*drainRecorder{}
-	for _, shard := range []string{steadyShard, restartedShard} {
+	for _, shard := range env.ShardIDs {
 		if env.drains[shard], err = startDrainRecorder(ctx, shard); err != nil {
 			return err
 		}

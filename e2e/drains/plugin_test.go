@@ -35,6 +35,7 @@ const readerRole = "nstance-reader"
 // a user who has no other rights than the ClusterRole of the manifests. What a user may not
 // read is shown as unknown.
 func TestPlugin(t *testing.T) {
+	t.Parallel()
 	const name, replicas = "plugin", 4
 	kubectl := newPluginRunner(t)
 	reader := account(t, "plugin-reader", readerRole)

@@ -30,7 +30,7 @@ func TestWithdrawnDrains(t *testing.T) {
 	old, replacements := map[string]string{}, map[string]string{}
 	from := env.AuditEnd(t)
 	for _, name := range []string{ours, admins} {
-		old[name] = createGroup(t, restartedShard, name, 1)[0]
+		old[name] = createGroup(t, forgetfulShard, name, 1)[0]
 		env.CreateNamespace(t, name)
 		createPods(t, newPod(name, "stuck", old[name]))
 		protect(t, name, "stuck")
@@ -51,11 +51,11 @@ func TestWithdrawnDrains(t *testing.T) {
 			return nil
 		})
 	}
-	expectCordoned(t, old[ours], restartedShard+"/"+old[ours])
+	expectCordoned(t, old[ours], forgetfulShard+"/"+old[ours])
 	expectCordoned(t, old[admins], "")
 
 	// Only the server's cache records which instances drain.
-	shard := env.ShardServer(restartedShard)
+	shard := env.ShardServer(forgetfulShard)
 	testcluster.Stop(t, shard)
 	require.NoError(t, os.RemoveAll(env.Installation.CacheDir(shard.Name)))
 	for _, name := range []string{ours, admins} {
@@ -77,13 +77,13 @@ func TestWithdrawnDrains(t *testing.T) {
 	})
 	for _, name := range []string{ours, admins} {
 		testcluster.Eventually(t, timeout, "the shard group has no drains", func(ctx context.Context) error {
-			condition, err := progress(ctx, restartedShard, name)
+			condition, err := progress(ctx, forgetfulShard, name)
 			if err == nil && condition.Reason != v1beta1.ReasonNoDrains {
 				err = fmt.Errorf("condition %+v", condition)
 			}
 			return err
 		})
-		if d, _ := env.drains[restartedShard].ofInstance(old[name]); len(d.Acknowledged) > 0 || !d.Deleted.IsZero() {
+		if d, _ := env.drains[forgetfulShard].ofInstance(old[name]); len(d.Acknowledged) > 0 || !d.Deleted.IsZero() {
 			t.Errorf("the instance that is not deleted any more: %+v", d)
 		}
 		if _, err := env.Kube.CoreV1().Pods(name).Get(t.Context(), "stuck", metav1.GetOptions{}); err != nil {

@@ -121,7 +121,6 @@ func TestWorkloadClusterNotReachable(t *testing.T) {
 	const name, idle = "unreachable", "idle"
 	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, 1))
 	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), idle, 2))
-	t.Cleanup(func() { env.DeletePools(t, name, idle) })
 	env.UntilRunning(t, name, 1)
 	env.UntilRunning(t, idle, 2)
 	node := onlyNode(t, name)
@@ -131,7 +130,7 @@ func TestWorkloadClusterNotReachable(t *testing.T) {
 	require.NoError(t, err)
 
 	server := env.Workload.Component(controlplane.APIServer)
-	testcluster.Stop(t, server)
+	testcluster.Kill(t, server)
 	testcluster.Kill(t, env.OperatorProcess())
 	env.ReleaseLease(t)
 	testcluster.Start(t, env.OperatorProcess())

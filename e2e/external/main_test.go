@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package external shows the operator in a management cluster, with Cluster API, and the
-// Nodes and Pods in a workload cluster. Both are real control planes.
+// Nodes and Pods in a workload cluster. Both are real control planes. The pools of a test
+// may stay: the clusters are deleted with them.
 package external
 
 import (
@@ -32,6 +33,6 @@ func TestMain(m *testing.M) {
 			ID: shard, DrainTimeout: drainTimeout,
 			Groups: map[string]installation.Group{group: {Template: installation.OnDemandTemplate}},
 		}},
-		OperatorFlags: append([]string{"--resync-period", "10s"}, testcluster.ShortLease...),
+		OperatorFlags: []string{"--resync-period", "10s"},
 	})
 }

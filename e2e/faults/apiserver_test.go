@@ -4,7 +4,9 @@
 package faults
 
 import (
+	"context"
 	"net/http"
+	"strings"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -12,17 +14,15 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/faultproxy"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 func (o *faultyOperator) apiServerFaults() []testcluster.Fault {
-	return []testcluster.Fault{
+	return append([]testcluster.Fault{
 		{Name: "the API server is killed", Happen: o.exitsWhile(killed(controlplane.APIServer))},
 		{Name: "the API server hangs", Happen: o.exitsWhile(frozen(controlplane.APIServer))},
-		{Name: "etcd is killed", Happen: o.exitsWhile(killed(controlplane.Etcd))},
-		{Name: "etcd hangs", Happen: o.exitsWhile(frozen(controlplane.Etcd))},
 		{Name: "all requests are forbidden", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Code: http.StatusForbidden}))},
-		{Name: "the token is rejected", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Code: http.StatusUnauthorized}))},
-		{Name: "all requests hang", Happen: o.exitsWhile(o.injected(faultproxy.Rule{}))},
 		{Name: "nothing can be written", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Verbs: writeVerbs, Code: http.StatusInternalServerError}))},
 		{Name: "every watch breaks and nothing can be listed", Happen: testcluster.During(func(t *testing.T) {
 			defer o.Proxy.Heal()
@@ -32,14 +32,25 @@ func (o *faultyOperator) apiServerFaults() []testcluster.Fault {
 			}
 			untilMet(t, fault, 20)
 		})},
-	}
+	}, testcluster.InFull(
+		testcluster.Fault{Name: "etcd is killed", Happen: o.exitsWhile(killed(controlplane.Etcd))},
+		testcluster.Fault{Name: "etcd hangs", Happen: o.exitsWhile(frozen(controlplane.Etcd))},
+		testcluster.Fault{Name: "the token is rejected", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Code: http.StatusUnauthorized}))},
+		testcluster.Fault{Name: "all requests hang", Happen: o.exitsWhile(o.injected(faultproxy.Rule{}))},
+	)...)
 }
 
-// exitsWhile is a fault because of which the operator cannot renew its lease.
+// exitsWhile is a fault because of which the operator cannot renew its lease. The next
+// operator does not wait for the lease.
 func (o *faultyOperator) exitsWhile(begin func(*testing.T) (end func())) func(*testing.T, testcluster.ScaleUp) {
-	return testcluster.During(func(t *testing.T) {
+	exits := func(t *testing.T) {
+		t.Helper()
 		defer begin(t)()
 		o.untilExited(t)
+	}
+	return testcluster.During(func(t *testing.T) {
+		exits(t)
+		env.ReleaseLease(t)
 	})
 }
 
@@ -69,9 +80,9 @@ func (o *faultyOperator) injected(rule faultproxy.Rule) func(*testing.T) func() 
 var writeVerbs = []string{"create", "update", "patch", "delete", "deletecollection"}
 
 // writeFaults are met by the writes that follow a scale-up.
-func (o *faultyOperator) writeFaults() []testcluster.Fault {
-	faults := []testcluster.Fault{
-		{Name: "writes of shard groups hang", Happen: o.writesFail("nstanceshardgroups", 0, 1)},
+func (o *faultyOperator) writeFaults() []testcluster.PoolFault {
+	faults := []testcluster.PoolFault{
+		{Name: "writes of shard groups hang", Begin: o.writesFail("nstanceshardgroups", 0, 1)},
 	}
 	for _, written := range []struct{ name, resource string }{
 		{"shard groups", "nstanceshardgroups"},
@@ -80,34 +91,44 @@ func (o *faultyOperator) writeFaults() []testcluster.Fault {
 		{"the status of pools", "nstancemachinepools/status"},
 	} {
 		faults = append(faults,
-			testcluster.Fault{Name: written.name + " cannot be written", Happen: o.writesFail(written.resource, http.StatusInternalServerError, 3)},
-			testcluster.Fault{Name: "writes of " + written.name + " conflict", Happen: o.writesFail(written.resource, http.StatusConflict, 3)})
+			testcluster.PoolFault{Name: written.name + " cannot be written", Begin: o.writesFail(written.resource, http.StatusInternalServerError, 3)},
+			testcluster.PoolFault{Name: "writes of " + written.name + " conflict", Begin: o.writesFail(written.resource, http.StatusConflict, 3)})
 	}
-	return append(faults, testcluster.Fault{
-		Name: "there are too many writes of shard groups", Happen: o.writesFail("nstanceshardgroups", http.StatusTooManyRequests, 3),
+	return append(faults, testcluster.PoolFault{
+		Name: "there are too many writes of shard groups", Begin: o.writesFail("nstanceshardgroups", http.StatusTooManyRequests, 3),
 	})
 }
 
-// writesFail is a fault that the operator meets so many times, and survives.
-func (o *faultyOperator) writesFail(resource string, code, times int) func(*testing.T, testcluster.ScaleUp) {
-	return func(t *testing.T, scaleUp testcluster.ScaleUp) {
-		defer o.Proxy.Heal()
-		fault := o.Proxy.Inject(faultproxy.Rule{Verbs: writeVerbs, Resource: resource, Code: code})
-		scaleUp.Begin(t)
-		untilMet(t, fault, times)
+// writesFail is a fault that the operator meets so many times, and survives: writes of a
+// pool, or of its shard groups, fail.
+func (o *faultyOperator) writesFail(resource string, code, times int) func(*testing.T, string) func(context.Context) error {
+	return func(_ *testing.T, pool string) func(context.Context) error {
+		names := []string{pool}
+		if strings.HasPrefix(resource, "nstanceshardgroups") {
+			names = nil
+			for _, shard := range shardIDs {
+				names = append(names, v1beta1.ShardGroupName(pool, shard))
+			}
+		}
+		var faults []*faultproxy.Fault
+		for _, name := range names {
+			faults = append(faults, o.Proxy.Inject(faultproxy.Rule{Verbs: writeVerbs, Resource: resource, Name: name, Code: code}))
+		}
+		return func(context.Context) error { return met(times, faults...) }
 	}
 }
 
 // listFaults make lists of a resource fail in every way while the operator starts.
 func (o *faultyOperator) listFaults() []testcluster.Fault {
+	type kind struct{ name, resource string }
+	// The operator waits for all its caches in the same way.
+	kinds := []kind{{"pools", "nstancemachinepools"}}
+	if tier.Full() {
+		kinds = append(kinds, kind{"shard groups", "nstanceshardgroups"}, kind{"MachinePools", "machinepools"},
+			kind{"Nodes", "nodes"}, kind{"ConfigMaps", "configmaps"})
+	}
 	var faults []testcluster.Fault
-	for _, kind := range []struct{ name, resource string }{
-		{"pools", "nstancemachinepools"},
-		{"shard groups", "nstanceshardgroups"},
-		{"MachinePools", "machinepools"},
-		{"Nodes", "nodes"},
-		{"ConfigMaps", "configmaps"},
-	} {
+	for _, kind := range kinds {
 		faults = append(faults, testcluster.Fault{Name: kind.name + " cannot be listed at the start", Happen: testcluster.During(func(t *testing.T) {
 			defer o.Proxy.Heal()
 			forbidden := o.Proxy.Inject(listRule(kind.resource, http.StatusForbidden))

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"testing"
 	"time"
 
@@ -23,9 +24,9 @@ import (
 // faultyOperator is the only operator that runs, through a proxy that injects faults.
 type faultyOperator struct{ *testcluster.ProxiedOperator }
 
-func runFaultyOperator(t *testing.T) *faultyOperator {
+func runFaultyOperator(t *testing.T, flags ...string) *faultyOperator {
 	t.Helper()
-	o := &faultyOperator{env.ReplaceOperator(t, testcluster.ShortLease...)}
+	o := &faultyOperator{env.ReplaceOperator(t, slices.Concat(flags, testcluster.ShortProbe)...)}
 	// From now on it may start while its caches cannot be complete.
 	o.Process.Ready = controlplane.Probe{URL: o.URL() + "/healthz"}
 	return o

@@ -27,10 +27,9 @@ func leases() coordinationv1client.LeaseInterface {
 }
 
 func (o *faultyOperator) leaseFaults() []testcluster.Fault {
-	return []testcluster.Fault{
+	return append([]testcluster.Fault{
 		{Name: "the lease cannot be renewed", Happen: o.exitsWhile(o.injected(faultproxy.Rule{Resource: "leases", Code: http.StatusInternalServerError}))},
-		{Name: "another process has the lease, with a clock that is an hour ahead", Happen: o.exitsWhile(taken(time.Hour))},
-		{Name: "another process has the lease, with a clock that is an hour behind", Happen: o.exitsWhile(taken(-time.Hour))},
+		{Name: "another process has the lease, with a clock that is an hour ahead", Happen: o.exitsWhenTaken(time.Hour)},
 		{Name: "the lease is deleted", Happen: testcluster.During(func(t *testing.T) {
 			err := leases().Delete(t.Context(), leaseName, metav1.DeleteOptions{})
 			require.NoError(t, err)
@@ -49,7 +48,10 @@ func (o *faultyOperator) leaseFaults() []testcluster.Fault {
 				testcluster.Start(t, o.Process)
 			}
 		})},
-		{Name: "the operator hangs until its lease has expired", Happen: testcluster.During(func(t *testing.T) {
+	}, testcluster.InFull(
+		testcluster.Fault{Name: "another process has the lease, with a clock that is an hour behind", Happen: o.exitsWhenTaken(-time.Hour)},
+		// TestPausedLeader has another operator that leads meanwhile.
+		testcluster.Fault{Name: "the operator hangs until its lease has expired", Happen: testcluster.During(func(t *testing.T) {
 			defer testcluster.Freeze(t, o.Process)()
 			testcluster.Eventually(t, time.Minute, "the lease has expired", func(ctx context.Context) error {
 				lease, err := leases().Get(ctx, leaseName, metav1.GetOptions{})
@@ -63,13 +65,13 @@ func (o *faultyOperator) leaseFaults() []testcluster.Fault {
 				return nil
 			})
 		})},
-	}
+	)...)
 }
 
-// taken replaces the holder of the lease by one that never renews it, with a wrong clock.
-func taken(ahead time.Duration) func(*testing.T) func() {
-	return func(t *testing.T) func() {
-		t.Helper()
+// exitsWhenTaken replaces the holder of the lease by one that never renews it, with a wrong
+// clock. The next operator waits until the lease has expired.
+func (o *faultyOperator) exitsWhenTaken(ahead time.Duration) func(*testing.T, testcluster.ScaleUp) {
+	return testcluster.During(func(t *testing.T) {
 		testcluster.Eventually(t, time.Minute, "another process has the lease", func(ctx context.Context) error {
 			lease, err := leases().Get(ctx, leaseName, metav1.GetOptions{})
 			if err != nil {
@@ -81,6 +83,6 @@ func taken(ahead time.Duration) func(*testing.T) func() {
 			_, err = leases().Update(ctx, lease, metav1.UpdateOptions{})
 			return err
 		})
-		return func() {}
-	}
+		o.untilExited(t)
+	})
 }

@@ -2,7 +2,8 @@
 // Copyright The Nstance Authors.
 
 // Package faults shows that the operator loses no instance while the API server, its
-// configuration or its shards fail, on a cluster like that of package operator.
+// configuration or its shards fail, on a cluster like that of package operator. The pools
+// of a test stay: the cluster is deleted with them.
 package faults
 
 import (
@@ -24,7 +25,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
-	testcluster.Main(m, &env, testcluster.Options{
-		Shards: installation.Shards(shardIDs...), OperatorFlags: []string{"--resync-period", resync.String()},
-	})
+	shards := installation.Shards(shardIDs...)
+	for i := range shards {
+		// Each fault waits for new instances.
+		shards[i].BootDelay = 100 * time.Millisecond
+	}
+	testcluster.Main(m, &env, testcluster.Options{Shards: shards, OperatorFlags: []string{"--resync-period", resync.String()}})
 }

@@ -6,20 +6,22 @@ package faults
 import (
 	"testing"
 
+	"github.com/stretchr/testify/require"
+
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // A leader that was paused while another one led exits when it resumes, and does not send
 // the sizes that it knew before.
 func TestPausedLeader(t *testing.T) {
-	const (
-		name   = "paused"
-		pauses = 4
-	)
-	leader := runFaultyOperator(t).Process
+	const name = "paused"
+	// Each of the two operators leads and is paused.
+	pauses := tier.Pick(2, 4)
+	leader := runFaultyOperator(t, testcluster.ShortLease...).Process
 	standby := env.Component(env.RunStandby(t, testcluster.ShortLease...).Component)
 	replicas := int32(6)
-	env.CreatePoolForTest(t, name, replicas)
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, replicas))
 	env.UntilRunning(t, name, replicas)
 	losses := env.NewLossChecker(t, name)
 

@@ -34,7 +34,7 @@ func TestRegistrationIsResumed(t *testing.T) {
 	require.NoError(t, o.Process.Stop(t.Context()))
 	deleteSecret(t, keySecret)
 	deleteSecret(t, testcluster.CertificateSecret)
-	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
+	applyNonce(t)
 	before := usedNonces(t)
 
 	o.killAt(t, keySecret)
@@ -72,14 +72,13 @@ func TestRegistrationIsResumed(t *testing.T) {
 func TestRevocation(t *testing.T) {
 	const name = "revoked"
 	o := runFaultyOperator(t)
-	env.CreatePoolForTest(t, name, 3)
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, 3))
 	env.UntilRunning(t, name, 3)
 	untilIdentityReady(t)
 	losses := env.NewLossChecker(t, name)
 	pid, _ := o.Process.PID()
 
-	_, err := env.Installation.Admin(t.Context(), "operator", "revoke", "--tenant", installation.Tenant, "--all")
-	require.NoError(t, err)
+	env.Admin(t, "operator", "revoke", "--tenant", installation.Tenant, "--all")
 	testcluster.Eventually(t, 2*time.Minute, "the shards reject the certificate", func(ctx context.Context) error {
 		cluster, err := env.NstanceClusters().Get(ctx, installation.ClusterName, metav1.GetOptions{})
 		if err != nil {
@@ -92,13 +91,20 @@ func TestRevocation(t *testing.T) {
 		return nil
 	})
 	env.Scale(t, name, 6)
-	require.NoError(t, env.Installation.ApplyNonce(t.Context()))
+	applyNonce(t)
 	untilIdentityReady(t)
 	env.UntilRunning(t, name, 6)
 	losses.ExpectNone(t)
 	if now, running := o.Process.PID(); !running || now != pid {
 		t.Errorf("the operator was process %d and is %d, running %t", pid, now, running)
 	}
+}
+
+// applyNonce gives the operator a new nonce, as an administrator does.
+func applyNonce(t *testing.T) {
+	t.Helper()
+	nonce := env.Admin(t, "cluster", "nonce", "--tenant", installation.Tenant)
+	require.NoError(t, env.Installation.ApplyNonce(t.Context(), nonce))
 }
 
 // killAt starts the operator and kills it while it writes a Secret.

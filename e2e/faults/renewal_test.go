@@ -19,16 +19,16 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Certificates that live for seconds are renewed, without a restart: drains that began
 // with the first certificate end with the last, and groups are scaled meanwhile.
 func TestRenewal(t *testing.T) {
 	const (
-		ttl      = 15 * time.Second
-		renewals = 8
-		drained  = "renewed"
-		scaled   = "renewed-meanwhile"
+		ttl     = 15 * time.Second
+		drained = "renewed"
+		scaled  = "renewed-meanwhile"
 	)
 	o := runFaultyOperator(t)
 	// At the end, after the servers have their configuration back, the operator has a
@@ -43,8 +43,8 @@ func TestRenewal(t *testing.T) {
 		})
 	}
 	replicas := int32(3)
-	env.CreatePoolForTest(t, scaled, replicas)
-	env.CreatePoolForTest(t, drained, 6)
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), scaled, replicas))
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), drained, 6))
 	env.UntilRunning(t, drained, 6)
 	env.BlockDrains(t, drained)
 	certificate := untilShortLived(t, ttl)
@@ -52,14 +52,20 @@ func TestRenewal(t *testing.T) {
 	from, audit := o.logSize(t), env.AuditEnd(t)
 
 	env.Scale(t, drained, 3)
-	testcluster.Eventually(t, time.Minute, "three drains are blocked", func(ctx context.Context) error { return blockedDrains(ctx, drained, 3) })
-	for range renewals {
+	testcluster.Eventually(t, time.Minute, "three drains begin", func(ctx context.Context) error {
+		pool, err := env.NstanceMachinePool(ctx, drained)
+		if err == nil && ptr.Deref(pool.Status.Draining, 0) != 3 {
+			err = fmt.Errorf("%d drains", ptr.Deref(pool.Status.Draining, 0))
+		}
+		return err
+	})
+	for range tier.Pick(3, 8) {
 		certificate = untilRenewed(t, certificate)
 		replicas++
 		env.Scale(t, scaled, replicas)
 		env.UntilRunning(t, scaled, replicas)
 	}
-	require.NoError(t, blockedDrains(t.Context(), drained, 3))
+	testcluster.Eventually(t, time.Minute, "three drains are blocked", func(ctx context.Context) error { return blockedDrains(ctx, drained, 3) })
 	env.UnblockDrains(t, drained)
 	env.UntilRunning(t, drained, 3)
 

@@ -14,7 +14,7 @@ import (
 )
 
 func (o *faultyOperator) shardFaults() []testcluster.Fault {
-	return []testcluster.Fault{
+	return append([]testcluster.Fault{
 		{Name: "a shard is down at the start", Happen: testcluster.During(func(t *testing.T) {
 			shard := env.ShardServer(shardIDs[2])
 			require.NoError(t, shard.Kill(t.Context()))
@@ -29,7 +29,9 @@ func (o *faultyOperator) shardFaults() []testcluster.Fault {
 			o.restart(t)
 			untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 		})},
-		{Name: "a shard accepts connections and never reads", Happen: testcluster.During(func(t *testing.T) {
+	}, testcluster.InFull(
+		// The kernel accepts the connections of a process that is suspended.
+		testcluster.Fault{Name: "a shard accepts connections and never reads", Happen: testcluster.During(func(t *testing.T) {
 			defer env.SaveConfigMap(t, "nstance-shards")()
 			silent, err := net.Listen("tcp", "127.0.0.1:0")
 			require.NoError(t, err)
@@ -38,5 +40,5 @@ func (o *faultyOperator) shardFaults() []testcluster.Fault {
 			o.restart(t)
 			untilUnreachable(t, v1beta1.ReasonShardUnreachable)
 		})},
-	}
+	)...)
 }

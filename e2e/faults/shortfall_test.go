@@ -23,10 +23,10 @@ import (
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
 
-// A shard that has no more instances of a type lends those of its pool to the others, and
-// gets them back when the pool grows. Nothing that runs is terminated for that. A Pod gets
-// its machine from another shard.
-func TestZoneWithoutStock(t *testing.T) {
+// testZoneWithoutStock has a shard that has no more instances of a type lend those of its pool
+// to the others, and get them back when the pool grows. Nothing that runs is terminated for
+// that. A Pod gets its machine from another shard.
+func testZoneWithoutStock(t *testing.T) {
 	const name, builders, scarce = "stockless", "stockless-builders", "m7i.xlarge"
 	lender := shardIDs[0]
 	setQuota(t, lender, map[string]int{scarce: 0})
@@ -37,7 +37,6 @@ func TestZoneWithoutStock(t *testing.T) {
 		wanted.Spec.OnShortfall = v1beta1.ShortfallMove
 		wanted.Spec.ShortfallAfter = &metav1.Duration{Duration: 5 * time.Second}
 		require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(pool, replicas), wanted))
-		t.Cleanup(func() { env.DeletePools(t, pool) })
 	}
 	untilShortfall(t, name, v1beta1.ReasonMoved,
 		fmt.Sprintf("3 of 9 instances are lent by shard %s to shards %s (2), %s (1)", lender, shardIDs[1], shardIDs[2]))
@@ -55,9 +54,6 @@ func TestZoneWithoutStock(t *testing.T) {
 		},
 	}, metav1.CreateOptions{})
 	require.NoError(t, err)
-	t.Cleanup(func() {
-		assert.NoError(t, env.Kube.CoreV1().Pods(pod.Namespace).Delete(context.WithoutCancel(t.Context()), pod.Name, metav1.DeleteOptions{GracePeriodSeconds: ptr.To[int64](0)}))
-	})
 	testcluster.Eventually(t, 2*time.Minute, "the machine of the Pod runs", func(ctx context.Context) error {
 		machine, err := env.NstanceMachines().Get(ctx, "on-demand-"+string(pod.UID), metav1.GetOptions{})
 		if err != nil {

@@ -26,7 +26,6 @@ func TestWrongShard(t *testing.T) {
 	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)
 	pool.Spec.Machines = v1beta1.MachinesAlways
 	require.NoError(t, env.CreatePool(t.Context(), testcluster.NewMachinePool(name, replicas), pool))
-	t.Cleanup(func() { env.DeletePools(t, name) })
 	env.UntilRunning(t, name, replicas)
 
 	a, b, c := shardIDs[0], shardIDs[1], shardIDs[2]

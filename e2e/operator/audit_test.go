@@ -42,6 +42,7 @@ func withMessage(lines []testcluster.TrailLine, message, shard string) []testclu
 // Who made a pool smaller, and when, can be seen in the logs of operator and servers, where
 // one request id leads from the change to the deletion of the instance, and in the events.
 func TestAuditTrail(t *testing.T) {
+	t.Parallel()
 	env.CreatePoolForTest(t, audited, 3)
 	env.UntilRunning(t, audited, 3)
 	env.Kubectl(t, "scale", "machinepools.cluster.x-k8s.io", audited, "--replicas", "1")

@@ -34,7 +34,7 @@ const (
 )
 
 // In every order of creation, a group keeps its instances on the servers, and the
-// MachinePool gets their number.
+// MachinePool gets their number, unless a user sets it.
 func TestCreationOrder(t *testing.T) {
 	orders := [][]string{
 		{userPool, userMachinePool, byOperator},
@@ -44,46 +44,73 @@ func TestCreationOrder(t *testing.T) {
 		{byOperator, userPool, userMachinePool},
 		{byOperator, userMachinePool, userPool},
 	}
-	testcluster.Stop(t, env.OperatorProcess())
-	groups := make([]string, len(orders))
-	losses := make([]*testcluster.LossChecker, len(orders))
+	const edited, explicit = "edited", "explicit"
+	groups := []string{edited, explicit}
 	for i := range orders {
-		groups[i] = fmt.Sprintf("order-%d", i)
-		createUneven(t, groups[i])
-		losses[i] = env.NewLossChecker(t, groups[i])
+		groups = append(groups, orderedGroup(i))
 	}
+	testcluster.Stop(t, env.OperatorProcess())
+	losses := map[string]*testcluster.LossChecker{}
+	for _, group := range groups {
+		createUneven(t, group)
+		losses[group] = env.NewLossChecker(t, group)
+	}
+	t.Cleanup(func() { deletePools(t, groups...) })
 
 	// All orders at once: they differ in what is before and after the operator.
 	for i, order := range orders {
 		for _, who := range order[:slices.Index(order, byOperator)] {
-			applyAs(t, who, groups[i])
+			applyAs(t, who, orderedGroup(i))
 		}
 	}
+	applyAs(t, userMachinePool, edited)
+	env.PatchMachinePool(t, edited, `{"spec":{"template":{"metadata":{"labels":{"edited":"yes"}}}}}`)
+	applyAs(t, userPool, edited)
+	require.NoError(t, tryApply(t.Context(), testcluster.NewMachinePool(explicit, 2)))
+	applyAs(t, userPool, explicit)
 	testcluster.Start(t, env.OperatorProcess())
-	for _, group := range groups {
+	for i := range orders {
+		group := orderedGroup(i)
 		testcluster.Eventually(t, 2*time.Minute, group+" is imported", func(ctx context.Context) error { return keptUneven(ctx, group) })
 	}
 	for i, order := range orders {
 		for _, who := range order[slices.Index(order, byOperator)+1:] {
-			applyAs(t, who, groups[i])
+			applyAs(t, who, orderedGroup(i))
 		}
 	}
 
-	for i, order := range orders {
-		t.Run(strings.Join(order, ", "), func(t *testing.T) {
-			testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
-				return errors.Join(keptUneven(ctx, groups[i]), env.Running(ctx, groups[i], 5))
-			})
-			losses[i].ExpectNone(t)
+	expectUnchanged := func(t *testing.T, group string) {
+		t.Helper()
+		testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
+			return errors.Join(keptUneven(ctx, group), env.Running(ctx, group, 5))
 		})
+		losses[group].ExpectNone(t)
 	}
+	for i, order := range orders {
+		t.Run(strings.Join(order, ", "), func(t *testing.T) { expectUnchanged(t, orderedGroup(i)) })
+	}
+	// Replicas that Cluster API defaulted are not a user's when the MachinePool is edited in
+	// another field before the import.
+	t.Run("editing other fields keeps the replicas", func(t *testing.T) { expectUnchanged(t, edited) })
+	// Replicas that a user sets are used, also when they are fewer.
+	t.Run("explicit replicas count", func(t *testing.T) {
+		testcluster.Eventually(t, 2*time.Minute, "the pool has the user's replicas", func(ctx context.Context) error {
+			return errors.Join(imported(ctx, explicit, 2, "us-west-2a", "us-west-2b"), env.SizesAre(ctx, explicit, 1, 1), env.Running(ctx, explicit, 2))
+		})
+	})
 }
+
+// orderedGroup is the group of an order of creation.
+func orderedGroup(order int) string { return fmt.Sprintf("order-%d", order) }
 
 // The same with all objects created at the same moment.
 func TestCreationAtOnce(t *testing.T) {
+	t.Parallel()
 	const group = "at-once"
 	createUneven(t, group)
+	t.Cleanup(func() { deletePools(t, group) })
 	losses := env.NewLossChecker(t, group)
+	losses.BesideOthers = true
 	var users errgroup.Group
 	for _, who := range []string{userPool, userMachinePool} {
 		users.Go(func() error { return tryApplyAs(t.Context(), who, group) })
@@ -95,42 +122,11 @@ func TestCreationAtOnce(t *testing.T) {
 	losses.ExpectNone(t)
 }
 
-// Replicas that Cluster API defaulted are not a user's when the MachinePool is edited in
-// another field before the import.
-func TestEditingOtherFieldsKeepsReplicas(t *testing.T) {
-	const group = "edited"
-	testcluster.Stop(t, env.OperatorProcess())
-	createUneven(t, group)
-	losses := env.NewLossChecker(t, group)
-	applyAs(t, userMachinePool, group)
-	env.PatchMachinePool(t, group, `{"spec":{"template":{"metadata":{"labels":{"edited":"yes"}}}}}`)
-	applyAs(t, userPool, group)
-	testcluster.Start(t, env.OperatorProcess())
-	testcluster.Eventually(t, 2*time.Minute, "the group is unchanged", func(ctx context.Context) error {
-		return errors.Join(keptUneven(ctx, group), env.Running(ctx, group, 5))
-	})
-	losses.ExpectNone(t)
-}
-
-// Replicas that a user sets are used, also when they are fewer.
-func TestExplicitReplicasCount(t *testing.T) {
-	const group = "explicit"
-	testcluster.Stop(t, env.OperatorProcess())
-	createUneven(t, group)
-	require.NoError(t, tryApply(t.Context(), testcluster.NewMachinePool(group, 2)))
-	applyAs(t, userPool, group)
-	testcluster.Start(t, env.OperatorProcess())
-	testcluster.Eventually(t, 2*time.Minute, "the pool has the user's replicas", func(ctx context.Context) error {
-		return errors.Join(imported(ctx, group, 2, "us-west-2a", "us-west-2b"), env.SizesAre(ctx, group, 1, 1), env.Running(ctx, group, 2))
-	})
-}
-
 // createUneven creates a group of 1 and 4 instances on the servers only.
 func createUneven(t *testing.T, group string) {
 	t.Helper()
 	upsertDirectly(t, "us-west-2a", group, 1)
 	upsertDirectly(t, "us-west-2b", group, 4)
-	t.Cleanup(func() { deletePool(t, group) })
 }
 
 // keptUneven succeeds when the group has a pool and a MachinePool, and unchanged sizes.

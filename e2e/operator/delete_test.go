@@ -7,7 +7,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"strings"
+	"slices"
 	"testing"
 	"time"
 
@@ -20,60 +20,67 @@ import (
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Deleting a MachinePool or its NstanceMachinePool leaves nothing behind: no object, no
-// group and no instance on a server, and no Node. The deletion waits for a shard that does
-// not respond.
+// group and no instance on a server, and no Node.
 func TestDeletePool(t *testing.T) {
-	for _, whole := range []struct {
+	t.Parallel()
+	type deletion struct {
 		name     string
 		machines v1beta1.MachinesMode
-		outages  []outage
 		remove   func(ctx context.Context, name string) error
-	}{
-		{name: "MachinePool", outages: []outage{allUp, down, hanging}, remove: func(ctx context.Context, name string) error {
-			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
-		}},
-		{name: "NstanceMachinePool", outages: []outage{allUp, down}, remove: func(ctx context.Context, name string) error {
-			return env.NstanceMachinePools().Delete(ctx, name, metav1.DeleteOptions{})
-		}},
-		{name: "with Machines", machines: v1beta1.MachinesAlways, outages: []outage{allUp}, remove: func(ctx context.Context, name string) error {
-			return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
-		}},
-	} {
-		for i, outage := range whole.outages {
-			t.Run(whole.name+", "+outage.name, func(t *testing.T) {
-				name := fmt.Sprintf("deleted-%s-%d", strings.ToLower(whole.name[:1]), i)
-				runPoolWith(t, name, 6, whole.machines)
-				remove := func() {
-					require.NoError(t, whole.remove(t.Context(), name))
-				}
-				if outage.begin == nil {
-					remove()
-				} else {
-					end := outage.begin(t, env.ShardServer(shardIDs[2]))
-					remove()
-					untilWaiting(t, name, shardIDs[2])
-					if _, err := env.NstanceMachinePool(t.Context(), name); err != nil {
-						t.Errorf("the pool did not wait: %v", err)
-					}
-					end()
-				}
-				untilNothingIsLeft(t, name)
-			})
-		}
+	}
+	deletions := []deletion{
+		{name: "deleted-pool", remove: deleteNstanceMachinePool},
+		{name: "deleted-with-machines", machines: v1beta1.MachinesAlways, remove: deleteMachinePool},
+	}
+	if tier.Full() {
+		deletions = append(deletions, deletion{name: "deleted-machinepool", remove: deleteMachinePool})
+	}
+	for _, deletion := range deletions {
+		t.Run(deletion.name, func(t *testing.T) {
+			t.Parallel()
+			runPoolWith(t, deletion.name, 6, deletion.machines)
+			require.NoError(t, deletion.remove(t.Context(), deletion.name))
+			untilNothingIsLeft(t, deletion.name)
+		})
 	}
 }
 
-// A pool that is deleted before Cluster API has become its owner is deleted as well:
-// Cluster API waits for the deletion, and is notified of it only as the owner.
-func TestDeletePoolAtOnce(t *testing.T) {
-	const name = "deleted-at-once"
+func deleteMachinePool(ctx context.Context, name string) error {
+	return env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+}
+
+func deleteNstanceMachinePool(ctx context.Context, name string) error {
+	return env.NstanceMachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+}
+
+// interruptedDeletion is the deletion of a pool that runs. It waits for a shard that does not
+// respond.
+func interruptedDeletion(name, shard string, remove func(ctx context.Context, name string) error) interrupted {
+	return interrupted{
+		name:   "deletion of " + name,
+		change: func(t *testing.T) { require.NoError(t, remove(t.Context(), name)) },
+		waits: func(t *testing.T) {
+			untilWaiting(t, name, shard)
+			if _, err := env.NstanceMachinePool(t.Context(), name); err != nil {
+				t.Errorf("the pool did not wait: %v", err)
+			}
+		},
+		completes: func(t *testing.T) { untilNothingIsLeft(t, name) },
+	}
+}
+
+// interruptedDeletionAtOnce is the deletion of a pool before Cluster API has become its owner:
+// Cluster API waits for the deletion, and is notified of it only as the owner. The pool is
+// created now.
+func interruptedDeletionAtOnce(t *testing.T, name, shard string) interrupted {
+	t.Helper()
 	_, err := env.NstanceMachinePools().
 		Create(t.Context(), testcluster.NewNstanceMachinePool(name, shardIDs...), metav1.CreateOptions{})
 	require.NoError(t, err)
-	pools := env.NstanceMachinePools()
 	testcluster.Eventually(t, time.Minute, "the shard groups are created", func(ctx context.Context) error {
 		groups, err := env.ShardGroups(ctx, name)
 		if err == nil && len(groups) < len(shardIDs) {
@@ -81,18 +88,19 @@ func TestDeletePoolAtOnce(t *testing.T) {
 		}
 		return err
 	})
-	end := hanging.begin(t, env.ShardServer(shardIDs[0]))
-	require.NoError(t, pools.Delete(t.Context(), name, metav1.DeleteOptions{}))
-	untilWaiting(t, name, shardIDs[0])
-	testcluster.Eventually(t, time.Minute, "Cluster API waits for the pool", func(ctx context.Context) error {
-		machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})
-		if err == nil && machinePool.Status.Phase != string(clusterv1.MachinePoolPhaseDeleting) {
-			err = fmt.Errorf("the MachinePool's phase is %q", machinePool.Status.Phase)
-		}
-		return err
-	})
-	end()
-	untilNothingIsLeft(t, name)
+	deletion := interruptedDeletion(name, shard, deleteNstanceMachinePool)
+	poolWaits := deletion.waits
+	deletion.waits = func(t *testing.T) {
+		poolWaits(t)
+		testcluster.Eventually(t, time.Minute, "Cluster API waits for the pool", func(ctx context.Context) error {
+			machinePool, err := env.MachinePools().Get(ctx, name, metav1.GetOptions{})
+			if err == nil && machinePool.Status.Phase != string(clusterv1.MachinePoolPhaseDeleting) {
+				err = fmt.Errorf("the MachinePool's phase is %q", machinePool.Status.Phase)
+			}
+			return err
+		})
+	}
+	return deletion
 }
 
 // The next operator completes a deletion during which the operator was killed.
@@ -100,10 +108,11 @@ func TestDeletePoolWithOperatorKilled(t *testing.T) {
 	const name = "deleted-killed"
 	runPool(t, name, 6, shardIDs...)
 	operator := env.OperatorProcess()
-	end := down.begin(t, env.ShardServer(shardIDs[0]))
+	end := down(t, env.ShardServer(shardIDs[0]))
 	require.NoError(t, env.MachinePools().Delete(t.Context(), name, metav1.DeleteOptions{}))
 	untilWaiting(t, name, shardIDs[0])
 	require.NoError(t, operator.Kill(t.Context()))
+	env.ReleaseLease(t)
 	end()
 	testcluster.Start(t, operator)
 	untilNothingIsLeft(t, name)
@@ -112,64 +121,77 @@ func TestDeletePoolWithOperatorKilled(t *testing.T) {
 // When a shard is removed from a pool, its instances are deleted and replaced on the
 // other shards.
 func TestRemoveShardFromPool(t *testing.T) {
-	for i, outage := range []outage{allUp, down} {
-		t.Run(outage.name, func(t *testing.T) {
-			name, leaving := fmt.Sprintf("leaving-%d", i), shardIDs[1]
-			runPool(t, name, 6, shardIDs...)
-			t.Cleanup(func() { deletePool(t, name) })
-			var end func()
-			if outage.begin != nil {
-				end = outage.begin(t, env.ShardServer(leaving))
-			}
-			patch := fmt.Appendf(nil, `{"spec":{"shards":[%q,%q]}}`, shardIDs[0], shardIDs[2])
-			_, err := env.NstanceMachinePools().
-				Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
+	t.Parallel()
+	const name = "leaving"
+	runPool(t, name, 6, shardIDs...)
+	t.Cleanup(func() { deletePools(t, name) })
+	removal := interruptedRemoval(name, shardIDs[1])
+	removal.change(t)
+	removal.completes(t)
+}
+
+// interruptedRemoval is the removal of a shard from a pool of six instances. The other
+// shards do not wait for the shard.
+func interruptedRemoval(name, leaving string) interrupted {
+	others := slices.DeleteFunc(slices.Clone(shardIDs), func(id string) bool { return id == leaving })
+	return interrupted{
+		name: "removal of a shard from " + name,
+		change: func(t *testing.T) {
+			patch := fmt.Appendf(nil, `{"spec":{"shards":[%q,%q]}}`, others[0], others[1])
+			_, err := env.NstanceMachinePools().Patch(t.Context(), name, types.MergePatchType, patch, metav1.PatchOptions{})
 			require.NoError(t, err)
-			if outage.begin != nil {
-				untilShardGroupWaits(t, name, leaving)
-				testcluster.Eventually(t, time.Minute, "the other shards replace the instances", func(ctx context.Context) error {
-					for _, shard := range []string{shardIDs[0], shardIDs[2]} {
-						group, err := env.ShardGroup(ctx, name, shard)
-						if err != nil {
-							return err
-						}
-						if group.Spec.Size != 3 || group.Status.Replicas == nil || *group.Status.Replicas != 3 {
-							return fmt.Errorf("shard %s: size %d, status %+v", shard, group.Spec.Size, group.Status)
-						}
+		},
+		waits: func(t *testing.T) {
+			untilShardGroupWaits(t, name, leaving)
+			testcluster.Eventually(t, time.Minute, "the other shards replace the instances", func(ctx context.Context) error {
+				for _, shard := range others {
+					group, err := env.ShardGroup(ctx, name, shard)
+					if err != nil {
+						return err
 					}
-					return nil
-				})
-				end()
-			}
+					if group.Spec.Size != 3 || group.Status.Replicas == nil || *group.Status.Replicas != 3 {
+						return fmt.Errorf("shard %s: size %d, status %+v", shard, group.Spec.Size, group.Status)
+					}
+				}
+				return nil
+			})
+		},
+		completes: func(t *testing.T) {
 			testcluster.Eventually(t, 2*time.Minute, "the shard's instances are deleted", func(ctx context.Context) error {
 				return errors.Join(env.SizesAre(ctx, name, 3, 3), env.Running(ctx, name, 6), withoutGroup(ctx, leaving, name))
 			})
-		})
+		},
 	}
 }
 
 // A user does not delete a shard group by mistake. One whose deletion is confirmed is
 // created again.
 func TestDeleteShardGroup(t *testing.T) {
-	for i, outage := range []outage{allUp, hanging} {
-		t.Run(outage.name, func(t *testing.T) {
-			name, shard := fmt.Sprintf("recreated-%d", i), shardIDs[2]
-			runPool(t, name, 3, shardIDs...)
-			t.Cleanup(func() { deletePool(t, name) })
-			before, err := env.ShardGroup(t.Context(), name, shard)
+	t.Parallel()
+	const name = "recreated"
+	runPool(t, name, 3, shardIDs...)
+	t.Cleanup(func() { deletePools(t, name) })
+	deletion := interruptedRecreation(name, shardIDs[2])
+	deletion.change(t)
+	deletion.completes(t)
+}
+
+// interruptedRecreation is the deletion of a shard group of a pool of three instances.
+func interruptedRecreation(name, shard string) interrupted {
+	var before *v1beta1.NstanceShardGroup
+	return interrupted{
+		name: "deletion of a shard group of " + name,
+		change: func(t *testing.T) {
+			var err error
+			before, err = env.ShardGroup(t.Context(), name, shard)
 			require.NoError(t, err)
-			var end func()
-			if outage.begin != nil {
-				end = outage.begin(t, env.ShardServer(shard))
-			}
 			object := deletable{"NstanceShardGroup", before.Name}
 			require.NoError(t, forbidden(object.delete(t.Context(), "", metav1.DeleteOptions{}), "belongs to the operator", confirmDeletion))
-			object.annotate(t, confirmDeletion+"="+before.Name)
+			object.annotate(t, confirmDeletion, &before.Name)
 			require.NoError(t, object.delete(t.Context(), "", metav1.DeleteOptions{}))
-			if outage.begin != nil {
-				untilShardGroupWaits(t, name, shard)
-				end()
-			}
+		},
+		waits: func(t *testing.T) { untilShardGroupWaits(t, name, shard) },
+		completes: func(t *testing.T) {
 			testcluster.Eventually(t, 2*time.Minute, "the shard group is created again", func(ctx context.Context) error {
 				after, err := env.ShardGroup(ctx, name, shard)
 				if err == nil && after.UID == before.UID {
@@ -177,25 +199,26 @@ func TestDeleteShardGroup(t *testing.T) {
 				}
 				return errors.Join(err, env.Running(ctx, name, 3))
 			})
-		})
+		},
 	}
 }
 
 // Deleting the Cluster deletes its pools. The operator creates an empty Cluster again,
 // which every pool needs.
 func TestDeleteCluster(t *testing.T) {
-	for i, outage := range []outage{allUp, down} {
-		t.Run(outage.name, func(t *testing.T) {
-			name := fmt.Sprintf("with-cluster-%d", i)
+	// The deletion of e2e/capi is one with all shards up.
+	for _, interrupted := range tier.Pick([]bool{true}, []bool{true, false}) {
+		t.Run(fmt.Sprintf("a shard down %t", interrupted), func(t *testing.T) {
+			name := fmt.Sprintf("with-cluster-%t", interrupted)
 			runPool(t, name, 3, shardIDs...)
 			before, err := env.Clusters().Get(t.Context(), installation.ClusterName, metav1.GetOptions{})
 			require.NoError(t, err)
-			var end func()
-			if outage.begin != nil {
-				end = outage.begin(t, env.ShardServer(shardIDs[0]))
+			end := func() {}
+			if interrupted {
+				end = down(t, env.ShardServer(shardIDs[0]))
 			}
 			require.NoError(t, env.Clusters().Delete(t.Context(), installation.ClusterName, metav1.DeleteOptions{}))
-			if outage.begin != nil {
+			if interrupted {
 				untilWaiting(t, name, shardIDs[0])
 				end()
 			}
@@ -217,6 +240,17 @@ func runPool(t *testing.T, name string, replicas int32, shards ...string) {
 	t.Helper()
 	require.NoError(t, env.CreatePoolOn(t.Context(), name, replicas, shards...))
 	env.UntilRunning(t, name, replicas)
+}
+
+// runPools creates pools on all shards and waits until they run.
+func runPools(t *testing.T, replicas map[string]int32) {
+	t.Helper()
+	for name, count := range replicas {
+		require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, count))
+	}
+	for name, count := range replicas {
+		env.UntilRunning(t, name, count)
+	}
 }
 
 // runPoolWith is runPool on all shards, with Machines or without.

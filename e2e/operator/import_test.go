@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/emptypb"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -30,7 +31,7 @@ import (
 func TestImport(t *testing.T) {
 	const existing, missing = "existing", "us-west-2c"
 	runPool(t, existing, 2, shardIDs[:2]...)
-	t.Cleanup(func() { deletePool(t, existing) })
+	t.Cleanup(func() { deletePools(t, existing) })
 	testcluster.Stop(t, env.OperatorProcess())
 	t.Cleanup(configureGroups(t, map[string]map[string]int32{
 		"main":   {"us-west-2a": 3, "us-west-2b": 2},
@@ -77,7 +78,7 @@ func TestImport(t *testing.T) {
 func TestImportFromAddedShard(t *testing.T) {
 	const name, existing = "later", "existing-later"
 	runPool(t, existing, 1, "us-west-2a")
-	t.Cleanup(func() { deletePool(t, existing) })
+	t.Cleanup(func() { deletePools(t, existing) })
 	added := servertest.Options{Cluster: installation.ClusterID, Shard: "us-west-2d", Authority: env.Installation.Authority()}
 	added.DataDir, added.Kubernetes, added.Addr = serverWithGroup(t, added, name, 2)
 
@@ -149,7 +150,11 @@ func configureGroups(t *testing.T, groups map[string]map[string]int32) (remove f
 	for name, sizes := range groups {
 		names = append(names, name)
 		for shard, size := range sizes {
-			reconfigure(t, shard, func(configured map[string]installation.Group) { configured[name] = installation.Group{Size: size} })
+			configureGroup(t, shard, func(configured map[string]installation.Group) { configured[name] = installation.Group{Size: size} })
+		}
+	}
+	for name, sizes := range groups {
+		for shard, size := range sizes {
 			testcluster.Eventually(t, time.Minute, "the server has the group", func(ctx context.Context) error {
 				return staticSize(ctx, shard, name, size)
 			})
@@ -161,7 +166,7 @@ func configureGroups(t *testing.T, groups map[string]map[string]int32) (remove f
 		// configuration it is like any other.
 		for name, sizes := range groups {
 			for shard := range sizes {
-				reconfigure(t, shard, func(configured map[string]installation.Group) { delete(configured, name) })
+				configureGroup(t, shard, func(configured map[string]installation.Group) { delete(configured, name) })
 			}
 		}
 		for _, name := range names {
@@ -175,20 +180,27 @@ func configureGroups(t *testing.T, groups map[string]map[string]int32) (remove f
 				}
 				return err
 			})
-			deletePool(t, name)
 		}
+		deletePools(t, names...)
 	}
 }
 
-// reconfigure changes the static groups of one server.
-func reconfigure(t *testing.T, shard string, change func(map[string]installation.Group)) {
+// configureGroup changes the static groups of one server.
+func configureGroup(t *testing.T, shard string, change func(map[string]installation.Group)) {
 	t.Helper()
-	err := env.Installation.Reconfigure(shard, func(s *installation.Shard) {
+	reconfigure(t, shard, func(s *installation.Shard) {
 		if s.Groups == nil {
 			s.Groups = map[string]installation.Group{}
 		}
 		change(s.Groups)
 	})
+}
+
+// reconfigure changes the configuration of one server, and has it read at once.
+func reconfigure(t *testing.T, shard string, change func(*installation.Shard)) {
+	t.Helper()
+	require.NoError(t, env.Installation.Reconfigure(shard, change))
+	_, err := env.ShardClient(t, shard).RefreshConfig(context.WithoutCancel(t.Context()), &emptypb.Empty{})
 	require.NoError(t, err)
 }
 

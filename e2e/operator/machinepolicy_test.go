@@ -66,17 +66,17 @@ func TestDeletionPolicyOfNstanceMachines(t *testing.T) {
 	})
 
 	t.Run("by annotation", func(t *testing.T) {
-		owned.annotate(t, confirmDeletion+"=another")
+		owned.annotate(t, confirmDeletion, ptr.To("another"))
 		if err := forbidden(owned.delete(t.Context(), "", dry), reason); err != nil {
 			t.Errorf("with the name of another object: %v", err)
 		}
-		owned.annotate(t, confirmDeletion+"="+owned.name)
+		owned.annotate(t, confirmDeletion, &owned.name)
 		require.NoError(t, owned.delete(t.Context(), "", dry))
 		require.NoError(t, owned.delete(t.Context(), "system:serviceaccount:kube-system:generic-garbage-collector", dry))
-		owned.annotate(t, confirmDeletion+"-")
-		owned.annotate(t, deleteForMove+"=")
+		owned.annotate(t, confirmDeletion, nil)
+		owned.annotate(t, deleteForMove, ptr.To(""))
 		require.NoError(t, owned.delete(t.Context(), "", dry))
-		owned.annotate(t, deleteForMove+"-")
+		owned.annotate(t, deleteForMove, nil)
 	})
 }
 

@@ -28,6 +28,8 @@ var (
 
 func TestMain(m *testing.M) {
 	testcluster.Main(m, &env, testcluster.Options{
-		Shards: shards, OperatorFlags: []string{"--resync-period", resync.String()},
+		Shards: shards,
+		// A stall of the machine must not seem to be a shard that does not respond.
+		OperatorFlags: []string{"--resync-period", resync.String(), "--shard-probe-interval", "5s"},
 	})
 }

@@ -5,9 +5,11 @@ package operator
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -15,6 +17,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
+	"k8s.io/utils/ptr"
 	clusterv1 "sigs.k8s.io/cluster-api/api/core/v1beta2"
 
 	"nstance.dev/operator/e2e/installation"
@@ -61,10 +64,18 @@ func (d deletable) delete(ctx context.Context, user string, options metav1.Delet
 	return client.InfrastructureV1beta1().NstanceMachinePools(installation.Namespace).Delete(ctx, d.name, options)
 }
 
-// annotate sets or removes an annotation.
-func (d deletable) annotate(t *testing.T, annotation string) {
+// annotate sets an annotation, or removes it if value is nil.
+func (d deletable) annotate(t *testing.T, key string, value *string) {
 	t.Helper()
-	env.Kubectl(t, "annotate", "--overwrite", d.kind, d.name, annotation)
+	patch, err := json.Marshal(map[string]any{"metadata": map[string]any{"annotations": map[string]*string{key: value}}})
+	require.NoError(t, err)
+	resource := v1beta1.SchemeGroupVersion.WithResource(strings.ToLower(d.kind) + "s")
+	if d.kind == "MachinePool" {
+		resource = clusterv1.GroupVersion.WithResource("machinepools")
+	}
+	_, err = env.Dynamic.Resource(resource).Namespace(installation.Namespace).
+		Patch(t.Context(), d.name, types.MergePatchType, patch, metav1.PatchOptions{})
+	require.NoError(t, err)
 }
 
 // The API server itself protects static pools and shard groups from deletion, while
@@ -148,24 +159,24 @@ func TestDeletionPolicies(t *testing.T) {
 
 	t.Run("by annotation", func(t *testing.T) {
 		for _, object := range []deletable{pool, machinePool, shardGroup} {
-			object.annotate(t, confirmDeletion+"=another")
+			object.annotate(t, confirmDeletion, ptr.To("another"))
 			if err := forbidden(object.delete(t.Context(), "", dry), object.name); err != nil {
 				t.Errorf("with the name of another object: %v", err)
 			}
-			object.annotate(t, confirmDeletion+"="+object.name)
+			object.annotate(t, confirmDeletion, &object.name)
 			require.NoError(t, object.delete(t.Context(), "", dry), object.kind)
-			object.annotate(t, confirmDeletion+"-")
-			object.annotate(t, deleteForMove+"=")
+			object.annotate(t, confirmDeletion, nil)
+			object.annotate(t, deleteForMove, ptr.To(""))
 			require.NoError(t, object.delete(t.Context(), "", dry), object.kind)
-			object.annotate(t, deleteForMove+"-")
+			object.annotate(t, deleteForMove, nil)
 		}
 	})
 
 	t.Run("again", func(t *testing.T) {
 		for _, object := range []deletable{shardGroup, pool} {
-			object.annotate(t, confirmDeletion+"="+object.name)
+			object.annotate(t, confirmDeletion, &object.name)
 			require.NoError(t, object.delete(t.Context(), "", metav1.DeleteOptions{}))
-			object.annotate(t, confirmDeletion+"-")
+			object.annotate(t, confirmDeletion, nil)
 			require.NoError(t, object.delete(t.Context(), "", dry))
 		}
 		testcluster.Eventually(t, time.Minute, "the MachinePool of a pool that is being deleted may be deleted",
@@ -179,7 +190,7 @@ func runWithoutOperator(t *testing.T, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		runPool(t, name, 2, shardIDs[0])
-		t.Cleanup(func() { deletePool(t, name) })
+		t.Cleanup(func() { deletePools(t, name) })
 	}
 	testcluster.Stop(t, env.OperatorProcess())
 }
@@ -308,6 +319,7 @@ func create(t *testing.T, machinePool *clusterv1.MachinePool) *clusterv1.Machine
 
 // The API server finds no mistake of type in the expressions of the policies.
 func TestPoliciesHaveNoWarnings(t *testing.T) {
+	t.Parallel()
 	testcluster.Eventually(t, time.Minute, "the policies are type checked", func(ctx context.Context) error {
 		policies, err := env.Kube.AdmissionregistrationV1().ValidatingAdmissionPolicies().List(ctx, metav1.ListOptions{})
 		if err != nil {

@@ -21,18 +21,22 @@ import (
 	"nstance.dev/operator/pkg/server/instance"
 )
 
-// deletePool deletes a pool and waits until nothing of it is left.
-func deletePool(t *testing.T, name string) {
+// deletePools deletes pools and waits until nothing of them is left.
+func deletePools(t *testing.T, names ...string) {
 	t.Helper()
-	// The webhook may still consider a pool static that is not any more.
-	testcluster.Eventually(t, time.Minute, "deleting "+name+" is accepted", func(ctx context.Context) error {
-		err := env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
-		if apierrors.IsNotFound(err) {
-			return nil
-		}
-		return err
-	})
-	untilNothingIsLeft(t, name)
+	for _, name := range names {
+		// The webhook may still consider a pool static that is not any more.
+		testcluster.Eventually(t, time.Minute, "deleting "+name+" is accepted", func(ctx context.Context) error {
+			err := env.MachinePools().Delete(ctx, name, metav1.DeleteOptions{})
+			if apierrors.IsNotFound(err) {
+				return nil
+			}
+			return err
+		})
+	}
+	for _, name := range names {
+		untilNothingIsLeft(t, name)
+	}
 }
 
 // untilNothingIsLeft waits until all objects of a pool, its Nodes, and its groups and

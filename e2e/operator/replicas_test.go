@@ -14,10 +14,12 @@ import (
 // Cluster API defaults missing replicas to 1; a MachinePool with 5 would lose four
 // instances without a request by the user.
 func TestReplicasAreRequired(t *testing.T) {
+	t.Parallel()
 	const name = "left-out"
 	env.CreatePoolForTest(t, name, 5)
 	env.UntilRunning(t, name, 5)
 	losses := env.NewLossChecker(t, name)
+	losses.BesideOthers = true
 
 	removeReplicas := func() error {
 		_, err := env.ClusterAPI("machinepools").

@@ -21,6 +21,7 @@ import (
 
 // A pool is scaled up, down and to zero.
 func TestScale(t *testing.T) {
+	t.Parallel()
 	env.CreatePoolForTest(t, "workers", 3)
 	testcluster.Eventually(t, 2*time.Minute, "the cluster is provisioned and available", func(ctx context.Context) error {
 		cluster, err := env.Clusters().Get(ctx, installation.ClusterName, metav1.GetOptions{})
@@ -53,6 +54,7 @@ func TestScale(t *testing.T) {
 
 // A pool without a MachinePool gets one, with as many replicas as its group has.
 func TestMachinePoolIsCreated(t *testing.T) {
+	t.Parallel()
 	const name = "adopted"
 	upsertDirectly(t, "us-west-2a", name, 2)
 	upsertDirectly(t, "us-west-2c", name, 1)

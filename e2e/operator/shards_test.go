@@ -39,6 +39,7 @@ func sizeOnShard(ctx context.Context, shard, group string) (int32, error) {
 
 // Changes of a group on a server are reverted.
 func TestDriftIsCorrected(t *testing.T) {
+	t.Parallel()
 	const name, shard = "drift", "us-west-2b"
 	env.CreatePoolForTest(t, name, 3)
 	env.UntilRunning(t, name, 3)
@@ -56,66 +57,72 @@ func TestDriftIsCorrected(t *testing.T) {
 	env.UntilRunning(t, name, 3)
 }
 
-// A shard that is down does not block the others, loses nothing, and gets the latest
-// size once when it is up again.
-func TestShardOutage(t *testing.T) {
-	const name, down = "outage", "us-west-2b"
-	env.CreatePoolForTest(t, name, 6)
-	env.UntilRunning(t, name, 6)
+// interruptedScaling is the scaling of a pool of six instances. A shard that is down does not
+// block the others, loses nothing, and gets the latest size once when it is up again.
+func interruptedScaling(t *testing.T, name, down string) interrupted {
+	t.Helper()
 	before, err := env.ShardGroup(t.Context(), name, down)
 	require.NoError(t, err)
-
-	server := env.ShardServer(down)
-	testcluster.Kill(t, server)
-	for _, replicas := range []int32{9, 15, 12} {
-		env.Scale(t, name, replicas)
-		for _, up := range []string{"us-west-2a", "us-west-2c"} {
-			testcluster.Eventually(t, time.Minute, fmt.Sprintf("%s gets its share of %d", up, replicas), func(ctx context.Context) error {
-				size, err := sizeOnShard(ctx, up, name)
-				if err == nil && size != replicas/3 {
-					err = fmt.Errorf("size is %d, want %d", size, replicas/3)
+	calls := 0
+	return interrupted{
+		name: "scaling of " + name,
+		change: func(t *testing.T) {
+			for _, replicas := range []int32{9, 15, 12} {
+				env.Scale(t, name, replicas)
+				for _, up := range shardIDs {
+					if up == down {
+						continue
+					}
+					testcluster.Eventually(t, time.Minute, fmt.Sprintf("%s gets its share of %d", up, replicas), func(ctx context.Context) error {
+						size, err := sizeOnShard(ctx, up, name)
+						if err == nil && size != replicas/3 {
+							err = fmt.Errorf("size is %d, want %d", size, replicas/3)
+						}
+						return err
+					})
 				}
-				return err
-			})
-		}
-	}
-	testcluster.Eventually(t, 45*time.Second, "the shard group reports that its shard is unreachable", func(ctx context.Context) error {
-		group, err := env.ShardGroup(ctx, name, down)
-		if err != nil {
-			return err
-		}
-		if !meta.IsStatusConditionFalse(group.Status.Conditions, v1beta1.ConditionShardReachable) {
-			return fmt.Errorf("conditions %+v", group.Status.Conditions)
-		}
-		if !slices.Equal(group.Status.ProviderIDs, before.Status.ProviderIDs) {
-			t.Errorf("provider ids became %v, want %v", group.Status.ProviderIDs, before.Status.ProviderIDs)
-		}
-		return nil
-	})
-	testcluster.Eventually(t, time.Minute, "the pool keeps the ids of the unreachable shard", func(ctx context.Context) error {
-		pool, err := env.NstanceMachinePool(ctx, name)
-		if err != nil {
-			return err
-		}
-		for _, id := range before.Status.ProviderIDs {
-			if !slices.Contains(pool.Spec.ProviderIDList, id) {
-				t.Errorf("%s was removed from the pool's list", id)
 			}
-		}
-		if len(pool.Spec.ProviderIDList) != 10 || pool.Status.Shards.Reachable != 2 {
-			return fmt.Errorf("%d ids and %d shards reachable, want 10 and 2", len(pool.Spec.ProviderIDList), pool.Status.Shards.Reachable)
-		}
-		if !meta.IsStatusConditionFalse(pool.Status.Conditions, v1beta1.ConditionShardsReachable) {
-			return errors.New("ShardsReachable is not False")
-		}
-		return nil
-	})
-
-	testcluster.Start(t, server)
-	env.UntilRunning(t, name, 12)
-	// The server counts since it started: it received one call, and not the sizes in
-	// between.
-	if got := upsertsOf(t, down); got != 1 {
-		t.Errorf("the shard received UpsertGroup %v times since it is up again, want once", got)
+		},
+		waits: func(t *testing.T) {
+			testcluster.Eventually(t, 45*time.Second, "the shard group reports that its shard is unreachable", func(ctx context.Context) error {
+				group, err := env.ShardGroup(ctx, name, down)
+				if err != nil {
+					return err
+				}
+				if !meta.IsStatusConditionFalse(group.Status.Conditions, v1beta1.ConditionShardReachable) {
+					return fmt.Errorf("conditions %+v", group.Status.Conditions)
+				}
+				if !slices.Equal(group.Status.ProviderIDs, before.Status.ProviderIDs) {
+					t.Errorf("provider ids became %v, want %v", group.Status.ProviderIDs, before.Status.ProviderIDs)
+				}
+				return nil
+			})
+			testcluster.Eventually(t, time.Minute, "the pool keeps the ids of the unreachable shard", func(ctx context.Context) error {
+				pool, err := env.NstanceMachinePool(ctx, name)
+				if err != nil {
+					return err
+				}
+				for _, id := range before.Status.ProviderIDs {
+					if !slices.Contains(pool.Spec.ProviderIDList, id) {
+						t.Errorf("%s was removed from the pool's list", id)
+					}
+				}
+				if len(pool.Spec.ProviderIDList) != 10 || pool.Status.Shards.Reachable != 2 {
+					return fmt.Errorf("%d ids and %d shards reachable, want 10 and 2", len(pool.Spec.ProviderIDList), pool.Status.Shards.Reachable)
+				}
+				if !meta.IsStatusConditionFalse(pool.Status.Conditions, v1beta1.ConditionShardsReachable) {
+					return errors.New("ShardsReachable is not False")
+				}
+				return nil
+			})
+			calls = callsFor(t, name, down)
+		},
+		completes: func(t *testing.T) {
+			env.UntilRunning(t, name, 12)
+			// One call, and not the sizes in between.
+			if got := callsFor(t, name, down) - calls; got != 1 {
+				t.Errorf("the shard received UpsertGroup %v times since it is up again, want once", got)
+			}
+		},
 	}
 }

@@ -57,7 +57,7 @@ func TestStaticPoolIsProtected(t *testing.T) {
 	})
 
 	t.Run("removed from the configuration", func(t *testing.T) {
-		reconfigure(t, "us-west-2a", func(groups map[string]installation.Group) { delete(groups, name) })
+		configureGroup(t, "us-west-2a", func(groups map[string]installation.Group) { delete(groups, name) })
 		testcluster.Eventually(t, time.Minute, "the pool is dynamic", func(ctx context.Context) error { return isStatic(ctx, name, false) })
 		if _, err := patchPool(t.Context(), name, `{"spec":{"template":"worker"}}`); err != nil {
 			t.Error(err)

@@ -27,6 +27,7 @@ import (
 
 // Invalid pools are rejected with a message that names the field and the rule.
 func TestInvalidPoolsAreRejected(t *testing.T) {
+	t.Parallel()
 	pools := env.NstanceMachinePools()
 	for name, c := range map[string]struct {
 		change func(*v1beta1.NstanceMachinePool)
@@ -85,6 +86,7 @@ func upTo(n intstr.IntOrString) *v1beta1.ScaleDownGuards {
 }
 
 func TestInvalidShardGroupsAreRejected(t *testing.T) {
+	t.Parallel()
 	for name, c := range map[string]struct {
 		object      *v1beta1.NstanceShardGroup
 		field, rule string
@@ -102,6 +104,7 @@ func TestInvalidShardGroupsAreRejected(t *testing.T) {
 
 // The CRDs and the code have one rule for identifiers.
 func TestIdentifiersInCRD(t *testing.T) {
+	t.Parallel()
 	for _, c := range identifiertest.Cases {
 		pool := testcluster.NewNstanceMachinePool("identifier", shardIDs...)
 		pool.Spec.Subnets = []v1beta1.Identifier{v1beta1.Identifier(c.Value)}

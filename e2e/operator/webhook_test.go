@@ -64,6 +64,7 @@ func webhookWorks(ctx context.Context) error {
 
 // The webhook rejects groups that are in use, and shards that are not configured.
 func TestWebhookRejectsGroupsAndShards(t *testing.T) {
+	t.Parallel()
 	const name = "validated"
 	env.CreatePoolForTest(t, name, 1)
 	env.UntilRunning(t, name, 1)
@@ -108,6 +109,7 @@ func TestMissingWebhookBlocksNothing(t *testing.T) {
 		}
 		return err
 	})
+	env.ReleaseLease(t)
 	testcluster.Start(t, operator)
 	untilNothingIsLeft(t, name)
 }

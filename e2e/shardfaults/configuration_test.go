@@ -21,15 +21,16 @@ import (
 )
 
 func configurationFaults() []testcluster.Fault {
-	return []testcluster.Fault{
-		{Name: "the configuration of a server is damaged", Happen: withConfiguration(func(path string) error {
-			return os.WriteFile(path, []byte(`{"shard":`), 0o600)
-		})},
+	return append([]testcluster.Fault{
 		{Name: "the configuration of a server has no template any more", Happen: withConfiguration(func(path string) error {
 			return replaceInFile(path, `"worker"`, `"other"`)
 		})},
 		{Name: "the provider of a shard is unreachable", Happen: unreachableProvider},
-	}
+	}, testcluster.InFull(
+		testcluster.Fault{Name: "the configuration of a server is damaged", Happen: withConfiguration(func(path string) error {
+			return os.WriteFile(path, []byte(`{"shard":`), 0o600)
+		})},
+	)...)
 }
 
 // withConfiguration is a configuration that is rejected. The server continues with the one

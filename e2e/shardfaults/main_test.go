@@ -3,15 +3,16 @@
 
 // Package shardfaults shows that no instance is lost while the servers of shards, their
 // storage, their clocks or the network to them fail, on a cluster like that of package
-// operator.
+// operator. The pools of a test stay: the cluster is deleted with them.
 package shardfaults
 
 import (
-	"slices"
 	"testing"
+	"time"
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 var (
@@ -22,9 +23,15 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	shards := installation.Shards(shardIDs...)
+	for i := range shards {
+		// Each fault waits for new instances.
+		shards[i].BootDelay = 100 * time.Millisecond
+	}
 	testcluster.Main(m, &env, testcluster.Options{
-		Clocks:        true,
-		Shards:        installation.Shards(shardIDs...),
-		OperatorFlags: slices.Concat(testcluster.ShortLease, []string{"--resync-period", "5s"}),
+		// These are programs of their own, which take minutes to build.
+		Clocks:        tier.Full(),
+		Shards:        shards,
+		OperatorFlags: append([]string{"--resync-period", "5s"}, testcluster.ShortProbe...),
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -27,8 +28,7 @@ import (
 )
 
 func networkFaults() []testcluster.Fault {
-	return []testcluster.Fault{
-		{Name: "the network loses all packets to a shard", Happen: lost((*tcpproxy.Proxy).Cut, shardIDs[0])},
+	return append([]testcluster.Fault{
 		{Name: "the network loses all packets to all shards", Happen: lost((*tcpproxy.Proxy).Cut, shardIDs...)},
 		{Name: "the network loses what a shard sends", Happen: lost((*tcpproxy.Proxy).CutResponses, shardIDs[1])},
 		{Name: "the connections of all shards break", Happen: func(t *testing.T, scaleUp testcluster.ScaleUp) {
@@ -42,11 +42,52 @@ func networkFaults() []testcluster.Fault {
 			}
 		}},
 		{Name: "a shard responds late", Happen: slow},
-		{Name: "a shard is unavailable for changes", Happen: rejecting(codes.Unavailable)},
-		{Name: "a shard is overloaded", Happen: rejecting(codes.ResourceExhausted)},
-		{Name: "a shard exceeds every deadline", Happen: rejecting(codes.DeadlineExceeded)},
-		{Name: "a shard does not accept the certificate of the operator", Happen: rejecting(codes.Unauthenticated)},
+	}, testcluster.InFull(
+		testcluster.Fault{Name: "the network loses all packets to a shard", Happen: lost((*tcpproxy.Proxy).Cut, shardIDs[0])},
+	)...)
+}
+
+// The same with a shard that rejects changes of a group, with another code for each of some
+// pools, until the operator has repeated them.
+func TestRejections(t *testing.T) {
+	var mu sync.Mutex
+	codeOf, rejections := map[string]codes.Code{}, map[string]int{}
+	const times = 3
+	throughRelay(t, &shardrelay.Relay{Request: func(_ context.Context, request proto.Message) error {
+		upsert, ok := request.(*nstancev1.UpsertGroupRequest)
+		if !ok {
+			return nil
+		}
+		mu.Lock()
+		defer mu.Unlock()
+		code, rejected := codeOf[upsert.GetKey()]
+		if !rejected || rejections[upsert.GetKey()] == times {
+			return nil
+		}
+		rejections[upsert.GetKey()]++
+		return status.Error(code, "injected by a test")
+	}})
+	rejecting := func(code codes.Code) func(*testing.T, string) func(context.Context) error {
+		return func(_ *testing.T, pool string) func(context.Context) error {
+			mu.Lock()
+			defer mu.Unlock()
+			codeOf[pool] = code
+			return func(context.Context) error {
+				mu.Lock()
+				defer mu.Unlock()
+				if n := rejections[pool]; n < times {
+					return fmt.Errorf("%d of %d requests were rejected", n, times)
+				}
+				return nil
+			}
+		}
 	}
+	env.ExpectNoLossesAtOnce(t, "rejected", []testcluster.PoolFault{
+		{Name: "a shard is unavailable for changes", Begin: rejecting(codes.Unavailable)},
+		{Name: "a shard is overloaded", Begin: rejecting(codes.ResourceExhausted)},
+		{Name: "a shard exceeds every deadline", Begin: rejecting(codes.DeadlineExceeded)},
+		{Name: "a shard does not accept the certificate of the operator", Begin: rejecting(codes.Unauthenticated)},
+	}, func() {})
 }
 
 // throughProxies has the operator reach shards through proxies until the end of the test.
@@ -64,7 +105,7 @@ func throughProxies(t *testing.T, shards ...string) []*tcpproxy.Proxy {
 	}
 	useAddresses(t, addresses)
 	untilConnected(t, proxies...)
-	untilShardsReachable(t, metav1.ConditionTrue, v1beta1.ReasonReachable)
+	untilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
 	return proxies
 }
 
@@ -120,30 +161,9 @@ func slow(t *testing.T, scaleUp testcluster.ScaleUp) {
 		}
 	}}
 	throughRelay(t, relay)
+	untilShardsReachable(t, pool, metav1.ConditionTrue, v1beta1.ReasonReachable)
 	scaleUp.Begin(t)
 	scaleUp.UntilShardsRun(t)
-}
-
-// rejecting is a shard that rejects UpsertGroup until the operator has repeated it.
-func rejecting(code codes.Code) func(*testing.T, testcluster.ScaleUp) {
-	return func(t *testing.T, scaleUp testcluster.ScaleUp) {
-		var rejected atomic.Int64
-		const times = 3
-		throughRelay(t, &shardrelay.Relay{Request: func(_ context.Context, request proto.Message) error {
-			if _, ok := request.(*nstancev1.UpsertGroupRequest); ok && rejected.Add(1) <= times {
-				return status.Error(code, "injected by a test")
-			}
-			return nil
-		}})
-		scaleUp.Begin(t)
-		testcluster.Eventually(t, 2*time.Minute, "the request is repeated", func(context.Context) error {
-			if n := rejected.Load(); n < times {
-				return fmt.Errorf("%d rejections", n)
-			}
-			return nil
-		})
-		scaleUp.UntilShardsRun(t)
-	}
 }
 
 // throughRelay has the operator reach the first shard through a relay until the end of the
@@ -165,5 +185,4 @@ func throughRelay(t *testing.T, relay *shardrelay.Relay) {
 		}
 		return nil
 	})
-	untilShardsReachable(t, metav1.ConditionTrue, v1beta1.ReasonReachable)
 }

@@ -12,17 +12,18 @@ import (
 )
 
 func serverFaults() []testcluster.Fault {
-	return []testcluster.Fault{
-		{Name: "a server is killed", Happen: testcluster.During(func(t *testing.T) { killAndStart(t, shardIDs[1]) })},
+	return append([]testcluster.Fault{
 		{Name: "all servers are killed", Happen: testcluster.During(func(t *testing.T) { killAndStart(t, shardIDs...) })},
 		{Name: "a server is killed several times", Happen: testcluster.During(func(t *testing.T) {
 			for range 4 {
 				killAndStart(t, shardIDs[0])
 			}
 		})},
-		{Name: "a server hangs", Happen: testcluster.During(func(t *testing.T) { hang(t, shardIDs[2]) })},
 		{Name: "all servers hang", Happen: testcluster.During(func(t *testing.T) { hang(t, shardIDs...) })},
-	}
+	}, testcluster.InFull(
+		testcluster.Fault{Name: "a server is killed", Happen: testcluster.During(func(t *testing.T) { killAndStart(t, shardIDs[1]) })},
+		testcluster.Fault{Name: "a server hangs", Happen: testcluster.During(func(t *testing.T) { hang(t, shardIDs[2]) })},
+	)...)
 }
 
 func killAndStart(t *testing.T, shards ...string) {

@@ -23,16 +23,15 @@ const pool = "steady"
 // needs a hand: the scale-up that it interrupts completes.
 func TestShardFaults(t *testing.T) {
 	env.ExpectNoLosses(t, pool, slices.Concat(
-		serverFaults(), networkFaults(), storageFaults(), fullFaults(), configurationFaults(), clockFaults(),
+		serverFaults(), networkFaults(), storageFaults(), fullFaults(), configurationFaults(),
 	), nil)
 }
 
-// untilShardsReachable waits until the pool reports whether all of its shards are
-// reachable.
-func untilShardsReachable(t *testing.T, status metav1.ConditionStatus, reason string) {
+// untilShardsReachable waits until a pool reports whether all of its shards are reachable.
+func untilShardsReachable(t *testing.T, name string, status metav1.ConditionStatus, reason string) {
 	t.Helper()
 	testcluster.Eventually(t, 2*time.Minute, fmt.Sprintf("the pool has ShardsReachable=%s, %s", status, reason), func(ctx context.Context) error {
-		object, err := env.NstanceMachinePool(ctx, pool)
+		object, err := env.NstanceMachinePool(ctx, name)
 		if err != nil {
 			return err
 		}
@@ -42,5 +41,5 @@ func untilShardsReachable(t *testing.T, status metav1.ConditionStatus, reason st
 
 func untilUnreachable(t *testing.T) {
 	t.Helper()
-	untilShardsReachable(t, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
+	untilShardsReachable(t, pool, metav1.ConditionFalse, v1beta1.ReasonShardUnreachable)
 }

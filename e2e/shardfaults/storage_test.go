@@ -17,7 +17,7 @@ import (
 )
 
 func storageFaults() []testcluster.Fault {
-	return []testcluster.Fault{
+	return append([]testcluster.Fault{
 		{Name: "the storage is missing", Happen: testcluster.During(func(t *testing.T) {
 			defer unmount(t)()
 			untilUnreachable(t)
@@ -31,17 +31,18 @@ func storageFaults() []testcluster.Fault {
 			defer limitFiles(t, shardIDs[1], 8)()
 			untilUnreachable(t)
 		})},
-		{Name: "the cache of a server is deleted", Happen: testcluster.During(func(t *testing.T) {
-			require.NoError(t, os.RemoveAll(cacheDir(shardIDs[2])))
-			killAndStart(t, shardIDs[2])
-		})},
 		{Name: "the cache of a server is damaged", Happen: testcluster.During(func(t *testing.T) {
 			server := env.ShardServer(shardIDs[0])
 			require.NoError(t, server.Kill(t.Context()))
 			damageFiles(t, cacheDir(shardIDs[0]))
 			testcluster.Start(t, server)
 		})},
-	}
+	}, testcluster.InFull(
+		testcluster.Fault{Name: "the cache of a server is deleted", Happen: testcluster.During(func(t *testing.T) {
+			require.NoError(t, os.RemoveAll(cacheDir(shardIDs[2])))
+			killAndStart(t, shardIDs[2])
+		})},
+	)...)
 }
 
 // unmount moves the storage of all shards away. Remount moves it back, and removes what was

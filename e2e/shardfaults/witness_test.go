@@ -23,7 +23,7 @@ import (
 func TestWitness(t *testing.T) {
 	const name, other, replicas = "witnessed", "witnessed-machine", 6
 	shard := shardIDs[0]
-	env.CreatePoolForTest(t, name, replicas)
+	require.NoError(t, env.CreatePoolOnAllShards(t.Context(), name, replicas))
 	env.UntilRunning(t, name, replicas)
 	client := env.ShardClient(t, shard)
 	// instance returns an instance of the group on the shard.
