@@ -8,6 +8,7 @@ package agentcloud
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -47,10 +48,11 @@ type Cloud struct {
 	server  *http.Server
 
 	// mu serializes what starts and stops machines. It guards machines, which has those
-	// that run by provider id, and most, which is how many there have been at once.
-	mu       sync.Mutex
-	machines map[string]*machine
-	most     int
+	// that run by provider id, most, which is how many there have been at once, and rejected,
+	// which is how many requests were rejected.
+	mu             sync.Mutex
+	machines       map[string]*machine
+	most, rejected int
 }
 
 // Start serves at a free port of this machine until Close.
@@ -136,6 +138,9 @@ func (a api) Launch(ctx context.Context, r machines.Request) (machines.Machine, 
 	a.cloud.mu.Lock()
 	defer a.cloud.mu.Unlock()
 	m, err := a.API.Launch(ctx, r)
+	if _, isRejection := errors.AsType[*machines.Rejection](err); isRejection {
+		a.cloud.rejected++
+	}
 	if err != nil || m.State == instance.Failed || a.cloud.machines[m.ProviderID] != nil {
 		return m, err
 	}
@@ -167,6 +172,13 @@ func (c *Cloud) Most() int {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.most
+}
+
+// Rejected returns how many requests for a machine were rejected.
+func (c *Cloud) Rejected() int {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.rejected
 }
 
 // Running returns the process ids of the agents that run.

@@ -35,7 +35,7 @@ const (
 // have applied a change.
 func BenchmarkAgents(b *testing.B) {
 	for b.Loop() {
-		sh := startAgents(b, pushSettings())
+		sh := startAgents(b, pushSettings(), fullAgents, fullInterval)
 		sh.addPushed()
 		b.ReportMetric(sh.memory(), "MiB-before")
 		cpu, begin := sh.processorTime(), time.Now()
@@ -55,11 +55,11 @@ func BenchmarkAgents(b *testing.B) {
 
 		cpu, begin = sh.processorTime(), time.Now()
 		// Nothing is called meanwhile.
-		<-time.After(idleReports * reportInterval)
+		<-time.After(idleReports * fullInterval)
 		used := sh.processorTime() - cpu
 		b.ReportMetric(used/time.Since(begin).Seconds()*100, "idle-cpu-%")
-		b.ReportMetric(used/(agents*idleReports)*1000, "cpu-ms/report")
-		sh.untilSettled(begin.Add((idleReports - 1) * reportInterval))
+		b.ReportMetric(used/(fullAgents*idleReports)*1000, "cpu-ms/report")
+		sh.untilSettled(begin.Add((idleReports - 1) * fullInterval))
 		memory := sh.memory()
 		b.ReportMetric(memory, "MiB-agents")
 		if memory > maxMemory {
@@ -76,7 +76,7 @@ func BenchmarkAgents(b *testing.B) {
 		if p99 > maxPush {
 			b.Errorf("99 %% of the agents have applied a change after %s, want at most %s", p99, maxPush)
 		}
-		sh.checkMade(agents)
+		sh.checkMade(fullAgents)
 	}
 }
 

@@ -36,6 +36,15 @@ type settings struct {
 	reportInterval, registrationTimeout time.Duration
 }
 
+// size returns how many instances the groups have.
+func (s *settings) size() int {
+	size := 0
+	for _, n := range s.groups {
+		size += n
+	}
+	return size
+}
+
 // userdata writes what an agent needs. The folder of the machine is the working directory.
 const userdata = `set -eu
 umask 077

@@ -75,10 +75,7 @@ func (s *shard) settled(ctx context.Context, since time.Time) error {
 	if err != nil {
 		return err
 	}
-	size := 0
-	for _, n := range s.groups {
-		size += n
-	}
+	size := s.size()
 	if len(all) != size {
 		return fmt.Errorf("there are %d instances, want %d", len(all), size)
 	}

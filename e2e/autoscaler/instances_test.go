@@ -12,9 +12,11 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+	"google.golang.org/protobuf/types/known/emptypb"
 	"k8s.io/utils/ptr"
 
 	"nstance.dev/operator/pkg/shard"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 // instances are the instances of a group: the shard of each by its id.
@@ -25,7 +27,7 @@ type instances map[string]string
 func instancesOf(ctx context.Context, group string) (instances, error) {
 	found := instances{}
 	for _, shardID := range env.ShardIDs {
-		g, err := env.Group(ctx, shardID, group)
+		g, err := groupOn(ctx, shardID, group)
 		if err != nil {
 			return nil, err
 		}
@@ -38,6 +40,17 @@ func instancesOf(ctx context.Context, group string) (instances, error) {
 		}
 	}
 	return found, nil
+}
+
+// groupOn returns a group as the server of a shard reports it, nil when it reports none.
+func groupOn(ctx context.Context, shardID, name string) (*nstancev1.GroupStatus, error) {
+	list, err := env.shards[shardID].ListGroups(ctx, &emptypb.Empty{})
+	for _, group := range list.GetGroups() {
+		if group.GetKey() == name {
+			return group, nil
+		}
+	}
+	return nil, err
 }
 
 func getInstances(t testing.TB, group string) instances {

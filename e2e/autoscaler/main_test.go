@@ -28,6 +28,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const (
@@ -65,6 +66,8 @@ var env struct {
 		dynamic dynamic.Interface
 	}
 	nodeLog *nodeLog
+	// shards are clients of the servers, by shard: the tests ask them many times a second.
+	shards map[string]nstancev1.OperatorServiceClient
 }
 
 func TestMain(m *testing.M) {
@@ -87,6 +90,14 @@ func prepare(ctx context.Context) (err error) {
 	}
 	if err := createAutoscalerClients(ctx); err != nil {
 		return err
+	}
+	env.shards = map[string]nstancev1.OperatorServiceClient{}
+	for _, id := range env.ShardIDs {
+		connection, err := env.Installation.Dial(id)
+		if err != nil {
+			return err
+		}
+		env.shards[id] = nstancev1.NewOperatorServiceClient(connection)
 	}
 	return startOldServer(ctx, oldShard)
 }

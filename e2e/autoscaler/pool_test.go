@@ -84,7 +84,7 @@ func deleted(ctx context.Context, name string) error {
 	nodes, err := env.Nodes(ctx, name)
 	left("Nodes", len(nodes), err)
 	for _, shard := range env.ShardIDs {
-		group, err := env.Group(ctx, shard, name)
+		group, err := groupOn(ctx, shard, name)
 		if err == nil && group != nil {
 			err = fmt.Errorf("shard %s lists the group: %v", shard, group)
 		}

@@ -15,16 +15,18 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // Only the instances that the autoscaler selects are deleted, however many at once. The
 // others stay on their shards, until the pool is scaled up again.
 func TestScaleDownDeletesSelectedInstances(t *testing.T) {
 	t.Parallel()
-	const name, size, rounds, deletions = "selected", 60, 2, 50
+	const name = "selected"
+	size, deletions, rounds := tier.Pick(20, 60), tier.Pick(15, 50), tier.Pick(1, 2)
 	watchOperator(t)
 	random := newRandom(t)
-	group := createPool(t, name, size)
+	group := createPool(t, name, int32(size))
 	before := untilRunning(t, name, size)
 	for round := range rounds {
 		from := env.AuditEnd(t)
@@ -46,7 +48,7 @@ func TestScaleDownDeletesSelectedInstances(t *testing.T) {
 
 		from = env.AuditEnd(t)
 		want := filled(left.sizes(), deletions)
-		require.NoError(t, group.increaseSize(t.Context(), deletions))
+		require.NoError(t, group.increaseSize(t.Context(), int64(deletions)))
 		before = untilRunning(t, name, size)
 		if got := before.sizes(); !slices.Equal(got, want) {
 			t.Errorf("grown to %v, want %v", got, want)
@@ -85,9 +87,7 @@ func TestScaleUpFillsSmallestShard(t *testing.T) {
 
 func newRandom(t testing.TB) *rand.Rand {
 	t.Helper()
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	return rand.New(rand.NewPCG(seed, 0))
+	return rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
 }
 
 // selectNodes selects so many different Nodes of a pool at random.

@@ -5,6 +5,7 @@ package autoscaler
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/http"
 	"testing"
@@ -55,13 +56,19 @@ func TestNodesOfAStore(t *testing.T) {
 	nodes := nodesNamed(t, nodeOf(t, "db-0"), nodeOf(t, "db-1"))
 	cordon(t, name, true)
 	require.NoError(t, group.deleteNodes(t.Context(), nodes...))
-	testcluster.Eventually(t, timeout, "an eviction is refused", func(context.Context) error {
-		if len(env.Requests(t, from, refusedEviction)) == 0 {
-			return fmt.Errorf("no eviction was refused")
+	testcluster.Eventually(t, timeout, "one Pod is evicted and the eviction of the other one refused", func(ctx context.Context) error {
+		evicted, stays := "db-0", "db-1"
+		if podReady(ctx, evicted) {
+			evicted, stays = stays, evicted
+		}
+		if podReady(ctx, evicted) || !podReady(ctx, stays) {
+			return errors.New("the Pods are both ready, or both not")
+		}
+		if len(env.Requests(t, from, refusedEviction(stays))) == 0 {
+			return fmt.Errorf("no eviction of %s was refused", stays)
 		}
 		return nil
 	})
-	assert.NotEqual(t, podReady(t, "db-0"), podReady(t, "db-1"), "one of the Pods stays where it is")
 	cordon(t, name, false)
 	untilMachinesDeleted(t, namesOfNodes(nodes)...)
 	untilRunning(t, name, 4)
@@ -75,9 +82,11 @@ func TestNodesOfAStore(t *testing.T) {
 	assert.Equal(t, 1, store.FewestCopies("db"), "nodes that ran with a copy of each partition: one less than the copies while a Pod was away")
 }
 
-// refusedEviction matches evictions that the budget of the store does not allow.
-func refusedEviction(r controlplane.Request) bool {
-	return r.Namespace == storeNamespace && r.Subresource == "eviction" && r.Code == http.StatusTooManyRequests
+// refusedEviction matches evictions of a Pod that the budget of the store does not allow.
+func refusedEviction(pod string) testcluster.Match {
+	return func(r controlplane.Request) bool {
+		return r.Namespace == storeNamespace && r.Name == pod && r.Subresource == "eviction" && r.Code == http.StatusTooManyRequests
+	}
 }
 
 // startStore starts the store and its operator, until the end of the test.
@@ -147,9 +156,8 @@ func nodeOf(t *testing.T, pod string) string {
 	return found.Spec.NodeName
 }
 
-func podReady(t *testing.T, name string) bool {
-	t.Helper()
-	pod, err := env.Kube.CoreV1().Pods(storeNamespace).Get(t.Context(), name, metav1.GetOptions{})
+func podReady(ctx context.Context, name string) bool {
+	pod, err := env.Kube.CoreV1().Pods(storeNamespace).Get(ctx, name, metav1.GetOptions{})
 	if err != nil {
 		return false
 	}

@@ -22,8 +22,12 @@ type Rule struct {
 	// Resource is plural, such as machinepools, or of RBAC's form for a subresource,
 	// such as machinepools/status, which the former does not mean. "" means all.
 	Resource string
+	// Except is a resource that an empty Resource does not mean.
+	Except string
 	// Name is that of one object. "" means all.
 	Name string
+	// After is how many of these requests are forwarded before.
+	After int
 	// Code is the HTTP status of the response. With zero there is no response, until
 	// the client gives up or the fault is healed.
 	Code int
@@ -31,9 +35,11 @@ type Rule struct {
 
 // Fault is a rule in force.
 type Fault struct {
-	rule   Rule
-	met    atomic.Int64
-	healed chan struct{}
+	rule Rule
+	// forwarded is how many requests the rule has applied to before the fault. Proxy.mu guards it.
+	forwarded int
+	met       atomic.Int64
+	healed    chan struct{}
 }
 
 // Met returns to how many requests the fault was applied.
@@ -58,12 +64,16 @@ func (p *Proxy) Heal() {
 	p.faults = nil
 }
 
-// faultFor returns the first fault that applies to a request, or nil.
+// faultFor returns the first fault for a request, or nil.
 func (p *Proxy) faultFor(info *request.RequestInfo) *Fault {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, fault := range p.faults {
-		if fault.rule.applies(info) {
+		switch {
+		case !fault.rule.applies(info):
+		case fault.forwarded < fault.rule.After:
+			fault.forwarded++
+		default:
 			return fault
 		}
 	}
@@ -77,6 +87,7 @@ func (r Rule) applies(info *request.RequestInfo) bool {
 	}
 	return (len(r.Verbs) == 0 || slices.Contains(r.Verbs, info.Verb)) &&
 		(r.Resource == "" || r.Resource == resource) &&
+		(r.Except == "" || r.Except != resource) &&
 		(r.Name == "" || r.Name == info.Name)
 }
 

@@ -11,6 +11,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/client-go/rest"
@@ -85,6 +86,29 @@ func TestOnlyMatchingRequestsFail(t *testing.T) {
 	if _ = response.Body.Close(); response.StatusCode != http.StatusOK {
 		t.Errorf("after healing: %s", response.Status)
 	}
+}
+
+func TestRequestsBeforeAFaultAreForwarded(t *testing.T) {
+	proxy, client := behind(t)
+	fault := proxy.Inject(Rule{Except: "nodes", After: 2, Code: http.StatusForbidden})
+	for _, c := range []struct {
+		path string
+		code int
+	}{
+		{machinePools, http.StatusOK},
+		{nodes, http.StatusOK},
+		{machinePools + "/one", http.StatusOK},
+		{nodes, http.StatusOK},
+		{machinePools, http.StatusForbidden},
+		{nodes, http.StatusOK},
+		{"/version", http.StatusForbidden},
+	} {
+		response, err := get(t, client, proxy.URL+c.path)
+		require.NoError(t, err)
+		assert.Equal(t, c.code, response.StatusCode, c.path)
+		_ = response.Body.Close()
+	}
+	assert.Equal(t, 2, fault.Met())
 }
 
 func TestHangingRequestIsAbortedWhenHealed(t *testing.T) {

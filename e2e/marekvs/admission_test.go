@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Copyright The Nstance Authors.
 
-// Package marekvs tests the marekvs operator with the API server's own code.
+// Package marekvs tests the marekvs operator with the API server's own code. Tests that
+// stop operators run before the parallel ones.
 package marekvs
 
 import (

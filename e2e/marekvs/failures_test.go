@@ -18,6 +18,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/wait"
 	"k8s.io/utils/ptr"
 
+	"nstance.dev/operator/e2e/marekvsoperator"
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
@@ -37,6 +38,10 @@ func killOperators(t *testing.T) (start func()) {
 			return
 		}
 		started = true
+		// A new leader need not wait for the end of the old one's lease.
+		_, err := env.kube.CoordinationV1().Leases(marekvsoperator.Namespace).Patch(context.WithoutCancel(t.Context()), lease,
+			types.MergePatchType, []byte(`{"spec":{"holderIdentity":null}}`), metav1.PatchOptions{})
+		require.NoError(t, err)
 		for _, operator := range env.operators {
 			require.NoError(t, operator.Start(context.WithoutCancel(t.Context())))
 		}
@@ -90,6 +95,7 @@ func claims(t *testing.T, cluster string) map[string]types.UID {
 
 // Metrics unreachable: scale-downs are blocked, scale-ups are not, by hand and by load.
 func TestFailureMetricsUnreachable(t *testing.T) {
+	t.Parallel()
 	create(t, "silent", v1alpha1.MarekvsClusterSpec{Nodes: 4, ReplicationFactor: 2})
 	until(t, "silent", "4 nodes", healthy(4))
 	env.store.SetSilent("silent-1", true)
@@ -205,6 +211,7 @@ func TestFailurePodRestartsDuringSampling(t *testing.T) {
 // CR deleted: its objects are deleted, and the volume claims are not. A cluster of the same name
 // begins with all of them, and shrinks to its size.
 func TestFailureClusterDeleted(t *testing.T) {
+	t.Parallel()
 	create(t, "again", v1alpha1.MarekvsClusterSpec{Nodes: 5, ReplicationFactor: 2})
 	until(t, "again", "5 nodes", healthy(5))
 	before := claims(t, "again")

@@ -20,26 +20,29 @@ import (
 	"nstance.dev/operator/pkg/apis/marekvs/v1alpha1"
 )
 
+// lease is the name of that of the operators.
+const lease = "marekvs-operator-leader-election"
+
 // identities are in the log of each operator.
 var identities = regexp.MustCompile(`"Leader elected" identity="([^"]+)"`)
 
 // leader returns the operator that has the Lease, and another.
 func leader(t *testing.T) (leads, standby *controlplane.Component) {
 	t.Helper()
-	lease, err := env.kube.CoordinationV1().Leases(marekvsoperator.Namespace).Get(t.Context(), "marekvs-operator-leader-election", metav1.GetOptions{})
+	held, err := env.kube.CoordinationV1().Leases(marekvsoperator.Namespace).Get(t.Context(), lease, metav1.GetOptions{})
 	require.NoError(t, err)
-	require.NotNil(t, lease.Spec.HolderIdentity)
+	require.NotNil(t, held.Spec.HolderIdentity)
 	for _, operator := range env.operators {
 		log, err := os.ReadFile(operator.LogPath())
 		require.NoError(t, err)
 		found := identities.FindAllSubmatch(log, -1)
-		if len(found) > 0 && string(found[len(found)-1][1]) == *lease.Spec.HolderIdentity {
+		if len(found) > 0 && string(found[len(found)-1][1]) == *held.Spec.HolderIdentity {
 			leads = operator
 		} else {
 			standby = operator
 		}
 	}
-	require.NotNil(t, leads, "no operator is %s", *lease.Spec.HolderIdentity)
+	require.NotNil(t, leads, "no operator is %s", *held.Spec.HolderIdentity)
 	return leads, standby
 }
 

@@ -71,6 +71,7 @@ func TestRights(t *testing.T) {
 // Of 6 nodes with 2 copies of the data only one may be evicted at a time. A budget that
 // was deleted is created again.
 func TestOneEvictionAtATime(t *testing.T) {
+	t.Parallel()
 	create(t, "evicted", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2})
 	until(t, "evicted", "6 nodes", healthy(6))
 	budgets := env.kube.PolicyV1().PodDisruptionBudgets(namespace)

@@ -69,6 +69,7 @@ func resize(t *testing.T, name, body string) error {
 
 // A size can be changed with kubectl scale, and a shrink never has two Pods ending at once.
 func TestFixedSize(t *testing.T) {
+	t.Parallel()
 	create(t, "fixed", v1alpha1.MarekvsClusterSpec{Nodes: 6, ReplicationFactor: 2, ReclaimPvcs: true})
 	until(t, "fixed", "6 nodes", healthy(6))
 	require.NoError(t, resize(t, "fixed", `{"spec": {"replicas": 3}}`))
@@ -83,6 +84,7 @@ func TestFixedSize(t *testing.T) {
 
 // The example of the first description, with short windows, and its first failure mode.
 func TestWorkedExample(t *testing.T) {
+	t.Parallel()
 	create(t, "demo", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2, Autoscale: &v1alpha1.Autoscale{
 		MinNodes: 3, MaxNodes: 8, TargetOpsPerNode: 5000, ScaleDownStabilizationSeconds: ptr.To[int64](4), ScaleUpCooldownSeconds: ptr.To[int64](1),
 	}})
@@ -103,6 +105,7 @@ func TestWorkedExample(t *testing.T) {
 
 // A failing image halts at one Pod, and a repaired one is rolled out to every Pod.
 func TestRollout(t *testing.T) {
+	t.Parallel()
 	create(t, "rollout", v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2})
 	until(t, "rollout", "3 nodes", healthy(3))
 	env.store.Fail("marekvs:broken")
@@ -131,6 +134,7 @@ func TestRollout(t *testing.T) {
 // Two clusters whose Services have one name do not take it from each other: the first keeps
 // its Service, and the second one says so.
 func TestTwoClustersWithOneServiceName(t *testing.T) {
+	t.Parallel()
 	spec := v1alpha1.MarekvsClusterSpec{Nodes: 3, ReplicationFactor: 2}
 	create(t, "twin", spec)
 	until(t, "twin", "3 nodes", healthy(3))
@@ -151,6 +155,7 @@ func TestTwoClustersWithOneServiceName(t *testing.T) {
 
 // A Service of the same name is not taken over. An unchanged cluster is not written.
 func TestOthersAndQuiet(t *testing.T) {
+	t.Parallel()
 	_, err := env.kube.CoreV1().Services(namespace).Create(t.Context(), &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Name: "taken"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 1}}},
 	}, metav1.CreateOptions{})
@@ -167,7 +172,9 @@ func TestOthersAndQuiet(t *testing.T) {
 	before := until(t, "quiet", "3 nodes and a rate", func(c *v1alpha1.MarekvsCluster) bool { return healthy(3)(c) && c.Status.OpsPerSecond != "" })
 	set, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), "quiet", metav1.GetOptions{})
 	require.NoError(t, err)
-	<-time.After(5 * time.Second) // ten syncs
+	// Each sync reads the metrics of each Pod once.
+	scrapes := env.store.Scrapes("quiet-0")
+	eventually(t, "ten syncs are complete", func(context.Context) bool { return env.store.Scrapes("quiet-0") > scrapes+10 })
 	after := until(t, "quiet", "3 nodes", healthy(3))
 	assert.Equal(t, before.ResourceVersion, after.ResourceVersion)
 	now, err := env.kube.AppsV1().StatefulSets(namespace).Get(t.Context(), "quiet", metav1.GetOptions{})

@@ -17,6 +17,7 @@ import (
 	"strconv"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
@@ -102,6 +103,18 @@ func (p prometheusAPI) alerts(ctx context.Context, expression string) ([]string,
 	}
 	slices.Sort(names)
 	return slices.Compact(names), err
+}
+
+// failedScrapes returns the targets that a selector selects and that could not be scraped at
+// any time since then, sorted.
+func (p prometheusAPI) failedScrapes(ctx context.Context, selector string, since time.Time) ([]string, error) {
+	results, err := p.query(ctx, fmt.Sprintf("min_over_time(up%s[%ds]) == 0", selector, 1+seconds(time.Since(since))))
+	names := []string{}
+	for _, result := range results {
+		names = append(names, strings.TrimSpace(result.Metric["job"]+" "+result.Metric["shard"]))
+	}
+	slices.Sort(names)
+	return names, err
 }
 
 // quiet returns an error unless every rule was evaluated and no alert is active.

@@ -47,6 +47,7 @@ func readQuestions(t *testing.T) []question {
 // each command or query names the object, the time, the writer or the figure, to a user
 // with no other rights than the ClusterRole of the manifests.
 func TestQuestionsOnCall(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	questions := readQuestions(t)
 	var written []string
 	for _, question := range questions {

@@ -13,21 +13,21 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // An operator that is killed repeatedly while it creates machines creates each of
 // them once.
 func TestOperatorKilledWhileCreatingMachines(t *testing.T) {
-	const namespace, kills, podsPerKill = "killed", 20, 2
+	const namespace, podsPerKill = "killed", 2
+	kills := tier.Pick(6, 20)
 	// maxWrites is after how many writes at the latest a leader is killed: two
 	// machines take at least as many.
 	const maxWrites = 10
 	watchOperator(t)
 	newNamespace(t, namespace)
 	before := countCreations(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
 	for i := range kills {
 		for j := range podsPerKill {
 			createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i*podsPerKill+j)))

@@ -22,6 +22,7 @@ import (
 // Cluster API can create machines from a template, as many as a MachineDeployment
 // requests.
 func TestMachineDeployment(t *testing.T) {
+	t.Parallel()
 	watchOperator(t)
 	const name = "trio"
 	templates := env.NstanceMachineTemplates()

@@ -19,6 +19,7 @@ import (
 // The machine of a Pod is deleted with the Pod, also when another Pod runs there whose
 // disruption budget never allows an eviction.
 func TestDrainTimeout(t *testing.T) {
+	t.Parallel()
 	const namespace = "stuck"
 	watchOperator(t)
 	newNamespace(t, namespace)

@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 )
@@ -19,12 +21,16 @@ func TestQuietWhenIdle(t *testing.T) {
 	const namespace, running = "quiet", 3
 	watchOperator(t)
 	newNamespace(t, namespace)
-	for i := range running {
-		untilRuns(t, createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i))))
-	}
 	pending := newPod(namespace, "pending")
 	pending.Annotations[v1beta1.AnnotationOnDemandInstanceType] = unavailable
 	pending = createPod(t, pending)
+	var builders []*corev1.Pod
+	for i := range running {
+		builders = append(builders, createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i))))
+	}
+	for _, builder := range builders {
+		untilRuns(t, builder)
+	}
 	testcluster.Eventually(t, time.Minute, "the last machine has an instance", func(ctx context.Context) error {
 		m, err := machineOf(ctx, pending)
 		if err == nil && m.instance == "" {
@@ -46,9 +52,9 @@ func TestQuietWhenIdle(t *testing.T) {
 	}
 
 	// The syncs that the operator's own writes trigger come first.
-	env.UntilQueued(t, 4*resync, "machine", 2*(running+1))
+	env.UntilQueued(t, time.Minute, "machine", 2*(running+1))
 	from, begin := env.AuditEnd(t), time.Now()
-	env.UntilQueued(t, 4*resync, "machine", 2*(running+1))
+	env.UntilQueued(t, time.Minute, "machine", 2*(running+1))
 	t.Logf("watched for %s", time.Since(begin).Round(time.Second))
 	if written := env.OperatorWrites(t, from); len(written) > 0 {
 		t.Errorf("%d writes while nothing changed:%s", len(written), testcluster.Describe(written))

@@ -24,15 +24,17 @@ import (
 // that gets it when it runs. With a machine for each Pod there would be another Pod of the
 // DaemonSet on each, and no end.
 func TestPodsThatNeedNoMachine(t *testing.T) {
+	t.Parallel()
 	const namespace, nodes, name = "ineligible", 3, "logs"
 	watchOperator(t)
 	newNamespace(t, namespace)
-	var first machine
+	var builders []*corev1.Pod
 	for i := range nodes {
-		m := untilRuns(t, createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i))))
-		if i == 0 {
-			first = m
-		}
+		builders = append(builders, createPod(t, newPod(namespace, fmt.Sprintf("builder-%d", i))))
+	}
+	var node string
+	for _, builder := range builders {
+		node = untilRuns(t, builder).node
 	}
 
 	labels := map[string]string{"app": name}
@@ -69,7 +71,7 @@ func TestPodsThatNeedNoMachine(t *testing.T) {
 	running := newPod(namespace, "running")
 	running.Annotations = nil
 	running.Spec.NodeSelector = nil
-	running.Spec.NodeName = first.node
+	running.Spec.NodeName = node
 	running = createPod(t, running)
 	_, err = env.Kube.CoreV1().Pods(namespace).Patch(t.Context(), running.Name, mergePatch,
 		fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, v1beta1.AnnotationOnDemandGroup, group), metav1.PatchOptions{})

@@ -26,21 +26,47 @@ import (
 // hook keeps Cluster API from deleting the infrastructure of a Machine.
 const hook = clusterv1.PreTerminateDeleteHookAnnotationPrefix + "/test"
 
+// deletion is that of the instance of a machine.
+type deletion struct {
+	// state is that of the machine, and its name.
+	state        string
+	instanceType string
+	// prepare brings the machine into its state. Optional.
+	prepare func(*testing.T, machine)
+	// deleteInstance deletes the instance, by default on the shard.
+	deleteInstance func(*testing.T, machine)
+	// finish is what has to happen after the instance was deleted. Optional.
+	finish func(*testing.T, machine)
+}
+
+// happen creates the machine and deletes its instance. It returns the errors that Cluster API
+// logs from then on.
+func (d deletion) happen(t *testing.T) capiErrors {
+	t.Helper()
+	createMachine(t, d.state, d.instanceType)
+	m := untilCreated(t, d.state)
+	if d.prepare != nil {
+		d.prepare(t, m)
+	}
+	since := newCAPIErrors(t, m)
+	if d.deleteInstance != nil {
+		d.deleteInstance(t, m)
+	} else {
+		m.deleteOnShard(t)
+	}
+	if d.finish != nil {
+		d.finish(t, m)
+	}
+	untilDeleted(t, m)
+	t.Logf("until then Cluster API logged %d errors", len(since.lines(t)))
+	return newCAPIErrors(t, m)
+}
+
 // In every state that a machine is in when its instance is deleted on the shard, nothing
 // is left of it in Kubernetes, and Cluster API logs no error from then on.
 func TestInstanceDeletedOnShard(t *testing.T) {
 	watchOperator(t)
-	errorsAfter := map[string]capiErrors{}
-	for _, tc := range []struct {
-		state        string
-		instanceType string
-		// prepare brings the machine into its state.
-		prepare func(*testing.T, machine)
-		// deleteInstance deletes the instance, by default on the shard.
-		deleteInstance func(*testing.T, machine)
-		// finish is what has to happen after the instance was deleted.
-		finish func(*testing.T, machine)
-	}{
+	deletions := []deletion{
 		{state: "pending", instanceType: unavailable},
 		{state: "running", prepare: untilRunning},
 		// An instance that disappears at the provider is deleted by the shard.
@@ -64,7 +90,18 @@ func TestInstanceDeletedOnShard(t *testing.T) {
 				orphan(t, m)
 			},
 		},
-		{
+	}
+	errorsAfter := make([]capiErrors, len(deletions))
+	t.Run("with the operator", func(t *testing.T) {
+		for i, deletion := range deletions {
+			t.Run(deletion.state, func(t *testing.T) {
+				t.Parallel()
+				errorsAfter[i] = deletion.happen(t)
+			})
+		}
+	})
+	t.Run("without the operator", func(t *testing.T) {
+		errorsAfter = append(errorsAfter, deletion{
 			state: "without-operator",
 			prepare: func(t *testing.T, m machine) {
 				untilRunning(t, m)
@@ -74,37 +111,17 @@ func TestInstanceDeletedOnShard(t *testing.T) {
 				testcluster.Eventually(t, time.Minute, "the instance is deleted", m.instanceDeleted)
 				testcluster.Start(t, env.OperatorProcess())
 			},
-		},
-	} {
-		t.Run(tc.state, func(t *testing.T) {
-			createMachine(t, tc.state, tc.instanceType)
-			m := untilCreated(t, tc.state)
-			if tc.prepare != nil {
-				tc.prepare(t, m)
-			}
-			since := newCAPIErrors(t, m)
-			if tc.deleteInstance != nil {
-				tc.deleteInstance(t, m)
-			} else {
-				m.deleteOnShard(t)
-			}
-			if tc.finish != nil {
-				tc.finish(t, m)
-			}
-			untilDeleted(t, m)
-			t.Logf("until then Cluster API logged %d errors", len(since.lines(t)))
-			errorsAfter[tc.state] = newCAPIErrors(t, m)
-		})
-	}
+		}.happen(t))
+	})
 	// The lifecycle of one more machine is time enough for Cluster API's retries.
 	createMachine(t, "last", "")
 	last := untilCreated(t, "last")
 	untilRunning(t, last)
 	deleteMachine(t, last, metav1.DeletePropagationBackground)
 	untilDeleted(t, last)
-	for state, logged := range errorsAfter {
+	for _, logged := range errorsAfter {
 		if lines := logged.lines(t); len(lines) > 0 {
-			t.Errorf("%s: Cluster API has logged %d errors after the deletion:\n%s", state, len(lines), bytes.Join(lines, []byte("\n")))
+			t.Errorf("%s: Cluster API has logged %d errors after the deletion:\n%s", logged.machine, len(lines), bytes.Join(lines, []byte("\n")))
 		}
 	}
 }
@@ -197,6 +214,7 @@ func capiLog(t *testing.T) []byte {
 
 // A pending Pod whose instance was deleted on its shard gets another machine.
 func TestPendingPodGetsAnotherMachine(t *testing.T) {
+	t.Parallel()
 	watchOperator(t)
 	const namespace = "another"
 	newNamespace(t, namespace)

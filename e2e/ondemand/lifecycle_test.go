@@ -26,6 +26,7 @@ import (
 // A Pod that requests a machine runs on it, and the machine is deleted with the Pod.
 // Only Cluster API drains the Node.
 func TestPodGetsMachine(t *testing.T) {
+	t.Parallel()
 	watchOperator(t)
 	newNamespace(t, "life")
 	pod := createPod(t, newPod("life", "builder"))
@@ -124,6 +125,7 @@ func TestPodDeletedWithoutOperator(t *testing.T) {
 
 // The machine of a completed Pod is deleted, even if the Pod object is kept.
 func TestFinishedPod(t *testing.T) {
+	t.Parallel()
 	watchOperator(t)
 	newNamespace(t, "finished")
 	pod := newPod("finished", "builder")
@@ -137,6 +139,7 @@ func TestFinishedPod(t *testing.T) {
 // A Pod that is recreated with the same name is another Pod, and gets another
 // machine.
 func TestPodIsRecreated(t *testing.T) {
+	t.Parallel()
 	watchOperator(t)
 	const namespace, name = "again", "builder"
 	newNamespace(t, namespace)

@@ -19,16 +19,14 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // However many Pods request machines at once, there are never more machines than
 // allowed, and each rejected Pod has one event. A deleted machine makes room.
 func TestLimit(t *testing.T) {
-	const (
-		namespace   = "limited"
-		pods, limit = 100, 10
-		reason      = "OnDemandLimit"
-	)
+	const namespace, reason = "limited", "OnDemandLimit"
+	pods, limit := tier.Pick(25, 100), tier.Pick(5, 10)
 	watchOperator(t)
 	restartOperator(t, fmt.Sprintf("--on-demand-limit=%d", limit))
 	newNamespace(t, namespace)

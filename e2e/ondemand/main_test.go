@@ -3,7 +3,8 @@
 
 // Package ondemand shows the operator's guarantees for single machines: those of
 // Pods that request one, those of a MachineDeployment, and those whose instance is
-// deleted on its shard. Everything but the machines' kubelets is real.
+// deleted on its shard. Everything but the machines' kubelets is real. Tests that stop the
+// operator, or count all that it does, run before the parallel ones.
 package ondemand
 
 import (
@@ -27,7 +28,7 @@ const (
 	unavailable = installation.UncreatableType
 
 	// resync is short, so that resyncs happen while a test expects no writes.
-	resync = 20 * time.Second
+	resync = 5 * time.Second
 
 	// capiUser is Cluster API in the audit log when it works on Nodes.
 	capiUser = "system:serviceaccount:" + installation.Namespace + ":nstance-capi-workload"

@@ -24,6 +24,7 @@ import (
 // A Pod whose request cannot be fulfilled has one event that names the mistake, and
 // gets no machine. It gets one when its group is created later.
 func TestPodsWithInvalidRequests(t *testing.T) {
+	t.Parallel()
 	const namespace, later = "impossible", "later"
 	watchOperator(t)
 	newNamespace(t, namespace)

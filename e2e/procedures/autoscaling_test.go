@@ -39,6 +39,7 @@ const (
 // those of a new pool. Each is evicted once, as a disruption budget allows, and the operator
 // neither changes nor deletes an old Node.
 func TestMoveFromAutoScalingGroups(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "successor", "bystander", 4
 	createPool(t, bystander, v1beta1.MachinesNever, 2, env.ShardIDs...)
 	old := createOldNodes(t, 3)

@@ -27,6 +27,7 @@ import (
 // An operator that was down for longer than its certificate is valid registers again. A size
 // that was changed meanwhile is sent then, and nothing is deleted.
 func TestExpiredCertificate(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	const pool, replicas = "overslept", 4
 	const ttl = 30 * time.Second
 	createPool(t, pool, v1beta1.MachinesNever, replicas, env.ShardIDs...)
@@ -59,6 +60,7 @@ func TestExpiredCertificate(t *testing.T) {
 // The CA is replaced: the operator is registered with the new one, and nothing is created
 // or deleted.
 func TestReplaceCA(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	const pool, replicas = "recertified", 4
 	createPool(t, pool, v1beta1.MachinesNever, replicas, env.ShardIDs...)
 	before, from := nodes(t), env.AuditEnd(t)

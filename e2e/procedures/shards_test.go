@@ -31,6 +31,9 @@ import (
 func TestLostShard(t *testing.T) {
 	for _, mode := range []v1beta1.MachinesMode{v1beta1.MachinesNever, v1beta1.MachinesAlways} {
 		t.Run(string(mode), func(t *testing.T) {
+			if mode == v1beta1.MachinesAlways {
+				testcluster.SkipUnlessFull(t)
+			}
 			const bystander, replicas = "bystander", 6
 			lost := "us-west-2x"
 			if mode == v1beta1.MachinesAlways {
@@ -74,6 +77,7 @@ func TestLostShard(t *testing.T) {
 // A shard is replaced by another one: there are never fewer instances than replicas, and
 // nothing is deleted but instances of the pool.
 func TestReplaceShard(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "moved", "bystander", 4
 	const from, to = "us-west-2v", "us-west-2w"
 	kept := env.ShardIDs[0]

@@ -29,6 +29,7 @@ import (
 // A static pool gets another instance type: each of its instances is replaced once, and
 // nothing of another pool is.
 func TestChangeStaticPool(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	const pool, bystander, replicas = "fixed", "bystander", 4
 	const instanceType = "m7i.xlarge"
 	configureFixed(t, pool, replicas/2)

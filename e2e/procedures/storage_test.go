@@ -41,6 +41,7 @@ const raised, lowered, added, dropped, kept = "raised", "lowered", "added", "dro
 // created since the backup neither terminate an instance nor create a second one. A pool
 // that was deleted since comes back, until the last step of the procedure.
 func TestStorageRestore(t *testing.T) {
+	testcluster.SkipUnlessFull(t)
 	createPools(t, 4, raised, lowered, dropped, kept)
 	env.CreateNamespace(t, podNamespace)
 	early := createPod(t, "early")

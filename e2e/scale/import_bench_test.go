@@ -21,6 +21,7 @@ import (
 
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 const (
@@ -42,6 +43,7 @@ var (
 // with that of a plain client that makes the same writes of the same objects and
 // does nothing else. Cluster API reconciles the MachinePools of both.
 func BenchmarkImport(b *testing.B) {
+	require.True(b, tier.Full(), "%s is not set", tier.FullVariable)
 	for b.Loop() {
 		result := mustImport(b)
 		templates := readTemplates(b)
@@ -71,8 +73,8 @@ func BenchmarkImport(b *testing.B) {
 				objects, statuses, result.throttled, mostObjects, mostStatuses)
 		}
 		b.ReportMetric(result.throttled, "throttled-s")
-		b.ReportMetric(float64(objects)/groups, "object-writes/group")
-		b.ReportMetric(float64(statuses)/groups, "status-writes/group")
+		b.ReportMetric(float64(objects)/float64(groups), "object-writes/group")
+		b.ReportMetric(float64(statuses)/float64(groups), "status-writes/group")
 		b.ReportMetric(result.took.Seconds(), "import-s")
 		b.ReportMetric(bare.Seconds(), "bare-s")
 		b.ReportMetric(result.took.Seconds()/bare.Seconds(), "import/bare")

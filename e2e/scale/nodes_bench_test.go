@@ -24,6 +24,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/installation"
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 const (
@@ -50,6 +51,7 @@ const (
 // the requests of a change, compared with those in a cluster of 50 Nodes. It deletes
 // nothing, so it must be the last benchmark.
 func BenchmarkLargeCluster(b *testing.B) {
+	require.True(b, tier.Full(), "%s is not set", tier.FullVariable)
 	operator := mustImport(b).operator
 	// It would declare Nodes lost whose kubelets report every five minutes only.
 	require.NoError(b, env.Component(controlplane.ControllerManager).Stop(b.Context()))

@@ -22,6 +22,7 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/server/storage"
+	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
@@ -56,7 +57,7 @@ func TestStandby(t *testing.T) {
 
 	sizes := map[string]int32{"workers": 5}
 	require.NoError(t, upsert(t.Context(), leader.operator, "workers", 5))
-	for round := range 6 {
+	for round := range tier.Pick(3, 6) {
 		before := readLock(t, shard)
 		// The leader fails while instances are being created, or being deleted.
 		sizes["workers"] = int32(3 + 7*((round+1)%2))

@@ -19,22 +19,21 @@ import (
 	"k8s.io/client-go/tools/cache"
 
 	"nstance.dev/operator/e2e/testcluster"
+	"nstance.dev/operator/pkg/testing/tier"
 	nstancev1 "nstance.dev/operator/proto/nstance/v1"
 )
 
 const (
 	groupsPerShard = 20
-	kills          = 200
 	// maxUptime is the longest time from one kill of a server to the next.
 	maxUptime = 300 * time.Millisecond
 )
 
-// TestStorm kills servers 200 times while twenty groups on each of three shards
+// TestStorm kills servers again and again while twenty groups on each of three shards
 // are scaled up and down. Afterwards exactly the requested instances exist.
 func TestStorm(t *testing.T) {
+	kills, seed := tier.Pick(60, 200), tier.Seeds(t, 1)[0]
 	identities := watchIdentities(t)
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
 	storm, calm := context.WithCancel(t.Context())
 	var work sync.WaitGroup
 	sizes := make([]map[string]int32, len(shardIDs))

@@ -19,7 +19,7 @@ const mostDelay = 5 * time.Second
 // server has the cordoned Nodes, and the Nodes of the requested replacements.
 func BenchmarkSpotNotices50(b *testing.B) {
 	for b.Loop() {
-		result := announce(b, silent{b}, "bench")
+		result := announce(b, silent{b}, "bench", fullMachines)
 		b.ReportMetric(milliseconds(result.cordons, 50), "cordon-p50-ms")
 		b.ReportMetric(milliseconds(result.cordons, 99), "cordon-p99-ms")
 		b.ReportMetric(milliseconds(result.replacements, 50), "replacement-p50-ms")

@@ -23,11 +23,12 @@ import (
 	"nstance.dev/operator/e2e/testcluster"
 	"nstance.dev/operator/pkg/apis/infrastructure/v1beta1"
 	"nstance.dev/operator/pkg/server/servertest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 const (
-	// machines is how many get a notice at once.
-	machines = 50
+	// fullMachines is how many get a notice at once in make test-full and in the benchmark.
+	fullMachines = 50
 	// period is the time from a notice to the termination, as on AWS.
 	period = 2 * time.Minute
 	// timeout is how long a test waits for what must happen.
@@ -101,7 +102,7 @@ type announced struct {
 // announce creates a group of machines on a shard of its name, with a Pod on each Node,
 // announces the termination of all of them at once, and returns when they are terminated and
 // replaced. It checks that each was replaced once, and drained before it was terminated.
-func announce(t testing.TB, log testing.TB, name string) announced {
+func announce(t testing.TB, log testing.TB, name string, machines int) announced {
 	t.Helper()
 	server := servertest.Start(log, servertest.Options{
 		Cluster: installation.ClusterID, Shard: name, Authority: env.Installation.Authority(), Kubernetes: env.Kube,
@@ -109,8 +110,8 @@ func announce(t testing.TB, log testing.TB, name string) announced {
 	})
 	c := startCloud(t, server)
 	env.EditShards(t, func(shards map[string]string) { shards[name] = server.Addr })
-	require.NoError(t, env.CreatePoolOn(t.Context(), name, machines, name))
-	env.UntilRunning(t, name, machines)
+	require.NoError(t, env.CreatePoolOn(t.Context(), name, int32(machines), name))
+	env.UntilRunning(t, name, int32(machines))
 	old := slices.Sorted(maps.Keys(server.Created()))
 	require.Len(t, old, machines)
 	createPods(t, name, old)
@@ -126,7 +127,7 @@ func announce(t testing.TB, log testing.TB, name string) announced {
 		}
 		return nil
 	})
-	env.UntilRunning(t, name, machines)
+	env.UntilRunning(t, name, int32(machines))
 
 	created, cordoned, evicted, deleted := h.snapshot()
 	assert.Equal(t, old, slices.Sorted(maps.Keys(deleted)), "exactly the announced machines are terminated")
@@ -173,10 +174,11 @@ func createPods(t testing.TB, namespace string, nodes []string) {
 	})
 }
 
-// TestFiftyNotices: each machine is replaced once, and cordoned and drained before it is
+// TestManyNotices: each machine is replaced once, and cordoned and drained before it is
 // terminated. There are never fewer machines than before.
-func TestFiftyNotices(t *testing.T) {
-	result := announce(t, t, "spot")
+func TestManyNotices(t *testing.T) {
+	machines := tier.Pick(15, fullMachines)
+	result := announce(t, t, "spot", machines)
 	t.Logf("the last Node was cordoned %s after the notices, the last replacement requested %s after them",
 		result.cordons[machines-1], result.replacements[machines-1])
 }

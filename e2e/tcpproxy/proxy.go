@@ -30,7 +30,9 @@ type Proxy struct {
 	closed              bool
 	// accepted are the connections of clients that no backend has yet.
 	accepted int
-	conns    map[net.Conn]struct{}
+	// held is how many new connections, and ends with bytes that were received, wait for Heal.
+	held  int
+	conns map[net.Conn]struct{}
 }
 
 // Start serves at a free port of this machine until Close.
@@ -147,7 +149,7 @@ func (p *Proxy) forward(client net.Conn) {
 		return
 	}
 	p.count(1)
-	p.waitForRequests()
+	p.hold(&p.requests)
 	server, err := p.dial()
 	p.count(-1)
 	if err != nil {
@@ -158,12 +160,12 @@ func (p *Proxy) forward(client net.Conn) {
 		return
 	}
 	finished := make(chan struct{}, 2)
-	for _, direction := range []struct {
-		from, to net.Conn
-		wait     func()
-	}{{client, server, p.waitForRequests}, {server, client, p.waitForResponses}} {
+	for _, way := range []struct {
+		from, to  net.Conn
+		direction *chan struct{}
+	}{{client, server, &p.requests}, {server, client, &p.responses}} {
 		go func() {
-			forwardBytes(direction.from, direction.to, direction.wait)
+			p.forwardBytes(way.from, way.to, way.direction)
 			finished <- struct{}{}
 		}()
 	}
@@ -179,11 +181,11 @@ func (p *Proxy) dial() (net.Conn, error) {
 }
 
 // forwardBytes forwards bytes until from is closed, and waits before each write.
-func forwardBytes(from, to net.Conn, wait func()) {
+func (p *Proxy) forwardBytes(from, to net.Conn, direction *chan struct{}) {
 	buffer := make([]byte, 32<<10)
 	for {
 		n, err := from.Read(buffer)
-		wait()
+		p.hold(direction)
 		if n > 0 {
 			if _, err := to.Write(buffer[:n]); err != nil {
 				return
@@ -195,20 +197,20 @@ func forwardBytes(from, to net.Conn, wait func()) {
 	}
 }
 
-// waitForRequests returns when the bytes of clients are forwarded.
-func (p *Proxy) waitForRequests() {
+// hold returns when a direction is forwarded, at once if it was not cut.
+func (p *Proxy) hold(direction *chan struct{}) {
 	p.mu.Lock()
-	direction := p.requests
+	forwarded := *direction
+	if isClosed(forwarded) {
+		p.mu.Unlock()
+		return
+	}
+	p.held++
 	p.mu.Unlock()
-	<-direction
-}
-
-// waitForResponses returns when the bytes of servers are forwarded.
-func (p *Proxy) waitForResponses() {
+	<-forwarded
 	p.mu.Lock()
-	direction := p.responses
-	p.mu.Unlock()
-	<-direction
+	defer p.mu.Unlock()
+	p.held--
 }
 
 func (p *Proxy) count(change int) {

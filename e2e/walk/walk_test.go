@@ -7,42 +7,36 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
-	"strconv"
 	"testing"
 	"time"
 
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
-// Variables of a walk: its seed, to repeat one, and how long it lasts.
-const (
-	seedVariable     = "NSTANCE_WALK_SEED"
-	durationVariable = "NSTANCE_WALK_DURATION"
-)
+// durationVariable is how long a walk lasts at least.
+const durationVariable = "NSTANCE_WALK_DURATION"
+
+// leastSteps is how many steps a walk has at least.
+const leastSteps = 5
 
 // TestWalk changes pools while something fails, again and again. After each step everything
 // agrees with the model within a limit, and no instance was replaced without a reason.
 func TestWalk(t *testing.T) {
-	seed := uint64(time.Now().UnixNano())
-	if text := os.Getenv(seedVariable); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-	}
-	duration := 3 * time.Minute
+	duration := tier.Pick(0, 3*time.Minute)
 	if text := os.Getenv(durationVariable); text != "" {
 		var err error
 		duration, err = time.ParseDuration(text)
 		require.NoError(t, err)
 	}
-	t.Logf("%s=%d %s=%s", seedVariable, seed, durationVariable, duration)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
 
 	m := newModel(t, "walk-a", "walk-b")
 	steps := 0
 	// Each fault happens once before any happens again.
 	var order []fault
-	for begin := time.Now(); steps == 0 || time.Since(begin) < duration; steps++ {
+	for begin := time.Now(); steps < leastSteps || time.Since(begin) < duration; steps++ {
 		if len(order) == 0 {
 			order = shuffled(random)
 		}
