@@ -51,6 +51,7 @@ func staticGroups(shard string) map[string]installation.Group {
 // A drain that a disruption budget blocks says so, and is completed when the budget is
 // deleted.
 func TestDrainWaitsForABudget(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	const name = budgetGroup
 	pod := newPodOnStaticPool(t, name, func(*corev1.Pod) {})
@@ -70,6 +71,7 @@ func TestDrainWaitsForABudget(t *testing.T) {
 // A kubelet that hangs does not terminate an evicted Pod. The drain reports that, and ends
 // with the drain timeout.
 func TestDrainTimesOutForAHungKubelet(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	const name = hungGroup
 	pod := newPodOnStaticPool(t, name, func(pod *corev1.Pod) { pod.Spec.TerminationGracePeriodSeconds = ptr.To[int64](1) })
@@ -87,6 +89,7 @@ func TestDrainTimesOutForAHungKubelet(t *testing.T) {
 
 // A Pod whose containers have exited does not block the drain if a finalizer keeps it.
 func TestDrainDoesNotWaitForAFinalizer(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	const name = finalizerGroup
 	newPodOnStaticPool(t, name, func(pod *corev1.Pod) { pod.Finalizers = []string{"example.com/keep"} })
@@ -103,6 +106,7 @@ func TestDrainDoesNotWaitForAFinalizer(t *testing.T) {
 // A Pod that ignores that it is terminated is killed when its grace period is over, and its
 // Node is drained.
 func TestDrainKillsAPodThatIgnoresItsTermination(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	const name = unstoppableGroup
 	last := followPod(t, name)

@@ -19,6 +19,7 @@ import (
 
 // A node whose processes are suspended has a silent agent, and Docker reports it as paused.
 func TestPausedNodeIsReplaced(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	expectReplaced(t, "paused", func(id string) error {
 		_, err := docker.Client.ContainerPause(t.Context(), id, client.ContainerPauseOptions{})
@@ -27,6 +28,7 @@ func TestPausedNodeIsReplaced(t *testing.T) {
 }
 
 func TestKilledNodeIsReplaced(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	expectReplaced(t, "killed", func(id string) error {
 		_, err := docker.Client.ContainerKill(t.Context(), id, client.ContainerKillOptions{})
@@ -36,6 +38,7 @@ func TestKilledNodeIsReplaced(t *testing.T) {
 
 // A node without a kubelet exits.
 func TestNodeWithoutKubeletIsReplaced(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	expectReplaced(t, "kubelet", func(id string) error {
 		return runInContainer(t.Context(), id, "pkill", "-KILL", "-x", "kubelet")

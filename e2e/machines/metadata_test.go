@@ -38,6 +38,7 @@ func requestMetadata(ctx context.Context, node, process, method, path, header, h
 // TestOnlyTheNodeHasMetadata: the userdata has contained a nonce, and the service knows the
 // node by its address, which its Pods have too when they call others.
 func TestOnlyTheNodeHasMetadata(t *testing.T) {
+	skipUnlessFull(t)
 	const (
 		name    = "metadata"
 		service = "169.254.169.254"

@@ -19,6 +19,7 @@ import (
 // A pool has real Nodes: Pods run on them, kubectl shows their logs and runs commands in
 // them.
 func TestPoolOfMachines(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	const name = "workers"
 	env.CreatePoolForTest(t, name, 0)
@@ -37,6 +38,7 @@ func TestPoolOfMachines(t *testing.T) {
 
 // A Pod gets a machine of its own, whose Node it selects, and which is deleted with it.
 func TestPodHasAMachine(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	const name = "builders"
 	pool := testcluster.NewNstanceMachinePool(name, shardIDs...)

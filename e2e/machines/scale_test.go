@@ -12,6 +12,7 @@ import (
 // While a pool is scaled over three shards from zero to six and to two, a Deployment serves
 // every request, and every Node is drained before its container is stopped.
 func TestNoRequestFailsWhileAPoolIsScaled(t *testing.T) {
+	skipUnlessFull(t)
 	const name = "serving"
 	env.CreatePoolForTest(t, name, 0)
 	createDeployment(t, name, 2)

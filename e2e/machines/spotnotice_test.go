@@ -151,6 +151,7 @@ func podsOnNode(ctx context.Context, node string) int {
 // once. Each is replaced, cordoned and drained, in this order, and its container is removed
 // when it is empty; one that cannot be drained is removed at the time of the notice.
 func TestSpotNotices(t *testing.T) {
+	skipUnlessFull(t)
 	const name, replicas = "spot", 3
 	env.CreatePoolForTest(t, name, 0)
 	env.Scale(t, name, replicas)

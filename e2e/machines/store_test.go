@@ -44,6 +44,7 @@ const (
 // the marekvs operator has written. While it shrinks, gets a new image and one that does not
 // start, and while two of its Nodes are drained, no key is lost that was acknowledged.
 func TestStoreOnMachines(t *testing.T) {
+	skipUnlessFull(t)
 	t.Parallel()
 	env.CreatePoolForTest(t, storeName, 4)
 	env.CreateNamespace(t, storeName)

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -27,6 +28,8 @@ import (
 	"nstance.dev/operator/e2e/controlplane"
 	"nstance.dev/operator/e2e/dockerhost"
 	"nstance.dev/operator/pkg/server/provider/docker/dockertest"
+	"nstance.dev/operator/pkg/server/provider/qemu/testguest"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // The steps that a server makes in Docker.
@@ -72,12 +75,9 @@ var registrationSteps = []string{
 	storeProviderID, storeRegistration,
 }
 
-// dockerKills is how often the server is killed in all.
-const dockerKills = 100
-
-// TestServerIsKilledWithDocker kills the server before and after each step from the request
-// of an instance to its registration, and then at random steps while the group grows and
-// shrinks. Each instance that had a record has had one container or, if the server was killed
+// TestServerIsKilledWithDocker kills the server after each step from the request of an instance
+// to its registration, in make test-full also before each, and then at random steps while the
+// group grows and shrinks. Each instance that had a record has had one container or, if the server was killed
 // before it created one, none, and nothing is left.
 func TestServerIsKilledWithDocker(t *testing.T) {
 	docker, host := openDocker(t)
@@ -103,19 +103,18 @@ func TestServerIsKilledWithDocker(t *testing.T) {
 	seen := follow(t, docker, cluster)
 	o := newOperator(s)
 
-	kills := killAtEachStep(t, s, o, k, registrationSteps, 1)
+	// What exists after a step exists before the next one.
+	kills := killAtEachStep(t, s, o, k, tier.Pick([]when{after}, beforeAndAfter), registrationSteps, 1)
 	s.start()
 	ids := o.scale(kills)
 	assert.Equal(t, recordNames(t, ids), s.records(), "records that exist")
 	assert.Subset(t, records.list(), recordNames(t, seen.everCreated()), "instances with a record, want all that had a container")
 	assert.Subset(t, seen.everCreated(), ids, "instances that had a container, want all that run")
 
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
 	s.kill()
-	random := rand.New(rand.NewPCG(seed, 0))
-	for range dockerKills - kills {
-		if random.IntN(4) == 0 {
+	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
+	for n := range tier.Pick(4, 80) {
+		if n == 0 || random.IntN(4) == 0 {
 			s.caches++ // the cache is lost
 		}
 		killAtStep(s, o, k, random, 30)
@@ -163,7 +162,7 @@ func openDocker(t *testing.T) (*dockertest.Daemon, *dockerhost.Host) {
 // agentImage returns an image whose containers are agents.
 func agentImage(t *testing.T, docker *dockertest.Daemon) string {
 	t.Helper()
-	return docker.Image(t, map[string]string{"init": program("init"), "nstance-agent": program("nstance-agent")},
+	return docker.Image(t, map[string]string{"init": testguest.BuildInit(t, runtime.GOARCH), agentProgram: programs[agentProgram]},
 		"/init", "container", "/var/lib/nstance/userdata")
 }
 

@@ -17,12 +17,15 @@ const (
 	pause = 2 * time.Second
 )
 
-// killAtEachStep kills the server before and after each step, each time while the size of the
+// beforeAndAfter are all moments at which a server is killed at a step.
+var beforeAndAfter = []when{before, after}
+
+// killAtEachStep kills the server at moments of each step, each time while the size of the
 // group changes, and returns how often.
-func killAtEachStep(t *testing.T, s *server, o *operator, k *killer, steps []string, change int32) (kills int) {
+func killAtEachStep(t *testing.T, s *server, o *operator, k *killer, moments []when, steps []string, change int32) (kills int) {
 	t.Helper()
 	for _, step := range steps {
-		for _, at := range []when{before, after} {
+		for _, at := range moments {
 			fired := k.arm(at, func(name string) bool { return name == step })
 			s.start()
 			kills++
@@ -41,7 +44,7 @@ func killAtEachStep(t *testing.T, s *server, o *operator, k *killer, steps []str
 // while the group gets a random size.
 func killAtStep(s *server, o *operator, k *killer, random *rand.Rand, others int) {
 	skip := random.IntN(others + 1)
-	at := []when{before, after}[random.IntN(2)]
+	at := beforeAndAfter[random.IntN(2)]
 	fired := k.arm(at, func(string) bool {
 		skip--
 		return skip < 0

@@ -15,13 +15,13 @@ import (
 	"strings"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/stretchr/testify/assert"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes/scheme"
 
 	"nstance.dev/operator/pkg/server/puidv7"
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
 // The steps that a server makes in an API server.
@@ -91,14 +91,9 @@ var (
 	deletionSteps = []string{storeGroups, deleteNode, readNode, removeRecord}
 )
 
-const (
-	// creations and deletions are how often the server is killed before and after each step of
-	// either.
-	creations, deletions = 7, 3
-	// rounds is how often it is killed randomKills times at random steps before the group is
-	// compared with the Nodes.
-	rounds, randomKills = 8, 5
-)
+// randomKills is how often the server is killed at random steps before the group is compared
+// with the Nodes.
+const randomKills = 5
 
 // TestServerIsKilledWithKwok kills the server before and after each step from a larger size to
 // an instance whose provider id is recorded, again and again, then at those from a smaller
@@ -117,8 +112,8 @@ func TestServerIsKilledWithKwok(t *testing.T) {
 	o := newOperator(s)
 
 	kills := 0
-	for range creations {
-		kills += killAtEachStep(t, s, o, k, creationSteps, 1)
+	for range tier.Pick(2, 7) {
+		kills += killAtEachStep(t, s, o, k, beforeAndAfter, creationSteps, 1)
 	}
 	s.start()
 	ids := o.scale(kills)
@@ -127,8 +122,8 @@ func TestServerIsKilledWithKwok(t *testing.T) {
 	assert.ElementsMatch(t, ids, slices.Collect(maps.Keys(api.everCreated(t))), "instances that had a Node, want those of the group")
 
 	s.kill()
-	for range deletions {
-		kills += killAtEachStep(t, s, o, k, deletionSteps, -1)
+	for range tier.Pick(1, 3) {
+		kills += killAtEachStep(t, s, o, k, beforeAndAfter, deletionSteps, -1)
 	}
 	s.start()
 	left := o.scale(lastSize)
@@ -136,19 +131,17 @@ func TestServerIsKilledWithKwok(t *testing.T) {
 	assert.Subset(t, ids, left, "the group has only shrunk")
 	assert.Equal(t, recordNames(t, ids), records.list(), "instances with a record, want those from before")
 
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
 	// Without its cache, a server does not know which Nodes it has deleted. It leaves many
 	// missing instances alone until an administrator confirms that they are lost.
 	o.acceptsLosses = true
 	// Until it has looked for their Nodes, it counts instances as running.
 	o.running = func() []string { return api.nodes(t) }
-	for range rounds {
+	for round := range tier.Pick(2, 8) {
 		s.kill()
-		lost := random.IntN(2 * randomKills)
+		lost := random.IntN(randomKills)
 		for n := range randomKills {
-			if n == lost {
+			if round%2 == 0 && n == lost {
 				s.caches++ // the cache is lost
 			}
 			killAtStep(s, o, k, random, 12)

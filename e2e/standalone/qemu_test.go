@@ -18,16 +18,15 @@ import (
 
 	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
+
+	"nstance.dev/operator/pkg/testing/tier"
 )
 
-const (
-	// qemuKills is how often the server is killed, as often as fits a minute.
-	qemuKills = 60
-	// maxDelay is longer than QEMU takes to start.
-	maxDelay = 500 * time.Millisecond
-)
+// maxDelay is longer than QEMU takes to start.
+const maxDelay = 500 * time.Millisecond
 
-// TestServerIsKilledWithQEMU kills the server at random moments, at random steps in the
+// TestServerIsKilledWithQEMU kills the server after each step from the request of an instance to
+// its machine and when it starts QEMU, and then at random moments, at random steps in the
 // storage, and when it starts QEMU, while the group grows and shrinks. QEMU was started for
 // instances with a record only, once for each, and neither a process nor a folder is left.
 func TestServerIsKilledWithQEMU(t *testing.T) {
@@ -41,15 +40,16 @@ func TestServerIsKilledWithQEMU(t *testing.T) {
 	k.kill = s.kill
 	o := newOperator(s)
 
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
-	for range qemuKills {
+	kills := killAtEachStep(t, s, o, k, []when{after}, []string{storeGroups, createRecord, storeProviderID}, 1)
+	require.True(t, host.killAtStart(t, s, o, waitTimeout), "QEMU was not started")
+	kills++
+	random := rand.New(rand.NewPCG(tier.Seeds(t, 1)[0], 0))
+	for ; kills < tier.Pick(6, 60); kills++ {
 		switch random.IntN(3) {
 		case 0:
 			killAtStep(s, o, k, random, 6)
 		case 1:
-			host.killAtStart(t, s, o)
+			host.killAtStart(t, s, o, pause)
 		default:
 			s.start()
 			o.size.Store(int32(random.IntN(maxSize)))
@@ -71,7 +71,7 @@ func TestServerIsKilledWithQEMU(t *testing.T) {
 	for id, count := range started {
 		assert.Equal(t, 1, count, "starts of QEMU for instance %s", id)
 	}
-	assert.Greater(t, len(started), qemuKills/10, "a test with few machines tests little")
+	assert.Greater(t, len(started), kills/10, "a test with few machines tests little")
 }
 
 // guestHost is the address of the host in the network of a guest.
@@ -114,17 +114,20 @@ func (h *qemuHost) options(others object, memory string) object {
 // folder returns the folder of an instance's machine.
 func (h *qemuHost) folder(id string) string { return filepath.Join(h.dir, "e2e", shardID, id) }
 
-// killAtStart lets the group grow and kills the server when it starts QEMU.
-func (h *qemuHost) killAtStart(t *testing.T, s *server, o *operator) {
+// killAtStart lets the group grow and kills the server when it starts QEMU, or after a while. It
+// reports whether QEMU was started: the group may have more machines than it needs.
+func (h *qemuHost) killAtStart(t *testing.T, s *server, o *operator, limit time.Duration) bool {
 	t.Helper()
 	require.NoError(t, os.WriteFile(h.kill, nil, 0o600))
 	s.start()
 	o.size.Add(2)
-	s.awaitExit(pause)
+	s.awaitExit(limit)
 	s.kill()
-	if err := os.Remove(h.kill); err != nil {
+	err := os.Remove(h.kill)
+	if err != nil {
 		require.ErrorIs(t, err, fs.ErrNotExist)
 	}
+	return err != nil
 }
 
 // expect returns an error unless exactly these instances have a machine: a folder and a

@@ -172,7 +172,7 @@ func (s *server) start() {
 	log, err := os.OpenFile(s.logPath(), os.O_WRONLY|os.O_CREATE|os.O_APPEND, 0o600)
 	require.NoError(s.t, err)
 	defer log.Close()
-	cmd := exec.Command(program("nstance-server"), "--shard", shardID, "--id", "1", "--storage", "s3", "--bucket", bucket,
+	cmd := exec.Command(programs[serverProgram], "--shard", shardID, "--id", "1", "--storage", "s3", "--bucket", bucket,
 		"--cache-dir", filepath.Join(s.dir, "cache"+strconv.Itoa(s.caches)), "--v", "2")
 	cmd.Stdout, cmd.Stderr = log, log
 	s.mu.Lock()

@@ -4,12 +4,11 @@
 package standalone
 
 import (
+	"context"
 	"fmt"
 	"io"
 	"log"
 	"os"
-	"os/exec"
-	"path/filepath"
 	"testing"
 
 	"nstance.dev/operator/e2e/controlplane"
@@ -19,41 +18,28 @@ import (
 // machines are skipped: make test-machines sets it.
 const enabled = "NSTANCE_TEST_MACHINES"
 
-// programs is the folder of the programs.
-var programs string
+// The programs that the tests run.
+const (
+	serverProgram = "nstance-server"
+	agentProgram  = "nstance-agent"
+)
+
+// programs are the paths of the programs, by name. They are static: guests and containers have
+// no libraries.
+var programs map[string]string
 
 func TestMain(m *testing.M) {
-	code, err := run(m)
+	root, err := controlplane.FindRoot(".")
+	if err == nil {
+		programs, err = controlplane.Builder{Root: root, Progress: os.Stderr}.Programs(context.Background(), serverProgram, agentProgram)
+	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, err)
-	}
-	os.Exit(code)
-}
-
-func run(m *testing.M) (code int, err error) {
-	root, err := controlplane.FindRoot(".")
-	if err != nil {
-		return 1, err
-	}
-	dir, err := os.MkdirTemp("", "nstance-standalone")
-	if err != nil {
-		return 1, err
-	}
-	defer func() { _ = os.RemoveAll(dir) }()
-	programs = dir
-	// The guests and the containers have no libraries.
-	build := exec.Command("go", "build", "-o", dir+string(filepath.Separator), "-ldflags=-s -w",
-		"./cmd/nstance-server", "./cmd/nstance-agent", "./pkg/server/provider/qemu/testguest/init")
-	build.Dir = root
-	build.Env = append(os.Environ(), "CGO_ENABLED=0")
-	if output, err := build.CombinedOutput(); err != nil {
-		return 1, fmt.Errorf("build the programs: %w\n%s", err, output)
+		os.Exit(1)
 	}
 	log.SetOutput(io.Discard) // where proxies write that a killed server has cut a call
-	return m.Run(), nil
+	os.Exit(m.Run())
 }
-
-func program(name string) string { return filepath.Join(programs, name) }
 
 func skipUnlessEnabled(t *testing.T) {
 	t.Helper()

@@ -34,7 +34,7 @@ import (
 // machine is replaced, drained and shut down.
 func TestVirtualMachine(t *testing.T) {
 	host, notices := newQEMUHost(t), newMetadata(t)
-	kernel, initrd := testguest.Build(t, map[string]string{"nstance-agent": program("nstance-agent")})
+	kernel, initrd := testguest.Build(t, map[string]string{agentProgram: programs[agentProgram]})
 	k, records := new(killer), new(recorded)
 	s := newServer(t, options{
 		cluster: "e2e", provider: "qemu", instanceType: "small", subnet: "local",
