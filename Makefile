@@ -10,18 +10,11 @@ SHELL := /bin/bash -o pipefail
 FLAGS := CGO_ENABLED=0 GOFLAGS='$(strip $(shell go env GOFLAGS) -gcflags=all=-dwarf=false)'
 COMPILE := GOGC=400 $(FLAGS)
 TOOL := $(COMPILE) go tool -modfile=$(CURDIR)/hack/tools/go.mod
-# The tests themselves run with the collector as it is by default, without go vet, which
-# lint runs, and without what only debuggers need.
-GOTEST := go test -vet=off -ldflags=-w -exec 'env -u GOGC'
-# The race detector needs cgo.
-RACETEST := $(COMPILE) CGO_ENABLED=1 $(GOTEST) -race
 # What --version and the metric build_info of released binaries report.
 VERSION ?= $(shell git describe --tags --always --dirty 2>/dev/null)
 VERSION_FLAGS = $(foreach pair,Version=$(VERSION) Revision=$(shell git rev-parse HEAD 2>/dev/null),-X github.com/prometheus/common/version.$(pair))
-# The packages whose tests share a cluster.
-CLUSTERS := $(patsubst e2e/%/main_test.go,./%,$(wildcard e2e/*/main_test.go))
-# A tree without a history has no previous version to upgrade from.
-WITHOUT_HISTORY := $(if $(shell git rev-parse --quiet --verify HEAD^ 2>/dev/null),,./upgrade)
+# Runs go test and keeps what hack/test-report.sh prints.
+GOTEST := $(FLAGS) $(CURDIR)/hack/gotest.sh
 
 .PHONY: help
 help: ## Show this list.
@@ -38,9 +31,7 @@ run-machines: devcluster ## The same with real nodes, which are containers. It n
 .PHONY: devcluster
 devcluster:
 	@echo "building devcluster (the first time takes some minutes)"
-	@cd e2e && total=$$(go list -deps ./cmd/devcluster | wc -l) && \
-		GOGC=off GOMEMLIMIT=1GiB $(FLAGS) go build -v -ldflags='-s -w' -o ../.dev/bin/devcluster ./cmd/devcluster 2>&1 | \
-		awk -v total="$$total" '!/^[^ ]+$$/ {print; next} ++n % 50 == 0 {print "building devcluster: package " n " of at most " total; fflush()}'
+	@cd e2e && $(FLAGS) go run ./cmd/devbuild
 
 .PHONY: build
 build: ## Build the operator, the server, its admin tool, the agent and the plugin of kubectl into bin/.
@@ -48,11 +39,13 @@ build: ## Build the operator, the server, its admin tool, the agent and the plug
 
 # The agent is copied to every machine.
 AGENT_LIMIT_MIB := 30
+AGENT_ARCHES := amd64 arm64
+AGENT_FLAGS := -trimpath
 .PHONY: agent
 agent: ## Build the static agent for linux/amd64 and linux/arm64 into bin/, at most 30 MiB each.
-	@for arch in amd64 arm64; do \
+	@for arch in $(AGENT_ARCHES); do \
 		path=bin/linux-$$arch/nstance-agent && \
-		GOOS=linux GOARCH=$$arch $(COMPILE) go build -trimpath -ldflags='-s -w $(VERSION_FLAGS)' -o $$path ./cmd/nstance-agent && \
+		GOOS=linux GOARCH=$$arch $(COMPILE) go build $(AGENT_FLAGS) -ldflags='-s -w $(VERSION_FLAGS)' -o $$path ./cmd/nstance-agent && \
 		size=$$(stat -c %s $$path) && echo "$$path: $$((size / 1024)) KiB" || exit; \
 		if ((size > $(AGENT_LIMIT_MIB) << 20)); then echo "$$path has more than $(AGENT_LIMIT_MIB) MiB" >&2; exit 1; fi; \
 	done
@@ -96,79 +89,91 @@ krew: ## Write archives of the plugin of kubectl and their manifest for krew to 
 		sed -i "s|SHA256_$${platform^^}|$$(sha256sum $$archive | cut -d' ' -f1)|" bin/krew/nstance.yaml && echo "$$archive" || exit; \
 	done && ! grep -n 'SHA256_' bin/krew/nstance.yaml && echo bin/krew/nstance.yaml
 
+.PHONY: check
+check: ## What a change needs before it is committed: the unit tests that it affects, linter, imports, citations, format.
+	$(GOTEST) unit ./...
+	hack/verify-format.sh
+	hack/verify-imports.sh
+	hack/verify-citations.sh
+	hack/lint-change.sh
+
 .PHONY: test
-test: test-unit test-e2e ## Run every test.
+test: ## Run every test that needs neither Docker nor QEMU, at the smallest size that shows its guarantee.
+	$(FLAGS) hack/test.sh
 
-.PHONY: test-unit
-test-unit: ## Run the tests that need no cluster.
-	@# Three packages at a time, because many tests wait.
-	$(RACETEST) -p 3 ./...
-	cd hack/tools && $(COMPILE) $(GOTEST) ./image
-	@$(if $(NSTANCE_TEST_MOTO),,echo 'NOT TESTED: the provider and the secrets of AWS with moto and the AWS CLI. make test-moto runs these tests.' >&2)
+.PHONY: test-full
+test-full: ## Run everything at full size, with new seeds: hours. MAY_SKIP=REGEXP names tests that may be skipped.
+	NSTANCE_TEST_FULL=1 NSTANCE_TEST_BROWSER=1 NSTANCE_TEST_MONITORING=1 $(FLAGS) hack/test.sh
+	NSTANCE_TEST_FULL=1 $(MAKE) test-machines test-moto bench-targets agent
+	NSTANCE_TEST_MAY_SKIP='$(MAY_SKIP)' hack/test-report.sh complete
 
-.PHONY: test-e2e
-test-e2e: ## Run the tests against a real control plane.
-	@# The race detector is for the tests' own goroutines: operator and servers run in
-	@# processes of their own.
-	@# The first package that needs the control plane builds it.
-	cd e2e && $(RACETEST) -timeout 40m $$(comm -23 <(go list ./... | sort) <(go list $(CLUSTERS) | sort))
-	@# Three clusters at a time, because most tests wait, and the longest first. The 500
-	@# Pods at once keep the whole machine busy. In the end, all clusters together must
-	@# have used every right of the operator.
-	rights=$$(mktemp -d) && trap 'rm -rf "$$rights"' EXIT && cd e2e && \
-		NSTANCE_E2E_RIGHTS=$$rights $(COMPILE) $(GOTEST) -p 3 -parallel 8 -timeout 40m -skip '^TestManyPodsAtOnce$$' ./operator ./faults ./procedures ./autoscaler ./ondemand $(filter-out $(WITHOUT_HISTORY),$(CLUSTERS)) && \
-		$(COMPILE) go run ./cmd/rights "$$rights"
-	cd e2e && $(COMPILE) $(GOTEST) -timeout 40m -run '^TestManyPodsAtOnce$$' ./ondemand
-	@$(if $(WITHOUT_HISTORY),echo 'NOT TESTED: e2e/upgrade. This tree has no history.' >&2)
+.PHONY: test-race
+test-race: ## Run the unit tests with the race detector, which needs a C compiler.
+	CGO_ENABLED=1 $(subst CGO_ENABLED=0,,$(FLAGS)) hack/gotest.sh race -race ./...
+
+.PHONY: smoke
+smoke: ## One cluster: create, scale up and down, delete: about a minute once the programs are built.
+	cd e2e && $(GOTEST) smoke -count=1 -run '^(TestScale|TestDeletePool)$$' ./operator
 
 .PHONY: test-machines
 test-machines: test-docker test-qemu test-standalone test-nodes ## Run every test that needs Docker or QEMU, as root.
 
 .PHONY: debian-packages
-debian-packages: ## Install what test-machines, test-monitoring, test-browser and verify-alerts need on Debian.
+debian-packages: ## Install what test-machines, test-monitoring, test-browser, test-moto and verify-alerts need on Debian.
 	hack/debian-packages.sh
 
 .PHONY: test-docker
 test-docker:
-	hack/with-docker.sh env $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/docker/...
+	hack/with-docker.sh env $(GOTEST) docker -count=1 ./pkg/server/provider/docker/...
 
 # The kernel that the guests of tests boot, a package of Debian.
 GUEST_KERNEL ?= $(CURDIR)/.dev/guest-kernel
 .PHONY: test-qemu
 test-qemu:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
-	NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -count=1 ./pkg/server/provider/qemu/...
+	NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(GOTEST) qemu -count=1 ./pkg/server/provider/qemu/...
 
 .PHONY: test-standalone
 test-standalone:
 	hack/guest-kernel.sh '$(GUEST_KERNEL)'
-	@# The test with kwok needs no machines: test-e2e runs it.
-	cd e2e && NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(COMPILE) $(GOTEST) -timeout 20m -v -skip '^TestServerIsKilledWithKwok$$' ./standalone
+	@# The test with kwok needs no machines: make test runs it.
+	cd e2e && NSTANCE_TEST_MACHINES=1 NSTANCE_TEST_KERNEL='$(GUEST_KERNEL)' $(GOTEST) standalone -count=1 -timeout 20m -skip '^TestServerIsKilledWithKwok$$' ./standalone
 
 .PHONY: test-nodes
 test-nodes:
-	cd e2e && NSTANCE_TEST_MACHINES=1 $(COMPILE) $(GOTEST) -parallel 8 -timeout 30m -v ./machines
+	cd e2e && NSTANCE_TEST_MACHINES=1 $(GOTEST) nodes -count=1 -parallel 8 -timeout 30m ./machines
 
-# moto imitates services of AWS: pip install 'moto[server]' awscli
+# moto imitates services of AWS. The models of botocore say which calls AWS accepts.
+MOTO := $(CURDIR)/.dev/moto
+$(MOTO)/installed: hack/moto-requirements.txt
+	python3 -m venv --clear '$(MOTO)'
+	'$(MOTO)/bin/pip' install --quiet --requirement $<
+	touch '$@'
+
 .PHONY: test-moto
-test-moto: ## Run the tests of AWS that need moto, the AWS CLI and the models of botocore.
-	NSTANCE_TEST_MOTO=1 $(COMPILE) $(GOTEST) -count=1 -run 'Moto|TheOfficialClient|Model' -v ./pkg/server/provider/aws/... ./pkg/server/secrets/...
+test-moto: $(MOTO)/installed ## Run the tests of AWS, also with moto, the AWS CLI and the models of botocore.
+	PATH='$(MOTO)/bin':"$$PATH" NSTANCE_TEST_MOTO=1 $(GOTEST) moto -count=1 ./pkg/server/provider/aws/... ./pkg/server/secrets/...
 
 .PHONY: test-monitoring
 test-monitoring: verify-alerts ## Run the tests that need Prometheus, which is Debian's package prometheus.
-	cd e2e && NSTANCE_TEST_MONITORING=1 $(COMPILE) $(GOTEST) -timeout 30m -v ./monitoring
+	cd e2e && NSTANCE_TEST_FULL=1 NSTANCE_TEST_MONITORING=1 $(GOTEST) monitoring -count=1 -timeout 30m ./monitoring
 
 .PHONY: quiet-hour
 quiet-hour: ## Expect that no alert fires in an hour in which nothing fails and a pool is scaled.
-	cd e2e && NSTANCE_TEST_MONITORING=1 NSTANCE_QUIET=1h $(COMPILE) $(GOTEST) -count=1 -timeout 90m -run '^TestNoAlertFiresInQuietLife$$' -v ./monitoring
+	cd e2e && NSTANCE_TEST_FULL=1 NSTANCE_TEST_MONITORING=1 NSTANCE_QUIET=1h $(GOTEST) quiet-hour -count=1 -timeout 90m -run '^TestNoAlertFiresInQuietLife$$' ./monitoring
 
 .PHONY: test-browser
 test-browser: ## Run the test of the dashboard in a browser, which is Debian's package chromium. ARGS=-update writes the screenshots.
-	cd e2e && NSTANCE_TEST_BROWSER=1 $(COMPILE) $(GOTEST) -count=1 -timeout 20m -run '^TestDashboard$$' -v ./drains $(ARGS)
+	cd e2e && NSTANCE_TEST_BROWSER=1 $(GOTEST) browser -count=1 -timeout 20m -run '^TestDashboard$$' ./drains $(ARGS)
 
 .PHONY: soak
 soak: ## Change pools at random while parts of the system fail, for 20 minutes.
-	cd e2e && NSTANCE_WALK_DURATION=20m $(COMPILE) $(GOTEST) -count=1 -timeout 60m -v ./walk
+	cd e2e && NSTANCE_TEST_FULL=1 NSTANCE_WALK_DURATION=20m $(GOTEST) soak -count=1 -timeout 60m ./walk
+
+.PHONY: bench-targets
+bench-targets: ## Run every benchmark once; a target that is missed fails. Nothing is recorded.
+	NSTANCE_TEST_FULL=1 $(GOTEST) bench -run '^$$' -bench . ./...
+	cd e2e && NSTANCE_TEST_FULL=1 $(GOTEST) bench-e2e -p 1 -run '^$$' -bench . -benchtime 1x -timeout 60m $$(grep -rlE '^func Benchmark' --include='*_test.go' . | xargs -n1 dirname | sort -u)
 
 .PHONY: bench
 bench: ## Measure server and operator, only BENCH=pattern, and write docs/benchmarks.md.
@@ -179,7 +184,7 @@ generate: ## Write all generated code and the CRDs.
 	./codegen.sh
 
 .PHONY: verify
-verify: verify-generated verify-modules verify-imports verify-citations verify-format verify-alerts agent lint ## Check everything that is not a test.
+verify: verify-generated verify-modules verify-imports verify-citations verify-format verify-alerts verify-agent lint ## Check everything that is not a test.
 
 .PHONY: verify-generated
 verify-generated: ## Check that generated code is up to date.
@@ -209,6 +214,12 @@ verify-format: ## Check formatting and license headers.
 .PHONY: verify-alerts
 verify-alerts: ## Test the alerts with promtool, of Debian's package prometheus.
 	hack/verify-alerts.sh
+
+# Without -trimpath the packages are those that the tests have compiled. make test-full
+# builds the agent of a release.
+.PHONY: verify-agent
+verify-agent: ## Check the size of the agent.
+	$(MAKE) --no-print-directory agent AGENT_ARCHES=amd64 AGENT_FLAGS=
 
 .PHONY: lint
 lint: ## Run golangci-lint, which runs go vet too.

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # Copyright The Nstance Authors.
 
-# Runs the benchmarks whose names match a pattern, all without one, and writes their
-# figures into docs/benchmarks.md. A benchmark that fails does not stop the others; it
-# keeps its figures.
+# Runs the benchmarks whose names match a pattern, all without one, at full size, and
+# writes their figures into docs/benchmarks.md. A benchmark that fails does not stop the
+# others; it keeps its figures.
 set -uo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 pattern=${1:-.}
@@ -21,7 +21,7 @@ bench() {
 		xargs -r dirname | sort -u | sed "s|^\.|$module|")
 	[[ ${#packages[@]} -gt 0 ]] || return 0
 	matched=1
-	(cd "$1" && go test -v -run '^$' -bench "$pattern" "${@:2}" "${packages[@]}") |
+	(cd "$1" && NSTANCE_TEST_FULL=1 go test -v -run '^$' -bench "$pattern" "${@:2}" "${packages[@]}") |
 		go run ./hack/benchtables -record || failed=1
 }
 

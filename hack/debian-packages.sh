@@ -3,11 +3,15 @@
 # Copyright The Nstance Authors.
 
 # Installs the packages of Debian that the tests on machines (make test-machines), of the
-# alerts (make verify-alerts, make test-monitoring) and in a browser (make test-browser) need,
-# if they are missing: Docker, QEMU, what builds the image of nodes, Prometheus, and Chromium
-# with the fonts of the screenshots.
+# alerts (make verify-alerts, make test-monitoring), in a browser (make test-browser) and with
+# moto (make test-moto) need, if they are missing: Docker, QEMU, what builds the image of nodes,
+# Prometheus, Chromium with the fonts of the screenshots, and virtual environments of Python.
 set -euo pipefail
 packages=(chromium curl docker.io fonts-inter fonts-liberation iproute2 iptables mmdebstrap prometheus qemu-system-x86 qemu-utils)
+# Any Python with virtual environments is as good as Debian's.
+if ! python3 -c 'import ensurepip' 2>/dev/null; then
+	packages+=(python3-venv)
+fi
 
 missing=()
 for package in "${packages[@]}"; do

@@ -7,8 +7,10 @@
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-copy=$(mktemp -d)
-trap 'rm -rf "$copy"' EXIT
+# Always the same folder: Go reuses what it has compiled in it.
+copy=$PWD/.dev/generated
+rm -rf "$copy"
+mkdir -p "$copy"
 generated=(pkg/apis pkg/generated proto manifests/crd manifests/marekvs/crd docs/api.md docs/marekvs-api.md docs/benchmarks.md)
 tar -c --exclude=./.git --exclude=./.dev --exclude=./bin --exclude=./e2e . | tar -x -C "$copy"
 "$copy"/codegen.sh
