@@ -58,8 +58,9 @@ func newChecker(root string) *checker {
 var (
 	// source matches the files whose comments are checked.
 	source = regexp.MustCompile(`\.(go|proto|sh|ya?ml|jsonc|md)$|(^|/)(Makefile|run)$`)
-	// citation matches a document of the root folder docs, and the byte before it.
-	citation = regexp.MustCompile(`(^|[^A-Za-z0-9_./-])(docs/[A-Za-z0-9_-]+\.(?:md|jsonc))(#[A-Za-z0-9_-]+)?`)
+	// citation matches a document of the root folder docs or a folder in it, and the byte
+	// before it.
+	citation = regexp.MustCompile(`(^|[^A-Za-z0-9_./-])(docs/[A-Za-z0-9_/-]+\.(?:md|jsonc))(#[A-Za-z0-9_-]+)?`)
 	// foreign matches documents that are not in the tree.
 	foreign = regexp.MustCompile(`(?i)\b(server document|wire contract|capi contract|operator document)\b|\(decision\)`)
 	// code matches code in a line of Markdown.

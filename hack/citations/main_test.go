@@ -20,6 +20,7 @@ func TestCheck(t *testing.T) {
 	}{
 		"resolves":                     {"a.go", "// See docs/protocol.md#instance-ids and docs/protocol.md.", nil},
 		"no such file":                 {"a.go", "package a\n\n// See docs/other.md.", []string{"a.go:3: docs/other.md: no such file"}},
+		"no such file in a folder":     {"a.go", "// See docs/decisions/0001-other.md.", []string{"a.go:1: docs/decisions/0001-other.md: no such file"}},
 		"no such heading":              {"a.proto", "// See docs/protocol.md#other.", []string{"a.proto:1: docs/protocol.md#other: no such heading"}},
 		"heading in a code block":      {"a.sh", "# docs/protocol.md#comment", []string{"a.sh:1: docs/protocol.md#comment: no such heading"}},
 		"second heading of a name":     {"a.yaml", "# docs/protocol.md#errors-1", nil},
