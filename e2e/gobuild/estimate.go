@@ -20,6 +20,7 @@ type estimate struct {
 	mu       sync.Mutex
 	line     []byte          // incomplete
 	rest     bytes.Buffer    // the end of what names no package
+	started  chan struct{}   // closed when the first package compiles, if not nil
 	begin    time.Time       // of the first package
 	compiled map[string]bool // and those that compile now
 	costs    map[string]int64
@@ -48,6 +49,9 @@ func (e *estimate) Write(data []byte) (int, error) {
 			e.rest.Next(max(0, e.rest.Len()-maxRest))
 		case e.compiled == nil:
 			e.begin, e.compiled = time.Now(), map[string]bool{string(line): true}
+			if e.started != nil {
+				close(e.started)
+			}
 		default:
 			e.compiled[string(line)] = true
 		}

@@ -35,13 +35,16 @@ type Build struct {
 // still take.
 func (b Build) Run(ctx context.Context, progress io.Writer, following ...Build) error {
 	begin := time.Now()
-	var e estimate
+	e := estimate{started: make(chan struct{})}
 	ctx, cancel := context.WithCancel(ctx)
 	listed := make(chan struct{})
-	// The build begins meanwhile.
 	go func() {
 		defer close(listed)
-		e.expect(uncompiled(ctx, append([]Build{b}, following...)))
+		select {
+		case <-e.started: // often there is nothing to compile
+			e.expect(uncompiled(ctx, append([]Build{b}, following...)))
+		case <-ctx.Done():
+		}
 	}()
 	defer func() { cancel(); <-listed }()
 
